@@ -30,8 +30,7 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from tessera.data.source.checks.warnings import index_warnings
-from tessera.data.source.index import build_index
+from tessera.data.source.index import build_index, index_warnings
 from tessera.models.suppression import Suppression
 from tessera.utils.checkpoints.folder import new_run
 from tessera.utils.checkpoints.resolve import resolve_run

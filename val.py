@@ -28,8 +28,7 @@ from tessera.utils.startup import check_command_line, end_process
 if __name__ == "__main__":
     check_command_line(ValConfig)
 
-from tessera.data.source.checks.warnings import index_warnings
-from tessera.data.source.index import build_index
+from tessera.data.source.index import build_index, index_warnings
 from tessera.utils.checkpoints.folder import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.coco import CocoSink

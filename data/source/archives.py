@@ -143,11 +143,7 @@ class _Header(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
-        """As tarfile's.
-
-        Raises:
-            tarfile.ReadError: a damaged header, none where one should be, or one larger than any name needs.
-        """
+        """As tarfile's; raises a ReadError for a damaged header, a missing one, or one larger than any name needs."""
         try:
             header = super().frombuf(buf, encoding, errors)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # its end

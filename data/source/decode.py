@@ -1,14 +1,11 @@
-"""Image files become pixels: uint8 RGB, height × width × 3, EXIF orientation applied, by one rule for all readers.
-
-And their sizes without decoding, where the header is enough.
-"""
+"""Image files become pixels, uint8 (H, W, 3) RGB with EXIF orientation applied; their sizes without decoding."""
 
 from __future__ import annotations
 
 import logging
 import re
 import threading
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import lru_cache
 from importlib import import_module
 from io import BytesIO
@@ -79,18 +76,14 @@ class BadImage(Exception):
 
 
 def image_size(path: str, length: int) -> Size:
-    """Height and width of the decoded image, EXIF orientation applied.
-
-    The header gives them; whatever is unusual about it (a rotation that OpenCV may or may not know, a missing end, a
-    rare coding) is settled by decoding the file.
+    """Height and width of the decoded image, EXIF orientation applied; from the header, where nothing in it is unusual.
 
     Args:
         path: the file.
         length: its size in bytes; -1 where it does not exist, less where it is no plain file.
 
     Raises:
-        BadImage: missing, unreadable, no plain file, not an image, a side below 10 pixels, or more pixels than
-            TESSERA_MAX_PIXELS allows or the file can hold.
+        BadImage: the file cannot be used; the message says why.
     """
     if length == -1 and is_address(path):
         raise BadImage("it is an address, expected a file")
@@ -145,28 +138,17 @@ def read_levels(path: Path, reduction: int = 1) -> NDArray[Any]:
 
 
 def decode_levels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray[Any]:
-    """As `read_levels`, of a file's content.
-
-    Args:
-        encoded: uint8 (n,).
-        name: of the file, for messages.
-        reduction: as in `read_image`.
-
-    Raises:
-        MemoryError, UndecodableImage: as in `read_image`.
-    """
+    """As `read_levels`, of a file's content, uint8 (n,); `name` is for messages."""
     header = read_header(encoded.data)
     try:
         refuse_large(header, len(encoded))
     except ValueError as error:
         raise RefusedImage(f"{name}: {error}.") from error
     # The libraries print what they find wrong, but not in which file.
-    listening: AbstractContextManager[list[str]] = (
-        words_of_libraries(_WARNINGS) if get_worker_info() else nullcontext([])
-    )
-    with nullcontext() if header is not None and header.pixels < LARGE else _ONE_LARGE:  # noqa: SIM117
-        with listening as words:
-            levels = _read(name, encoded, reduction)
+    listening = words_of_libraries(_WARNINGS) if get_worker_info() else nullcontext(list[str]())
+    alone = nullcontext() if header is not None and header.pixels < LARGE else _ONE_LARGE
+    with alone, listening as words:
+        levels = _read(name, encoded, reduction)
     if words:
         _warn(name, words[0])
     return levels
@@ -206,12 +188,7 @@ def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
 
 
 def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
-    """AVIF, GIF and JPEG 2000, where OpenCV was built without; HEIC where pillow-heif is installed.
-
-    Raises:
-        ValueError: as `refuse_large`, or more pixels than Pillow opens.
-        ConfigError: pillow-heif is installed and does not load.
-    """
+    """AVIF, GIF and JPEG 2000, where OpenCV was built without; HEIC where pillow-heif is installed."""
     if READS_HEIC:
         try:
             import_module("pillow_heif").register_heif_opener()
@@ -236,10 +213,8 @@ def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
 
 
 def _decode(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
-    if len(encoded) == 0:
-        return None
     try:
-        return _rgb(encoded, reduction)
+        return _rgb(encoded, reduction) if len(encoded) else None
     except cv2.error as error:
         if error.code == cv2.Error.StsNoMem:
             raise MemoryError(error.err) from error

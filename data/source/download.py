@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ def fetch(
     Args:
         url: http or https, redirects included.
         target: the file; its folder is made. An interrupted download stays in `<target>.part` and is resumed by the
-            next call if the server can and the file there is still the same (ETag or Last-Modified, else its length).
+            next call if the server can and the file there is still the same (ETag or Last-Modified).
         max_bytes: refuse anything larger.
         accept: looks at the whole file before it gets its name, and raises where it is not what was expected: then
             nothing of it is kept.
@@ -150,23 +149,15 @@ class _Download:
         known = _recall(self.state_file, self.url) if offset else None
         if known is not None and offset == known["total"]:  # whole already: the process ended just before the rename
             return
-        headers = {}
-        if known is None or offset > known["total"]:
-            offset = 0
-        else:
-            headers["Range"] = f"bytes={offset}-"
-            if known["validator"]:
-                headers["If-Range"] = known["validator"]
+        total: int | None = None
+        headers: dict[str, str] = {}
+        if known is not None and offset < known["total"]:
+            total, headers = known["total"], {"Range": f"bytes={offset}-", "If-Range": known["validator"]}
         with open_address(self.url, headers) as answer:
-            total: int | None
-            if answer.status == HTTPStatus.PARTIAL_CONTENT and offset and known is not None:
-                match = re.fullmatch(
-                    r"bytes ([0-9]{1,18})-[0-9]+/([0-9]{1,18})", answer.headers.get("Content-Range", "")
-                )
-                if match is None or int(match[1]) != offset or int(match[2]) != known["total"]:
+            if total is not None and answer.status == HTTPStatus.PARTIAL_CONTENT:
+                if answer.headers.get("Content-Range") != f"bytes {offset}-{total - 1}/{total}":
                     file.truncate(0)
                     raise TransientError("the file changed on the server during the download")
-                total = int(match[2])
             elif answer.status == HTTPStatus.OK:
                 offset = 0
                 file.truncate(0)
@@ -201,10 +192,10 @@ class _Download:
 
 
 def _recall(state_file: Path, url: str) -> dict[str, Any] | None:
-    """What is known of the file that a part belongs to; None where it is another file or cannot be resumed."""
+    """What is known of the file that a part belongs to; None where that is another one, or has no ETag and no date."""
     try:
         known = json.loads(state_file.read_text())
     except (OSError, ValueError, RecursionError):
         return None
     usable = isinstance(known, dict) and known.get("url") == url and type(known.get("total")) is int
-    return known if usable and isinstance(known.get("validator"), str) else None
+    return known if usable and known.get("validator") and isinstance(known["validator"], str) else None

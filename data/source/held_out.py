@@ -1,16 +1,15 @@
 """`val: 0.2` in a dataset YAML: a share of the training images is held out to validate on.
 
 Copies of a picture and pictures that are nearly equal stay on one side: a detector that has trained on a picture's twin
-is not measured by the picture. That does not hold a video together: where the camera moves, its frames differ by more,
-and whole videos must be given to one side by the user. Which images are held out depends on what the files hold and on
-`split_seed` alone: it is the same on each rank and host, wherever the dataset lies and whatever its files are called.
+is not measured by the picture. Which images are held out depends on what the files hold and on `split_seed` alone: it
+is the same on each rank and host, wherever the dataset lies and whatever its files are called.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -69,16 +68,12 @@ class Division(NamedTuple):
 
 
 def part_of(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
-    """The images of `split` among those of its entries: all, unless a share of train is held out.
-
-    Raises:
-        UserError: that share cannot be held out.
-    """
+    """The images of `split` among those of its entries: all, unless a share of train is held out."""
     if spec.held_out is None or split not in ("train", "val"):
         return listing
     division = _division(spec, listing, spec.held_out)
     if split == "val":
-        log.info("%s", division_summary(division, spec.held_out))
+        log.info(_summary(division, spec.held_out))
     part = listing.only(division.is_val == (split == "val"))
     if split == "val" and division.alike < ALIKE_BITS[0]:
         part.problems = [*part.problems, _similarity_warning(division, spec.held_out)]
@@ -114,7 +109,7 @@ def _division(spec: DatasetSpec, listing: Listing, held_out: HeldOut) -> Divisio
     return Division(table[1 : 1 + count].astype(np.bool_), table[1 + count :], int(table[0]))
 
 
-def division_summary(division: Division, held_out: HeldOut) -> str:
+def _summary(division: Division, held_out: HeldOut) -> str:
     """A line about a division: images and groups of each side."""
     _, sizes = np.unique(division.groups, return_counts=True)
     in_val = len(np.unique(division.groups[division.is_val]))
@@ -128,12 +123,12 @@ def division_summary(division: Division, held_out: HeldOut) -> str:
 def divide(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
     """Hold out whole groups of pictures that look alike, in an order by the seed, as long as they fit in the share.
 
-    Where less than half of the share fits, pictures must look more alike to be kept together. None where that is of no
-    help either.
+    Where less than half of the share fits, pictures must look more alike to be kept together; None where none fits so.
     """
     count = len(fingerprints.bits)
     wanted = min(max(round(count * held_out.share), 1), count - 1)
-    keys = [_keyed(held_out.seed, content) for content in fingerprints.contents]
+    salt = (held_out.seed % 2**128).to_bytes(16, "little")
+    keys = [hashlib.blake2b(own.tobytes(), digest_size=16, salt=salt).digest() for own in fingerprints.contents]
     # A file's copies are one picture, whether it decodes or not.
     _, copies = np.unique(fingerprints.contents, axis=0, return_inverse=True)
     for alike in ALIKE_BITS:
@@ -142,10 +137,6 @@ def divide(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
         if 2 * int(is_val.sum()) >= max(wanted, 1):
             return Division(is_val, groups, alike)
     return None
-
-
-def _keyed(seed: int, content: NDArray[np.uint8]) -> bytes:
-    return hashlib.blake2b(content.tobytes(), digest_size=16, salt=(seed % 2**128).to_bytes(16, "little")).digest()
 
 
 def _chosen(groups: NDArray[np.int64], keys: Sequence[bytes], most: int) -> NDArray[np.bool_]:
@@ -174,14 +165,7 @@ def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDA
     _, first, of = np.unique(copies, return_index=True, return_inverse=True)
     count = len(first)
     labels = np.arange(count)
-    signs = np.where(np.unpackbits(bits[first], axis=1), np.float32(1), np.float32(-1))
-    signs[~bits[first].any(1)] = 0
-    length = max(_DISTANCES // max(count, 1), 1)
-    for start in range(0, count, length):
-        rows = np.arange(start, min(start + length, count))
-        # A product of signs is the number of bits minus twice those that differ; small integers, so it is exact.
-        near = signs[rows] @ signs.T >= BITS - 2 * alike
-        near[np.arange(len(rows)), rows] = False
+    for rows, near in similar(bits[first], alike):
         touched = near.any(1)
         mine, near = rows[touched], near[touched]
         columns = np.flatnonzero(near.any(0))
@@ -198,6 +182,24 @@ def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDA
                 break
             labels = parent[labels]
     return np.unique(labels, return_inverse=True)[1][of.reshape(-1)]
+
+
+def similar(bits: NDArray[np.uint8], alike: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """Some rows of N hashes at a time, and which of those up to the last row, but themselves, are at most `alike` away.
+
+    Args:
+        bits: uint8 (N, 18), as in Fingerprints; those of 0 look like nothing else.
+        alike: the limit.
+    """
+    signs = np.where(np.unpackbits(bits, axis=1), np.float32(1), np.float32(-1))
+    signs[~bits.any(1)] = 0
+    length = max(_DISTANCES // max(len(bits), 1), 1)
+    for start in range(0, len(bits), length):
+        rows = np.arange(start, min(start + length, len(bits)))
+        # A product of signs is the number of bits minus twice those that differ; small integers, so it is exact.
+        near = signs[rows] @ signs[: rows[-1] + 1].T >= BITS - 2 * alike
+        near[np.arange(len(rows)), rows] = False
+        yield rows, near
 
 
 def _cache_file(spec: DatasetSpec, what: str) -> Path:

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,15 @@ from tessera.data.source.annotations.coco_ids import ids_of
 from tessera.data.source.annotations.labels import ANY_CLASS
 from tessera.data.source.held_out import part_of
 from tessera.data.source.listing import Listing, Remembered, list_images
-from tessera.data.source.refusals import left_out_line, missing_labels, refuse_unusable, shared_labels, unused_ignores
+from tessera.data.source.refusals import (
+    flat,
+    left_out_line,
+    missing_labels,
+    refuse_unusable,
+    shared_labels,
+    unused_ignores,
+    without_objects,
+)
 from tessera.data.source.scan import ClassNames, Scan, scan
 from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError
@@ -32,10 +40,11 @@ from tessera.utils.text import counted, first_of
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
 _FORMAT = 10  # raise it when the same files give another index
-_MAGIC = b"TESSERA INDEX\n\0\4"  # its last byte counts the layouts of the file
+_MAGIC = b"TESSERA INDEX\n\0\5"  # its last byte counts the layouts of the file
 _ALIGNMENT = 64
 _SHOWN = 5
 _COCO_IMAGES = "coco_images"  # an array of the file alone
+_PLAIN = ("split", "names", "digest", "problems", "notes", "left_out", "stored_hash")  # in the header
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +72,7 @@ def build_index(
     verified = {} if verified is None else verified
     digest = verified.get(str(path))
     if digest is not None and (stored := read_index(path, digest)) is not None:
-        return dataclasses.replace(stored.content, pixels=spec.pixels)
+        return dataclasses.replace(stored[0], pixels=spec.pixels)
     index = _verified_index(path, spec, split, single_cls)
     if index.left_out:
         logger.info(index.left_out)
@@ -73,12 +82,11 @@ def build_index(
 
 def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool) -> DatasetIndex:
     """The index in `path` where it is that of the images and labels there are now; else a new one in its place."""
-    stored = read_index(path)
-    listing = list_images(spec, split, stored.coco_images() if stored else None)
-    names = class_names(spec, single_cls)
-    digest = _digest(spec, split, listing, names)
-    if stored is not None and stored.content.digest == digest:
-        return stored.content
+    stored, coco_images = read_index(path) or (None, None)
+    listing = list_images(spec, split, coco_images)
+    digest = _digest(spec, split, listing, class_names(spec, single_cls))
+    if stored is not None and stored.digest == digest:
+        return stored
     if not listing.is_complete:
         listing = list_images(spec, split)
     if listing.ownerless:
@@ -87,9 +95,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
     logger.info("Scanning %s and labels of %s …", counted(len(listing.images), "image"), split)
     scanned = scan(listing, ClassNames.of(spec, single_cls))
     refuse_unusable(spec, split, listing, scanned)
-    ids = _coco_ids(listing, scanned, spec, names, single_cls)
-    listing.notes += unused_ignores(spec, split, scanned)
-    index = _assemble(split, names, listing, scanned, digest, ids, left_out_line(spec, split, scanned))
+    index = _assemble(spec, split, single_cls, listing, scanned, digest)
     try:
         write_index(path, index, listing.coco_images)
     except OSError as error:
@@ -101,7 +107,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
         )
         return index
     written = read_index(path)
-    return index if written is None or written.content.digest != digest else written.content
+    return index if written is None or written[0].digest != digest else written[0]
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
@@ -120,17 +126,32 @@ def problem_report(index: DatasetIndex) -> str:
     return "\n".join(said)
 
 
+def index_warnings(index: DatasetIndex) -> list[str]:
+    """What a run is warned of before it uses an index; it goes on all the same.
+
+    Boxes without an area count in a validation as they do in COCO's metric: as objects that nothing can be matched to.
+    """
+    found = list(filter(None, [problem_report(index)]))
+    without_area = int(flat(index.boxes_xyxy).sum())
+    if without_area:
+        use = (
+            "nothing is learnt from such a box"
+            if index.split == "train"
+            else "such a box is an object that is never found"
+        )
+        every = "all " if without_area == len(index.classes) > 1 else ""
+        boxes = counted(without_area, "box")
+        found.append(f"{index.split}: {every}{boxes} without width or height: {use}; --check-data says where")
+    if not len(index.classes):
+        found.append(without_objects(index.split, len(index)))
+    return found
+
+
 def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
     """Name of the cache file: one for each list of entries, so that a changed dataset replaces its own."""
-    parts = [
-        split,
-        str(spec.root),
-        *map(str, spec.splits.get(split, ())),
-        *spec.names,
-        str(single_cls),
-        *([str(spec.held_out)] if spec.held_out else []),
-        *([str((spec.label_names, spec.parts))] if spec.label_names else []),
-    ]
+    parts = [split, str(spec.root), *map(str, spec.splits.get(split, ())), *spec.names, str(single_cls)]
+    parts += [str(spec.held_out)] if spec.held_out else []
+    parts += [str((spec.label_names, spec.parts))] if spec.label_names else []
     return hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=10).hexdigest()
 
 
@@ -157,9 +178,7 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
     return state.hexdigest()
 
 
-def _coco_ids(
-    listing: Listing, scanned: Scan, spec: DatasetSpec, names: tuple[str, ...], single: bool
-) -> CocoIds | None:
+def _coco_ids(listing: Listing, scanned: Scan, spec: DatasetSpec, single: bool) -> CocoIds | None:
     """Ids of the COCO files of the images that are kept; None where any comes from elsewhere, or ids meet."""
     kept = np.flatnonzero(scanned.kept).tolist()
     if not all(place in listing.coco for place in kept):
@@ -182,47 +201,36 @@ def _coco_ids(
 
 
 def _assemble(
-    split: str,
-    names: tuple[str, ...],
-    listing: Listing,
-    scanned: Scan,
-    digest: str,
-    ids: CocoIds | None,
-    left_out: str,
+    spec: DatasetSpec, split: str, single_cls: bool, listing: Listing, scanned: Scan, digest: str
 ) -> DatasetIndex:
+    ids = _coco_ids(listing, scanned, spec, single_cls)
+    notes = listing.notes + unused_ignores(spec, split, scanned) + scanned.notes
+    problems = listing.problems + shared_labels([listing]) + missing_labels(split, listing, scanned) + scanned.problems
     paths = [os.fsencode(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if kept]
-    arrays: dict[str, NDArray[Any]] = {
-        "path_bytes": np.frombuffer(b"".join(paths), np.uint8),
-        "path_offsets": _offsets([len(path) for path in paths]),
-        "sizes_hw": scanned.sizes_hw,
-        "box_offsets": _offsets(scanned.counts),
-        "classes": scanned.classes,
-        "boxes_xyxy": scanned.boxes_xyxy,
-        "segment_offsets": _offsets(scanned.point_counts) if len(scanned.points) else np.zeros(0, np.int64),
-        "segment_points": scanned.points,
-        "ignored_offsets": _offsets(scanned.ignored_counts) if len(scanned.ignored_classes) else np.zeros(0, np.int64),
-        "ignored_classes": scanned.ignored_classes.clip(ANY_CLASS),
-        "ignored_boxes_xyxy": scanned.ignored_boxes_xyxy,
-        "coco_text": np.frombuffer(json.dumps(ids).encode() if ids else b"", np.uint8),
-    }
-    for array in arrays.values():
-        array.flags.writeable = False  # as from the cache
+    no_offsets = np.zeros(0, np.int64)
     index = DatasetIndex(
         split=split,
-        names=names,
+        names=class_names(spec, single_cls),
         digest=digest,
-        problems=(
-            *listing.problems,
-            *shared_labels([listing]),
-            *missing_labels(split, listing, scanned),
-            *scanned.problems,
-        ),
-        notes=(*listing.notes, *scanned.notes),
-        left_out=left_out,
-        stored_hash="",
-        pixels=None,
-        **arrays,
+        problems=tuple(problems),
+        notes=tuple(notes),
+        left_out=left_out_line(spec, split, scanned),
+        path_bytes=np.frombuffer(b"".join(paths), np.uint8),
+        path_offsets=_offsets([len(path) for path in paths]),
+        sizes_hw=scanned.sizes_hw,
+        box_offsets=_offsets(scanned.counts),
+        classes=scanned.classes,
+        boxes_xyxy=scanned.boxes_xyxy,
+        segment_offsets=_offsets(scanned.point_counts) if len(scanned.points) else no_offsets,
+        segment_points=scanned.points,
+        ignored_offsets=_offsets(scanned.ignored_counts) if len(scanned.ignored_classes) else no_offsets,
+        ignored_classes=scanned.ignored_classes.clip(ANY_CLASS),
+        ignored_boxes_xyxy=scanned.ignored_boxes_xyxy,
+        coco_text=np.frombuffer(json.dumps(ids).encode() if ids else b"", np.uint8),
     )
+    for value in vars(index).values():
+        if isinstance(value, np.ndarray):
+            value.flags.writeable = False  # as from the cache
     return dataclasses.replace(index, stored_hash=index.content_hash())
 
 
@@ -231,39 +239,12 @@ def _offsets(counts: Any) -> NDArray[np.int64]:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))))
 
 
-class StoredIndex(NamedTuple):
-    """What an index file holds; the arrays are mapped, not read, so that all processes of a node share them.
-
-    Attributes:
-        content: the index.
-        coco_text: uint8, what COCO files listed, as JSON.
-    """
-
-    content: DatasetIndex
-    coco_text: NDArray[np.uint8]
-
-    def coco_images(self) -> Remembered:
-        """COCO file → its state and the images it lists."""
-        listed = json.loads(self.coco_text.tobytes())
-        return {file: (tuple(state), paths) for file, (state, paths) in listed.items()}
-
-
 def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> None:
     """Write an index file: magic, checksum of the rest, length of the header, header in JSON, arrays."""
     arrays = {name: np.ascontiguousarray(value) for name, value in vars(index).items() if isinstance(value, np.ndarray)}
     arrays[_COCO_IMAGES] = np.frombuffer(json.dumps(coco_images).encode(), np.uint8)
-    header = json.dumps(
-        {
-            "split": index.split,
-            "names": index.names,
-            "digest": index.digest,
-            "problems": index.problems,
-            "notes": index.notes,
-            "left_out": index.left_out,
-            "content_hash": index.content_hash(),
-            "arrays": [[name, array.dtype.str, array.shape] for name, array in arrays.items()],
-        }
-    ).encode()
+    shapes = [[name, array.dtype.str, array.shape] for name, array in arrays.items()]
+    header = json.dumps({**{name: getattr(index, name) for name in _PLAIN}, "arrays": shapes}).encode()
     pieces = [len(header).to_bytes(8, "little"), header]
     written = len(_MAGIC) + 32 + 8 + len(header)
     for array in arrays.values():
@@ -277,12 +258,16 @@ def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> Non
         file.writelines([_MAGIC, checksum.digest(), *pieces])
 
 
-def read_index(path: Path, digest: str | None = None) -> StoredIndex | None:
-    """Map an index file; None where there is none, or it is damaged, of another format or not the one of `digest`.
+def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, Remembered] | None:
+    """Map an index file, so that all processes of a node share its arrays.
 
     Args:
         path: the file.
         digest: of the index that was found undamaged there just now, so its checksum is not computed again.
+
+    Returns:
+        The index, and of each COCO file its state and the images it lists; None where there is no file, or it is
+        damaged, of another format or not the one of `digest`.
     """
     start = len(_MAGIC) + 32
     try:
@@ -300,22 +285,11 @@ def read_index(path: Path, digest: str | None = None) -> StoredIndex | None:
     header = json.loads(content[start + 8 : at].tobytes())
     if digest not in (None, header["digest"]):
         return None
-    arrays: dict[str, NDArray[Any]] = {}
+    fields: dict[str, Any] = {name: tuple(own) if isinstance(own := header[name], list) else own for name in _PLAIN}
     for name, dtype, shape in header["arrays"]:
         at += -at % _ALIGNMENT
         length = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        arrays[name] = np.asarray(content[at : at + length]).view(dtype).reshape(shape)
+        fields[name] = np.asarray(content[at : at + length]).view(dtype).reshape(shape)
         at += length
-    coco_images = arrays.pop(_COCO_IMAGES)
-    index = DatasetIndex(
-        split=header["split"],
-        names=tuple(header["names"]),
-        digest=header["digest"],
-        problems=tuple(header["problems"]),
-        notes=tuple(header["notes"]),
-        left_out=header["left_out"],
-        stored_hash=header["content_hash"],
-        pixels=None,
-        **arrays,
-    )
-    return StoredIndex(index, coco_images)
+    listed = json.loads(fields.pop(_COCO_IMAGES).tobytes())
+    return DatasetIndex(**fields), {file: (tuple(state), paths) for file, (state, paths) in listed.items()}

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import CocoImage, read_coco
-from tessera.data.source.annotations.label_files import label_path, own_labels, plain_stem
+from tessera.data.source.annotations.label_files import label_path, unused_labels, voc_folder
 from tessera.data.source.annotations.moved import find_moved
 from tessera.data.source.annotations.other_tools import tool_of
-from tessera.data.source.annotations.voc_folder import voc_folder
 from tessera.data.source.place import base_of_list, expand, read_list, stem_of, walk
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, suffix_of
@@ -50,22 +49,20 @@ class Listing:
         coco_images: COCO file → its state and the images it lists; what the next listing may reuse.
         is_complete: False where annotations were not read because the COCO file was remembered.
         problems, notes: "file: what" of what costs images or labels, and of what is unusual but costs nothing.
-        orphans: XML files of no image, which a problem counts.
         ownerless: a message for each annotation of a COCO file that belongs to no image: training refuses them.
     """
 
     root: str
-    images: list[str]
-    labels: list[str]
-    image_stats: NDArray[np.int64]
-    label_stats: NDArray[np.int64]
-    coco: dict[int, tuple[Path, CocoImage, dict[int, str]]]
-    coco_images: dict[str, tuple[Stat, Sequence[str]]]
-    is_complete: bool
-    problems: list[str]
-    notes: list[str]
-    orphans: frozenset[str]
-    ownerless: list[str]
+    images: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    image_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    label_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    coco: dict[int, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
+    coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)
+    is_complete: bool = True
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ownerless: list[str] = field(default_factory=list)
 
     def shown(self, path: str) -> str:
         """A path as messages name it."""
@@ -74,14 +71,10 @@ class Listing:
     def only(self, wanted: NDArray[np.bool_]) -> Listing:
         """The images where `wanted`, bool (N,), is True."""
         places = np.flatnonzero(wanted).tolist()
-        return replace(
-            self,
-            images=[self.images[place] for place in places],
-            labels=[self.labels[place] for place in places],
-            image_stats=self.image_stats[places],
-            label_stats=self.label_stats[places],
-            coco={new: self.coco[old] for new, old in enumerate(places) if old in self.coco},
-        )
+        images, labels = ([paths[place] for place in places] for paths in (self.images, self.labels))
+        coco = {new: self.coco[old] for new, old in enumerate(places) if old in self.coco}
+        image_stats, label_stats = self.image_stats[places], self.label_stats[places]
+        return replace(self, images=images, labels=labels, image_stats=image_stats, label_stats=label_stats, coco=coco)
 
     def label_place(self, index: int) -> Callable[[int | None], str]:
         """How messages name a line of the labels of image `index`, and None: all of them."""
@@ -98,10 +91,7 @@ class Listing:
 def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = None) -> Listing:
     """List the images of a split.
 
-    Args:
-        spec: the dataset.
-        split: "train", "val" or "test".
-        remembered: COCO file → state and images of an earlier listing; a file in that state is not read again.
+    A COCO file whose state and images are `remembered` from an earlier listing is not read again.
 
     Raises:
         UserError: the split is not in the YAML, an entry does not exist or holds no image.
@@ -110,47 +100,35 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         have = ", ".join(spec.splits)
         offer = f" {OFFER}" if split == "val" else ""
         raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.{offer}")
-    collected = _Collector(spec, split, remembered or {})
+    listing = Listing(str(spec.root))
+    collected = _Collector(spec, split, remembered or {}, listing)
     for entry in spec.splits[split]:
         for path in expand(spec, split, entry):
             collected.add(path)
     unread = unread_images([*dict.fromkeys(collected.unread)])
-    collected.problems += [f"{split}: {unread}"] if unread else []
+    listing.problems += [f"{split}: {unread}"] if unread else []
     if not collected.labels:
         places = first_of([shown(path) for path in spec.splits[split]], 10, "\n  ")
-        found = first_of(collected.problems, _PROBLEMS, "\n") + "\n" * bool(collected.problems)
+        found = first_of(listing.problems, _PROBLEMS, "\n") + "\n" * bool(listing.problems)
         raise UserError(
             f"{spec.yaml_path}: {split}: no image found in\n  {places}\n{found}Expected files that end in "
             f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
         )
-    images, image_stats = collected.located()
-    labels = [collected.labels[image] for image in images]
-    label_stats = stats(labels)
-    missing = [labels[place] for place in np.flatnonzero(label_stats[:, 0] == MISSING[0]) if labels[place]]
-    own, respelled, unused = own_labels(collected.labels, missing, collected.orphans, collected.shown)
-    collected.notes += respelled
-    collected.problems += unused
-    if own != collected.labels:
-        labels = [own[image] for image in images]
-        label_stats = stats(labels)
+    listing.images, listing.image_stats = collected.located()
+    listing.labels = [collected.labels[image] for image in listing.images]
+    listing.label_stats = stats(listing.labels)
+    listing.coco = {at: collected.coco[image] for at, image in enumerate(listing.images) if image in collected.coco}
+    for folder, names in unused_labels(collected.labels, collected.orphans).items():
+        first = first_of([one_line(name, 60) for name in names], 3)
+        count = counted(len(names), "label file")
+        listing.problems.append(
+            f"{collected.shown(Path(folder))}: {count} of no image, so their objects are not used: {first}"
+        )
     if collected.repeats:
-        collected.notes.append(
+        listing.notes.append(
             f"{spec.yaml_path.name}: {split} lists {counted(collected.repeats, 'image')} repeatedly; each is used once"
         )
-    return Listing(
-        root=str(spec.root),
-        images=images,
-        labels=labels,
-        image_stats=image_stats,
-        label_stats=label_stats,
-        coco={place: collected.coco[image] for place, image in enumerate(images) if image in collected.coco},
-        coco_images=collected.coco_images,
-        is_complete=collected.is_complete,
-        problems=collected.problems,
-        notes=collected.notes,
-        orphans=frozenset(collected.orphans),
-        ownerless=collected.ownerless,
-    )
+    return listing
 
 
 def stats(paths: Sequence[str]) -> NDArray[np.int64]:
@@ -181,18 +159,14 @@ class _Collector:
     spec: DatasetSpec
     split: str
     remembered: Remembered
+    listing: Listing
     labels: dict[str, str] = field(default_factory=dict)
     coco: dict[str, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
-    coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    orphans: set[str] = field(default_factory=set)
+    orphans: set[str] = field(default_factory=set)  # XML files of no image
     folders: list[str] = field(default_factory=list)  # of lists and COCO files
     nowhere: list[str] = field(default_factory=list)  # a message for each COCO file without any of its images
-    ownerless: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     repeats: int = 0
-    is_complete: bool = True
 
     def add(self, path: Path) -> None:
         """Add the images that `path`, an entry of the YAML, names."""
@@ -214,11 +188,7 @@ class _Collector:
             )
 
     def located(self) -> tuple[list[str], NDArray[np.int64]]:
-        """All images and their states, those that are listed by paths of another machine where they are.
-
-        Raises:
-            UserError: none of the images of a COCO file is anywhere.
-        """
+        """All images and their states, those that are listed by paths of another machine where they are."""
         images = sorted(self.labels)
         states = stats(images)
         folders = [str(self.spec.root), *self.folders]
@@ -227,7 +197,7 @@ class _Collector:
         places, note = find_moved(split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
         if self.nowhere and not places:
             raise UserError("\n".join(filter(None, [self.nowhere[0], note])))
-        self.notes += [note] if note else []
+        self.listing.notes += [note] if note else []
         for old, new in places.items():
             label = self.labels.pop(old)
             self.labels[new] = label_path(new) if label == label_path(old) else label
@@ -266,21 +236,17 @@ class _Collector:
         by_stem = {stem_of(image): image for place in reversed(places) if place.is_dir() for image in walk(place)[0]}
         by_stem.update((stem_of(image), image) for image in images)
         annotated = {stem_of(xml) for xml in xmls}
-        spelled = {plain_stem(stem): stem for stem in by_stem.keys() - annotated}
-        orphans = []
+        orphans = [xml for xml in xmls if stem_of(xml) not in by_stem]
         for xml in xmls:
-            if (stem := stem_of(xml)) in by_stem:
-                self._put(by_stem[stem], xml)
-            elif (stem := spelled.get(plain_stem(stem), "")) and stem not in annotated:
-                annotated.add(stem)
-                self._put(by_stem[stem], f"{Path(xml).parent}/{stem}.xml")  # which `own_labels` finds, spelled so
-            else:
-                orphans.append(xml)
+            if stem_of(xml) in by_stem:
+                self._put(by_stem[stem_of(xml)], xml)
         if orphans:
             named = first_of([one_line(os.path.relpath(xml, folder), 60) for xml in orphans], 3)
             looked = ", ".join(map(self.shown, (folder, *places)))
             count = counted(len(orphans), "XML file")
-            self.problems.append(f"{self.shown(folder)}: {count} without an image of that name in {looked}: {named}")
+            self.listing.problems.append(
+                f"{self.shown(folder)}: {count} without an image of that name in {looked}: {named}"
+            )
             self.orphans.update(orphans)
         # Images beside annotations, but without one of their own, show background.
         for image in images:
@@ -305,7 +271,9 @@ class _Collector:
             if _suffix(path) in _IMAGES:
                 self._put(path, label_path(path))
             else:
-                self.problems.append(f"{shown(file)}: {shown(line)} is not the path of an image; it is left out")
+                self.listing.problems.append(
+                    f"{shown(file)}: {shown(line)} is not the path of an image; it is left out"
+                )
 
     def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
         """An ImageSets list of the VOC development kit: names without suffix."""
@@ -319,7 +287,7 @@ class _Collector:
         self.folders.append(str(file.parent))
         state, known = _stat(str(file)), self.remembered.get(str(file))
         if known is not None and known[0] == state:
-            paths, self.is_complete = known[1], False
+            paths, self.listing.is_complete = known[1], False
         else:
             content = read_coco(file, self._coco_folders(file))
             if self.split == "train" and not content.has_annotations:
@@ -327,12 +295,12 @@ class _Collector:
                     f"{file}: found no key 'annotations', expected a list of them to train on; [] where no image shows "
                     "an object."
                 )
-            self.ownerless += content.ownerless
+            self.listing.ownerless += content.ownerless
             self.nowhere += [content.nowhere] if content.nowhere else []
             for image in content.images:
                 self.coco.setdefault(image.path, (file, image, content.categories))
             paths = [image.path for image in content.images]
-        self.coco_images[str(file)] = (state, paths)
+        self.listing.coco_images[str(file)] = (state, paths)
         for path in paths:
             self._put(path, "")
 

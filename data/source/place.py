@@ -30,7 +30,6 @@ from tessera.utils.text import first_of, one_line, shown
 from tessera.utils.types import Archive, DatasetSpec
 
 GENERATORS = {"shapes": write_shapes}
-_LONGEST_LIST = 1 << 30  # bytes
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +62,7 @@ class Place:
         return os.path.isdir(root) and any(matches(root, self.resolve(root, text)) for text in texts)
 
     def resolve(self, root: Path, text: str) -> Path:
-        """An entry as a path.
-
-        Some exports write ../train/images for a folder beside the YAML, some the backslashes of Windows: both are
-        understood.
-
-        Raises:
-            ConfigError: no file can have this path.
-        """
+        """An entry as a path; some exports write ../train/images for a folder beside the YAML, or backslashes."""
         slashed = text.replace("\\", "/")
         forms = dict.fromkeys((text, slashed, slashed.removeprefix("../")))
         paths = [
@@ -79,11 +71,7 @@ class Place:
         return next((path for path in paths if matches(root, path)), paths[0])
 
     def find(self) -> Path:
-        """The dataset's folder; where there is none, it is downloaded or generated.
-
-        Raises:
-            UserError: it is nowhere, and cannot be obtained.
-        """
+        """The dataset's folder; where there is none, it is downloaded or generated."""
         relative = user_path(self.stated or ".", self.where)
         bases = (self.yaml_path.parent, Path.cwd(), BASE, datasets_dir())
         tried = [relative] if relative.is_absolute() else [*(base / relative for base in bases), _target(relative)]
@@ -92,12 +80,13 @@ class Place:
             if self.is_in(path):
                 return path
         if self.refused:
-            raise ConfigError(f"{self.refused} into one of\n  {_list(map(shown, tried))}")
+            places = "\n  ".join(map(shown, tried))
+            raise ConfigError(f"{self.refused} into one of\n  {places}")
         if self.stated is not None and (self.archives or self.generate):
             return self._obtain(absolute(_target(relative)))
         if self.stated is None and any(Path(text).is_absolute() for texts in self.entries.values() for text in texts):
             return self.yaml_path.parent  # `path` is not at fault: `build_index` names the missing entry
-        places = _list(f"{shown(path)}{'' if os.path.isdir(path) else ' (no such folder)'}" for path in tried)
+        places = "\n  ".join(f"{shown(path)}{'' if os.path.isdir(path) else ' (no such folder)'}" for path in tried)
         raise UserError(
             f"{self.yaml_path}: the dataset is in none of these folders (entries: {self._entries()}):\n  {places}\n"
             "Correct `path`, or set TESSERA_DATASETS to the folder that datasets are in."
@@ -111,8 +100,10 @@ class Place:
         """Generate or download the dataset so that `target` appears whole; one process does, the others wait for it."""
         done = "generated" if self.generate else "downloaded"
         datasets = absolute(datasets_dir())
-        real = _real(target)  # links may lead into the folder of datasets and out of it: none is written through
-        if _real(datasets) not in real.parents:
+        real = Path(
+            os.path.realpath(target)
+        )  # links may lead into the folder of datasets and out of it: none is written through
+        if Path(os.path.realpath(datasets)) not in real.parents:
             raise UserError(
                 f"{self.where}: {shown(target)} does not hold the dataset, and datasets are {done} only into folders "
                 f"below {shown(datasets)} (TESSERA_DATASETS). Write `path: {shown(Path(self.yaml_path.stem))}` to have "
@@ -170,25 +161,15 @@ class Place:
 
 
 def _target(path: Path) -> Path:
-    """Where a dataset of this `path` is downloaded to.
-
-    A path such as ../datasets/coco128, which other trainers write for their folder of datasets, means one inside ours.
-    """
+    """Where a dataset of this `path` is downloaded to; ../datasets/coco128, as other trainers write, is in ours."""
     if path.is_absolute():
         return path
     parts = [part for part in path.parts if part not in ("..", ".")]
     return datasets_dir() / Path(*(parts[1:] if len(parts) > 1 and parts[0] == "datasets" else parts))
 
 
-def _list(lines: Iterable[object]) -> str:
-    return "\n  ".join(map(str, lines))
-
-
 def matches(root: Path, entry: Path) -> list[Path]:
-    """The entry itself where it exists, else what it matches as a glob, in order.
-
-    The folders that it shares with `root`, the dataset's, are no pattern, whatever characters they have.
-    """
+    """The entry itself where it exists, else what it matches as a glob; what it shares with `root` is no pattern."""
     if os.path.exists(entry):
         return [entry]
     shared = os.path.commonpath((root, entry))
@@ -200,11 +181,7 @@ def matches(root: Path, entry: Path) -> list[Path]:
 
 
 def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
-    """What an entry of a split leads to: itself, or the folders, images and lists that it matches as a glob.
-
-    Raises:
-        UserError: there is nothing.
-    """
+    """What an entry of a split leads to: itself, or the folders, images and lists that it matches as a glob."""
     found = matches(spec.root, entry)
     known = IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".txt", ".json"}
     paths = [path for path in found if path == entry or os.path.isdir(path) or suffix_of(path.name) in known]
@@ -219,29 +196,18 @@ def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
     )
 
 
-def _real(path: Path) -> Path:
-    """With links followed, as far as it exists."""
-    return Path(os.path.realpath(path))
-
-
 def absolute(path: Path) -> Path:
     """Without `..`, links kept: labels are looked for beside the path as written."""
     return Path(os.path.abspath(path))
 
 
 def read_list(file: str | Path) -> list[str]:
-    """The lines of a list of files, stripped; blank ones are passed over.
-
-    Raises:
-        UserError: it cannot be read, or is larger than any list.
-    """
+    """The lines of a list of files, stripped, without blank ones."""
     try:
         with open_plain(file) as content:
-            raw = content.read(_LONGEST_LIST + 1)
+            raw = content.read()
     except OSError as error:
         raise UserError(f"{shown(Path(file))}: cannot be read ({error.strerror}).") from error
-    if len(raw) > _LONGEST_LIST:
-        raise UserError(f"{shown(Path(file))}: more than {_LONGEST_LIST:,} bytes, expected a list of files. Divide it.")
     for named, why in ((raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)), UTF_16), (is_lfs_pointer(raw), LFS_POINTER)):
         if named:
             raise UserError(f"{shown(Path(file))}: {why}.")

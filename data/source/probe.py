@@ -1,10 +1,8 @@
-"""What a file of a picture or video says of itself before anything is decoded, by one rule for all readers.
+"""What a file of a picture or video says of itself before it is decoded: kind, size, orientation, whether it is whole.
 
-Its kind, its size, whether its end is there, and whether it may be decoded at all: a header of a few bytes can ask for
-gigabytes, and a decoder fills them before it finds that nothing follows.
-
-Pillow reads size and orientation too, in 2.6 times the time (27 against 10 µs an image of coco128), but of an EXIF
-block that breaks off it reads another orientation than OpenCV, and it says nothing of a file's end.
+A header of a few bytes can ask for gigabytes, and a decoder fills them before it finds that nothing follows. Pillow
+reads size and orientation too, in 2.6 times the time (27 against 10 µs an image of coco128), but of an EXIF block that
+breaks off another orientation than OpenCV, and it says nothing of a file's end.
 """
 
 from __future__ import annotations
@@ -96,9 +94,7 @@ class Header(NamedTuple):
 def read_header(encoded: Buffer, length: int | None = None) -> Header | None:
     """What a picture states; None where its format is not known here, or its header breaks off.
 
-    Args:
-        encoded: the file from its start on.
-        length: of the whole file in bytes; None = of `encoded`.
+    `encoded` is the file from its start on, `length` that of the whole file in bytes.
     """
     head, length = bytes(encoded[:KIND_BYTES]), len(encoded) if length is None else length
     try:
@@ -152,15 +148,7 @@ def read_file_header(path: str, length: int) -> Header | None:
 
 
 def refuse_large(header: Header | None, length: int) -> None:
-    """Make sure that a picture may be decoded.
-
-    Args:
-        header: what it states; None = unknown.
-        length: of its file in bytes.
-
-    Raises:
-        ValueError: it is larger than TESSERA_MAX_PIXELS allows, or than its file can hold.
-    """
+    """Raise a ValueError for a picture larger than TESSERA_MAX_PIXELS allows, or than its file of `length` can hold."""
     most = max_pixels()
     if length > _BYTES_A_PIXEL * most:
         raise ValueError(f"{length:,} bytes, more than {most:,} pixels (TESSERA_MAX_PIXELS) need")
@@ -175,11 +163,7 @@ def refuse_large(header: Header | None, length: int) -> None:
 
 
 def breaks_off(encoded: Path | bytes) -> bool:
-    """Whether a JPEG or PNG file lacks the mark of its end, a trailer after it or not; False for all others.
-
-    Args:
-        encoded: the file, or its content; one that decoded.
-    """
+    """Whether a JPEG or PNG that decoded lacks the mark of its end, a trailer after it or not; False for others."""
     if isinstance(encoded, Path):
         try:
             with open_plain(encoded) as file:
@@ -241,10 +225,10 @@ def _jpeg(encoded: Buffer) -> Header | None:
 
 def _exif_orientation(tiff: bytes) -> int:
     """Tag 0x0112 of the first directory (Exif 2.3, 4.6.4), 1 where it is missing; 5 to 8 swap width and height."""
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
     try:
-        if order is None or struct.unpack_from(order + "H", tiff, 2)[0] != 42:
+        if tiff[:4] not in (b"II*\0", b"MM\0*"):
             return 1
+        order = "<" if tiff[:1] == b"I" else ">"
         start = struct.unpack_from(order + "I", tiff, 4)[0]
         for entry in range(struct.unpack_from(order + "H", tiff, start)[0]):
             tag, _, _, value = struct.unpack_from(order + "HHIH", tiff, start + 2 + 12 * entry)
@@ -275,11 +259,8 @@ def _bmp(head: bytes, length: int) -> Header:
 
 
 def _webp(head: bytes, length: int) -> Header | None:
-    """The first chunk of the container: lossy, lossless or extended (WebP container specification; RFC 6386, 9.1).
-
-    A picture of one colour may take a few bytes.
-    """
-    chunk = head[12:16]
+    """The first chunk of the container: lossy, lossless or extended (WebP container specification; RFC 6386, 9.1)."""
+    chunk = head[12:16]  # a picture of one colour may take a few bytes, so there is no least length
     if chunk == b"VP8 ":
         width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", head, 26))
         is_usual = head[23:26] == b"\x9d\x01\x2a"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tessera.data.source.annotations.labels import ANY_CLASS, MOST_BEYOND
 from tessera.data.source.annotations.other_tools import beside_images
@@ -152,6 +153,12 @@ def without_objects(split: str, images: int) -> str:
         f"{split}: no object in the labels of its {counted(images, 'image')}: no metric can be measured, "
         f"and mAP will be 0. Label some of them, or give a {split} set that has labels."
     )
+
+
+def flat(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which boxes (n, 4) have no width or no height, (n,)."""
+    found: NDArray[np.bool_] = np.any(boxes_xyxy[:, 2:] <= boxes_xyxy[:, :2], axis=1)
+    return found
 
 
 def missing_labels(split: str, listing: Listing, scanned: Scan) -> list[str]:

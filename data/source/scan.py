@@ -1,8 +1,4 @@
-"""Images and labels of a split, read and checked: a pure function over a range of files, and its run over all.
-
-And where the label of an object is: the index knows objects, not lines, so the labels of the images that are asked for
-are read once more.
-"""
+"""Images and labels of a split, read and checked; and where the labels of an image are, which no index knows."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco_objects import parse_coco
 from tessera.data.source.annotations.label_files import ENDLESS, NO_CLASS_LIMIT, AnyName
-from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, Regions, of_other_size, parse_labels
+from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, of_other_size, parse_labels
 from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.decode import BadImage, image_size
 from tessera.data.source.listing import Listing, list_images
@@ -113,26 +109,20 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
     """Read images `start` to before `end` and their labels."""
     kept: list[bool] = []
     sizes: list[Size] = []
-    counts: list[int] = []
-    classes: list[int] = []
-    boxes: list[float] = []
-    point_counts: list[int] = []
-    polygons: list[NDArray[np.float64]] = []
-    ignored_counts: list[int] = []
-    ignored = Regions([], [])
+    every: list[ParsedLabels] = []
     problems: list[str] = []
     notes: list[str] = []
     unknown: list[tuple[str, str]] = []
     for index in range(start, end):
+        image = listing.images[index]
+        kept.append(False)
         try:
-            size = image_size(listing.images[index], int(listing.image_stats[index, 0]))
+            size = image_size(image, int(listing.image_stats[index, 0]))
         except BadImage as error:
-            problems.append(f"{listing.shown(listing.images[index])}: {error}; the image is left out")
-            kept.append(False)
+            problems.append(f"{listing.shown(image)}: {error}; the image is left out")
             continue
-        if listing.images[index].lower().endswith((".tif", ".tiff")):
-            remark = unread_pages(Path(listing.images[index]))
-            problems += [f"{listing.shown(listing.images[index])}: {remark}"] if remark else []
+        if image.lower().endswith((".tif", ".tiff")) and (remark := unread_pages(Path(image))):
+            problems.append(f"{listing.shown(image)}: {remark}")
         objects = read_objects(listing, index, size, names)
         if objects.problems or objects.unknown or objects.duplicates or objects.remarks or objects.notes:
             where = listing.label_place(index)
@@ -144,40 +134,34 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
                 noun = "row is a duplicate" if objects.duplicates == 1 else "rows are duplicates"
                 notes.append(f"{where(None)}: {objects.duplicates} {noun}, used once")
             if objects.problems:
-                kept.append(False)
                 continue
-        kept.append(True)
+        kept[-1] = True
         sizes.append(size)
-        counts.append(len(objects.classes))
-        classes += objects.classes
-        boxes += objects.boxes
-        if objects.polygons:
-            point_counts += map(len, objects.polygons)
-            polygons += [polygon * (size[1], size[0]) for polygon in objects.polygons]
-        else:
-            point_counts += [0] * len(objects.classes)
-        found = objects.ignored or Regions([], [])
-        ignored_counts.append(len(found.classes))
-        ignored.classes.extend(found.classes)
-        ignored.boxes.extend(found.boxes)
+        every.append(objects)
     sizes_hw = np.array(sizes, np.int32).reshape(-1, 2)
-    of_objects = np.repeat(sizes_hw, np.array(counts, np.int64), 0)
-    owners = np.repeat(np.arange(len(sizes)), np.array(ignored_counts, np.int64))
-    of_regions = np.array(ignored.classes, np.int64)
+    counts = np.array([len(own.classes) for own in every], np.int64)
+    classes = np.array([*chain.from_iterable(own.classes for own in every)], np.int32)
+    boxes = np.array([*chain.from_iterable(own.boxes for own in every)], np.float64).reshape(-1, 4)
+    point_counts = [map(len, own.polygons) if own.polygons else [0] * len(own.classes) for own in every]
+    polygons = [part * size[::-1] for own, size in zip(every, sizes, strict=True) for part in own.polygons]
+    regions = [own.ignored for own in every]
+    owners = np.repeat(np.arange(len(every)), np.array([len(own.classes) for own in regions], np.int64))
+    of_regions = np.array([*chain.from_iterable(own.classes for own in regions)], np.int64)
+    region_boxes = np.array([*chain.from_iterable(own.boxes for own in regions)], np.float64).reshape(-1, 4)
     places = ANY_CLASS - 1 - names.ignored - of_regions  # among the classes that are left out; below 0 of others
     is_ignored = places < 0
     return Scan(
         np.array(kept, np.bool_),
         sizes_hw,
-        np.array(counts, np.int64),
-        np.zeros(len(classes), np.int32) if names.single else np.array(classes, np.int32),
-        pixels(np.array(boxes, np.float64).reshape(-1, 4), of_objects),
-        np.array(point_counts, np.int64),
+        counts,
+        np.zeros_like(classes) if names.single else classes,
+        pixels(boxes, np.repeat(sizes_hw, counts, 0)),
+        np.array([*chain.from_iterable(point_counts)], np.int64),
         np.concatenate([np.zeros((0, 2)), *polygons]).astype(np.float32),
-        np.bincount(owners[is_ignored], minlength=len(sizes)),
+        np.bincount(owners[is_ignored], minlength=len(every)),
         np.minimum(of_regions[is_ignored].astype(np.int32), 0 if names.single else NO_CLASS_LIMIT),
-        pixels(np.array(ignored.boxes, np.float64).reshape(-1, 4)[is_ignored], sizes_hw[owners[is_ignored]]),
-        np.bincount(owners[~is_ignored], minlength=len(sizes)),
+        pixels(region_boxes[is_ignored], sizes_hw[owners[is_ignored]]),
+        np.bincount(owners[~is_ignored], minlength=len(every)),
         places[~is_ignored],
         problems,
         notes,
@@ -214,16 +198,17 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
         _, image, categories = listing.coco[index]
         ids = {**dict.fromkeys(categories.values(), 0), **names.ids} if names.single else names.ids
         read = partial(parse_coco, image.annotations, categories=categories, class_ids=ids)
-        parsed = read(size_hw=size_hw)._replace(stated_hw=(0, 0) if 0 in image.size_hw else image.size_hw)
+        parsed = read(size_hw=size_hw)
+        parsed.stated_hw = (0, 0) if 0 in image.size_hw else image.size_hw
     else:
         length = int(listing.label_stats[index, 0])
         if length == -1 or (not length and not path.endswith(".xml")):
-            return ParsedLabels([], [])
+            return ParsedLabels()
         try:
             raw = _read_bytes(path, length)
         except OSError as error:
             link = ", a broken link" if Path(path).is_symlink() else ""
-            return ParsedLabels([], [], problems=[(None, f"cannot be read ({error.strerror}{link})")])
+            return ParsedLabels(problems=[(None, f"cannot be read ({error.strerror}{link})")])
         if not path.endswith(".xml"):
             nc = NO_CLASS_LIMIT if names.single else len(names.ids)
             return parse_labels(raw, nc, names.numbers, names.keypoints)
@@ -236,8 +221,9 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
     header = read_file_header(listing.images[index], int(listing.image_stats[index, 0]))
     is_usable, what = of_other_size(parsed.stated_hw, size_hw, reach_hw, header is not None and header.orientation >= 5)
     if not is_usable:
-        return ParsedLabels([], [], problems=[(None, what)])
-    return parsed._replace(remarks=[(None, what), *parsed.remarks])
+        return ParsedLabels(problems=[(None, what)])
+    parsed.remarks.insert(0, (None, what))
+    return parsed
 
 
 def _read_bytes(path: str, length: int) -> bytes:
@@ -276,17 +262,7 @@ class ImageLabels(NamedTuple):
 def label_lines(
     spec: DatasetSpec, index: DatasetIndex, images: Iterable[int], *, single_cls: bool = False
 ) -> dict[int, ImageLabels]:
-    """The labels of some images.
-
-    Args:
-        spec: the dataset.
-        index: of its split.
-        images: indices.
-        single_cls: as in `build_index`.
-
-    Raises:
-        UserError: the images are not there any more.
-    """
+    """Read the labels of the images with these numbers in the index once more; without those that are gone."""
     listing, names = list_images(spec, index.split), ClassNames.of(spec, single_cls)
     found = {}
     for image in images:

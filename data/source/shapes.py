@@ -40,16 +40,13 @@ def write_shapes(root: Path, *, train: int = 640, val: int = 100, size: int = 14
     """Write images/{train,val}/*.jpg and labels/{train,val}/*.txt under `root`, unless they are there.
 
     The folder is written beside `root` and renamed into place: readers see all of it or nothing, and of several
-    writers one wins while the others drop their (equal) copy. An existing dataset is left as it is.
+    writers one wins while the others drop their (equal) copy.
 
     Args:
         root: the dataset's folder; its parent is made.
         train, val: numbers of images.
         size: long side of the images in pixels; the short side is 0.75 to 1 of it.
         seed: another seed gives other images.
-
-    Raises:
-        UserError: `root` exists and is not such a dataset.
     """
     if _is_written(root):
         return
@@ -71,13 +68,7 @@ def write_shapes(root: Path, *, train: int = 640, val: int = 100, size: int = 14
 def render_image(
     split: str, number: int, *, size: int = 144, seed: int = 0
 ) -> tuple[NDArray[np.uint8], NDArray[np.int32], NDArray[np.float32]]:
-    """Render one image of the dataset.
-
-    Args:
-        split: "train" or "val"; each has a random stream of its own.
-        number: number of the image in its split.
-        size: long side in pixels.
-        seed: seed of the dataset.
+    """Render image `number` of a split, "train" or "val", with a long side of `size` pixels.
 
     Returns:
         Image uint8 (H, W, 3) RGB, classes int32 (n,), boxes float32 (n, 4) xyxy pixels. A box is tight around the
@@ -120,9 +111,6 @@ def _label_rows(classes: NDArray[np.int32], boxes: NDArray[np.float32], size_hw:
         x, y = (left + right) / 2 / width, (top + bottom) / 2 / height
         rows.append(f"{index} {x:.6f} {y:.6f} {(right - left) / width:.6f} {(bottom - top) / height:.6f}\n")
     return "".join(rows)
-
-
-# Backgrounds: a field of blend weights between two colours, and grain.
 
 
 def _background(rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
@@ -177,13 +165,8 @@ def _blobs(rng: np.random.Generator, x: Field, y: Field) -> Field:
     return field.astype(np.float32)
 
 
-_TEXTURES: tuple[Callable[[np.random.Generator, Field, Field], Field], ...] = (
-    _gradient,
-    _clouds,
-    _stripes,
-    _checks,
-    _blobs,
-)
+Texture = Callable[[np.random.Generator, Field, Field], Field]
+_TEXTURES: tuple[Texture, ...] = (_gradient, _clouds, _stripes, _checks, _blobs)
 
 
 def _render_lines(rng: np.random.Generator, image: NDArray[np.float32], count: int) -> None:

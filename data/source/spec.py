@@ -8,6 +8,7 @@ nothing is downloaded to anywhere but the folder of datasets.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import hashlib
 import json
 import math
@@ -32,18 +33,10 @@ from tessera.utils.yaml_file import YamlMapping, read_yaml
 SPLITS = ("train", "val", "test")
 _KEYS = (
     *SPLITS,
-    "path",
-    "names",
-    "nc",
-    "ignore",
-    "classes",
-    "download",
-    "generate",
-    "pixels",
-    "split_seed",
-    "kpt_shape",
+    *("path", "names", "nc", "ignore", "classes", "download", "generate", "pixels", "split_seed", "kpt_shape"),
 )
 _OTHER_WORD = re.compile("(train|val|test)(id|idation|ing|set)")  # for a split
+_CLOSE = 0.8  # likeness of a misspelled key and the one that is meant
 _SHARE_AS_TEXT = re.compile(r"\d*[.,]\d+|[\d.,]+\s*%")
 _FOLDER = HOME / "data"
 
@@ -88,12 +81,9 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
 
 
 def load_label_names(data: str | Path) -> tuple[str, ...]:
-    """Return the names that a dataset YAML gives the numbers in labels.
+    """Return the names that a dataset YAML gives the numbers in labels; raises as `load_spec`.
 
     The dataset need not be there, unless its COCO files have the names; it is not obtained.
-
-    Raises:
-        UserError: no such YAML, a mistake in it, or it has no names.
     """
     found, in_coco = _read(_find_yaml(data))
     classes = load_spec(data, obtain=False) if in_coco else classes_of(found)
@@ -145,16 +135,9 @@ def _refuse_misspelled(found: YamlMapping) -> None:
 
 
 def _is_typo(key: str, known: str) -> bool:
-    """Whether `key` looks like a misspelling of `known`: two letters swapped, or one added, left out or replaced."""
-    if key.lower() == known:
-        return True
-    if abs(len(key) - len(known)) > 1 or min(len(key), len(known)) < 3:
-        return False
-    if sorted(key) == sorted(known):
-        return True
-    start = next((i for i, (a, b) in enumerate(zip(key, known, strict=False)) if a != b), min(len(key), len(known)))
-    rest, other = key[start:], known[start:]
-    return rest[1:] == other or rest == other[1:] or rest[1:] == other[1:]
+    """Whether `key` looks like a misspelling of `known`."""
+    close = difflib.SequenceMatcher(None, key.lower(), known).ratio() >= _CLOSE
+    return close and abs(len(key) - len(known)) <= 1
 
 
 def _is_coco(found: YamlMapping) -> bool:
@@ -167,12 +150,7 @@ def _is_coco(found: YamlMapping) -> bool:
 
 
 def _names_of_coco(spec: DatasetSpec) -> list[str]:
-    """The categories of the COCO files that are trained and validated on, in the order of their ids.
-
-    Raises:
-        ConfigError: they differ.
-        UserError: there is no such file, or it cannot be read.
-    """
+    """The categories of the COCO files that are trained and validated on, in the order of their ids."""
     trained = {split: entries for split, entries in spec.splits.items() if split != "test"}  # which may be missing
     named = ((split, entry) for split, entries in (trained or spec.splits).items() for entry in entries)
     files = list(dict.fromkeys(file for split, entry in named for file in expand(spec, split, entry)))
@@ -254,10 +232,7 @@ def _entries(found: YamlMapping, held_out: HeldOut | None) -> dict[str, tuple[st
 
 
 def _archives(found: YamlMapping) -> tuple[tuple[Archive, ...], str]:
-    """The archives of `download`, and why it cannot be followed where it is anything but addresses.
-
-    That matters only where something must be downloaded: Tessera never runs what a dataset brings.
-    """
+    """The archives of `download`, and why it cannot be followed where it is anything but addresses; none is run."""
     stated = found.values.get("download")
     if stated is None or stated == "":
         return (), ""

@@ -1,8 +1,7 @@
-"""TIFF files by their tags (TIFF 6.0; BigTIFF): pixels of the layouts that OpenCV takes for others, or why not.
+"""TIFF files by their tags (TIFF 6.0; BigTIFF): pixels of the layouts that OpenCV reads, or why not; pages.
 
-Of up to 8 bits OpenCV reads all but bands without a colour. Of more it takes samples as they come, whatever the tags
-say of planes, signs and the direction of grey. Such a file gets a directory that OpenCV reads right, one for each
-plane, so that whatever compresses it is libtiff's; the samples then get their type.
+OpenCV reads all of up to 8 bits but bands without a colour. Of more it takes samples as they come, whatever the tags
+say of planes, signs and the direction of grey.
 """
 
 from __future__ import annotations
@@ -18,18 +17,16 @@ from numpy.typing import NDArray
 from tessera.utils.files import open_plain
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import Pixels
+from tessera.utils.text import counted
 
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 WIDTH, HEIGHT = 256, 257
-_SUBFILE, _DEPTH, _COLOUR, _BANDS, _PLANES, _EXTRA, _FORM = 254, 258, 262, 277, 284, 338, 339
-_PIECES = (273, 279, 324, 325)  # places and lengths of strips and of tiles; those of one plane after another's
-# What else says how to read samples: compression, bit order, orientation, rows, predictor, tiles, JPEG tables.
-_KEPT = (WIDTH, HEIGHT, 259, 266, 274, 278, 317, 322, 323, 347, *_PIECES)
+_SUBFILE, _DEPTH, _COLOUR, _BANDS, _PLANES, _FORM = 254, 258, 262, 277, 284, 339
 _WHITE_IS_0, _BLACK_IS_0, _RGB = 0, 1, 2
+_COLOURED = ((3, _RGB), (4, _RGB), (3, _BLACK_IS_0), (4, _BLACK_IS_0))  # bands, colour: GDAL names none above 8 bits
 _SENSOR = (32803, 34892)  # of DNG: OpenCV gives the levels of the sensor
-_UNSIGNED, _FLOATING = "u", "f"
-_FORMS = {1: _UNSIGNED, 2: "i", 3: _FLOATING, 4: _UNSIGNED}
-_TYPES = ("u1", "i1", "u2", "i2", "f2", "u4", "i4", "f4", "u8", "i8", "f8")
+_FORMS = {1: "u", 2: "i", 3: "f", 4: "u"}
+_TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8")
 _MOST_PAGES = 10_000  # to count
 _WORDS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # kinds of whole numbers
 
@@ -40,8 +37,7 @@ class TiffDirectory(NamedTuple):
     Attributes:
         encoded: the file.
         at: where the directory is.
-        order: of its bytes, as `struct` names it.
-        word: of its places, as `struct` names it: 4 bytes, 8 in BigTIFF.
+        order, word: of bytes and of places, as `struct` names them.
         entries: tag → its entry.
         following: where the next directory is; 0 after the last one.
     """
@@ -55,7 +51,7 @@ class TiffDirectory(NamedTuple):
 
     @classmethod
     def read(cls, encoded: bytes | memoryview | mmap, at: int | None = None, most: int = 1 << 62) -> TiffDirectory:
-        """The directory at `at`, or the first one, and the first `most` of its entries, which ascend by tag.
+        """Read the directory at `at`, or the first one; of its entries, which ascend by tag, the first `most`.
 
         Raises:
             struct.error: the file ends before.
@@ -74,11 +70,7 @@ class TiffDirectory(NamedTuple):
         return cls(encoded, at, order, word, entries, following)
 
     def numbers(self, tag: int, *default: int, most: int = 1 << 62) -> tuple[int, ...]:
-        """The whole numbers of a tag, the first `most` of them.
-
-        Raises:
-            struct.error: the file ends before.
-        """
+        """Return the first `most` whole numbers of a tag; raises as `read`."""
         if tag not in self.entries:
             return default
         _, kind, count = struct.unpack_from(self.order + "HH" + self.word, self.entries[tag])
@@ -88,26 +80,6 @@ class TiffDirectory(NamedTuple):
             return struct.unpack_from(numbers, value) or default
         (place,) = struct.unpack(self.order + self.word, value)
         return struct.unpack_from(numbers, self.encoded, min(place, len(self.encoded))) or default
-
-    def with_tags(self, changed: dict[int, tuple[int, ...]]) -> Pixels:
-        """The file with a directory of its own at the end, which has these tags and those that say how to decode."""
-        is_big, size = self.word == "Q", struct.calcsize(self.order + self.word)
-        places = np.frombuffer(self.encoded, np.uint8)
-        start = len(places) + len(places) % 2
-        entries = {tag: entry for tag, entry in self.entries.items() if tag in _KEPT}
-        beyond = start + (8 if is_big else 2) + (20 if is_big else 12) * len({*entries, *changed}) + size
-        arrays = b""
-        for tag, numbers in changed.items():
-            value = struct.pack(f"{self.order}{len(numbers)}{self.word}", *numbers)
-            if len(value) > size:
-                value, arrays = struct.pack(self.order + self.word, beyond + len(arrays)), arrays + value
-            entries[tag] = struct.pack(f"{self.order}HH{self.word}", tag, 16 if is_big else 4, len(numbers)) + value
-        directory = struct.pack(self.order + ("Q" if is_big else "H"), len(entries))
-        directory += b"".join(entries[tag] for tag in sorted(entries)) + bytes(size) + arrays
-        padding = bytes(len(places) % 2)
-        made = np.concatenate((places, np.frombuffer(padding + directory, np.uint8)))
-        made[size : 2 * size] = np.frombuffer(struct.pack(self.order + self.word, start), np.uint8)
-        return made
 
 
 def unread_pages(encoded: Path | bytes) -> str:
@@ -125,11 +97,11 @@ def unread_pages(encoded: Path | bytes) -> str:
             count = _pages(encoded) if encoded[:4] in TIFF_STARTS else 1
     except OSError:  # gone since it was decoded
         return ""
+    if count < 2:
+        return ""
     others = "the other is" if count == 2 else f"the other {count - 1:,} are"
-    count_or_more = f"{count:,}{' or more' * (count == _MOST_PAGES)}"
-    return (
-        f"the first of {count_or_more} pages is used, {others} left out; save each page as a file" if count > 1 else ""
-    )
+    more = " or more" if count == _MOST_PAGES else ""
+    return f"the first of {count:,}{more} pages is used, {others} left out; save each page as a file"
 
 
 def _pages(encoded: bytes | mmap) -> int:
@@ -147,7 +119,7 @@ def _pages(encoded: bytes | mmap) -> int:
 
 
 def read_tiff(encoded: Pixels) -> NDArray[Any] | None:
-    """Levels (H, W, 3) of a file that OpenCV would take for another one; None where it reads it right.
+    """Levels (H, W, 3) of a file of which OpenCV needs to be told what its samples are; None where it knows.
 
     Raises:
         ValueError: nothing here reads this layout; the message names it.
@@ -157,49 +129,37 @@ def read_tiff(encoded: Pixels) -> NDArray[Any] | None:
         depths, forms = set(tags.numbers(_DEPTH, 1)), set(tags.numbers(_FORM, 1))
         colour, bands = tags.numbers(_COLOUR, _BLACK_IS_0)[0], tags.numbers(_BANDS, 1)[0]
         is_planar = bands > 1 and tags.numbers(_PLANES, 1)[0] == 2
-        depth, form = max(depths), _FORMS.get(max(forms), "")
-        is_plain = form == _UNSIGNED and (colour != _BLACK_IS_0 or bands < 3)
-        if colour in _SENSOR or (depth <= 8 and is_plain):
-            return None
-        if depth in (10, 12, 14) and form == _UNSIGNED and colour in (_BLACK_IS_0, _RGB) and not is_planar:
-            return None
-        name = f"a TIFF of {bands} band{'s' * (bands != 1)} of {'/'.join(map(str, sorted(depths)))} bits"
-        if colour not in (_WHITE_IS_0, _BLACK_IS_0, _RGB):
-            raise ValueError(f"{name} whose PhotometricInterpretation is {colour}, expected grey or RGB")
-        is_white_0 = colour == _WHITE_IS_0
-        dtype = f"{form}{depth // 8}"
-        if len(depths) > 1 or len(forms) > 1 or depth % 8 or dtype not in _TYPES or (is_white_0 and form != _UNSIGNED):
-            raise ValueError(f"{name} in samples that are not read, expected whole or floating numbers of 8 to 64 bits")
-        if bands > 4 or bands < (3 if colour == _RGB else 1) or (bands != 1 and is_white_0):
-            raise ValueError(f"{name}, expected grey, or 3 or 4 whose first are red, green and blue")
-        if not is_planar and (bands == 2 or (bands == 4 and depth > 16)):
-            raise ValueError(f"{name}, pixel by pixel, expected them in planes. Save it so, or without alpha")
-        levels = _retagged(tags, bands, is_planar, depth)
     except struct.error:
         return None
-    if levels is None:
+    depth, form = max(depths), _FORMS.get(max(forms), "")
+    is_coloured = colour != _BLACK_IS_0 or bands < 3
+    if colour in _SENSOR or (depth <= 8 and form == "u" and is_coloured):
+        return None
+    if depth in (10, 12, 14) and form == "u" and colour in (_BLACK_IS_0, _RGB) and not is_planar:
+        return None
+    dtype, layout = f"{form}{depth // 8}", (bands, colour)
+    name = (
+        f"a TIFF of {counted(bands, 'band')} of {'/'.join(map(str, sorted(depths)))} bits"
+        f"{' in planes' if is_planar else ''} whose PhotometricInterpretation is {colour}"
+    )
+    is_read = (
+        len(depths) == len(forms) == 1
+        and depth % 8 == 0
+        and dtype in _TYPES
+        and not is_planar
+        and (depth > 8 or is_coloured)
+        and (layout == (1, _BLACK_IS_0) or (layout == (1, _WHITE_IS_0) and form == "u") or layout in _COLOURED)
+        and (bands < 4 or depth <= 16)
+    )
+    if not is_read:
+        raise ValueError(
+            f"{name}, expected grey, RGB or RGBA, pixel by pixel, in whole or floating numbers of one type. Save it as "
+            "RGB of 8 or 16 bits"
+        )
+    levels = cv2.imdecode(encoded, cv2.IMREAD_ANYDEPTH | (cv2.IMREAD_COLOR if bands > 1 else 0))
+    if levels is None or levels.dtype.itemsize != np.dtype(dtype).itemsize:
         raise ValueError(f"{name} that does not decode: it is damaged, or of an unknown compression")
-    levels = levels.view(dtype)
-    return np.iinfo(levels.dtype).max - levels if is_white_0 else levels
-
-
-def _retagged(tags: TiffDirectory, bands: int, is_planar: bool, depth: int) -> NDArray[Any] | None:
-    """The samples (H, W, 3) as OpenCV reads them without a change: unsigned up to 16 bits, floating beyond."""
-    form = 1 if depth <= 16 else 3
-    if bands >= 3 and not is_planar:
-        changed = {_DEPTH: (depth,) * bands, _COLOUR: (_RGB,), _BANDS: (bands,), _FORM: (form,) * bands}
-        changed |= {_EXTRA: (0,)} if bands == 4 else {}
-        levels = cv2.imdecode(tags.with_tags(changed), cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH)
-        return None if levels is None else np.ascontiguousarray(levels[..., ::-1])
-    planes: list[NDArray[Any]] = []
-    for plane in range(3 if bands >= 3 else 1):
-        changed = {_DEPTH: (depth,), _COLOUR: (_BLACK_IS_0,), _BANDS: (1,), _FORM: (form,)}
-        for tag in _PIECES if is_planar else ():
-            pieces = tags.numbers(tag)
-            each = len(pieces) // bands
-            changed |= {tag: pieces[plane * each : (plane + 1) * each]} if pieces else {}
-        levels = cv2.imdecode(tags.with_tags(changed), cv2.IMREAD_ANYDEPTH)
-        if levels is None:
-            return None
-        planes.append(levels)
-    return np.dstack(planes * (3 // len(planes)))
+    samples: NDArray[Any] = np.ascontiguousarray(levels[..., ::-1] if bands > 1 else np.dstack([levels] * 3)).view(
+        dtype
+    )
+    return np.iinfo(dtype).max - samples if colour == _WHITE_IS_0 else samples

@@ -17,8 +17,7 @@ from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader,
 from tessera.data.feed.sampler import image_weights
 from tessera.data.feed.shared_memory import SharedMemory
 from tessera.data.feed.views import ViewIndex, view_index
-from tessera.data.source.checks.warnings import index_warnings
-from tessera.data.source.index import build_index
+from tessera.data.source.index import build_index, index_warnings
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import round_imgsz
 from tessera.utils.config import CacheMode, TrainConfig

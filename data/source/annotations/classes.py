@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-import yaml
 
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.text import counted, first_of, is_one_line, shown
@@ -30,11 +26,7 @@ class Classes(NamedTuple):
 
 
 def classes_of(found: YamlMapping) -> Classes:
-    """What `names`, `ignore` and `classes` say.
-
-    Raises:
-        ConfigError: a mistake in one of them.
-    """
+    """What `names`, `ignore` and `classes` say; a ConfigError names a mistake in one of them."""
     return _chosen(found, _all_classes(found), is_numbered=True)
 
 
@@ -53,7 +45,8 @@ def _all_classes(found: YamlMapping) -> Classes:
         if name in numbers:
             raise ConfigError(
                 f"{where}: ignore: {shown(name)} is in names too, and so is trained. Take it out of ignore; or, to "
-                f"ignore it under its number in label files, write\n{_apart(names, list(ignore.values()))}"
+                f"ignore it under its number in label files, write both as maps: names without it, and "
+                f"`ignore: {{{numbers[name]}: {name}}}`."
             )
         if number in names:
             raise ConfigError(
@@ -63,15 +56,6 @@ def _all_classes(found: YamlMapping) -> Classes:
     together = dict(sorted({**names, **ignore}.items()))
     _require_all_numbers(found, together)
     return Classes(tuple(names.values()), tuple(ignore.values()), tuple(together.values()))
-
-
-def _apart(names: Mapping[int, str], ignore: Sequence[str]) -> str:
-    """Two lines that ignore classes of `names` under their numbers there, and others under numbers beyond."""
-    numbers, beyond = {name: number for number, name in names.items()}, itertools.count(max(names) + 1)
-    ignored = {numbers[name] if name in numbers else next(beyond): name for name in ignore}
-    trained = {number: name for number, name in names.items() if number not in ignored}
-    apart = {"names": trained, "ignore": ignored}
-    return yaml.safe_dump(apart, default_flow_style=None, sort_keys=False, allow_unicode=True, width=math.inf).rstrip()
 
 
 def _numbered(found: YamlMapping, key: str, first: int) -> dict[int, str]:
@@ -134,11 +118,7 @@ def _require_all_numbers(found: YamlMapping, names: Mapping[int, str]) -> None:
 
 
 def classes_of_coco(found: YamlMapping, categories: list[str]) -> Classes:
-    """Without `names`: all categories but those that are ignored; categories have names, and no numbers here.
-
-    Raises:
-        ConfigError: one that is to be ignored is no category, or a mistake in `classes`.
-    """
+    """Without `names`: all categories but those that are ignored, which have names and no numbers here."""
     ignore = list(_numbered(found, "ignore", 0).values()) if found.values.get("ignore") else []
     for name in ignore:
         if name not in categories:
@@ -156,13 +136,7 @@ def classes_of_coco(found: YamlMapping, categories: list[str]) -> Classes:
 
 
 def _chosen(found: YamlMapping, every: Classes, *, is_numbered: bool) -> Classes:
-    """What `classes` keeps and merges of all classes of the labels; all of them where it is not there.
-
-    Args:
-        found: the YAML.
-        every: what its other keys say.
-        is_numbered: whether label files number these classes, so that `classes` may do so too.
-    """
+    """What `classes` keeps and merges of `every` class, by numbers too where label files have such: `is_numbered`."""
     if "classes" not in found.values:
         return every
     stated = found.values["classes"]

@@ -14,7 +14,7 @@ from tessera.data.source.annotations.labels import Size
 from tessera.data.source.annotations.other_tools import other_tool
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, open_plain
-from tessera.utils.text import shown
+from tessera.utils.text import first_line, shown
 from tessera.utils.types import CocoId
 
 MOST_OWNERLESS = 100  # annotations to name; with more, the file is cut or of other images
@@ -38,7 +38,6 @@ class CocoFile:
     """A COCO detection file.
 
     Attributes:
-        path: the file.
         images: in the file's order.
         categories: category id → name.
         has_annotations: whether there is such a key; files of images to detect on have none.
@@ -46,7 +45,6 @@ class CocoFile:
         nowhere: a message where none of its images is where it may be; else "".
     """
 
-    path: Path
     images: list[CocoImage]
     categories: dict[int, str]
     has_annotations: bool
@@ -87,15 +85,11 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
     tried, named = "\n  ".join(map(str, folders)), next((name for name in names if not is_address(name)), "")
     nowhere = f"{path}: its images, such as {shown(named)}, are in none of\n  {tried}\nMove them to one of these."
     has_annotations = "annotations" in content
-    return CocoFile(path, list(images.values()), categories, has_annotations, ownerless, "" if folder else nowhere)
+    return CocoFile(list(images.values()), categories, has_annotations, ownerless, "" if folder else nowhere)
 
 
 def read_names(path: Path) -> list[str]:
-    """Names of the categories of a COCO file, in the order of their ids.
-
-    Raises:
-        UserError: as `read_coco`.
-    """
+    """Names of the categories of a COCO file, in the order of their ids; raises as `read_coco`."""
     content = _load(path)
     try:
         return [name for _, name in sorted(_categories(path, content).items())]
@@ -122,23 +116,17 @@ def _load(path: Path) -> dict[str, Any]:
             content = json.load(file)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path}: not UTF-8 text, expected a COCO JSON.") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}). Export the file anew.") from error
-    except ValueError as error:  # Python reads no number of more than 4,300 digits
-        raise UserError(f"{path}: it holds a number of thousands of digits, expected a COCO JSON.") from error
-    except RecursionError as error:
-        raise UserError(f"{path}: lists or objects nest too deep in it, expected a COCO JSON.") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, a number of more than 4,300 digits, or nested too deep
+        raise UserError(f"{path}: expected a COCO JSON ({first_line(error)}).") from error
     is_coco = isinstance(content, dict) and content.keys() >= {"images", "categories"}
     if not is_coco and (tool := other_tool(content)):
         raise UserError(f"{path}: it is {tool}")
-    if not isinstance(content, dict):
-        found = "a list" if isinstance(content, list) else shown(content, 60)
+    missing = [key for key in ("images", "categories") if not isinstance(content, dict) or key not in content]
+    if missing:
+        found = f"no key '{missing[0]}'" if isinstance(content, dict) else shown(content, 60)
         raise UserError(f"{path}: found {found}, expected a COCO detection file with {_PARTS}.")
-    for key in ("images", "categories"):
-        if key not in content:
-            raise UserError(f"{path}: found no key '{key}', expected a COCO detection file with {_PARTS}.")
     for key in ("images", "categories", "annotations"):
         records = content.get(key, [])
         if not isinstance(records, list):
@@ -152,11 +140,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _one_for_each_name(path: Path, categories: Mapping[CocoId, str], used: Collection[Any]) -> dict[CocoId, str]:
-    """The categories, of those with one name the one that annotations use: exports add a root, named like its class.
-
-    Raises:
-        UserError: two of one name are used: a class could be written with one of the ids only.
-    """
+    """The categories, of those with one name the one that annotations use: exports add a root, named like its class."""
     kept: dict[str, CocoId] = {}
     for own, name in categories.items():
         earlier = kept.setdefault(name, own)
@@ -222,10 +206,7 @@ def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _places(path: Path, names: Sequence[str], folder: Path) -> list[str]:
-    """Paths of the images' files without `.` and `..`, each once: a file may be spelled in several ways.
-
-    Addresses of the web stay as they are, for a message of their own.
-    """
+    """Paths of the images' files without `.` and `..`, each once; addresses stay, for a message of their own."""
     places: dict[str, int] = {}
     for number, name in enumerate(names):
         place = name if is_address(name) else os.path.normpath(folder / name)
@@ -247,10 +228,7 @@ def _side(path: Path, item: Mapping[str, Any], key: str) -> int:
 
 
 def _image_folder(path: Path, names: Sequence[str], folders: Sequence[Path]) -> Path | None:
-    """Where relative names start: the folder with the most of their files. What one stray name finds decides little.
-
-    None where no name leads to a file anywhere.
-    """
+    """Where relative names start: the folder with the most of their files; None where no name leads to a file."""
     if not names:
         raise UserError(f"{path}: it lists no images.")
     files = [name for name in names if not is_address(name)]

@@ -30,14 +30,13 @@ def ids_of(
 ) -> CocoIds | None:
     """The ids that results are written with; None where files of one split give an id to two things.
 
-    A class that no category is named after gets an id beyond all of theirs. Where all classes count as one, it has the
-    first category's id, not that of an ignored one.
+    A class that no category is named after gets an id beyond all of theirs.
 
     Args:
         images: the ids of the images of a split.
         categories: category id → name of each file that they come from.
         names: the category that each class is called after.
-        single: all classes count as one.
+        single: all classes count as one, which has the first category's id.
         ignore: names of the classes that are not trained.
     """
     by_name: dict[str, int] = {}

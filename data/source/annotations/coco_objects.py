@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.data.source.annotations.labels import ParsedLabels, Rows, Size, clipped_fractions
+from tessera.data.source.annotations.labels import ParsedLabels, Size, clipped_fractions
 from tessera.data.source.annotations.segmentation import Corners, mask_box, numbers, polygon_parts
 from tessera.utils.text import shown
 
@@ -31,27 +31,27 @@ def parse_coco(
         categories: category id → name.
         class_ids: name → class, below 0 that of an ignored one.
     """
-    rows = Rows()
+    labels = ParsedLabels()
     for number, record in annotations:
         name = category_of(record, categories)
         corners = corners_of(record, size_hw)
         box = corners if isinstance(corners, str) else _clipped_box(corners, size_hw)
         if is_crowd(record) or (name is not None and class_ids.get(name, 0) < 0):
             if isinstance(box, str):
-                rows.remarks.append((number, f"{box}; the ignored region is left out"))
+                labels.remarks.append((number, f"{box}; the ignored region is left out"))
             elif name is not None and name in class_ids:
-                rows.ignore(class_ids[name], box)
+                labels.ignore(class_ids[name], box)
         elif isinstance(box, str):
-            rows.leave_out(number, box)
+            labels.left_out.append((number, box))
         elif name is None or name not in class_ids:
             unnamed = f"category {shown(whole(record.get('category_id')))}"
-            rows.unknown.append((number, unnamed if name is None else shown(name)))
+            labels.unknown.append((number, unnamed if name is None else shown(name)))
         else:
             parts = polygon_parts(record.get("segmentation"))
             height, width = size_hw
             polygon = np.clip(np.concatenate([np.zeros((0, 2)), *parts]) / (width, height), 0.0, 1.0)
-            rows.add(number, (class_ids[name], *corners, *polygon.ravel().tolist()), class_ids[name], box, polygon)
-    return rows.parsed()
+            labels.add(number, (class_ids[name], *corners, *polygon.ravel().tolist()), class_ids[name], box, polygon)
+    return labels.whole()
 
 
 def category_of(record: Mapping[str, Any], categories: Mapping[int, str]) -> str | None:

@@ -42,39 +42,24 @@ class Regions(NamedTuple):
     boxes: list[float]
 
 
-class ParsedLabels(NamedTuple):
-    """The objects of one image, as its label file has them.
+@dataclass
+class ParsedLabels:
+    """The objects of one image, as its labels have them, equal ones once.
 
     Attributes:
         classes: class of each object.
         boxes: centre x, centre y, width, height of each object, end to end, fractions of the image.
-        polygons: float64 (k, 2) xy fractions of each object, k = 0 for an object with a box only; () where all are.
+        polygons: float64 (k, 2) xy fractions of each object, k = 0 for an object with a box only; [] where all are.
         duplicates: rows equal to an earlier one, which are left out.
         problems: (line, what) of each row that cannot be used; line None is the whole file.
         unknown: (line, class) of each row whose class the dataset does not name.
-        ignored: regions that are neither object nor background; () where there are none.
+        ignored: regions that are neither object nor background.
         remarks: (line, what) of what is left out while the image is kept.
         notes: (line, what) of what costs nothing, such as a box that is cut to the image.
         lines: where each object is.
         stated_hw: the image's height and width, as the labels state them; (0, 0) where they do not.
+        left_out: remarks, or problems where no object is left: the image would seem to be background.
     """
-
-    classes: list[int]
-    boxes: list[float]
-    polygons: list[NDArray[np.float64]] | tuple[()] = ()
-    duplicates: int = 0
-    problems: list[tuple[int | None, str]] | tuple[()] = ()
-    unknown: list[tuple[int, str]] | tuple[()] = ()
-    ignored: Regions | tuple[()] = ()
-    remarks: list[tuple[int | None, str]] | tuple[()] = ()
-    lines: Sequence[int] = ()
-    notes: list[tuple[int, str]] | tuple[()] = ()
-    stated_hw: Size = (0, 0)
-
-
-@dataclass
-class Rows:
-    """The objects of one image while its rows are read, equal ones once; fields as in ParsedLabels."""
 
     classes: list[int] = field(default_factory=list)
     boxes: list[float] = field(default_factory=list)
@@ -85,9 +70,10 @@ class Rows:
     ignored: Regions = field(default_factory=lambda: Regions([], []))
     remarks: list[tuple[int | None, str]] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
-    left_out: list[tuple[int, str]] = field(default_factory=list)
     notes: list[tuple[int, str]] = field(default_factory=list)
-    _seen: set[tuple[float | str, ...]] = field(default_factory=set)
+    stated_hw: Size = (0, 0)
+    left_out: list[tuple[int, str]] = field(default_factory=list)
+    _seen: set[tuple[float | str, ...]] = field(default_factory=set, compare=False)
 
     def add(
         self,
@@ -100,45 +86,28 @@ class Rows:
         """Add an object, unless one of an equal `key` is there already; or the region of an ignored class."""
         if class_id < 0:
             self.ignore(class_id, box)
-            return
-        if key in self._seen:
+        elif key in self._seen:
             self.duplicates += 1
-            return
-        self._seen.add(key)
-        self.classes.append(class_id)
-        self.boxes.extend(box)
-        self.lines.append(line)
-        self.polygons.append(np.zeros((0, 2)) if polygon is None else polygon)
-
-    def leave_out(self, line: int, what: str) -> None:
-        """Leave out an object; with the only one goes the image, which would seem to be background."""
-        self.left_out.append((line, what))
+        else:
+            self._seen.add(key)
+            self.classes.append(class_id)
+            self.boxes.extend(box)
+            self.lines.append(line)
+            self.polygons.append(np.zeros((0, 2)) if polygon is None else polygon)
 
     def ignore(self, class_id: int, box: Sequence[float]) -> None:
         """Add an ignored region."""
         self.ignored.classes.append(class_id)
         self.ignored.boxes.extend(box)
 
-    def parsed(self) -> ParsedLabels:
-        """What was read."""
+    def whole(self) -> ParsedLabels:
+        """Itself, after the last row."""
         if self.classes:
             self.remarks += [(line, f"{what}; the object is left out") for line, what in self.left_out]
         else:
             self.problems += self.left_out
-        polygons = self.polygons if any(map(len, self.polygons)) else ()
-        ignored = self.ignored if self.ignored.classes else ()
-        return ParsedLabels(
-            self.classes,
-            self.boxes,
-            polygons,
-            self.duplicates,
-            self.problems,
-            self.unknown,
-            ignored,
-            self.remarks or (),
-            self.lines,
-            self.notes or (),
-        )
+        self.polygons = self.polygons if any(map(len, self.polygons)) else []
+        return self
 
 
 def parse_labels(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int = 0) -> ParsedLabels:
@@ -162,7 +131,7 @@ def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
     if b"_" in raw or any(len(row) != 5 for row in rows):  # Python's numbers may have underscores, labels may not
         return None
     if not rows:
-        return ParsedLabels([], [])
+        return ParsedLabels()
     tokens = raw.split()
     try:
         classes = [int(token) for token in tokens[::5]]
@@ -177,16 +146,16 @@ def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
         rows
     ):
         return None
-    return ParsedLabels(classes, boxes, lines=range(1, len(rows) + 1))
+    return ParsedLabels(classes, boxes, lines=[*range(1, len(rows) + 1)])
 
 
 def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int = 0) -> ParsedLabels:
     """Row by row: as `parse_labels`, without a byte-order mark."""
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return ParsedLabels([], [], problems=[(None, UTF_16)])
+        return ParsedLabels(problems=[(None, UTF_16)])
     if is_lfs_pointer(raw):
-        return ParsedLabels([], [], problems=[(None, LFS_POINTER)])
-    rows = Rows()
+        return ParsedLabels(problems=[(None, LFS_POINTER)])
+    labels = ParsedLabels()
     for number, line in enumerate(raw.splitlines(), 1):
         tokens = line.split()
         if not tokens:
@@ -195,9 +164,9 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int 
             tokens = tokens[:5]
         row = _read_row(tokens, keypoints)
         if isinstance(row, str):
-            rows.problems.append((number, row))
+            labels.problems.append((number, row))
         elif row[0] >= nc:
-            rows.unknown.append((number, f"{row[0]:.0f}"))
+            labels.unknown.append((number, f"{row[0]:.0f}"))
         else:
             class_id = classes[int(row[0])] if 0 <= row[0] < len(classes) else int(row[0])
             points = np.array(row[1:] if len(row) > 5 else ()).reshape(-1, 2)
@@ -208,13 +177,13 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int 
                 if min(box[2:]) < _NO_AREA:
                     nothing = f"{beyond}: nothing of it is inside"
                     if class_id < 0:
-                        rows.remarks.append((number, f"{nothing}; the ignored region is left out"))
+                        labels.remarks.append((number, f"{nothing}; the ignored region is left out"))
                     else:
-                        rows.leave_out(number, nothing)
+                        labels.left_out.append((number, nothing))
                     continue
-                rows.notes.append((number, f"{beyond}: cut to it"))
-            rows.add(number, (class_id, *row[1:]), class_id, box, points)
-    return rows.parsed()
+                labels.notes.append((number, f"{beyond}: cut to it"))
+            labels.add(number, (class_id, *row[1:]), class_id, box, points)
+    return labels.whole()
 
 
 def _cut(box: Sequence[float]) -> list[float]:

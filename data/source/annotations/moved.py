@@ -7,8 +7,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from itertools import compress
-from typing import NamedTuple
+from itertools import compress, takewhile
 from urllib.parse import unquote
 
 from tessera.utils.errors import UserError
@@ -23,19 +22,9 @@ _SPLIT = re.compile(  # a folder's whole name, such as val2017, valid, images_tr
 _SHOWN, _LONGEST = 3, 120
 
 
-class Relocated(NamedTuple):
-    """Where images are.
-
-    Attributes:
-        places: listed path → the image's path; {} unless there is exactly one image for each such path.
-        note: what was taken, or why nothing was; "" where nothing is like it.
-    """
-
-    places: dict[str, str]
-    note: str
-
-
-def find_moved(split: str, images: Sequence[str], is_missing: Sequence[bool], folders: Sequence[str]) -> Relocated:
+def find_moved(
+    split: str, images: Sequence[str], is_missing: Sequence[bool], folders: Sequence[str]
+) -> tuple[dict[str, str], str]:
     """Look for images that are not where they are listed.
 
     An image of a folder that is there was removed, and is not looked for: one of another folder may have its name.
@@ -45,29 +34,31 @@ def find_moved(split: str, images: Sequence[str], is_missing: Sequence[bool], fo
         images: paths as listed, absolute, or addresses; relative ones start in one of `folders`.
         is_missing: whether there is no such file, of each.
         folders: that are searched, with all below.
+
+    Returns:
+        Listed path → the image's path, {} unless there is exactly one image for each; what was taken, or why nothing.
     """
     missing = list(compress(images, is_missing))
     taken = set(images).difference(missing) if missing else set[str]()
     of_present = {os.path.dirname(path) for path in taken}
     lost = [path for path in missing if _is_spelled_otherwise(path) or not _is_here(path, folders, of_present)]
     if not lost:
-        return Relocated({}, "")
+        return {}, ""
     by_name: dict[str, dict[str, str]] = {}  # file name → path of each such image → its path below the folder
     try:
         for folder in dict.fromkeys(folders):
             for path in files_below(folder, IMAGE_SUFFIXES):
                 by_name.setdefault(os.path.basename(path), {}).setdefault(path, path[len(folder) + 1 :])
     except UserError:  # a folder that may not be read: nobody can say that an image is there once only
-        return Relocated({}, "")
+        return {}, ""
     found = {path: _by_end(path, split, folders, by_name) for path in lost}
     places = {path: paths[0] for path, (paths, _) in found.items() if len(paths) == 1}
     if len(places) == len(lost) and not taken & set(places.values()) and len(set(places.values())) == len(lost):
         pair = f"{_said(places[lost[0]], folders)} is used instead of {_said(lost[0], folders)}"
-        return Relocated(
-            places, f"{split}: {counted(len(lost), 'image')} not where listed, and found by the end of the path: {pair}"
-        )
+        count = counted(len(lost), "image")
+        return places, f"{split}: {count} not where listed, and found by the end of the path: {pair}"
     if not any(map(any, found.values())):
-        return Relocated({}, "")
+        return {}, ""
     several = {path: paths for path, paths in found.items() if len(paths[0]) != 1} or found
     named = []
     for path, candidates in several.items():
@@ -75,7 +66,7 @@ def find_moved(split: str, images: Sequence[str], is_missing: Sequence[bool], fo
         where = own or (f"only {of_others}, in the folder of another split" if of_others else "nowhere")
         named.append(f"{_said(path, folders)} ({where})")
     note = f"{split}: {counted(len(lost), 'image')} not where listed, and not each is found once by the end of its path"
-    return Relocated({}, f"{note}: {first_of(named, _SHOWN)}")
+    return {}, f"{note}: {first_of(named, _SHOWN)}"
 
 
 def _is_here(path: str, folders: Sequence[str], of_present: set[str]) -> bool:
@@ -122,9 +113,7 @@ def _by_end(
     of_others: list[str] = []
     for place, below in by_name.get(parts[0], {}).items():
         own, ends = _split_of(below), below.split("/")[::-1]
-        common = next(
-            (n for n, (a, b) in enumerate(zip(parts, ends, strict=False)) if a != b), min(len(parts), len(ends))
-        )
+        common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(parts, ends, strict=False))])
         (of_others if own not in ("", wanted) else found.setdefault((common, own == wanted), [])).append(place)
     return sorted(found[max(found)]) if found else [], sorted(of_others)
 

@@ -33,13 +33,9 @@ _KEYS: dict[tuple[str, ...], str] = {
     ("name", "labels"): f"Scalabel's or BDD100K's JSON. {_EXPORT}",
 }
 # The same of the columns of a CSV.
+_OPEN_IMAGES = "Open Images' CSV. Convert it to COCO or YOLO, such as with FiftyOne or Datumaro."
 _TABLES: dict[tuple[str, ...], str] = {
-    (
-        "ImageID",
-        "LabelName",
-        "XMin",
-        "XMax",
-    ): "Open Images' CSV. Convert it to COCO or YOLO, such as with FiftyOne or Datumaro.",
+    ("ImageID", "LabelName", "XMin", "XMax"): _OPEN_IMAGES,
     ("filename", "class", "xmin", "ymin", "xmax", "ymax"): f"TensorFlow's CSV. {_EXPORT}",
     ("filename", "region_shape_attributes"): f"the CSV of the VGG Image Annotator. {_EXPORT}",
 }

@@ -7,10 +7,9 @@ import math
 import re
 import xml.parsers.expat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.data.source.annotations.labels import ParsedLabels, Rows, Size, clipped_fractions
+from tessera.data.source.annotations.labels import ParsedLabels, Size, clipped_fractions
 from tessera.utils.text import one_line, shown
 
 _MOST_DEPTH = 32
@@ -18,14 +17,15 @@ _INVALID_TOKEN = xml.parsers.expat.errors.codes[xml.parsers.expat.errors.XML_ERR
 _DECLARED = re.compile(
     rb"""(?:\xef\xbb\xbf)?\s{0,99}<\?xml[^>]{0,200}?\sencoding\s{0,9}=\s{0,9}["']([\w.:-]{1,40})["']"""
 )
-# Python's name of an encoding of several bytes a character → the encoding that files which declare it are in, which is
-# often wider (WHATWG Encoding standard, 4.2).
+# Python's name of an encoding of several bytes a character → the one that files which declare it are in (WHATWG
+# Encoding standard, 4.2).
 _MULTI_BYTE = {
-    **dict.fromkeys(("gb2312", "gbk", "gb18030"), "gb18030"),
-    **dict.fromkeys(("shift_jis", "cp932"), "cp932"),
-    **dict.fromkeys(("euc_kr", "cp949"), "cp949"),
-    **dict.fromkeys(("big5", "cp950"), "cp950"),
-    **{name: name for name in ("big5hkscs", "hz", "euc_jp", "iso2022_jp", "iso2022_kr", "johab", "utf-8")},
+    **{name: name for name in ("big5hkscs", "cp932", "cp949", "euc_jp", "gb18030", "hz", "iso2022_jp", "utf-8")},
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+    "big5": "cp950",
 }
 
 
@@ -44,33 +44,33 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     try:
         reader = _parse(raw)
     except _Refused as error:
-        return ParsedLabels([], [], problems=[(error.line, str(error))])
+        return ParsedLabels(problems=[(error.line, str(error))])
     if reader.root != "annotation":
-        return ParsedLabels([], [], problems=[(1, f"the root is <{one_line(reader.root, 40)}>, expected <annotation>")])
-    rows = Rows()
-    for item in reader.objects:
-        name = item.fields.get("name", "")
-        difficult = item.fields.get("difficult", "0") == "1"
-        corners = _voc_corners(item.fields)
+        return ParsedLabels(problems=[(1, f"the root is <{one_line(reader.root, 40)}>, expected <annotation>")])
+    labels = ParsedLabels()
+    for line, fields in reader.objects:
+        name = fields.get("name", "")
+        corners = _voc_corners(fields)
         box = corners if isinstance(corners, str) else _voc_box(corners, size_hw)
-        if difficult or class_ids.get(name, 0) < 0:
+        if fields.get("difficult") == "1" or class_ids.get(name, 0) < 0:
             if isinstance(box, str):
-                rows.remarks.append((item.line, f"{box}; the ignored region is left out"))
+                labels.remarks.append((line, f"{box}; the ignored region is left out"))
             elif name in class_ids:
-                rows.ignore(class_ids[name], box)
+                labels.ignore(class_ids[name], box)
             else:
-                rows.unknown.append((item.line, shown(name)))
+                labels.unknown.append((line, shown(name)))
         elif isinstance(corners, str):
-            rows.leave_out(item.line, corners)
+            labels.left_out.append((line, corners))
         elif name not in class_ids:
-            rows.unknown.append((item.line, shown(name)))
+            labels.unknown.append((line, shown(name)))
         elif isinstance(box, str):
-            rows.leave_out(item.line, box)
+            labels.left_out.append((line, box))
         else:
-            rows.add(item.line, (class_ids[name], *corners), class_ids[name], box)
+            labels.add(line, (class_ids[name], *corners), class_ids[name], box)
     height, width = (reader.size.get(side, "") for side in ("height", "width"))
     is_stated = all(text.isdecimal() and len(text) < 10 and int(text) > 0 for text in (height, width))
-    return rows.parsed()._replace(stated_hw=(int(height), int(width)) if is_stated else (0, 0))
+    labels.stated_hw = (int(height), int(width)) if is_stated else (0, 0)
+    return labels.whole()
 
 
 def _voc_box(corners: tuple[float, float, float, float], size_hw: Size) -> list[float] | str:
@@ -89,14 +89,13 @@ class _Refused(Exception):
 
 
 def _parse(raw: bytes) -> _VocReader:
-    """Read the XML; expat knows UTF-8, UTF-16 and, with Python's help, encodings of one byte a character."""
     declared = _DECLARED.match(raw)
     name = declared[1].decode() if declared else "utf-8"
     try:
+        # Expat knows UTF-8, UTF-16 and, with Python's help, encodings of one byte a character.
         wider = _MULTI_BYTE.get(codecs.lookup(name).name) if declared else None
-        text = raw if wider is None else raw.decode(wider).encode()
-        reader = _VocReader(None if wider is None else "utf-8")
-        reader.parser.Parse(text, True)
+        reader = _VocReader("utf-8" if wider else None)
+        reader.parser.Parse(raw.decode(wider).encode() if wider else raw, True)
     except xml.parsers.expat.ExpatError as error:
         what = f"not valid XML ({xml.parsers.expat.ErrorString(error.code)})"
         if error.code == _INVALID_TOKEN and not _is_utf8(raw):
@@ -118,19 +117,13 @@ def _is_utf8(raw: bytes) -> bool:
     return True
 
 
-@dataclass
-class _VocObject:
-    line: int
-    fields: dict[str, str] = field(default_factory=dict)
-
-
 class _VocReader:
     """Collects <size> and the <object>s with their lines; parts of objects (<part>) are skipped."""
 
     def __init__(self, encoding: str | None) -> None:
         self.root = ""
         self.size: dict[str, str] = {}
-        self.objects: list[_VocObject] = []
+        self.objects: list[tuple[int, dict[str, str]]] = []  # line, fields
         self._path: list[str] = []
         self._text: list[str] = []
         self.parser = xml.parsers.expat.ParserCreate(encoding)
@@ -146,13 +139,13 @@ class _VocReader:
         self._path.append(name)
         self._text.clear()
         if self._path[1:] == ["object"]:
-            self.objects.append(_VocObject(self.parser.CurrentLineNumber))
+            self.objects.append((self.parser.CurrentLineNumber, {}))
 
     def _end(self, name: str) -> None:
         text = "".join(self._text).strip()
         inner = self._path[1:]
         if inner[:1] == ["object"] and (len(inner) == 2 or (inner[1:2] == ["bndbox"] and len(inner) == 3)):
-            self.objects[-1].fields[name] = text
+            self.objects[-1][1][name] = text
         elif inner[:1] == ["size"] and len(inner) == 2:
             self.size[name] = text
         self._path.pop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tessera.data.source.annotations.coco_objects import category_of, is_crowd
 from tessera.data.source.annotations.label_files import ENDLESS, any_labels
 from tessera.data.source.annotations.segmentation import numbers
-from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck, share
+from tessera.data.source.checks.report import DatasetCheck, Part, share
+from tessera.data.source.refusals import flat
 from tessera.utils.text import counted, first_of
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # share of a side, and pixels, that rounding may put a box outside by
@@ -20,18 +20,15 @@ _MOST_SHOWN = 10.0  # sides that messages count
 _FAR = 0.05  # share of a side that no rounding explains
 _LEAST, _USUAL = 5, 0.25  # boxes, and share of them, that leave the image far where corners are read as centre and size
 
-BoxRows = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]
-
 
 class Written(NamedTuple):
     """Boxes of a split as they are written, before anything is cut to the image; k of them.
 
     Attributes:
         owners: int64 (k,), place of each one's image in the listing.
-        excess: float64 (k,), share of a side by which a box leaves the image where it does so most; 0 inside.
-        excess_px: float64 (k,), the same in pixels.
-        as_corners: bool (k,), whether the four numbers could be x1 y1 x2 y2 all the same: the third and fourth are
-            larger than the first and second.
+        excess, excess_px: float64 (k,), by which a box leaves the image at most, of a side and in pixels.
+        as_corners: bool (k,), whether its third and fourth number are larger than the first and second: they could be
+            x1 y1 x2 y2.
     """
 
     owners: NDArray[np.int64]
@@ -84,12 +81,6 @@ def _turn(record: Mapping[str, Any]) -> float:
     return turned[0] % 180 if turned else 0.0
 
 
-def flat(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which boxes (n, 4) have no width or no height, (n,)."""
-    found: NDArray[np.bool_] = np.any(boxes_xyxy[:, 2:] <= boxes_xyxy[:, :2], axis=1)
-    return found
-
-
 def _corners(written: Written) -> NDArray[np.bool_]:
     """Which boxes, (k,), seem to be corners where centre and size are expected.
 
@@ -106,62 +97,47 @@ def _corners(written: Written) -> NDArray[np.bool_]:
 
 def _written(part: Part) -> Written:
     """The boxes of all kept images, as they are written."""
-    found = [_of_text(part), _of_records(part)]
-    owners = np.concatenate([owners for owners, _, _ in found])
-    boxes = np.concatenate([boxes for _, boxes, _ in found])
-    as_corners = np.concatenate([ordered for _, _, ordered in found])
-    sizes = np.zeros((len(part.listing.images), 2))
-    sizes[part.places] = part.scanned.sizes_hw[:, ::-1]
-    sides = sizes[owners]
-    out = np.maximum(np.maximum(-boxes[:, :2], boxes[:, 2:] - sides), 0)
-    return Written(owners, (out / np.maximum(sides, 1)).max(1, initial=0), out.max(1, initial=0), as_corners)
-
-
-def _of_text(part: Part) -> BoxRows:
-    """Owners, corners in pixels and `as_corners` of label files, which nothing is cut off from when they are read."""
     listing, scanned = part.listing, part.scanned
     is_text = np.array(
         [place not in listing.coco and label.endswith(".txt") for place, label in enumerate(listing.labels)]
     )
-    mine = is_text[part.owners]
+    mine = is_text[part.owners]  # nothing is cut off from label files when they are read
     boxes = scanned.boxes_xyxy[mine].astype(np.float64)
     centres, sizes = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
-    return part.owners[mine], boxes, np.all(sizes > centres, axis=1) & (scanned.point_counts[mine] == 0)
+    as_corners = np.all(sizes > centres, axis=1) & (scanned.point_counts[mine] == 0)
+    owners = [part.owners[mine]]
+    found = [boxes]
+    ordered = [as_corners]
+    for place in part.places[~is_text[part.places]].tolist():
+        own, own_ordered = _of_records(part, place)
+        owners.append(np.full(len(own), place))
+        found.append(own)
+        ordered.append(own_ordered)
+    places, boxes = np.concatenate(owners), np.concatenate(found)
+    image_sizes = np.zeros((len(listing.images), 2))
+    image_sizes[part.places] = scanned.sizes_hw[:, ::-1]
+    sides = image_sizes[places]
+    out = np.maximum(np.maximum(-boxes[:, :2], boxes[:, 2:] - sides), 0)
+    excess = (out / np.maximum(sides, 1)).max(1, initial=0)
+    return Written(places, excess, out.max(1, initial=0), np.concatenate(ordered))
 
 
-def _of_records(part: Part) -> BoxRows:
-    """The same of COCO and VOC, as the files have them."""
-    owners: list[int] = []
-    boxes: list[list[float]] = []
-    ordered: list[bool] = []
+def _of_records(part: Part, place: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Corners in pixels, (n, 4), and `as_corners`, (n,), of an image's objects in a COCO file or XML."""
     untrained = part.spec.ignore + part.spec.left_out
-    for place in part.places.tolist():
-        if place in part.listing.coco:
-            _, image, categories = part.listing.coco[place]
-            records = [
-                numbers(record.get("bbox"))
-                for _, record in image.annotations
-                if not is_crowd(record) and category_of(record, categories) not in untrained
-            ]
-            rows = [row for row in records if row is not None and len(row) == 4]
-            found = [[x, y, x + width, y + height] for x, y, width, height in rows]
-            ordered += [width > x and height > y for x, y, width, height in rows]
-        elif part.listing.labels[place].endswith(".xml"):
-            found = _of_voc(part.listing.labels[place], untrained)
-            ordered += [False] * len(found)
-        else:
-            continue
-        owners += [place] * len(found)
-        boxes += found
-    return np.array(owners, np.int64), np.array(boxes, np.float64).reshape(-1, 4), np.array(ordered, np.bool_)
-
-
-def _of_voc(path: str, untrained: Sequence[str]) -> list[list[float]]:
-    """Corners in pixels of the objects of other classes; nothing is cut off."""
-    fractions = np.array(any_labels(path, untrained).boxes).reshape(-1, 4)
-    half = fractions[:, 2:] / 2
-    corners: list[list[float]] = (np.hstack((fractions[:, :2] - half, fractions[:, :2] + half)) * ENDLESS).tolist()
-    return corners
+    if place not in part.listing.coco:
+        fractions = np.array(any_labels(part.listing.labels[place], untrained).boxes).reshape(-1, 4)
+        half = fractions[:, 2:] / 2
+        corners = np.hstack((fractions[:, :2] - half, fractions[:, :2] + half)) * ENDLESS
+        return corners, np.zeros(len(corners), np.bool_)
+    _, image, categories = part.listing.coco[place]
+    records = [
+        numbers(record.get("bbox"))
+        for _, record in image.annotations
+        if not is_crowd(record) and category_of(record, categories) not in untrained
+    ]
+    rows = np.array([row for row in records if row is not None and len(row) == 4], np.float64).reshape(-1, 4)
+    return np.hstack((rows[:, :2], rows[:, :2] + rows[:, 2:])), np.all(rows[:, 2:] > rows[:, :2], axis=1)
 
 
 def sizes_at(part: Part, imgsz: int) -> str:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from tessera.data.source.annotations.coco import MOST_OWNERLESS
-from tessera.data.source.checks.auto_labels import check_auto_labels
 from tessera.data.source.checks.boxes import check_boxes, sizes_at
 from tessera.data.source.checks.classes import check_classes, check_names, counts_of, ignored_regions, table
-from tessera.data.source.checks.copies import check_copies
 from tessera.data.source.checks.drift import check_drift
-from tessera.data.source.checks.files import check_label_files
-from tessera.data.source.checks.looks import Look
-from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.pictures import check_pictures
-from tessera.data.source.checks.report import DatasetCheck
-from tessera.data.source.checks.twins import check_twins
+from tessera.data.source.checks.files import check_auto_labels, check_label_files
+from tessera.data.source.checks.pictures import Look, check_pictures
+from tessera.data.source.checks.report import DatasetCheck, Part
+from tessera.data.source.checks.twins import check_copies, check_twins
 from tessera.data.source.held_out import part_of
 from tessera.data.source.index import class_names
 from tessera.data.source.listing import OFFER, list_images

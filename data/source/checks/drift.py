@@ -6,19 +6,18 @@ the two splits anew, and a family of shares drifts where hardly any deal differs
 largest difference of a family is compared: Westfall and Young 1993). The p-values of all families and splits are
 corrected by Holm (1979), and what is certain but small is left out.
 
-Legend: N pictures of both splits, K shares of a family, E entries.
+Legend: N pictures, K shares of a family, E entries.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck, Drift, Moved
+from tessera.data.source.checks.report import DatasetCheck, Drift, Moved, Part
 from tessera.data.source.index import class_names
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import first_of, shown
@@ -43,13 +42,10 @@ FAMILIES = {
 
 
 class Shares(NamedTuple):
-    """Shares of a family, picture by picture, as a sparse matrix (N, K).
+    """Shares of a family, 0 … 1, picture by picture, as a sparse matrix (N, K) of E entries.
 
     Attributes:
         names: of the K shares.
-        pictures: int64 (E,).
-        columns: int64 (E,).
-        values: float64 (E,), 0 … 1.
         has: bool (N,), pictures that count: those with an object, or all.
     """
 
@@ -62,31 +58,26 @@ class Shares(NamedTuple):
 
 def check_drift(check: DatasetCheck, parts: Sequence[Part]) -> None:
     """Report families of shares in which a split differs from train."""
-    train = next((part for part in parts if part.split == "train"), None)
-    others = [part for part in parts if part is not train]
-    if train is None:
-        return
-    found: list[Drift] = []
-    for other in others:
-        for family, (first, second) in _families(train, other).items():
-            if min(first.has.sum(), second.has.sum()) >= _LEAST:
-                found.append(compared(family, ("train", other.split), first, second))
+    found = [
+        _compared(family, ("train", other.split), first, second)
+        for train in parts
+        for other in parts
+        if train.split == "train" and other is not train
+        for family, (first, second) in _families(train, other).items()
+        if min(first.has.sum(), second.has.sum()) >= _LEAST
+    ]
     check.drifts += _corrected(found)
     for drift in check.drifts:
         if drift.moved:
-            check.notes.append(f"{drift.splits[1]}: {sentence(drift)}")
+            (train, other), family = drift.splits, drift.family
+            moved = [f"{one.name} {100 * one.shares[0]:.0f} % and {100 * one.shares[1]:.0f} %" for one in drift.moved]
+            check.notes.append(
+                f"{other}: {family} differ from {train} by more than chance (p {drift.p:.3f}): {first_of(moved, 3)} "
+                f"({FAMILIES[family]}, in {train} and {other})"
+            )
 
 
-def sentence(drift: Drift) -> str:
-    """What drifts, in words."""
-    moved = [f"{one.name} {100 * one.shares[0]:.0f} % and {100 * one.shares[1]:.0f} %" for one in drift.moved]
-    return (
-        f"{drift.family} differ from {drift.splits[0]} by more than chance (p {drift.p:.3f}): {first_of(moved, 3)} "
-        f"({FAMILIES[drift.family]}, in {drift.splits[0]} and {drift.splits[1]})"
-    )
-
-
-def compared(family: str, splits: tuple[str, str], first: Shares, second: Shares) -> Drift:
+def _compared(family: str, splits: tuple[str, str], first: Shares, second: Shares) -> Drift:
     """A family's shares in two splits; its p-values are of this family alone."""
     n, m = int(first.has.sum()), int(second.has.sum())
     means = np.stack([_sums(first, first.has) / n, _sums(second, second.has) / m])
@@ -109,7 +100,7 @@ def compared(family: str, splits: tuple[str, str], first: Shares, second: Shares
         dealt[places[rng.permutation(n + m)[:m]]] = True
         largest[number] = deviation(dealt).max(initial=0)
     chance = (1 + (largest[:, None] >= own - 1e-9).sum(0)) / (1 + ROUNDS)
-    size = np.abs(2 * np.arcsin(np.sqrt(means.clip(0, 1)))[1] - 2 * np.arcsin(np.sqrt(means.clip(0, 1)))[0])
+    size = np.abs(np.diff(2 * np.arcsin(np.sqrt(means.clip(0, 1))), axis=0))[0]
     moved = [
         Moved(joined.names[k], (float(means[0, k]), float(means[1, k])), float(chance[k]))
         for k in np.argsort(chance - 1e-3 * size, kind="stable").tolist()
@@ -134,16 +125,10 @@ def _corrected(drifts: Sequence[Drift]) -> list[Drift]:
 
 
 def _families(train: Part, other: Part) -> dict[str, tuple[Shares, Shares]]:
-    pairs = {
-        CLASSES: _classes,
-        SIZES: _sizes,
-        PLACES: _places,
-        CROWDS: _crowds,
-    }
-    found = {family: (make(train), make(other)) for family, make in pairs.items()}
+    families = {CLASSES: _classes, SIZES: _sizes, PLACES: _places, CROWDS: _crowds}
     if len(class_names(train.spec, train.single_cls)) == 1:
-        del found[CLASSES]  # which is told by how many pictures have no object
-    return found
+        del families[CLASSES]  # which is told by how many pictures have no object
+    return {family: (make(train), make(other)) for family, make in families.items()}
 
 
 def _classes(part: Part) -> Shares:
@@ -188,18 +173,13 @@ def _images(part: Part) -> NDArray[np.int64]:
 def _sums(shares: Shares, dealt: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Sum of each share over the pictures that are `dealt`, (K,)."""
     values = shares.values * dealt[shares.pictures]
-    sums: NDArray[np.float64] = np.bincount(shares.columns, weights=values, minlength=len(shares.names)).astype(float)
-    return sums
+    return np.bincount(shares.columns, weights=values, minlength=len(shares.names)).astype(np.float64)
 
 
 def _joined(first: Shares, second: Shares) -> Shares:
-    return Shares(
-        first.names,
-        np.concatenate((first.pictures, second.pictures + len(first.has))),
-        np.concatenate((first.columns, second.columns)),
-        np.concatenate((first.values, second.values)),
-        np.concatenate((first.has, second.has)),
-    )
+    second = second._replace(pictures=second.pictures + len(first.has))
+    joined: Any = map(np.concatenate, zip(first[1:], second[1:], strict=True))
+    return Shares(first.names, *joined)
 
 
 def _scales(shares: Shares, n: int, m: int) -> NDArray[np.float64]:

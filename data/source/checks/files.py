@@ -1,11 +1,16 @@
-"""Images without a label file, and those without an object."""
+"""Label files: images without one, and those that a model wrote and nobody has changed since."""
 
 from __future__ import annotations
 
-from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck
+from collections.abc import Mapping
+from pathlib import Path
+
+from tessera.data.source.annotations.auto_labels import AutoLabel, auto_labels
+from tessera.data.source.annotations.label_files import any_labels
+from tessera.data.source.checks.report import DatasetCheck, Part, share
 from tessera.data.source.refusals import missing_labels, unlabelled, without_objects
-from tessera.utils.text import counted, first_of
+from tessera.utils.files import sha256
+from tessera.utils.text import counted, first_of, shown
 
 
 def check_label_files(check: DatasetCheck, part: Part) -> None:
@@ -31,3 +36,48 @@ def check_label_files(check: DatasetCheck, part: Part) -> None:
         f"{part.split}: {counted(len(scanned.counts), 'image')}: {objects:,} with objects; {alone}as background, "
         f"{without - len(missing):,} whose labels hold no object and {len(missing):,} without a label file"
     )
+
+
+def check_auto_labels(check: DatasetCheck, part: Part) -> None:
+    """Report how many label files of a split are as `detect.py --auto-label` wrote them, the least sure ones first."""
+    root = Path(part.listing.root)
+    files = {Path(label) for place, label in enumerate(part.listing.labels) if label and place not in part.listing.coco}
+    own = {file.parent for file in files}
+    above = {parent for folder in own for parent in folder.parents if parent == root or root in parent.parents}
+    noted = {path: label for path, label in auto_labels(own | above, check.problems).items() if path in files}
+    if not noted:
+        return
+    same = {path: label for path, label in noted.items() if path.is_file() and sha256(path) == label.sha256}
+    if not part.single_cls:
+        check.errors += _other_classes(part, same)
+    makers = first_of(sorted({shown(label.weights) for label in noted.values()}), 3)
+    changed = f"; it wrote {len(noted) - len(same):,} more, changed since" if len(same) < len(noted) else ""
+    line = f"{part.split}: {share(len(same), len(files), 'label file')} as a model wrote them ({makers}){changed}"
+    if same and part.split != "train":
+        check.problems.append(f"{line}: metrics on them tell agreement with that model")
+        return
+    check.facts.append(line)
+    unsure = sorted((label.least_score, path) for path, label in same.items() if label.least_score < 1)
+    if unsure:
+        named = first_of([f"{part.listing.shown(str(path))} ({score:.2f})" for score, path in unsure], 3)
+        check.facts.append(f"{part.split}: look at these first, where it was least sure: {named}")
+
+
+def _other_classes(part: Part, labels: Mapping[Path, AutoLabel]) -> list[str]:
+    """A line for each class number of label files that means another class to their model than to the dataset."""
+    own = part.spec.label_names or part.spec.names
+    found: dict[tuple[int, str, str], list[Path]] = {}
+    for path, label in labels.items():
+        for number in sorted(set(any_labels(str(path)).classes)):
+            if number < min(len(label.names), len(own)):
+                name, wanted = label.names[number], own[number]
+                if name.strip().casefold() != wanted.strip().casefold():
+                    found.setdefault((number, name, wanted), []).append(path)
+    yaml = part.spec.yaml_path.name
+    return [
+        f"{part.split}: class {number} is {shown(name)} to the model {shown(labels[paths[0]].weights)} and "
+        f"{shown(wanted)} in {yaml}: {first_of([part.listing.shown(str(path)) for path in paths], 3)}, which it "
+        f"wrote. Give the rows the numbers of {yaml}; where it is one class by two names, take the files out of "
+        "auto_labels.jsonl."
+        for (number, name, wanted), paths in found.items()
+    ]

@@ -1,34 +1,79 @@
-"""Pictures: every one is decoded, its file's content told from the others', and what it looks like."""
+"""Pictures: every one is decoded, its file's content told from the others', and what is unusual about it."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tessera.data.source.checks.looks import Look, look_at, remark_on
-from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.checks.report import DatasetCheck, Part, Remark
 from tessera.data.source.decode import decode_levels
+from tessera.data.source.held_out import GRID, difference_hash
 from tessera.data.source.probe import breaks_off, read_header
 from tessera.data.source.refusals import most_undecodable
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_plain
 from tessera.utils.machine.limits import usable_cpus
-from tessera.utils.pixels import DARK, PixelRule, brightest_level, to_uint8
-from tessera.utils.text import counted
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.pixels import DARK, PixelRule, Pixels, brightest_level, to_uint8
+from tessera.utils.text import counted, first_of
+
+SMALL = 2 * GRID  # points a side of the copy that is compared
+DIM, GLARING = 20, 240  # mean levels of 255, below and above which a picture is remarked on
+_TINY = 64  # pixels of the long side, below which it is
+_TINT = 3  # levels that the channels of a grey picture may differ by: a JPEG rounds
+_FEW = 0.5  # share of a split's pictures from which on a kind is what the set is like, not a remark
+
+CUT, TURNED, DARKER, BRIGHTER, DEEP, GREY, TINY = (
+    "cut off",
+    "turned by EXIF",
+    "very dark",
+    "very bright",
+    "of more than 8 bits",
+    "grey among coloured ones",
+    "tiny",
+)
+KINDS = {
+    CUT: "the end of the file is missing; what decodes is used",
+    TURNED: "EXIF turns or mirrors them when they are decoded: labels must be of the picture as it is shown",
+    DARKER: f"the mean level is below {DIM} of 255",
+    BRIGHTER: f"the mean level is above {GLARING} of 255",
+    DEEP: "their levels become 8 bits by `pixels` of the dataset's YAML",
+    GREY: "their three channels are equal, where most pictures have colours",
+    TINY: f"the long side is below {_TINY} pixels",
+}
 
 
-class _Decoded(NamedTuple):
-    """A decoded image; `brightest` is its largest level of more than 8 bits, and the byte that became of it."""
+class Look(NamedTuple):
+    """What a picture looks like.
+
+    Attributes:
+        size_hw: of the decoded picture.
+        digest: of its file.
+        small: uint8 (SMALL, SMALL), a grey copy.
+        bits: uint8 (18,), `difference_hash` of it.
+        mean, most: level of all its pixels, and of its brightest one, of 255.
+        brightest: its largest level where it has more than 8 bits; else None.
+        is_cut, is_grey: the file breaks off; the picture has no colour.
+        orientation: as EXIF numbers it.
+    """
 
     size_hw: tuple[int, int]
-    brightest: tuple[float, int] | None
-    look: Look
+    digest: bytes
+    small: Pixels
+    bits: Pixels
+    mean: float
+    most: int
+    brightest: float | None
+    is_cut: bool
+    is_grey: bool
+    orientation: int
 
 
 def check_pictures(check: DatasetCheck, part: Part) -> list[Look | None]:
@@ -36,25 +81,22 @@ def check_pictures(check: DatasetCheck, part: Part) -> list[Look | None]:
     looks: list[Look | None] = []
     listing = part.listing
     paths = [listing.images[place] for place in part.places.tolist()]
-    deep: list[tuple[float, int]] = []
     with ThreadPoolExecutor(usable_cpus()) as pool:
         decoding = pool.map(partial(_decode, rule=part.spec.pixels), paths)
         results = tqdm(decoding, f"Decoding {part.split}", len(paths))
-        for path, size, decoded in zip(paths, part.scanned.sizes_hw.tolist(), results, strict=True):
+        for path, size, look in zip(paths, part.scanned.sizes_hw.tolist(), results, strict=True):
             shown = listing.shown(path)
-            if not isinstance(decoded, str) and [*decoded.size_hw] != size:
-                height, width = decoded.size_hw
-                decoded = f"decodes to {width} x {height} pixels, but its header says {size[1]} x {size[0]}"
-            if isinstance(decoded, str):
-                check.problems.append(f"{shown}: {decoded.rstrip('.')}; the image is left out")
+            if isinstance(look, Look) and [*look.size_hw] != size:
+                height, width = look.size_hw
+                look = f"decodes to {width} x {height} pixels, but its header says {size[1]} x {size[0]}"
+            if isinstance(look, str):
+                check.problems.append(f"{shown}: {look.rstrip('.')}; the image is left out")
                 check.left_out.append(shown)
                 looks.append(None)
                 continue
-            if decoded.look.is_cut:
+            if look.is_cut:
                 check.problems.append(f"{shown}: the end of the file is missing; what decodes is used")
-            looks.append(decoded.look)
-            if decoded.brightest is not None:
-                deep.append(decoded.brightest)
+            looks.append(look)
     decodes = np.array([look is not None for look in looks], np.bool_)
     undecodable = len(looks) - int(decodes.sum())
     check.images -= undecodable
@@ -64,6 +106,7 @@ def check_pictures(check: DatasetCheck, part: Part) -> list[Look | None]:
             f"{part.split}: {undecodable:,} of {counted(len(looks), 'image')} do not decode, more than training leaves "
             "out. Restore these files."
         )
+    deep = [(look.brightest, look.most) for look in looks if look is not None and look.brightest is not None]
     level, byte = max(deep, default=(0.0, 0))
     if level > 0 and max(byte for _, byte in deep) < DARK:
         check.notes.append(
@@ -71,11 +114,11 @@ def check_pictures(check: DatasetCheck, part: Part) -> list[Look | None]:
             f"which becomes {byte} of 255: they come dark. Give `pixels: {{range: [0, {level:g}]}}` in "
             f"{part.spec.yaml_path.name}"
         )
-    remark_on(check, part, looks)
+    _remark(check, part, looks)
     return looks
 
 
-def _decode(path: str, rule: PixelRule | None) -> _Decoded | str:
+def _decode(path: str, rule: PixelRule | None) -> Look | str:
     """What a file holds; or why it cannot be used."""
     try:
         with open_plain(path) as file:
@@ -85,14 +128,59 @@ def _decode(path: str, rule: PixelRule | None) -> _Decoded | str:
         return str(error).removeprefix(f"{path}: ")
     except OSError as error:
         return f"cannot be read ({error.strerror})."
-    pixels = to_uint8(levels, rule)
-    brightest = None if levels.dtype == np.uint8 else (brightest_level(levels), int(pixels.max()))
-    header = read_header(raw)
-    look = look_at(
-        pixels,
-        hashlib.blake2b(raw, digest_size=16).digest(),
+    return look_at(levels, raw, rule)
+
+
+def look_at(levels: NDArray[np.generic], raw: bytes, rule: PixelRule | None = None) -> Look:
+    """The look of a picture: levels (H, W, 3) RGB of the file `raw`."""
+    pixels, header = to_uint8(levels, rule), read_header(raw)
+    coloured = cast(Pixels, cv2.resize(pixels, (2 * SMALL, 2 * SMALL), interpolation=cv2.INTER_AREA))
+    means = coloured.astype(np.int16)
+    return Look(
+        size_hw=(pixels.shape[0], pixels.shape[1]),
+        digest=hashlib.blake2b(raw, digest_size=16).digest(),
+        small=means.reshape(SMALL, 2, SMALL, 2, 3).mean((1, 3, 4)).round().astype(np.uint8),
+        bits=difference_hash(coloured),
+        mean=float(means.mean()),
+        most=int(pixels.max()),
+        brightest=None if levels.dtype == np.uint8 else brightest_level(levels),
         is_cut=breaks_off(raw),
-        is_deep=levels.dtype != np.uint8,
+        is_grey=bool(np.ptp(means, axis=2).max() <= _TINT),
         orientation=header.orientation if header else 1,
     )
-    return _Decoded((levels.shape[0], levels.shape[1]), brightest, look)
+
+
+def _remark(check: DatasetCheck, part: Part, looks: Sequence[Look | None]) -> None:
+    """Remark on the unusual pictures of a split, and note how many of each kind there are."""
+    found: dict[str, list[Remark]] = {}
+    for place, look in zip(part.places.tolist(), looks, strict=True):
+        if look is not None:
+            path = part.listing.images[place]
+            for kind, detail in _kinds_of(look):
+                found.setdefault(kind, []).append(Remark(kind, part.split, path, part.listing.shown(path), detail))
+    known = sum(look is not None for look in looks)
+    for kind in (DARKER, BRIGHTER, GREY, TINY):
+        if len(found.get(kind, [])) > _FEW * known:
+            del found[kind]
+    for kind in KINDS:
+        remarks = found.get(kind, [])
+        check.remarks += remarks
+        if remarks and kind not in (CUT, DEEP):  # each has lines of its own
+            named = first_of([remark.shown for remark in remarks], 3)
+            check.notes.append(f"{part.split}: {counted(len(remarks), 'image')} {kind} ({KINDS[kind]}): {named}")
+
+
+def _kinds_of(look: Look) -> list[tuple[str, str]]:
+    """In which ways a picture is unusual, each with what was measured."""
+    of_255 = f"mean level {look.mean:.0f} of 255"
+    dark = f", and dark thereby: at most {look.most} of 255" if look.most < DARK else ""
+    found = {
+        CUT: (look.is_cut, "the end is missing"),
+        TURNED: (look.orientation > 1, f"orientation {look.orientation}"),
+        DARKER: (look.mean < DIM, of_255),
+        BRIGHTER: (look.mean > GLARING, of_255),
+        DEEP: (look.brightest is not None, f"{of_255}{dark}"),
+        GREY: (look.is_grey, "no colour"),
+        TINY: (max(look.size_hw) < _TINY, f"long side {max(look.size_hw)} pixels"),
+    }
+    return [(kind, detail) for kind, (is_so, detail) in found.items() if is_so]

@@ -1,23 +1,49 @@
-"""What the checks of a dataset found, and how it is printed."""
+"""A split as the checks see it, what they found, and how it is printed."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.data.source.listing import Listing
+from tessera.data.source.scan import Scan
 from tessera.utils.text import counted, first_of, one_line
+from tessera.utils.types import DatasetSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One split; N images listed, n of them kept, m objects.
+
+    Attributes:
+        split: "train", "val" or "test".
+        single_cls: all classes are one.
+    """
+
+    spec: DatasetSpec
+    split: str
+    listing: Listing
+    scanned: Scan
+    single_cls: bool
+
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """The place in the listing of each image that is kept, int64 (n,)."""
+        return np.flatnonzero(self.scanned.kept)
+
+    @cached_property
+    def owners(self) -> NDArray[np.int64]:
+        """The place in the listing of each object's image, int64 (m,)."""
+        return np.repeat(self.places, self.scanned.counts)
 
 
 class Twins(NamedTuple):
-    """Two pictures of different files that look the same, or nearly so.
-
-    Attributes:
-        splits: of both.
-        paths: of both.
-        shown: both as messages name them.
-        bits: of 144 by which they differ.
-    """
+    """Two pictures of different files that look the same: splits, paths, names in messages; bits of 144 that differ."""
 
     splits: tuple[str, str]
     paths: tuple[str, str]
@@ -26,13 +52,7 @@ class Twins(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A share that differs between two splits by more than chance.
-
-    Attributes:
-        name: of a class, a size or a place.
-        shares: of the pictures of both splits, on average.
-        p: that chance does as much to any share of its family; adjusted for all families too.
-    """
+    """A share of the pictures of two splits, such as that of a class, which differs by more than chance (p)."""
 
     name: str
     shares: tuple[float, float]
@@ -60,14 +80,7 @@ class Drift(NamedTuple):
 
 
 class Remark(NamedTuple):
-    """A picture that is unusual.
-
-    Attributes:
-        kind: in which way, such as "very dark".
-        split, path: of it.
-        shown: as messages name it.
-        detail: what was measured.
-    """
+    """A picture that is unusual in some way (`kind`), its name in messages, and what was measured."""
 
     kind: str
     split: str
@@ -77,13 +90,7 @@ class Remark(NamedTuple):
 
 
 class SplitCounts(NamedTuple):
-    """A split in numbers; of C classes.
-
-    Attributes:
-        split: its name.
-        images, empty, objects: in it; `empty` are images without an object.
-        class_images, class_objects: of each class.
-    """
+    """A split in numbers: its images, those without an object, its objects; images and objects of each class."""
 
     split: str
     images: int

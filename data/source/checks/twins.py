@@ -1,80 +1,116 @@
-"""Twins: pictures of different files that look the same: scaled, saved again, or next to each other in a burst.
+"""Pictures that are twice in a dataset: files of equal content, and near-duplicates ("twins"), which look the same.
 
-Pairs are found by a hash of 144 bits in parts (multi-index hashing, Norouzi et al. 2012): where two hashes differ in at
-most 14 bits, they differ in at most one of the 18 bits of some eighth. So each picture is compared with those alone
-that share such a part, and a hundred thousand take a minute at most. Then small copies must agree too: on a plain
-background most bits say nothing.
+Twins are scaled, saved again, or next to each other in a burst: their hashes of 144 bits differ in at most 14, and
+small copies agree, as on a plain background most bits say nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.checks.looks import Look
-from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck, Twins
-from tessera.data.source.held_out import ALIKE_BITS, BITS
+from tessera.data.source.checks.pictures import Look
+from tessera.data.source.checks.report import DatasetCheck, Part, Twins
+from tessera.data.source.held_out import ALIKE_BITS, similar
 from tessera.utils.text import counted
 
 _ALIKE = ALIKE_BITS[0]  # bits that twins may differ in
-_PARTS = 8
-_PART_BITS = BITS // _PARTS
-_CROWD = 50  # pictures of an equal part that one is compared with: more are frames of a still camera
+_CROWD = 50  # similar pictures of a split that one is compared with: more are frames of a still camera
 _CORRELATION = 0.99  # of the small copies of twins
 _FAR = 40.0  # levels that the most different of their points may be apart
 _CONTRAST = 2.0  # standard deviation of levels, below which a picture shows nothing to compare
-_ROWS = 1 << 16  # pairs compared at a time
-_POPCOUNT = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
+_SEEN = "what was trained on cannot show how well it detects"
 
-Pair = tuple[int, int, int]
+Looks = Mapping[Part, Sequence[Look | None]]  # split → of each of its images that is kept
 
 
-def check_twins(check: DatasetCheck, looks: Mapping[Part, Sequence[Look | None]]) -> None:
-    """Report pictures that look the same but are different files, within a split and between splits.
+def check_copies(check: DatasetCheck, looks: Looks) -> None:
+    """Report files of equal content: metrics on what was trained on mean nothing, and a copy may have other labels."""
+    owners: dict[bytes, dict[Part, list[int]]] = {}
+    for part, of_images in looks.items():
+        for own, look in enumerate(of_images):
+            if look is not None:
+                owners.setdefault(look.digest, {}).setdefault(part, []).append(own)
+    parts = list(looks)
+    for at, first in enumerate(parts):
+        _report_twice(check, first, [own[first] for own in owners.values() if len(own.get(first, ())) > 1])
+        for second in parts[at + 1 :]:
+            shared = [own for own in owners.values() if first in own and second in own]
+            if not shared:
+                continue
+            number = sum(len(own[second]) for own in shared)
+            example = " = ".join(dict.fromkeys(_shown(part, shared[0][part][0]) for part in (first, second)))
+            images = counted(len(second.places), "image")
+            line = f"{number:,} of the {images} of {second.split} {'is' if number == 1 else 'are'} in {first.split} too"
+            if first.split == "train":
+                check.problems.append(f"{line}, such as {example}: {_SEEN}")
+            else:
+                check.notes.append(f"{line}, such as {example}")
 
-    Args:
-        check: what is added to.
-        looks: split → of each of its images that is kept.
-    """
+
+def _report_twice(check: DatasetCheck, part: Part, copies: list[list[int]]) -> None:
+    differ, equal = list[list[int]](), list[list[int]]()
+    for own in copies:
+        first, *others = (_labels(part, one) for one in own)
+        (equal if all(labels == first for labels in others) else differ).append(own)
+    for lines, found, which, remedy in (
+        (check.problems, differ, "that differ in their labels", ": remove all but the correct one"),
+        (check.notes, equal, "and equal labels", ""),
+    ):
+        if found:
+            example = " = ".join(_shown(part, one) for one in found[0][:3])
+            pictures = counted(len(found), "picture")
+            lines.append(f"{part.split}: {pictures} with several files {which}, such as {example}{remedy}")
+
+
+def _shown(part: Part, own: int) -> str:
+    return part.listing.shown(part.listing.images[int(part.places[own])])
+
+
+def _labels(part: Part, own: int) -> list[tuple[float, ...]]:
+    """Class and box of each object of an image, and of each ignored region, in one order whatever that of the rows."""
+    scanned = part.scanned
+    objects = scanned.counts, scanned.classes, scanned.boxes_xyxy, 0
+    ignored = scanned.ignored_counts, scanned.ignored_classes, scanned.ignored_boxes_xyxy, 1
+    found: list[tuple[float, ...]] = []
+    for counts, classes, boxes, kind in (objects, ignored):
+        end = int(counts[: own + 1].sum())
+        mine = slice(end - int(counts[own]), end)
+        found += [(kind, *row) for row in np.column_stack((classes[mine], boxes[mine])).tolist()]
+    return sorted(found)
+
+
+def check_twins(check: DatasetCheck, looks: Looks) -> None:
+    """Report pictures that look the same but are different files, within a split and between splits."""
     owners = [(part, own) for part, of_images in looks.items() for own, look in enumerate(of_images) if look]
     known = [look for of_images in looks.values() for look in of_images if look]
     if not known:
         return
-    paths = [part.listing.images[int(part.places[own])] for part, own in owners]
     order = {part.split: number for number, part in enumerate(looks)}
     for first, second, bits in twins_among(known, [order[part.split] for part, _ in owners]):
-        sides = owners[first][0], owners[second][0]
-        check.twins.append(
-            Twins(
-                (sides[0].split, sides[1].split),
-                (paths[first], paths[second]),
-                (sides[0].listing.shown(paths[first]), sides[1].listing.shown(paths[second])),
-                bits,
-            )
-        )
+        (part, own), (other, others) = owners[first], owners[second]
+        paths = part.listing.images[int(part.places[own])], other.listing.images[int(other.places[others])]
+        shown = _shown(part, own), _shown(other, others)
+        check.twins.append(Twins((part.split, other.split), paths, shown, bits))
     for first_split in order:
         for second_split in order:
             pairs = [twins for twins in check.twins if twins.splits == (first_split, second_split)]
-            if pairs:
-                _report(check, first_split, second_split, pairs)
+            if not pairs:
+                continue
+            number = len({twins.paths[1] for twins in pairs})
+            line = f"{counted(number, 'image')} of {second_split} look{'s' * (number == 1)} nearly the same as"
+            example = f"such as {pairs[0].shown[0]} ~ {pairs[0].shown[1]}"
+            if first_split == second_split:
+                check.notes.append(f"{line} another one of it, {example}")
+            elif first_split == "train":
+                check.problems.append(f"{line} one of train, {example}: {_SEEN}")
+            else:
+                check.notes.append(f"{line} one of {first_split}, {example}")
 
 
-def _report(check: DatasetCheck, first: str, second: str, pairs: Sequence[Twins]) -> None:
-    number = len({twins.paths[1] for twins in pairs})
-    looks = f"{counted(number, 'image')} of {second} look{'s' * (number == 1)} nearly the same as"
-    example = f"such as {pairs[0].shown[0]} ~ {pairs[0].shown[1]}"
-    if first == second:
-        check.notes.append(f"{looks} another one of it, {example}")
-    elif first == "train":
-        check.problems.append(f"{looks} one of train, {example}: what was trained on cannot show how well it detects")
-    else:
-        check.notes.append(f"{looks} one of {first}, {example}")
-
-
-def twins_among(looks: Sequence[Look], splits: Sequence[int]) -> list[Pair]:
+def twins_among(looks: Sequence[Look], splits: Sequence[int]) -> list[tuple[int, int, int]]:
     """Of each picture the nearest one before it in each split that looks the same, where their files differ.
 
     A chain of n pictures so has n - 1 pairs, and what is kept does not grow with the pairs that are compared.
@@ -90,19 +126,22 @@ def twins_among(looks: Sequence[Look], splits: Sequence[int]) -> list[Pair]:
     bits = np.stack([look.bits for look in looks])
     small = np.stack([look.small for look in looks]).reshape(len(looks), -1)
     _, contents = np.unique([look.digest.hex() for look in looks], return_inverse=True)
-    shows = np.array([look.small.std() >= _CONTRAST for look in looks])
+    shows = small.std(1) >= _CONTRAST
     split_of, count = np.array(splits), max(splits) + 1
     none = np.iinfo(np.int64).max
     best = np.full(len(looks) * count, none)  # bits, then the place of the first
-    for first, second in _candidates(bits):
-        usable = (contents[first] != contents[second]) & shows[first] & shows[second]
+    for rows, near in similar(bits, _ALIKE):
+        seconds, first = np.nonzero(near)
+        second = rows[seconds]
+        usable = (first < second) & (contents[first] != contents[second]) & shows[first] & shows[second]
         first, second = first[usable], second[usable]
-        distance = _POPCOUNT[bits[first] ^ bits[second]].sum(1, dtype=np.int64)
-        keys, values = second * count + split_of[first], distance * len(looks) + first
-        better = (distance <= _ALIKE) & (values < best[keys])
-        first, second, keys, values = first[better], second[better], keys[better], values[better]
+        keys = second * count + split_of[first]  # ascending
+        last = np.searchsorted(keys, keys, "right") - np.arange(len(keys)) <= _CROWD
+        first, second, keys = first[last], second[last], keys[last]
         alike = _alike(small[first], small[second])
-        np.minimum.at(best, keys[alike], values[alike])
+        first, second, keys = first[alike], second[alike], keys[alike]
+        distance = np.unpackbits(bits[first] ^ bits[second], axis=1).sum(1, dtype=np.int64)
+        np.minimum.at(best, keys, distance * len(looks) + first)
     found = [
         (int(best[key] % len(looks)), key // count, int(best[key] // len(looks)))
         for key in np.flatnonzero(best < none).tolist()
@@ -117,36 +156,3 @@ def _alike(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> NDArray[np.bo
     product = np.sqrt((a * a).sum(1) * (b * b).sum(1))
     agrees: NDArray[np.bool_] = ((a * b).sum(1) >= _CORRELATION * product) & (np.abs(a - b).max(1, initial=0) <= _FAR)
     return agrees
-
-
-def _candidates(bits: NDArray[np.uint8]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Pairs that share a part of their hashes but for one bit, first < second; some more than once."""
-    count = len(bits)
-    unpacked = np.unpackbits(bits, axis=1).reshape(count, _PARTS, _PART_BITS).astype(np.int64)
-    keys = unpacked @ (1 << np.arange(_PART_BITS))
-    for part in range(_PARTS):
-        own = keys[:, part]
-        order = np.argsort(own, kind="stable")
-        ordered = own[order]
-        for flipped in (0, *(1 << np.arange(_PART_BITS)).tolist()):
-            wanted = own ^ flipped
-            start = np.searchsorted(ordered, wanted, "left")
-            length = np.minimum(np.searchsorted(ordered, wanted, "right") - start, _CROWD)
-            for rows in _slices(length):
-                one = np.repeat(np.arange(count)[rows], length[rows])
-                within = np.arange(len(one)) - np.repeat(np.cumsum(length[rows]) - length[rows], length[rows])
-                other = order[np.repeat(start[rows], length[rows]) + within]
-                # All pictures of a crowd see its first ones, which see only each other.
-                differ = one != other
-                yield np.minimum(one, other)[differ], np.maximum(one, other)[differ]
-
-
-def _slices(lengths: NDArray[np.int64]) -> Iterator[slice]:
-    """Rows whose lengths are about `_ROWS` together."""
-    ends = np.cumsum(lengths)
-    bounds = np.searchsorted(ends, np.arange(_ROWS, int(ends[-1]) + _ROWS, _ROWS), "left") + 1
-    begin = 0
-    for end in np.unique(np.minimum(bounds, len(lengths))).tolist():
-        if end > begin:
-            yield slice(begin, end)
-            begin = end

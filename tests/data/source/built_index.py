@@ -1,4 +1,4 @@
-"""Indexes built from a data set, and whether two are the same, for the tests of the index."""
+"""Indexes and checks of a dataset by its YAML, and whether two indexes are the same."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.checks.report import DatasetCheck
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.types import DatasetIndex
@@ -16,6 +18,10 @@ BOX = "0 0.5 0.5 0.5 0.5\n"
 
 def build(yaml: Path, split: str = "train", **options: Any) -> DatasetIndex:
     return build_index(load_spec(yaml), split, **options)
+
+
+def check(yaml: Path, single_cls: bool = False) -> DatasetCheck:
+    return check_dataset(load_spec(yaml), single_cls)
 
 
 def same(a: DatasetIndex, b: DatasetIndex) -> bool:

@@ -18,13 +18,11 @@ import numpy as np
 import pytest
 
 from tessera.data.source import decode
-from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.decode import BadImage, RefusedImage, UndecodableImage, image_size, read_image
-from tessera.data.source.index import build_index
 from tessera.data.source.probe import read_header, refuse_large
-from tessera.data.source.spec import load_spec
 from tessera.utils.errors import ConfigError, UserError
 from tests.data.make import write_dataset, write_image
+from tests.data.source.built_index import build, check
 from tests.system.launch import ROOT
 
 HUGE = 30_000  # pixels a side
@@ -98,18 +96,18 @@ def test_what_is_too_large_is_not_decoded(
 def test_the_variable_raises_and_lowers_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     yaml = write_dataset(tmp_path / "set", {"train/a": "0 .5 .5 .5 .5", "train/b": "0 .5 .5 .5 .5"})
     write_image(tmp_path / "set/images/train/b.jpg", (100, 100))
-    assert len(build_index(load_spec(yaml), "train")) == 2
+    assert len(build(yaml)) == 2
     monkeypatch.setenv("TESSERA_MAX_PIXELS", "9999")
-    index = build_index(load_spec(yaml), "train")
+    index = build(yaml)
     assert len(index) == 1, "the stored index is of another budget"
     assert "b.jpg: 10,000 pixels, expected at most 9,999" in index.problems[0]
-    assert any("expected at most 9,999" in line for line in check_dataset(load_spec(yaml)).problems)
+    assert any("expected at most 9,999" in line for line in check(yaml).problems)
     with pytest.raises(UndecodableImage):
         read_image(tmp_path / "set/images/train/b.jpg")
     for wrong in ("many", "-1", "0", "1e6", "9" * 30):
         monkeypatch.setenv("TESSERA_MAX_PIXELS", wrong)
         with pytest.raises(ConfigError, match="TESSERA_MAX_PIXELS: found"):
-            build_index(load_spec(yaml), "train")
+            build(yaml)
 
 
 BEGINS = {
@@ -178,7 +176,7 @@ def test_special_files_are_left_out_by_kind(
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     yaml = write_dataset(tmp_path / "set", {"train/a": "0 .5 .5 .5 .5", "train/b": "0 .5 .5 .5 .5"})
     make_special(tmp_path / "set" / place, kind)
-    index = build_index(load_spec(yaml), "train")
+    index = build(yaml)
     (problem,) = index.problems
     assert len(index) == 1 and problem.startswith(f"{place}: cannot be read (it is a {kind}"), problem
     if place.endswith(".jpg"):  # it may have become one since
@@ -196,12 +194,12 @@ def test_a_special_file_as_coco_json_or_voc_xml(tmp_path: Path, kind: str, monke
     (tmp_path / "voc.yaml").write_text("path: set\ntrain: .\nnames: [cat]\n")
     for name in ("coco", "voc"):
         with pytest.raises(UserError, match=f"cannot be read \\(it is a {kind}"):
-            build_index(load_spec(tmp_path / f"{name}.yaml"), "train")
+            build(tmp_path / f"{name}.yaml")
 
 
 def test_a_fifo_as_index_is_replaced(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "set", {"train/a": "0 .5 .5 .5 .5"})
-    build_index(load_spec(yaml), "train")
+    build(yaml)
     (stored,) = (tmp_path / "cache" / "index").iterdir()
     make_special(stored, "FIFO")
-    assert len(build_index(load_spec(yaml), "train")) == 1 and stored.is_file()
+    assert len(build(yaml)) == 1 and stored.is_file()

@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc_object, write_voc
-from tests.data.source.built_index import build
+from tests.data.source.built_index import build, check
 from tests.data.source.made_yaml import dataset, refuse
 
 ROWS = {number: f"{number} 0.5 0.5 0.{number + 1} 0.5\n" for number in range(4)}
@@ -70,7 +69,7 @@ def test_it_says_what_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         "them: 'truck' 2, 'dog' 2"
     )
     assert build(yaml).left_out == said and said in caplog.messages
-    assert said in check_dataset(load_spec(yaml)).facts
+    assert said in check(yaml).facts
     assert build(made(tmp_path / "all", "")).left_out == ""
     yaml = write_dataset(tmp_path / "dogs", {"train/a": ROWS[3], "val/a": ""}, NAMES)
     yaml.write_text(f"{yaml.read_text()}classes: [car]\n")
@@ -89,7 +88,7 @@ def test_ignored_classes_stay_ignored_whatever_is_kept(tmp_path: Path) -> None:
     assert objects(index) == [["car 2"], [], [], []]
     assert index.ignored_offsets.tolist() == [0, 0, 1, 2, 2] and index.ignored_classes.tolist() == [-1, -1]
     assert "leaves out 2 of 4 classes with 3 objects in 2 images, 0 of which are background" in index.left_out
-    (regions,) = (line for line in check_dataset(load_spec(yaml)).facts if line.startswith("train: 2 ignored regions"))
+    (regions,) = (line for line in check(yaml).facts if line.startswith("train: 2 ignored regions"))
     assert regions.endswith("'dog' 2")
 
 
@@ -140,7 +139,7 @@ def test_categories_of_coco_keep_their_ids(tmp_path: Path, names: str) -> None:
     assert objects(index) == [["car 1", "vehicle 2", "vehicle 3"]] and index.coco_ids() == ((1,), (21, 3))
     assert build(coco(tmp_path, names + "classes: {car: [car, truck]}\n")).coco_ids() == ((1,), (7,))
     assert build(coco(tmp_path, names + "classes: [truck]\n"), single_cls=True).coco_ids() == ((1,), (20,))
-    assert not [line for line in check_dataset(load_spec(tmp_path / "coco.yaml")).lines() if "no category" in line]
+    assert not [line for line in check(tmp_path / "coco.yaml").lines() if "no category" in line]
 
 
 def test_names_of_voc(tmp_path: Path) -> None:
@@ -151,7 +150,7 @@ def test_names_of_voc(tmp_path: Path) -> None:
     yaml.write_text(f"{head}classes: {{pet: [cat, dog]}}\n")
     index = build(yaml)
     assert index.classes.tolist() == [0, 0] and index.names == ("pet",) and not index.problems
-    assert not [line for line in check_dataset(load_spec(yaml)).problems if "beyond" in line]
+    assert not [line for line in check(yaml).problems if "beyond" in line]
     yaml.write_text(head.replace(", cow]", "]") + "classes: [cat]\n")
     with pytest.raises(UserError, match=r"class 'cow', but voc\.yaml names 2 classes"):
         build(yaml)

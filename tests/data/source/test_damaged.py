@@ -21,7 +21,7 @@ BIG = 2**63  # a place that no file has, and no offset of `struct` can be
 
 def written(kind: str) -> bytes:
     if kind.startswith("TIFF"):
-        return tiff(PIXELS.astype(np.uint16), planar=True, big=kind == "TIFF of 64 bits")
+        return tiff(PIXELS.astype(np.uint16), big=kind == "TIFF of 64 bits")
     if kind == "AVIF" and not features.check("avif"):
         pytest.skip("this Pillow was built without AVIF")
     file = io.BytesIO()

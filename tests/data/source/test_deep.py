@@ -10,14 +10,13 @@ import pytest
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.images import ImageStore
-from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.decode import decode_levels, read_image, read_levels
-from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import ConfigError
 from tessera.utils.pixels import PixelRule, to_uint8
 from tessera.utils.ranks.world import World
+from tests.data.source.built_index import build, check
 
 TWELVE_BITS = PixelRule("range", 0, 4095)
 
@@ -45,13 +44,17 @@ def dataset(folder: Path, brightest: int = 4095, more: str = "") -> Path:
     return yaml
 
 
-@pytest.mark.parametrize("suffix", [".png", ".tif", ".ppm"])
+@pytest.mark.parametrize(
+    "suffix, shape", [(".png", (24, 32, 3)), (".tif", (24, 32, 3)), (".ppm", (24, 32, 3)), (".png", (24, 32))]
+)
 @pytest.mark.parametrize("rule", [None, TWELVE_BITS, PixelRule("percentile", 1, 99.5)], ids=str)
-def test_every_format_by_one_rule(tmp_path: Path, suffix: str, rule: PixelRule | None) -> None:
-    path = write(tmp_path / f"a{suffix}", ramp())
-    np.testing.assert_array_equal(read_levels(path), ramp())
-    np.testing.assert_array_equal(read_image(path, 1, rule), to_uint8(ramp(), rule))
-    np.testing.assert_array_equal(decode_levels(np.fromfile(path, np.uint8), "it"), ramp())
+def test_every_format_by_one_rule(tmp_path: Path, suffix: str, rule: PixelRule | None, shape: tuple[int, ...]) -> None:
+    levels = ramp(shape)
+    path = write(tmp_path / f"a{suffix}", levels)
+    levels = levels if levels.ndim == 3 else np.dstack([levels] * 3)
+    np.testing.assert_array_equal(read_levels(path), levels)
+    np.testing.assert_array_equal(read_image(path, 1, rule), to_uint8(levels, rule))
+    np.testing.assert_array_equal(decode_levels(np.fromfile(path, np.uint8), "it"), levels)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".ppm", ".bmp", ".jpg", ".webp", ".gif", ".pfm"])
@@ -69,23 +72,10 @@ def test_pixels_lie_in_a_row(tmp_path: Path, suffix: str, dtype: type) -> None:
     assert image.dtype == np.uint8 and image.shape == (24, 32, 3) and image.flags.c_contiguous
 
 
-def test_grey_of_16_bits(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.png", ramp((24, 32)))
-    np.testing.assert_array_equal(
-        read_image(path, 1, TWELVE_BITS), np.repeat(to_uint8(ramp((24, 32)), TWELVE_BITS)[..., None], 3, 2)
-    )
-
-
-def test_floating_tiff(tmp_path: Path) -> None:
-    floats = np.random.default_rng(0).random((10, 12, 3), np.float32)
-    path = write(tmp_path / "a.tif", floats)
-    np.testing.assert_array_equal(read_image(path), np.rint(floats * 255).astype(np.uint8))
-
-
 def test_the_rule_of_the_yaml_reaches_the_store_and_its_cache(tmp_path: Path) -> None:
-    plain = build_index(load_spec(dataset(tmp_path / "plain")), "train")
-    index = build_index(load_spec(dataset(tmp_path / "ruled", more="pixels: {range: [0, 4095]}\n")), "train")
-    again = build_index(load_spec(tmp_path / "ruled" / "deep.yaml"), "train")
+    plain = build(dataset(tmp_path / "plain"))
+    index = build(dataset(tmp_path / "ruled", more="pixels: {range: [0, 4095]}\n"))
+    again = build(tmp_path / "ruled" / "deep.yaml")
     assert plain.pixels is None and index.pixels == again.pixels == TWELVE_BITS
     assert index.content_hash() == again.content_hash() != plain.content_hash()
     assert ImageStore(plain, 32, "area").load(0).max() == 15 and ImageStore(index, 32, "area").load(0).max() == 255
@@ -102,9 +92,9 @@ def test_a_wrong_rule_names_its_line(tmp_path: Path) -> None:
 
 
 def test_dark_images_are_noted(tmp_path: Path) -> None:
-    notes = check_dataset(load_spec(dataset(tmp_path / "dark"))).notes
+    notes = check(dataset(tmp_path / "dark")).notes
     assert len(notes) == 2
     assert "train: of 1 image with more than 8 bits, the brightest level is 4095, which becomes 15 of 255" in notes[0]
     assert "`pixels: {range: [0, 4095]}` in deep.yaml" in notes[0]
-    assert not check_dataset(load_spec(dataset(tmp_path / "ruled", more="pixels: {range: [0, 4095]}\n"))).notes
-    assert not check_dataset(load_spec(dataset(tmp_path / "bright", brightest=65535))).notes
+    assert not check(dataset(tmp_path / "ruled", more="pixels: {range: [0, 4095]}\n")).notes
+    assert not check(dataset(tmp_path / "bright", brightest=65535)).notes

@@ -13,16 +13,15 @@ import numpy as np
 import pytest
 
 from tessera.data.source import held_out
-from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.held_out import ALIKE_BITS, Fingerprints, difference_hash, divide, group
-from tessera.data.source.index import build_index
+from tessera.data.source.index import build_index, index_warnings
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.seeding import HeldOut
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 from tests.data.source.annotations.test_voc import voc, voc_object
+from tests.data.source.built_index import build, check
 from tests.data.source.made_yaml import refuse
 
 BOX = "0 0.5 0.5 0.5 0.5\n"
@@ -69,9 +68,9 @@ def test_each_image_is_on_one_side_with_its_labels(tmp_path: Path, kind: str) ->
     assert sorted(train + val) == sorted(map(str, range(40))) and len(val) == 8
     for twins in ({"0", "1", "2", "3"}, {"4", "5"}):
         assert twins <= set(train) or twins <= set(val), "twins stay together"
-    index = build_index(load_spec(yaml), "val")
+    index = build(yaml, "val")
     assert len(index.classes) == 8 and not index.problems
-    found = check_dataset(load_spec(yaml))
+    found = check(yaml)
     assert (found.errors, found.problems, found.images) == ([], [], 40)
 
 
@@ -141,8 +140,8 @@ def test_without_val_a_share_is_offered(tmp_path: Path) -> None:
     yaml = write_pictures(tmp_path / "set")
     yaml.write_text(yaml.read_text().replace("val: 0.2\n", ""))
     with pytest.raises(UserError, match=r"Add `val:` with its images\. `val: 0.2` holds out a fifth of train"):
-        build_index(load_spec(yaml), "val")
-    assert "`val: 0.2` holds out a fifth of train" in check_dataset(load_spec(yaml)).errors[0]
+        build(yaml, "val")
+    assert "`val: 0.2` holds out a fifth of train" in check(yaml).errors[0]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +167,7 @@ def test_too_few_pictures(tmp_path: Path) -> None:
     for number in range(1, 6):
         shutil.copy(tmp_path / "set/images/0.jpg", tmp_path / f"set/images/{number}.jpg")
     with pytest.raises(UserError, match=r"val: 0\.2: the 6 images of train are too few, or copies of too few pictures"):
-        build_index(load_spec(yaml), "val")
+        build(yaml, "val")
 
 
 def prints_of(bits: np.ndarray) -> Fingerprints:
@@ -212,9 +211,9 @@ def test_a_run_is_warned_where_both_sides_look_alike(tmp_path: Path) -> None:
         cv2.imwrite(str(tmp_path / f"set/images/{number}.jpg"), cv2.merge([frame.repeat(16, 0).repeat(16, 1)] * 3))
     said = "val: 0.2 of train: too many pictures look alike to keep them on one side"
     for _ in range(2):
-        train, val = (index_warnings(build_index(load_spec(yaml), split)) for split in ("train", "val"))
+        train, val = (index_warnings(build(yaml, split)) for split in ("train", "val"))
         assert not train and len(val) == 1 and said in val[0], val
-    (problem,) = [line for line in check_dataset(load_spec(yaml)).problems if "look alike" in line]
+    (problem,) = [line for line in check(yaml).problems if "look alike" in line]
     assert problem.startswith(said) and "metrics will be too good" in problem
 
 

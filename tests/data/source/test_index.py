@@ -10,8 +10,7 @@ import pytest
 
 from tessera.data.source.annotations.label_files import label_path
 from tessera.data.source.decode import image_size
-from tessera.data.source.index import build_index, problem_report
-from tessera.data.source.spec import load_spec
+from tessera.data.source.index import problem_report
 from tessera.utils.errors import UserError
 from tests.data.make import write_dataset, write_image
 from tests.data.source.built_index import BOX, build, same
@@ -191,7 +190,7 @@ def test_nothing_is_written_to_the_dataset(tmp_path: Path) -> None:
 
 def test_real_dataset(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_DATASETS", str(shared))
-    index = build_index(load_spec("coco128"), "train")
+    index = build("coco128")
     assert (len(index), len(index.classes)) == (128, 929)
     assert [line.partition(": ")[2] for line in index.problems] == [
         "2 label files of no image, so their objects are not used: 000000000656.txt, 000000000659.txt"

@@ -156,7 +156,7 @@ def test_damaged_cache_is_rebuilt(tmp_path_factory: pytest.TempPathFactory, data
     )  # fmt: skip
     write_index(folder / "a.index", index, {})
     stored = read_index(folder / "a.index")
-    assert stored is not None and same(stored.content, index)
+    assert stored is not None and same(stored[0], index)
     raw = bytearray((folder / "a.index").read_bytes())
     at = data.draw(st.integers(0, len(raw) - 1))
     raw[at] ^= data.draw(st.integers(1, 255))

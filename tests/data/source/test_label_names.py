@@ -1,11 +1,10 @@
-"""Label files whose names or images are spelled otherwise, images of other suffixes, files that stand for others."""
+"""Label files of no image, images of other suffixes, files that stand for others."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
-import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,13 +14,13 @@ import pytest
 from PIL import Image
 
 from tessera.data.source import decode
-from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.decode import _read_by_pillow, decode_levels, read_image
-from tessera.data.source.index import build_index, problem_report
+from tessera.data.source.index import problem_report
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.origins import find_origins
 from tessera.utils.pixels import READS_HEIC
+from tests.data.source.built_index import build, check
 from tests.data.source.tool_forms import STEMS, coco, voc, write
 from tests.data.source.tool_forms import images as tool_images
 from tests.data.source.tool_forms import labels as tool_labels
@@ -47,25 +46,13 @@ def dataset(folder: Path, labels: Mapping[str, str | None], more: str = "names: 
 
 def objects(yaml: Path) -> dict[str, int]:
     """How many objects each image has."""
-    index = build_index(load_spec(yaml), "train")
+    index = build(yaml)
     counts = np.diff(index.box_offsets).tolist()
     return {index.path(image).name: count for image, count in enumerate(counts)}
 
 
 def problems(yaml: Path) -> list[str]:
-    return list(build_index(load_spec(yaml), "train").problems)
-
-
-def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
-    """As Label Studio and macOS write them; the literal name goes first, and a file has one image."""
-    apart, composed = (unicodedata.normalize(form, "région") for form in ("NFD", "NFC"))
-    labels = {"a+b.jpg": "a%2Bb.txt", f"{composed}.jpg": f"{apart}.txt", "c.jpg": "c.TXT", "d%2Be.jpg": "d%2Be.txt"}
-    yaml = dataset(tmp_path, {**labels, "d+e.jpg": None, "good.jpg": "good.txt"})
-    assert objects(yaml) == {**dict.fromkeys(labels, 1), "d+e.jpg": 0, "good.jpg": 1}
-    assert build_index(load_spec(yaml), "train").notes[-1] == (
-        "3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
-        r"labels/c.TXT for c.txt, labels/re\u0301gion.txt for r\xe9gion.txt"
-    )
+    return list(build(yaml).problems)
 
 
 def test_a_broken_link_is_no_background(tmp_path: Path) -> None:
@@ -78,16 +65,6 @@ def test_a_broken_link_is_no_background(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("entry, folder", [("set", "set"), ("Annotations", "JPEGImages"), ("JPEGImages", "JPEGImages")])
-def test_escapes_of_a_voc_files_name(tmp_path: Path, entry: str, folder: str) -> None:
-    tool_images(tmp_path / folder, "a+{}.jpg")
-    tool_labels(tmp_path / ("set" if folder == "set" else "Annotations"), voc, "a%2B{}.xml")
-    (tmp_path / "a.yaml").write_text(f"path: {tmp_path}\ntrain: {entry}\nnames: [cat, dog]\n")
-    assert [*objects(tmp_path / "a.yaml").values()] == [1, 1, 2, 1, 2, 0] and not problems(tmp_path / "a.yaml")
-    (note,) = build_index(load_spec(tmp_path / "a.yaml"), "train").notes
-    assert note.startswith("6 label files spelled otherwise than the image, and used: ")
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_large_image_that_pillow_reads_is_no_warning_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_MAX_PIXELS", "1000000")
@@ -97,24 +74,6 @@ def test_a_large_image_that_pillow_reads_is_no_warning_without_a_name(monkeypatc
         _read_by_pillow(np.frombuffer(content.getvalue(), np.uint8))
 
 
-def test_escaped_label_files_of_another_split_are_not_called_unused(tmp_path: Path) -> None:
-    yaml = dataset(tmp_path, {"a+b.jpg": "a%2Bb.txt", "c+d.jpg": "c%2Bd.txt"})
-    for split, image in (("train", "a+b"), ("val", "c+d")):
-        (tmp_path / "set" / f"{split}.txt").write_text(f"./images/{image}.jpg\n")
-        yaml.write_text(yaml.read_text().replace(f"{split}: images", f"{split}: {split}.txt"))
-    for split in ("train", "val"):
-        index = build_index(load_spec(yaml), split)
-        (said,) = index.notes
-        assert not index.problems and said.startswith("1 label file spelled otherwise than the image, and used")
-
-
-def test_two_files_that_may_be_meant_are_not_used(tmp_path: Path) -> None:
-    yaml = dataset(tmp_path, {"a b.jpg": "a%20b.txt", "c.jpg": "c.txt"})
-    (tmp_path / "set" / "labels" / "a%20b.TXT").write_text(BOX)
-    assert objects(yaml) == {"a b.jpg": 0, "c.jpg": 1}
-    assert "labels: 2 label files of no image, so their objects are not used: a%20b.TXT, a%20b.txt" in problems(yaml)
-
-
 def test_label_files_of_no_image_are_named_before_a_training(tmp_path: Path) -> None:
     """As --check-data names them, once for both splits; empty files and lists of classes are none."""
     yaml = dataset(tmp_path, {"img1.jpg": "IMG1.txt", "img2.jpg": "img2.txt"})
@@ -122,8 +81,8 @@ def test_label_files_of_no_image_are_named_before_a_training(tmp_path: Path) -> 
     (labels / "classes.txt").write_text("a\nb\n")
     (labels / "empty.txt").write_text("")
     line = "labels: 1 label file of no image, so their objects are not used: IMG1.txt"
-    assert line in problem_report(build_index(load_spec(yaml), "train"))
-    assert check_dataset(load_spec(yaml)).problems.count(line) == 1
+    assert line in problem_report(build(yaml))
+    assert check(yaml).problems.count(line) == 1
     (labels / "IMG1.txt").unlink()
     assert line not in problems(yaml), "the index of before is not used"
 
@@ -158,7 +117,7 @@ def test_images_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: 
         assert [Path(origin.where).name for origin in find_origins([source])] == ["a.jpg"]
         assert "--source " in caplog.text and f": {said}." in caplog.text
     (images / "a.jpg").unlink()
-    for read in (lambda: build_index(load_spec(yaml), "train"), lambda: find_origins([images])):
+    for read in (lambda: build(yaml), lambda: find_origins([images])):
         with pytest.raises(UserError, match=r"3 images not read because of their suffix: 2 \.jxl, 1 \.psd"):
             read()
 
@@ -206,7 +165,7 @@ def test_a_pillow_heif_that_does_not_load_is_one_message(tmp_path: Path, monkeyp
     yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
     (tmp_path / "set" / "images" / "a.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
     with pytest.raises(UserError, match=r"^pillow-heif: found the package, but it does not load \(libheif\.so\.1"):
-        build_index(load_spec(yaml), "train")
+        build(yaml)
 
 
 def test_what_hides_all_images_is_named(tmp_path: Path) -> None:
@@ -214,7 +173,7 @@ def test_what_hides_all_images_is_named(tmp_path: Path) -> None:
     yaml.write_text(yaml.read_text().replace("train: images", "train: a.txt"))
     (tmp_path / "set" / "a.txt").write_text("https://x/a?sig=a/b\n")
     with pytest.raises(UserError, match=r"no image found in\n.*\n.*'https://x/a\?sig=a/b' is not the path of an image"):
-        build_index(load_spec(yaml), "train")
+        build(yaml)
     (tmp_path / "set" / "a.txt").write_text("https://x/a.jpg?sig=a/b\n")
     assert objects(yaml) == {"a.jpg": 1}
 
@@ -235,24 +194,15 @@ def test_lists_that_are_no_text_are_named(tmp_path: Path, content: bytes, why: s
     yaml.write_text(yaml.read_text().replace("train: images", "train: a.txt"))
     (tmp_path / "set" / "a.txt").write_bytes(content)
     with pytest.raises(UserError, match=rf"a\.txt: .*{why}"):
-        build_index(load_spec(yaml), "train")
+        build(yaml)
 
 
-def test_a_fifo_or_a_device_in_place_of_any_file_is_one_message(tmp_path: Path) -> None:
-    yaml = dataset(tmp_path, {"a.jpg": "a.txt", "b.jpg": "b.txt", "c.jpg": "c.txt", "d.jpg": "d.txt"})
-    for name, kind in (("images/a.jpg", "FIFO"), ("labels/b.txt", "FIFO"), ("images/c.jpg", "device")):
-        (tmp_path / "set" / name).unlink()
-        if kind == "FIFO":
-            os.mkfifo(tmp_path / "set" / name)
-        else:
-            (tmp_path / "set" / name).symlink_to("/dev/zero")
-    found = problems(yaml)
-    assert [line.partition(":")[0] for line in found] == ["images/a.jpg", "labels/b.txt", "images/c.jpg"]
-    assert all("it is a " in line and "expected a plain file" in line for line in found)
-    os.mkfifo(tmp_path / "fifo.txt")
+def test_a_fifo_as_a_list_or_a_yaml(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
+    for name in ("fifo.txt", "fifo.yaml"):
+        os.mkfifo(tmp_path / name)
     yaml.write_text(yaml.read_text().replace("train: images", f"train: {tmp_path / 'fifo.txt'}"))
     with pytest.raises(UserError, match=r"fifo\.txt: cannot be read \(it is a FIFO, expected a plain file\)"):
-        build_index(load_spec(yaml), "train")
-    os.mkfifo(tmp_path / "fifo.yaml")
+        build(yaml)
     with pytest.raises(UserError, match=r"fifo\.yaml: found a FIFO, expected a dataset YAML"):
         load_spec(tmp_path / "fifo.yaml")

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.source.index import build_index, problem_report
+from tessera.data.source.index import problem_report
 from tessera.data.source.listing import list_images, stats
 from tessera.data.source.spec import load_spec
-from tessera.utils.errors import UserError
 from tessera.utils.report.console import setup_logging
 from tests.data.make import write_dataset, write_image
+from tests.data.source.built_index import build
 
 
 def dataset(tmp_path: Path, entry: str) -> Path:
@@ -22,14 +22,6 @@ def dataset(tmp_path: Path, entry: str) -> Path:
     yaml = write_dataset(tmp_path / "pets", {"train/a": "0 0.5 0.5 0.2 0.2", "val/b": None})
     yaml.write_text(yaml.read_text().replace("train: images/train", f"train: {entry}"))
     return yaml
-
-
-def test_a_special_file_as_a_list_is_not_opened(tmp_path: Path) -> None:
-    yaml = dataset(tmp_path, "[images/train, list.txt]")
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "pets" / "list.txt").symlink_to(tmp_path / "fifo")
-    with pytest.raises(UserError, match=r"list\.txt: cannot be read \(it is a FIFO, expected a plain file\)"):
-        list_images(load_spec(yaml), "train")
 
 
 def test_special_files_have_no_state(tmp_path: Path) -> None:
@@ -46,7 +38,7 @@ def test_lines_that_are_no_paths(tmp_path: Path) -> None:
     yaml = dataset(tmp_path, "list.txt")
     lines = ["./images/train/a.jpg", "a\0b.jpg", "x" * 5000 + ".jpg", "\x1b[2J.txt", "\udcff.jpg", "//", "/", "."]
     (tmp_path / "pets" / "list.txt").write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
-    index = build_index(load_spec(yaml), "train")
+    index = build(yaml)
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg"]
     report = problem_report(index)
     assert "\x1b" not in report and "\\x1b[2J.txt" in report
@@ -66,7 +58,7 @@ def test_names_with_control_characters_do_not_reach_the_terminal(
         tmp_path / "pets" / "images" / "train" / "\x1b]0;title\x07.jpg"
     )
     (tmp_path / "pets" / "labels" / "train" / "\x1b]0;title\x07.txt").write_text("nonsense\n")
-    report = problem_report(build_index(load_spec(yaml), "train"))
+    report = problem_report(build(yaml))
     assert r"\x1b]0;title\x07.txt:1" in report and "\x1b" not in report
     setup_logging(0, 1)
     try:

@@ -20,6 +20,7 @@ from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import Archive
 from tests.at_once import at_once
+from tests.data.source.built_index import build
 from tests.data.source.made_yaml import BODY, dataset, refuse, write
 
 
@@ -73,7 +74,7 @@ def test_download_in_parts_appears_whole(tmp_path: Path, site: str) -> None:
     assert not (tmp_path / "datasets" / "pets").exists()
     (tmp_path / "site" / "labels.zip").unlink()  # has been unpacked: not asked for again
     pack(tmp_path / "site" / "images.zip", made, "", "images")
-    assert len(build_index(load_spec(yaml), "val").classes) == 1
+    assert len(build(yaml, "val").classes) == 1
 
 
 def test_download_by_several_at_once(tmp_path: Path, site: str) -> None:

@@ -119,10 +119,7 @@ def test_jpeg_with_a_trailer_and_one_that_breaks_off(tmp_path: Path) -> None:
     [
         (b"", "the file is empty"),
         (b"hello", "not an image"),
-        (b"\xff\xd8", "not an image"),
         (b"\xff\xd8\xff\xe1", "not an image"),
-        (b"\x89PNG\r\n\x1a\n", "not an image"),
-        (b"BM", "not an image"),
         (b"RIFF\0\0\0\0WEBPVP8 ", "not an image"),
     ],
 )

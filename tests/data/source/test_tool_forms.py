@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
-from tests.data.source.built_index import build
+from tests.data.source.built_index import build, check
 from tests.data.source.tool_forms import (
     EXPECTED,
     FORMS,
@@ -207,7 +205,7 @@ def test_coco_that_nothing_is_learnt_from(tmp_path: Path, content: Any, what: st
     write(tmp_path / "data.yaml", "train: a.json\nval: a.json\nnames: [cat, dog]\n")
     with pytest.raises(UserError, match=what):
         build(tmp_path / "data.yaml")
-    assert any(re.search(what, line) for line in check_dataset(load_spec(tmp_path / "data.yaml")).errors)
+    assert any(re.search(what, line) for line in check(tmp_path / "data.yaml").errors)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +238,7 @@ def test_rotated_boxes_are_counted(tmp_path: Path) -> None:
         record["attributes"] = {"occluded": False, "rotation": turned}
     write(tmp_path / "a.json", content)
     write(tmp_path / "data.yaml", "train: a.json\nval: a.json\nnames: [cat, dog]\n")
-    (found,) = (line for line in check_dataset(load_spec(tmp_path / "data.yaml")).problems if line.startswith("train:"))
+    (found,) = (line for line in check(tmp_path / "data.yaml").problems if line.startswith("train:"))
     assert found.startswith("train: 2 rotated boxes (attributes.rotation)") and "images/p0.jpg (a.json)" in found
 
 

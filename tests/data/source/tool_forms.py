@@ -1,14 +1,11 @@
-"""Datasets of six images with known boxes, each written as some tool exports them.
-
-Each form writes into a folder and returns its YAML's lines; EXPECTED has what training must read of all of them.
-"""
+"""Datasets of six images with known boxes, each written as some tool exports them: FORMS, read as EXPECTED."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.data.make import write_image
 
@@ -25,13 +22,6 @@ EXPECTED: dict[str, list[tuple[int, list[int]]]] = {
     "p5": [],
 }
 SPLITS = "train: {0}\nval: {0}\n"
-FORMS: dict[str, Callable[[Path], str]] = {}
-
-
-def form(function: Callable[[Path], str]) -> Callable[[Path], str]:
-    """Add a form by its name."""
-    FORMS[function.__name__] = function
-    return function
 
 
 def write(path: Path, content: Any) -> None:
@@ -70,7 +60,7 @@ def labels(folder: Path, text: Callable[[str], str] = rows, name: str = "{}.txt"
 
 def coco(
     name: str = "{}.jpg",
-    image: Mapping[str, Any] | None = None,
+    image: Mapping[str, Any] | Callable[[str], Mapping[str, Any]] | None = None,
     annotation: Callable[[list[int]], Mapping[str, Any]] | None = None,
     first: int = 1,
     root: bool = False,
@@ -79,7 +69,7 @@ def coco(
     records, boxes = [], []
     for number, stem in enumerate(STEMS):
         record = {"id": number + first, "width": WIDTH, "height": HEIGHT, "file_name": name.format(stem)}
-        records.append(merged(record, image or {}))
+        records.append(merged(record, image(stem) if callable(image) else image or {}))
         for label, corners in EXPECTED[stem]:
             left, top, right, bottom = corners
             box = [left, top, right - left, bottom - top]
@@ -126,281 +116,145 @@ def voc(stem: str, *, name: str = "{}.jpg", size: tuple[int, int] = (WIDTH, HEIG
     )
 
 
-@form
-def ultralytics(root: Path) -> str:
-    images(root / "images/train")
-    labels(root / "labels/train")
-    return SPLITS.format("images/train")
-
-
-@form
-def ultralytics_segments(root: Path) -> str:
-    images(root / "images/train")
-    labels(root / "labels/train", polygon_rows)
-    return SPLITS.format("images/train")
-
-
-@form
-def roboflow_yolo(root: Path) -> str:
-    images(root / "train/images", "{}_jpg.rf.0a1b2c.jpg")
-    labels(root / "train/labels", name="{}_jpg.rf.0a1b2c.txt")
-    return SPLITS.format("../train/images")
-
-
-@form
-def windows_yaml(root: Path) -> str:
-    images(root / "images/train")
-    labels(root / "labels/train", lambda stem: rows(stem).replace("\n", "\r\n"))
-    return SPLITS.format(r"images\train")
-
-
-@form
-def darknet(root: Path) -> str:
-    images(root / "obj")
-    labels(root / "obj")
-    write(root / "train.txt", "".join(f"build/darknet/x64/data/obj/{stem}.jpg\n" for stem in STEMS))
-    return SPLITS.format("train.txt")
-
-
-@form
-def cvat_yolo(root: Path) -> str:
-    images(root / "obj_train_data")
-    labels(root / "obj_train_data")
-    write(root / "train.txt", "".join(f"data/obj_train_data/{stem}.jpg\n" for stem in STEMS))
-    write(root / "obj.data", "classes = 2\ntrain = data/train.txt\nnames = data/obj.names\n")
-    return SPLITS.format("train.txt")
-
-
-@form
-def cvat_ultralytics(root: Path) -> str:
-    images(root / "images/train")
-    labels(root / "labels/train")
-    write(root / "train.txt", "".join(f"data/images/train/{stem}.jpg\n" for stem in STEMS))
-    return SPLITS.format("train.txt")
-
-
-@form
-def windows_list(root: Path) -> str:
-    images(root / "images")
-    labels(root / "labels")
-    write(root / "train.txt", "".join(f"C:\\Users\\me\\set\\images\\{stem}.jpg\r\n" for stem in STEMS))
-    return SPLITS.format("train.txt")
-
-
-@form
-def label_studio_yolo(root: Path) -> str:
-    images(root / "images", "0a1b2c3d-{}.jpg")
-    labels(root / "labels", name="0a1b2c3d-{}.txt")
-    write(root / "classes.txt", "cat\ndog\n")
-    write(root / "notes.json", {"categories": []})
-    return SPLITS.format("images")
-
-
-@form
-def datumaro_yolo(root: Path) -> str:
-    images(root / "obj_train_data")
-    labels(root / "obj_train_data")
-    write(root / "train.txt", "".join(f"data/obj_train_data/{stem}.jpg\n" for stem in STEMS))
-    write(root / "obj.names", "cat\ndog\n")
-    return SPLITS.format("train.txt")
-
-
-@form
-def fiftyone_yolov5(root: Path) -> str:
-    images(root / "images/val")
-    labels(root / "labels/val")
-    return f"path: {root}\n{SPLITS.format('./images/val/')}"
-
-
-@form
-def labelimg_yolo(root: Path) -> str:
-    images(root / "set")
-    labels(root / "set")
-    write(root / "set/classes.txt", "cat\ndog\n")
-    return SPLITS.format("set")
-
-
-@form
-def coco_itself(root: Path) -> str:
-    images(root / "train2017")
-    write(root / "annotations/instances_train2017.json", coco())
-    return SPLITS.format("annotations/instances_train2017.json")
-
-
-@form
-def roboflow_coco(root: Path) -> str:
-    images(root / "train", "{}_jpg.rf.0a1b2c.jpg")
-    write(root / "train/_annotations.coco.json", coco("{}_jpg.rf.0a1b2c.jpg", first=0, root=True))
-    return SPLITS.format("train/_annotations.coco.json")
-
-
-@form
-def cvat_coco(root: Path) -> str:
-    images(root / "images/default")
-    extra = {"attributes": {"occluded": False, "rotation": 0.0}}
-    write(root / "annotations/instances_default.json", coco(annotation=lambda _: extra))
-    return SPLITS.format("annotations/instances_default.json")
-
-
-@form
-def label_studio_coco(root: Path) -> str:
-    images(root / "images", "0a1b2c3d-{}.jpg")
-    content = coco("images\\0a1b2c3d-{}.jpg", first=0, annotation=lambda _: {"ignore": 0})
-    write(root / "result.json", content)
-    return SPLITS.format("result.json")
-
-
-@form
-def label_studio_server_coco(root: Path) -> str:
-    images(root / "images", "0a1b2c3d-{}.jpg")
-    write(root / "result.json", coco("/label-studio/data/media/upload/1/0a1b2c3d-{}.jpg"))
-    return SPLITS.format("result.json")
-
-
-@form
-def fiftyone_coco(root: Path) -> str:
-    images(root / "data")
-    write(root / "labels.json", coco(annotation=lambda _: {"segmentation": ..., "score": None}))
-    return SPLITS.format("labels.json")
-
-
-@form
-def supervisely_coco(root: Path) -> str:
-    images(root / "dataset 1/images")
-    write(root / "dataset 1/annotations/instances.json", coco(annotation=lambda own: {"segmentation": [polygon(own)]}))
-    return SPLITS.format("dataset 1/annotations/instances.json")
-
-
-@form
-def via_coco(root: Path) -> str:
-    images(root)
-    image = {"width": -1, "height": -1, "coco_url": "", "flickr_url": ""}
-    write(root / "via_project_coco.json", coco(image=image, annotation=lambda own: {"segmentation": polygon(own)}))
-    return SPLITS.format("via_project_coco.json")
-
-
-@form
-def lvis(root: Path) -> str:
-    images(root / "train2017")
-    image = {"file_name": ..., "neg_category_ids": [], "not_exhaustive_category_ids": []}
-    content = coco(image=image, annotation=lambda own: {"segmentation": [polygon(own)], "iscrowd": ...})
-    for record, stem in zip(content["images"], STEMS, strict=True):
-        record["coco_url"] = f"http://images.cocodataset.org/train2017/{stem}.jpg"
-    write(root / "lvis_v1_train.json", content)
-    return SPLITS.format("lvis_v1_train.json")
-
-
-@form
-def absolute_coco(root: Path) -> str:
-    images(root / "images")
-    write(root / "a.json", coco("/home/somebody/sets/pets/{}.jpg"))
-    return SPLITS.format("a.json")
-
-
-@form
-def windows_coco(root: Path) -> str:
-    images(root / "images/train")
-    write(root / "a.json", coco(r"C:\data\{}.jpg"))
-    return SPLITS.format("a.json")
-
-
-@form
-def backslash_coco(root: Path) -> str:
-    images(root / "images/train")
-    write(root / "annotations/a.json", coco(r"images\train\{}.jpg"))
-    return SPLITS.format("annotations/a.json")
-
-
-@form
-def renamed_folder_coco(root: Path) -> str:
-    images(root / "images")
-    write(root / "a.json", coco("train2017/{}.jpg"))
-    return SPLITS.format("a.json")
-
-
-@form
-def renamed_folder_list(root: Path) -> str:
-    images(root / "imgs")
-    labels(root / "imgs")
-    write(root / "train.txt", "".join(f"data/{stem}.jpg\n" for stem in STEMS))
-    return SPLITS.format("train.txt")
-
-
-@form
-def address_coco(root: Path) -> str:
-    images(root / "pictures/a b")
-    write(root / "a.json", coco("https://bucket.s3.amazonaws.com/sets/a%20b/{}.jpg?X-Amz-Date=2020/x"))
-    return SPLITS.format("a.json")
-
-
-@form
-def polygons_without_boxes(root: Path) -> str:
-    images(root / "images")
-    write(root / "a.json", coco(annotation=lambda own: {"bbox": ..., "segmentation": [polygon(own)]}))
-    return SPLITS.format("a.json")
-
-
-@form
-def masks_without_boxes(root: Path) -> str:
-    images(root / "images")
-    mask = {"size": [HEIGHT, WIDTH]}
-    write(root / "a.json", coco(annotation=lambda own: {"bbox": [], "segmentation": {**mask, "counts": counts(own)}}))
-    return SPLITS.format("a.json")
-
-
-@form
-def unknown_sizes(root: Path) -> str:
-    images(root / "images")
-    write(root / "a.json", coco(image={"width": None, "height": 0}))
-    return SPLITS.format("a.json")
-
-
-@form
-def sizes_and_crowds_as_text(root: Path) -> str:
-    images(root / "images")
-    size = {"width": f"{WIDTH}.0", "height": str(HEIGHT)}
-    write(root / "a.json", coco(image=size, annotation=lambda _: {"iscrowd": "0"}))
-    return SPLITS.format("a.json")
-
-
-@form
-def kit_of_voc(root: Path) -> str:
-    images(root / "JPEGImages")
-    labels(root / "Annotations", voc, "{}.xml")
-    write(root / "ImageSets/Main/train.txt", "".join(f"{stem}\n" for stem in STEMS))
-    return SPLITS.format("ImageSets/Main/train.txt")
-
-
-@form
-def labelimg_voc(root: Path) -> str:
-    images(root / "set", "{}.png")
-    labels(root / "set", lambda stem: voc(stem, name="{}.png"), "{}.xml")
-    return SPLITS.format("set")
-
-
-@form
-def roboflow_voc(root: Path) -> str:
-    images(root / "train", "{}_jpg.rf.0a1b2c.jpg")
-    labels(root / "train", lambda stem: voc(stem, name="{}_jpg.rf.0a1b2c.jpg"), "{}_jpg.rf.0a1b2c.xml")
-    return SPLITS.format("train")
-
-
-@form
-def kaggle_voc(root: Path) -> str:
-    images(root / "images", "{}.png")
-    labels(root / "annotations", voc, "{}.xml")
-    return SPLITS.format("images")
-
-
-@form
-def voc_without_sizes(root: Path) -> str:
-    images(root / "JPEGImages")
-    labels(root / "Annotations", lambda stem: voc(stem, size=(0, 0)), "{}.xml")
-    return SPLITS.format("JPEGImages")
-
-
-@form
-def fiftyone_voc(root: Path) -> str:
-    images(root / "data")
-    labels(root / "labels", voc, "{}.xml")
-    return SPLITS.format("data")
+class Form(NamedTuple):
+    """What a tool writes; {} in a name stands for a stem."""
+
+    images: str
+    entry: str
+    labels: str = ""
+    text: Callable[[str], str] = rows
+    files: Mapping[str, Any] = {}
+
+    def write(self, root: Path) -> str:
+        """Write into a folder; returns lines of a YAML."""
+        images(root, self.images)
+        if self.labels:
+            labels(root, self.text, self.labels)
+        for path, content in self.files.items():
+            write(root / path, content)
+        return SPLITS.format(self.entry)
+
+
+def listed(pattern: str) -> str:
+    return "".join(f"{pattern.format(stem)}\n" for stem in STEMS)
+
+
+def lvis_image(stem: str) -> dict[str, Any]:
+    lists = {"neg_category_ids": [], "not_exhaustive_category_ids": []}
+    return {"file_name": ..., "coco_url": f"http://images.cocodataset.org/train2017/{stem}.jpg", **lists}
+
+
+CLASSES = "cat\ndog\n"
+ROBOFLOW, STUDIO = "{}_jpg.rf.0a1b2c", "0a1b2c3d-{}"
+OBJ_DATA = "classes = 2\ntrain = data/train.txt\nnames = data/obj.names\n"
+MASK = {"size": [HEIGHT, WIDTH]}
+SIZES_AS_TEXT = {"width": f"{WIDTH}.0", "height": str(HEIGHT)}
+VIA_IMAGE = {"width": -1, "height": -1, "coco_url": "", "flickr_url": ""}
+ADDRESS = "https://bucket.s3.amazonaws.com/sets/a%20b/{}.jpg?X-Amz-Date=2020/x"
+TRAIN = "images/train/{}.jpg", "images/train", "labels/train/{}.txt"
+
+
+def listing(images: str, labels: str, pattern: str, **files: str) -> Form:
+    """Images, label files and a list of the images by `pattern`."""
+    return Form(images, "train.txt", labels, rows, {"train.txt": listed(pattern), **files})
+
+
+def one_json(images: str, entry: str, content: Any, **files: Any) -> Form:
+    return Form(images, entry, files={entry: content, **files})
+
+
+def polygons(corners: list[int]) -> dict[str, Any]:
+    return {"segmentation": [polygon(corners)]}
+
+
+_FORMS = {
+    "ultralytics": Form(*TRAIN),
+    "ultralytics_segments": Form(*TRAIN, polygon_rows),
+    "roboflow_yolo": Form(f"train/images/{ROBOFLOW}.jpg", "../train/images", f"train/labels/{ROBOFLOW}.txt"),
+    "windows_yaml": Form(TRAIN[0], r"images\train", TRAIN[2], lambda stem: rows(stem).replace("\n", "\r\n")),
+    "darknet": listing("obj/{}.jpg", "obj/{}.txt", "build/darknet/x64/data/obj/{}.jpg"),
+    "cvat_yolo": listing(
+        "obj_train_data/{}.jpg", "obj_train_data/{}.txt", "data/obj_train_data/{}.jpg", **{"obj.data": OBJ_DATA}
+    ),
+    "cvat_ultralytics": listing(TRAIN[0], TRAIN[2], "data/images/train/{}.jpg"),
+    "windows_list": listing("images/{}.jpg", "labels/{}.txt", "C:\\Users\\me\\set\\images\\{}.jpg\r"),
+    "label_studio_yolo": Form(
+        f"images/{STUDIO}.jpg",
+        "images",
+        f"labels/{STUDIO}.txt",
+        files={"classes.txt": CLASSES, "notes.json": {"categories": []}},
+    ),
+    "datumaro_yolo": listing(
+        "obj_train_data/{}.jpg", "obj_train_data/{}.txt", "data/obj_train_data/{}.jpg", **{"obj.names": CLASSES}
+    ),
+    "fiftyone_yolov5": Form("images/val/{}.jpg", "./images/val/", "labels/val/{}.txt"),
+    "labelimg_yolo": Form("set/{}.jpg", "set", "set/{}.txt", files={"set/classes.txt": CLASSES}),
+    "coco_itself": one_json("train2017/{}.jpg", "annotations/instances_train2017.json", coco()),
+    "roboflow_coco": one_json(
+        f"train/{ROBOFLOW}.jpg", "train/_annotations.coco.json", coco(f"{ROBOFLOW}.jpg", first=0, root=True)
+    ),
+    "cvat_coco": one_json(
+        "images/default/{}.jpg",
+        "annotations/instances_default.json",
+        coco(annotation=lambda _: {"attributes": {"occluded": False, "rotation": 0.0}}),
+    ),
+    "label_studio_coco": one_json(
+        f"images/{STUDIO}.jpg",
+        "result.json",
+        coco(f"images\\{STUDIO}.jpg", first=0, annotation=lambda _: {"ignore": 0}),
+    ),
+    "label_studio_server_coco": one_json(
+        f"images/{STUDIO}.jpg", "result.json", coco(f"/label-studio/data/media/upload/1/{STUDIO}.jpg")
+    ),
+    "fiftyone_coco": one_json(
+        "data/{}.jpg", "labels.json", coco(annotation=lambda _: {"segmentation": ..., "score": None})
+    ),
+    "supervisely_coco": one_json(
+        "dataset 1/images/{}.jpg", "dataset 1/annotations/instances.json", coco(annotation=polygons)
+    ),
+    "via_coco": one_json(
+        "{}.jpg",
+        "via_project_coco.json",
+        coco(image=VIA_IMAGE, annotation=lambda own: {"segmentation": polygon(own)}),
+    ),
+    "lvis": one_json(
+        "train2017/{}.jpg",
+        "lvis_v1_train.json",
+        coco(image=lvis_image, annotation=lambda own: {**polygons(own), "iscrowd": ...}),
+    ),
+    "absolute_coco": one_json("images/{}.jpg", "a.json", coco("/home/somebody/sets/pets/{}.jpg")),
+    "windows_coco": one_json(TRAIN[0], "a.json", coco(r"C:\data\{}.jpg")),
+    "backslash_coco": one_json(TRAIN[0], "annotations/a.json", coco(r"images\train\{}.jpg")),
+    "renamed_folder_coco": one_json("images/{}.jpg", "a.json", coco("train2017/{}.jpg")),
+    "renamed_folder_list": listing("imgs/{}.jpg", "imgs/{}.txt", "data/{}.jpg"),
+    "address_coco": one_json("pictures/a b/{}.jpg", "a.json", coco(ADDRESS)),
+    "polygons_without_boxes": one_json(
+        "images/{}.jpg", "a.json", coco(annotation=lambda own: {"bbox": ..., **polygons(own)})
+    ),
+    "masks_without_boxes": one_json(
+        "images/{}.jpg",
+        "a.json",
+        coco(annotation=lambda own: {"bbox": [], "segmentation": {**MASK, "counts": counts(own)}}),
+    ),
+    "unknown_sizes": one_json("images/{}.jpg", "a.json", coco(image={"width": None, "height": 0})),
+    "sizes_and_crowds_as_text": one_json(
+        "images/{}.jpg", "a.json", coco(image=SIZES_AS_TEXT, annotation=lambda _: {"iscrowd": "0"})
+    ),
+    "kit_of_voc": Form(
+        "JPEGImages/{}.jpg",
+        "ImageSets/Main/train.txt",
+        "Annotations/{}.xml",
+        voc,
+        {"ImageSets/Main/train.txt": listed("{}")},
+    ),
+    "labelimg_voc": Form("set/{}.png", "set", "set/{}.xml", lambda stem: voc(stem, name="{}.png")),
+    "roboflow_voc": Form(
+        f"train/{ROBOFLOW}.jpg", "train", f"train/{ROBOFLOW}.xml", lambda stem: voc(stem, name=f"{ROBOFLOW}.jpg")
+    ),
+    "kaggle_voc": Form("images/{}.png", "images", "annotations/{}.xml", voc),
+    "voc_without_sizes": Form(
+        "JPEGImages/{}.jpg", "JPEGImages", "Annotations/{}.xml", lambda stem: voc(stem, size=(0, 0))
+    ),
+    "fiftyone_voc": Form("data/{}.jpg", "data", "labels/{}.xml", voc),
+}
+FORMS: dict[str, Callable[[Path], str]] = {name: form.write for name, form in _FORMS.items()}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from tessera.data.source.checks.drift import FAMILIES, LEVEL
-from tessera.data.source.checks.looks import KINDS
+from tessera.data.source.checks.pictures import KINDS
 from tessera.data.source.checks.report import DatasetCheck, Drift, Remark, SplitCounts
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write

@@ -18,6 +18,7 @@ from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import CocoIds
 from tests.data.make import replace_unseen, write_image
+from tests.data.source.built_index import build
 
 IDS = {"cat": 0, "dog": 1}
 
@@ -48,42 +49,24 @@ def write_coco(
     return yaml
 
 
-@pytest.mark.parametrize(
-    ("json_path", "images"),
-    [
-        ("annotations/instances_train2017.json", "images/train2017"),
-        ("annotations/instances_train2017.json", "train2017"),
-        ("train/_annotations.coco.json", "train"),
-        ("labels.json", "images"),
-        ("labels.json", "."),
-    ],
-)
-def test_coco_layouts(tmp_path: Path, json_path: str, images: str) -> None:
-    index = build_index(load_spec(write_coco(tmp_path / "set", coco(), json_path, images)), "train")
-    assert [index.path(i).name for i in range(2)] == ["a.jpg", "b.jpg"]
-    assert index.classes.tolist() == [1, 0]
-    np.testing.assert_array_equal(index.boxes_xyxy, [[16, 12, 32, 24], [0, 0, 64, 48]])
-    assert not index.problems and len(index.segment_offsets) == 0
-
-
 def test_coco_second_start_does_not_read_the_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     yaml = write_coco(tmp_path / "set", coco())
-    first = build_index(load_spec(yaml), "train")
+    first = build(yaml)
     with monkeypatch.context() as patch:
         patch.setattr("tessera.data.source.listing.read_coco", lambda *_: pytest.fail("read again"))
-        assert build_index(load_spec(yaml), "train").digest == first.digest
+        assert build(yaml).digest == first.digest
     write_image(tmp_path / "set/images/train/a.jpg", (48, 64), seed=9)
-    assert build_index(load_spec(yaml), "train").digest != first.digest
+    assert build(yaml).digest != first.digest
     write_coco(tmp_path / "set", coco(annotations=coco()["annotations"][:1]))
-    assert len(build_index(load_spec(yaml), "train").classes) == 1
+    assert len(build(yaml).classes) == 1
 
 
 def test_coco_replaced_with_equal_size_and_time(tmp_path: Path) -> None:
     yaml = write_coco(tmp_path / "set", coco())
     yaml.write_text(yaml.read_text().replace("names: [cat, dog]", ""))
-    first, file = build_index(load_spec(yaml), "train"), tmp_path / "set/annotations/instances_train.json"
+    first, file = build(yaml), tmp_path / "set/annotations/instances_train.json"
     replace_unseen(file, b'"category_id": 18', b'"category_id": 17')
-    second = build_index(load_spec(yaml), "train")
+    second = build(yaml)
     assert first.classes.tolist() == [1, 0] and second.classes.tolist() == [0, 0] and first.digest != second.digest
     replace_unseen(file, b'"cat"', b'"cow"')
     assert load_spec(yaml).names == ("cow", "dog")
@@ -119,7 +102,7 @@ def test_a_box_of_zeros_is_that_of_the_segmentation() -> None:
         ({"category_id": 1, "bbox": [1, 2, float("nan"), 4]}, "expected x, y"),
         ({"category_id": 1, "bbox": [1, 2, 10**400, 4]}, "expected x, y"),
         (
-            {"category_id": 1, "bbox": [], "segmentation": [[99, 99, 98, 99, 98, 98]]},
+            {"category_id": 1, "bbox": [], "segmentation": [[9, 9, 8, 9]]},
             "expected polygons ([[x1, y1, x2, y2, …]]) or run",
         ),
         ({"category_id": 1, "bbox": [100, 2, 3, 4]}, "outside the image"),
@@ -133,7 +116,7 @@ def test_coco_problems(record: dict[str, Any], what: str) -> None:
 def test_a_wrong_annotation_does_not_cost_the_others(tmp_path: Path) -> None:
     content = coco()
     content["annotations"] += [{"image_id": 7, "category_id": 17, "bbox": box} for box in ([], [1, 2], [99, 0, 5, 5])]
-    index = build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
+    index = build(write_coco(tmp_path / "set", content))
     assert index.classes.tolist() == [1, 0] and len(index) == 2 and len(index.problems) == 3
     assert all(f"annotations[{3 + n}]" in line for n, line in enumerate(index.problems))
     assert all(line.endswith("the object is left out") for line in index.problems)
@@ -142,7 +125,7 @@ def test_a_wrong_annotation_does_not_cost_the_others(tmp_path: Path) -> None:
 def test_with_the_only_annotation_goes_the_image(tmp_path: Path) -> None:
     bad = coco()
     bad["annotations"][1]["bbox"] = [1, 2]
-    index = build_index(load_spec(write_coco(tmp_path / "set", bad)), "train")
+    index = build(write_coco(tmp_path / "set", bad))
     assert [index.path(0).name, len(index)] == ["a.jpg", 1]
     assert index.problems[0].startswith("annotations/instances_train.json: annotations[1]: bbox is [1, 2]")
 
@@ -150,23 +133,23 @@ def test_with_the_only_annotation_goes_the_image(tmp_path: Path) -> None:
 def test_coco_unknown_category_is_an_error(tmp_path: Path) -> None:
     yaml = write_coco(tmp_path / "set", coco(categories=[{"id": 17, "name": "cat"}, {"id": 18, "name": "cow"}]))
     with pytest.raises(UserError, match=r"annotations\[0\]: class 'cow', but coco\.yaml names 2 classes"):
-        build_index(load_spec(yaml), "train")
-    assert build_index(load_spec(yaml), "train", single_cls=True).classes.tolist() == [0, 0]
+        build(yaml)
+    assert build(yaml, "train", single_cls=True).classes.tolist() == [0, 0]
 
 
 def test_crowds_are_kept_apart(tmp_path: Path) -> None:
     content = coco()
     yaml = write_coco(tmp_path / "set", coco(annotations=content["annotations"][:2]))
-    without = build_index(load_spec(yaml), "train")
+    without = build(yaml)
     assert len(without.ignored_offsets) == 0 and [len(part) for part in without.ignored(1)] == [0, 0]
-    index = build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
+    index = build(write_coco(tmp_path / "set", content))
     assert index.classes.tolist() == [1, 0] and not index.problems
     assert [len(part) for part in index.ignored(0)] == [0, 0]
     classes, boxes_xyxy = index.ignored(1)
     assert classes.tolist() == [0]
     np.testing.assert_allclose(boxes_xyxy, [[1, 1, 6, 6]], atol=1e-5)
     assert index.content_hash() != without.content_hash(), "they are trained as no background"
-    again = build_index(load_spec(tmp_path / "coco.yaml"), "train")
+    again = build(tmp_path / "coco.yaml")
     np.testing.assert_array_equal(again.ignored(1)[1], boxes_xyxy)
     assert again.coco_ids() == index.coco_ids()
 
@@ -177,7 +160,7 @@ def test_a_wrong_crowd_does_not_leave_the_image_out(tmp_path: Path) -> None:
         {"image_id": 7, "category_id": 17, "bbox": None, "iscrowd": 1},
         {"image_id": 7, "category_id": 99, "bbox": [1, 1, 2, 2], "iscrowd": 1},  # of a class that is not asked for
     ]
-    index = build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
+    index = build(write_coco(tmp_path / "set", content))
     assert len(index) == 2 and len(index.ignored_classes) == 1
     (problem,) = index.problems
     assert problem.endswith(
@@ -191,13 +174,11 @@ def test_ids_of_the_file(tmp_path: Path) -> None:
     assert build_index(spec, "train").coco_ids() == CocoIds((7, 9), (17, 18))
     assert build_index(spec, "train", single_cls=True).coco_ids() == CocoIds((7, 9), (17,))
     text = json.dumps(coco()).replace("7", '"seven"').replace('1"seven"', "17")
-    assert build_index(load_spec(write_coco(tmp_path / "set", text)), "train").coco_ids() == CocoIds(
-        ("seven", 9), (17, 18)
-    )
+    assert build(write_coco(tmp_path / "set", text)).coco_ids() == CocoIds(("seven", 9), (17, 18))
     (tmp_path / "coco.yaml").write_text(
         f"path: {tmp_path / 'set'}\ntrain: images/train\nval: images/train\nnames: [cat, dog]\n"
     )
-    assert build_index(load_spec(tmp_path / "coco.yaml"), "val").coco_ids() is None
+    assert build(tmp_path / "coco.yaml", "val").coco_ids() is None
 
 
 def test_a_class_that_the_file_does_not_have() -> None:
@@ -216,7 +197,7 @@ def test_files_whose_ids_meet(tmp_path: Path) -> None:
     yaml.write_text(
         f"path: {tmp_path / 'set'}\ntrain: [annotations/instances_train.json, train.json]\nnames: [cat, dog]\n"
     )
-    index = build_index(load_spec(yaml), "train")
+    index = build(yaml)
     assert len(index) == 4 and index.coco_ids() is None
     assert "one id is two images" in index.notes[0]
 
@@ -260,21 +241,11 @@ def test_names_of_an_unchanged_file_are_read_once(tmp_path: Path, monkeypatch: p
 def test_names_of_all_files_that_a_glob_matches(tmp_path: Path) -> None:
     yaml = write_coco(tmp_path / "set", coco())
     yaml.write_text(f"path: {tmp_path / 'set'}\ntrain: annotations/instances_*.json\n")
-    assert load_spec(yaml).names == ("cat", "dog") and len(build_index(load_spec(yaml), "train")) == 2
+    assert load_spec(yaml).names == ("cat", "dog") and len(build(yaml)) == 2
     other = coco(categories=[{"id": 17, "name": "cow"}], annotations=[])
     (tmp_path / "set/annotations/instances_more.json").write_text(json.dumps(other))
     with pytest.raises(UserError, match=r"the categories of .*instances_more\.json and .*instances_train\.json differ"):
         load_spec(yaml)
     yaml.write_text(f"path: {tmp_path / 'set'}\ntrain: annotations/none_*.json\n")
     with pytest.raises(UserError, match=r"none_\*\.json"):
-        load_spec(yaml)
-
-
-def test_names_of_other_labels_are_asked_for(tmp_path: Path) -> None:
-    yaml = write_coco(tmp_path / "set", coco())
-    yaml.write_text(yaml.read_text().replace("names: [cat, dog]", "val: images/train"))
-    with pytest.raises(UserError, match="names: found None, expected a list"):
-        load_spec(yaml)
-    yaml.write_text(f"path: {tmp_path / 'set'}\ntrain: nowhere.json\nnames:\n")
-    with pytest.raises(UserError):
         load_spec(yaml)

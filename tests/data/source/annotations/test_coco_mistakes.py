@@ -15,6 +15,7 @@ from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tests.data.make import write_image
 from tests.data.source.annotations.test_coco import coco, write_coco
+from tests.data.source.built_index import build
 
 ADDRESS = "http://x/y.jpg"
 
@@ -30,7 +31,7 @@ def test_a_stray_path_costs_only_itself(tmp_path: Path, place: str) -> None:
         folder.mkdir(exist_ok=True)
         (folder / "stray.txt").write_text("no picture")
     name = str(tmp_path / "stray.txt") if place == "absolute" else place
-    index = build_index(load_spec(write_coco(tmp_path / "set", with_first(name, coco()))), "train")
+    index = build(write_coco(tmp_path / "set", with_first(name, coco())))
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
     (problem,) = index.problems
     assert problem.endswith("; the image is left out")
@@ -42,7 +43,7 @@ def test_of_two_files_the_one_below_the_folder_decides(tmp_path: Path) -> None:
     content = with_first("../../stray.txt", coco())
     content["images"].pop()
     content["annotations"] = content["annotations"][:1]
-    assert len(build_index(load_spec(write_coco(tmp_path / "set", content)), "train")) == 1
+    assert len(build(write_coco(tmp_path / "set", content))) == 1
 
 
 def test_absolute_names_alone(tmp_path: Path) -> None:
@@ -50,20 +51,17 @@ def test_absolute_names_alone(tmp_path: Path) -> None:
         {"id": own, "file_name": str(tmp_path / "set/images/train" / name)}
         for own, name in ((7, "a.jpg"), (9, "b.jpg"))
     ]
-    assert len(build_index(load_spec(write_coco(tmp_path / "set", coco(images=images))), "train")) == 2
+    assert len(build(write_coco(tmp_path / "set", coco(images=images)))) == 2
 
 
 def test_a_few_pictures_of_a_large_file(tmp_path: Path) -> None:
     images = [{"id": own, "file_name": f"{own}.jpg"} for own in range(1000, 1500)]
     images[321]["file_name"] = "a.jpg"
-    index = build_index(
-        load_spec(
-            write_coco(
-                tmp_path / "set",
-                coco(images=images, annotations=[{"image_id": 1321, "category_id": 17, "bbox": [1, 1, 5, 5]}]),
-            )
-        ),
-        "train",
+    index = build(
+        write_coco(
+            tmp_path / "set",
+            coco(images=images, annotations=[{"image_id": 1321, "category_id": 17, "bbox": [1, 1, 5, 5]}]),
+        )
     )
     assert len(index) == 1 and len(index.problems) == 499
 
@@ -71,7 +69,7 @@ def test_a_few_pictures_of_a_large_file(tmp_path: Path) -> None:
 def test_only_addresses(tmp_path: Path) -> None:
     images = [{"id": own, "file_name": f"https://x/{own}.jpg"} for own in (7, 9)]
     with pytest.raises(UserError, match=r"https://x/7\.jpg: it is an address, expected a file"):
-        build_index(load_spec(write_coco(tmp_path / "set", coco(images=images))), "train")
+        build(write_coco(tmp_path / "set", coco(images=images)))
 
 
 def test_an_address_in_a_list_of_images(tmp_path: Path) -> None:
@@ -81,7 +79,7 @@ def test_an_address_in_a_list_of_images(tmp_path: Path) -> None:
     (tmp_path / "set/labels/a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     (tmp_path / "set/lists/all.txt").write_text(f"{ADDRESS}\nimages/a.jpg\n")
     (tmp_path / "a.yaml").write_text(f"path: {tmp_path / 'set'}\ntrain: lists/all.txt\nnames: [cat]\n")
-    index = build_index(load_spec(tmp_path / "a.yaml"), "train")
+    index = build(tmp_path / "a.yaml")
     assert len(index) == 1
     assert index.problems == (f"{ADDRESS}: it is an address, expected a file; the image is left out",)
 
@@ -96,16 +94,10 @@ def test_an_address_in_a_list_of_images(tmp_path: Path) -> None:
             ),
             "the categories with the ids 17 and 30 are both named 'cat', expected a name for each",
         ),
-        (
-            json.dumps([{"image_id": 7, "category_id": 17, "bbox": [1, 2, 3, 4], "score": 0.5}]),
-            "it is a file of results, expected the annotations that these belong to",
+        *(
+            ({key: value for key, value in coco().items() if key != missing}, f"found no key '{missing}', expected")
+            for missing in ("annotations", "images", "categories")
         ),
-        (
-            {key: value for key, value in coco().items() if key != "annotations"},
-            "found no key 'annotations', expected",
-        ),
-        ({key: value for key, value in coco().items() if key != "images"}, "found no key 'images', expected"),
-        ({key: value for key, value in coco().items() if key != "categories"}, "found no key 'categories', expected"),
         (
             coco(images=[{"id": "7", "file_name": "a.jpg"}, {"id": 9, "file_name": "b.jpg"}]),
             r"annotations\[0\] belongs to image_id 7, but in images that id is found as the text '7', expected a",
@@ -118,7 +110,7 @@ def test_an_address_in_a_list_of_images(tmp_path: Path) -> None:
 )
 def test_what_the_file_is_instead(tmp_path: Path, content: Any, what: str) -> None:
     with pytest.raises(UserError, match=rf"instances_train\.json: {what}") as caught:
-        build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
+        build(write_coco(tmp_path / "set", content))
     assert ".txt" not in str(caught.value)
 
 
@@ -139,7 +131,7 @@ def test_annotations_of_no_image_are_all_told_by_the_check(tmp_path: Path) -> No
 def test_an_unused_category_may_have_the_name_of_a_used_one(tmp_path: Path) -> None:
     """Exports begin with a root category, named like the only class where there is one."""
     categories = [{"id": 0, "name": "cat"}, {"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}]
-    index = build_index(load_spec(write_coco(tmp_path / "set", coco(categories=categories))), "train")
+    index = build(write_coco(tmp_path / "set", coco(categories=categories)))
     ids = index.coco_ids()
     assert len(index) == 2 and ids is not None and ids.categories == (17, 18)
 
@@ -149,7 +141,7 @@ def test_images_alone_are_a_test_split(tmp_path: Path) -> None:
     content = {key: value for key, value in coco().items() if key != "annotations"}
     yaml = write_coco(tmp_path / "set", content)
     yaml.write_text(yaml.read_text().replace("train: ", "test: "))
-    index = build_index(load_spec(yaml), "test")
+    index = build(yaml, "test")
     ids = index.coco_ids()
     assert len(index) == 2 and ids is not None and ids.images == (7, 9)
 
@@ -165,7 +157,6 @@ def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None
     [
         ("{", r"instances_train\.json:1: not valid JSON"),
         ("[]", "expected a COCO detection file"),
-        ('{"images": []}', "found no key 'categories', expected"),
         (coco(images=coco()["images"][:1]), "image_id 9, but no image has that id"),
         (coco(images=[], annotations=[]), "lists no images"),
         (coco(annotations=[{"image_id": [1]}]), "no image has that id"),
@@ -190,8 +181,8 @@ def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None
             (coco(images=coco()["images"] + [{"id": 8, "file_name": name}]), r"and so has images\[0\] \('a.jpg'\)")
             for name in ("./a.jpg", "x/../a.jpg", ".//a.jpg")
         ),
-        ('{"images": [' + "9" * 6000 + "]}", "a number of thousands of digits"),
-        ('{"images": ' + "[" * 100_000 + "]" * 100_000 + "}", "nest too deep"),
+        ('{"images": [' + "9" * 6000 + "]}", "expected a COCO JSON .*4300 digits"),
+        ('{"images": ' + "[" * 100_000 + "]" * 100_000 + "}", "expected a COCO JSON .*recursion"),
         (coco(images=[{"id": float("inf"), "file_name": "a.jpg"}]), r"images\[0\] has the id inf, expected an integer"),
         (coco(images=[{"id": [7], "file_name": "a.jpg"}]), r"images\[0\] has the id \[7\], expected an integer"),
         (coco(categories=[{"id": 1.5, "name": "cat"}]), r"categories\[0\] has the id 1\.5, expected an integer"),
@@ -215,7 +206,7 @@ def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None
 )
 def test_not_coco(tmp_path: Path, content: Any, what: str) -> None:
     with pytest.raises(UserError, match=what):
-        build_index(load_spec(write_coco(tmp_path / "set", content)), "train")
+        build(write_coco(tmp_path / "set", content))
 
 
 def test_coco_images_nowhere(tmp_path: Path) -> None:
@@ -229,7 +220,7 @@ def test_coco_images_nowhere(tmp_path: Path) -> None:
 def test_odd_values_in_an_annotation(tmp_path: Path, key: str, value: str) -> None:
     text = json.dumps(coco()).replace('"iscrowd": 0', f'"iscrowd": 0, "{key}": {value}')
     try:
-        index = build_index(load_spec(write_coco(tmp_path / "set", text)), "train")
+        index = build(write_coco(tmp_path / "set", text))
         said = "\n".join(index.problems)
     except UserError as error:
         said = str(error)

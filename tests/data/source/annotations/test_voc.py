@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.source.annotations.voc import parse_voc
-from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tests.data.make import write_image
+from tests.data.source.built_index import build
 
 IDS = {"cat": 0, "dog": 1}
 
@@ -104,7 +103,7 @@ def test_voc_folder(tmp_path: Path) -> None:
     write_voc(root, "b")
     (root / "Annotations" / "lost.xml").write_bytes(voc())
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat, dog]\n")
-    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
+    index = build(tmp_path / "voc.yaml")
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
     np.testing.assert_array_equal(index.labels(0)[1], [[16, 12, 32, 24]])
     (problem,) = index.problems
@@ -118,7 +117,7 @@ def test_an_empty_xml_is_damaged(tmp_path: Path) -> None:
     write_voc(tmp_path / "voc", "b")
     (tmp_path / "voc/Annotations/b.xml").write_bytes(b"")
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat, dog]\n")
-    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
+    index = build(tmp_path / "voc.yaml")
     (problem,) = index.problems
     assert len(index) == 1 and problem.startswith("Annotations/b.xml:1: not valid XML (no element found)")
 
@@ -127,34 +126,9 @@ def test_voc_beside_the_images(tmp_path: Path) -> None:
     write_voc(tmp_path / "voc", "a", voc_object(), annotations="train", images="train")
     write_image(tmp_path / "voc" / "train" / "background.jpg")
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: train\nnames: [cat, dog]\n")
-    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
+    index = build(tmp_path / "voc.yaml")
     assert (len(index), len(index.classes)) == (2, 1)
     assert index.problems[0].startswith("train: 1 of 2 images has no label file and is used as background")
-
-
-def test_voc_image_sets(tmp_path: Path) -> None:
-    kit = tmp_path / "voc" / "VOCdevkit" / "VOC2007"
-    for stem in ("000001", "000002", "000003"):
-        write_voc(kit, stem, voc_object())
-    (kit / "ImageSets" / "Main").mkdir(parents=True)
-    (kit / "ImageSets" / "Main" / "trainval.txt").write_text("000001\n000003\n")
-    entry = "VOCdevkit/VOC2007/ImageSets/Main/trainval.txt"
-    (tmp_path / "voc.yaml").write_text(f"path: voc\ntrain: {entry}\nnames: [cat, dog]\n")
-    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
-    assert [index.path(i).name for i in range(len(index))] == ["000001.jpg", "000003.jpg"]
-    assert index.classes.tolist() == [0, 0]
-
-
-def test_voc_unknown_name_is_an_error(tmp_path: Path) -> None:
-    write_voc(tmp_path / "voc", "a", voc_object("zebra"))
-    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat, dog]\n")
-    spec = load_spec(tmp_path / "voc.yaml")
-    with pytest.raises(
-        UserError,
-        match=r"Annotations/a\.xml:4: class 'zebra', but voc\.yaml names 2 classes.* 'cat', 'dog'",
-    ):
-        build_index(spec, "train")
-    assert build_index(spec, "train", single_cls=True).classes.tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -222,10 +196,10 @@ def test_voc_images_find_their_annotations(tmp_path: Path, folder: str) -> None:
     write_voc(root, "a", voc_object("dog"), images=folder, annotations=folder.replace("JPEGImages", "Annotations"))
     write_image(root / folder / "background.jpg")
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: JPEGImages\nval: JPEGImages\nnames: [cat, dog]\n")
-    index = build_index(load_spec(tmp_path / "voc.yaml"), "train")
+    index = build(tmp_path / "voc.yaml")
     assert (len(index), index.classes.tolist()) == (2, [1])
     (root / folder / "a.txt").write_text("0 .5 .5 .2 .2\n")  # converted: the text counts
-    assert build_index(load_spec(tmp_path / "voc.yaml"), "train").classes.tolist() == [0]
+    assert build(tmp_path / "voc.yaml").classes.tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -243,7 +217,7 @@ def test_xml_in_a_folder_beside_the_images_is_used(tmp_path: Path, images: str, 
     write_voc(root, "a", voc_object("dog"), images=images, annotations=annotations)
     write_voc(root, "b", voc_object("cat"), images=images, annotations=annotations)
     (tmp_path / "voc.yaml").write_text(f"path: voc\ntrain: {images}\nnames: [cat, dog]\n")
-    assert build_index(load_spec(tmp_path / "voc.yaml"), "train").classes.tolist() == [1, 0]
+    assert build(tmp_path / "voc.yaml").classes.tolist() == [1, 0]
 
 
 def test_xml_elsewhere_is_not_taken(tmp_path: Path) -> None:
@@ -252,4 +226,4 @@ def test_xml_elsewhere_is_not_taken(tmp_path: Path) -> None:
     write_voc(root, "other", voc_object(), images="elsewhere", annotations="annots")
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: images\nnames: [cat, dog]\n")
     with pytest.raises(UserError, match="no labels found for 1 image:"):
-        build_index(load_spec(tmp_path / "voc.yaml"), "train")
+        build(tmp_path / "voc.yaml")

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from tessera.data.source.checks.part import Part
+from tessera.data.source.checks.report import Part
 from tessera.data.source.listing import Listing
 from tessera.data.source.scan import Scan
 from tessera.utils.types import DatasetSpec

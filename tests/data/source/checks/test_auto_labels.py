@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.spec import load_spec
 from tessera.utils.files import sha256
 from tests.data.make import write_dataset
+from tests.data.source.built_index import check
 
 BOX = "0 0.5 0.5 0.5 0.5\n"
 
@@ -32,9 +31,9 @@ def test_labels_of_a_model_are_counted_until_they_are_changed(tmp_path: Path) ->
     yaml = write_dataset(
         root, {"train/a": BOX, "train/cam/b": BOX, "train/c": "", "train/d": BOX, "val/e": BOX}, names="[cat]"
     )
-    before = check_dataset(load_spec(yaml))
+    before = check(yaml)
     write_list(root / "labels/train", {"a.txt": [0.9], "cam/b.txt": [0.8, 0.4], "c.txt": []})
-    assert check_dataset(load_spec(yaml)).facts == [
+    assert check(yaml).facts == [
         before.facts[0],
         "train: 3 of 4 label files (75 %) as a model wrote them ('best.pt')",
         "train: look at these first, where it was least sure: labels/train/cam/b.txt (0.40), labels/train/a.txt (0.90)",
@@ -43,7 +42,7 @@ def test_labels_of_a_model_are_counted_until_they_are_changed(tmp_path: Path) ->
     (root / "labels/train/cam/b.txt").write_text(BOX + BOX.replace("0.5", "0.3"))
     assert (
         "train: 2 of 4 label files (50 %) as a model wrote them ('best.pt'); it wrote 1 more, changed since"
-        in check_dataset(load_spec(yaml)).facts
+        in check(yaml).facts
     )
 
 
@@ -53,7 +52,7 @@ def test_a_validation_on_labels_of_a_model_is_a_problem(tmp_path: Path) -> None:
     write_list(labels, {"b.txt": [0.9]})
     path = write_list(labels, {"c.txt": [0.9]}, "auto_labels-2.jsonl")
     path.write_text(path.read_text() + "[]\nno line\n")
-    assert check_dataset(load_spec(yaml)).problems == [
+    assert check(yaml).problems == [
         *(
             f"{path}:{line}: found '{text}', expected a line as --auto-label writes it. It is ignored; remove it, or "
             "write the labels again."
@@ -71,14 +70,14 @@ def test_a_validation_on_labels_of_a_model_is_a_problem(tmp_path: Path) -> None:
 def test_hostile_lines_are_one_message(tmp_path: Path, line: str) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX}, names="[cat]")
     (tmp_path / "pets/labels/train/auto_labels.jsonl").write_text(line)
-    (problem,) = check_dataset(load_spec(yaml)).problems
+    (problem,) = check(yaml).problems
     assert "auto_labels.jsonl:1: found" in problem and len(problem) < 400
 
 
 def test_a_fifo_in_place_of_the_list(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX}, names="[cat]")
     os.mkfifo(tmp_path / "pets/labels/train/auto_labels.jsonl")
-    (problem,) = check_dataset(load_spec(yaml)).problems
+    (problem,) = check(yaml).problems
     assert "auto_labels.jsonl: cannot be read (it is a FIFO, expected a plain file)." in problem
 
 
@@ -89,10 +88,10 @@ def test_numbers_that_mean_another_class_to_the_model_are_an_error(tmp_path: Pat
     yaml = write_dataset(root, {"train/a": row, "train/b": row, "val/c": row}, names="{1: cat, 2: dog}")
     yaml.write_text(yaml.read_text() + "ignore: {0: cow}\n")
     write_list(root / "labels/train", {"a.txt": [0.9], "b.txt": [0.8]}, names=("bird", "dog"))
-    assert check_dataset(load_spec(yaml)).errors == [
+    assert check(yaml).errors == [
         "train: class 1 is 'dog' to the model 'best.pt' and 'cat' in "
         f"{yaml.name}: labels/train/a.txt, labels/train/b.txt, which it wrote. Give the rows the numbers of "
         f"{yaml.name}; where it is one class by two names, take the files out of auto_labels.jsonl."
     ]
     write_list(root / "labels/train", {"a.txt": [0.9], "b.txt": [0.8]}, names=("bird", "Cat"))
-    assert check_dataset(load_spec(yaml)).errors == []
+    assert check(yaml).errors == []

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.checks.report import DatasetCheck
-from tessera.data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc
+from tests.data.source.built_index import check
 
 Box = tuple[float, float, float, float]  # corners, as fractions
 Write = Callable[[Path, list[list[Box]], bool], Path]
@@ -65,9 +64,9 @@ def said(check: DatasetCheck) -> list[str]:
 @pytest.mark.parametrize("write", [as_text, as_coco])
 @pytest.mark.parametrize("most", [0.2, 0.95])
 def test_corners_are_known_whatever_the_size_of_the_objects(tmp_path: Path, write: Write, most: float) -> None:
-    clean = check_dataset(load_spec(write(tmp_path / "clean", boxes(0, most), False)))
+    clean = check(write(tmp_path / "clean", boxes(0, most), False))
     assert said(clean) == []
-    wrong = check_dataset(load_spec(write(tmp_path / "wrong", boxes(0, most), True)))
+    wrong = check(write(tmp_path / "wrong", boxes(0, most), True))
     assert wrong.errors and all("seem to be written as x1 y1 x2 y2" in line for line in said(wrong))
 
 
@@ -76,31 +75,31 @@ def test_a_part_of_the_files_in_corners(tmp_path: Path) -> None:
     odd = as_text(tmp_path / "odd", boxes(1, 0.4), True).parent / "odd/labels/train"
     for number in range(8):
         (odd / f"{number}.txt").rename(tmp_path / f"pets/labels/train/{number}.txt")
-    (line,) = said(check_dataset(load_spec(yaml)))
+    (line,) = said(check(yaml))
     assert line.startswith("train: 16 of 60 boxes (27 %) seem to be written as x1 y1 x2 y2, but are read as centre x")
     assert "labels/train/0.txt, labels/train/1.txt, labels/train/2.txt, and 5 more. Convert these labels." in line
 
 
 def test_boxes_beyond_the_border(tmp_path: Path) -> None:
     own = [[(0.1, 0.1, 0.5, 0.5)]] * 9 + [[(0.7, 0.2, 1.2, 0.5)]]
-    text = check_dataset(load_spec(as_text(tmp_path / "text", own, False)))
+    text = check(as_text(tmp_path / "text", own, False))
     reach = "train: 1 of 10 boxes (10 %) reaches beyond the border of its image, by up to 20 % of its side"
     assert said(text) == [f"{reach}: labels/train/9.txt"]
-    coco = check_dataset(load_spec(as_coco(tmp_path / "coco", own, False)))
+    coco = check(as_coco(tmp_path / "coco", own, False))
     assert said(coco) == [
         line.format(s) for s in ("train", "val") for line in [reach.replace("train", "{}") + ": 9.png (a.json)"]
     ]
     far = json.loads((tmp_path / "coco/a.json").read_text())
     far["annotations"][0]["bbox"][2] = 1e308
     (tmp_path / "coco/a.json").write_text(json.dumps(far))
-    assert all("by more than 1,000 % of" in line for line in said(check_dataset(load_spec(tmp_path / "a.yaml"))))
+    assert all("by more than 1,000 % of" in line for line in said(check(tmp_path / "a.yaml")))
     root = tmp_path / "voc"
     for number, right in enumerate((64, 65, 90)):
         write_image(root / f"{number}.jpg", seed=number)
         corners = f"<xmin>1</xmin><ymin>1</ymin><xmax>{right}</xmax><ymax>48</ymax>"
         (root / f"{number}.xml").write_bytes(voc(f"<object><name>cat</name><bndbox>{corners}</bndbox></object>"))
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: .\nnames: [cat]\n")
-    found = check_dataset(load_spec(tmp_path / "voc.yaml")).problems
+    found = check(tmp_path / "voc.yaml").problems
     assert found == [
         "train: 1 of 3 boxes (33 %) reaches beyond the border of its image, by up to 41 % of its side: 2.xml"
     ], "a pixel more is how some count"

@@ -12,6 +12,7 @@ from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError, did_you_mean
 from tests.data.make import write_dataset
 from tests.data.source.annotations.test_voc import voc_object, write_voc
+from tests.data.source.built_index import check
 
 
 def labels(*classes: int) -> dict[str, str]:
@@ -41,7 +42,7 @@ def test_one_wrong_name_is_one_error_that_says_what_was_meant(tmp_path: Path) ->
     for number in range(9):
         write_voc(tmp_path / "voc", str(number), voc_object("Raccoon"), voc_object("dog"))
     (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nval: Annotations\nnames: [RACCOON, dog]\n")
-    (error, _) = check_dataset(load_spec(tmp_path / "voc.yaml")).errors
+    (error, _) = check(tmp_path / "voc.yaml").errors
     assert error.startswith("Annotations/0.xml:4: class 'Raccoon', but voc.yaml names 2 classes.")
     assert "Did you mean 'RACCOON'? There are 9 such rows; the next: Annotations/1.xml:4," in error
 

@@ -7,20 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.report import PROBLEMS_CODE, DatasetCheck
-from tessera.data.source.checks.warnings import index_warnings
-from tessera.data.source.index import build_index
+from tessera.data.source.checks.report import PROBLEMS_CODE
+from tessera.data.source.index import build_index, index_warnings
 from tessera.data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_coco import coco, write_coco
+from tests.data.source.built_index import check
 
 BOX = "0 0.5 0.5 0.5 0.5\n"
 DOGLESS = "train: 1 class without an object: 'dog'"
-
-
-def check(yaml: Path) -> DatasetCheck:
-    return check_dataset(load_spec(yaml))
 
 
 def test_clean(tmp_path: Path) -> None:
@@ -199,4 +194,4 @@ def test_a_class_that_no_coco_file_has_is_noted(tmp_path: Path) -> None:
     assert found.notes[1:] == [
         "annotations/instances_train.json: found no category named 'cow', 'Dog', which coco.yaml names as classes"
     ]
-    assert not check_dataset(load_spec(yaml), single_cls=True).notes
+    assert not check(yaml, single_cls=True).notes

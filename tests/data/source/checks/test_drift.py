@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.data.source.checks.drift import CLASSES, CROWDS, PLACES, SIZES, check_drift
-from tessera.data.source.checks.part import Part
-from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.checks.report import DatasetCheck, Part
 from tests.data.source.checks.made_part import made_part
 
 Rng = np.random.Generator

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.warnings import index_warnings
-from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
+from tessera.data.source.index import index_warnings
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc, voc_object, write_voc
+from tests.data.source.built_index import build, check
 
 BOX = "0 0.5 0.5 0.5 0.5\n"
 
 
 def problems(yaml: Path) -> list[str]:
-    return check_dataset(load_spec(yaml)).problems
+    return check(yaml).problems
 
 
 def test_lost_labels_are_named_before_a_run_too(tmp_path: Path) -> None:
@@ -24,13 +22,13 @@ def test_lost_labels_are_named_before_a_run_too(tmp_path: Path) -> None:
     said = "train: 3 of 20 images have no label file and are used as background, without objects: images/train/0.jpg"
     (line,) = problems(yaml)
     assert line.startswith(said)
-    (warning,) = index_warnings(build_index(load_spec(yaml), "train"))
+    (warning,) = index_warnings(build(yaml))
     assert said in warning and "--check-data" in warning
 
 
 def test_a_little_background_is_but_noted(tmp_path: Path) -> None:
     labels = {f"train/{number}": BOX if number > 1 else None for number in range(20)}
-    found = check_dataset(load_spec(write_dataset(tmp_path / "pets", {**labels, "val/a": BOX}, names="[cat]")))
+    found = check(write_dataset(tmp_path / "pets", {**labels, "val/a": BOX}, names="[cat]"))
     assert not found.problems
     assert found.notes == [
         "train: 2 images without a label file, used as background: images/train/0.jpg, images/train/1.jpg"
@@ -49,7 +47,7 @@ def test_no_object_of_val_at_all(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": "", "val/c": ""}, names="[cat]")
     (line,) = problems(yaml)
     assert line.startswith("val: no object in the labels of its 2 images: no metric can be measured")
-    assert line in index_warnings(build_index(load_spec(yaml), "val"))
+    assert line in index_warnings(build(yaml, "val"))
 
 
 def test_labels_of_no_image(tmp_path: Path) -> None:
@@ -81,7 +79,7 @@ def test_images_that_share_a_label_file(tmp_path: Path) -> None:
         "1 label file of several images, each of which gets all the boxes: labels/train/a.txt (images/train/a.jpg, "
         "images/train/a.png)."
     )
-    (warning,) = index_warnings(build_index(load_spec(yaml), "train"))
+    (warning,) = index_warnings(build(yaml))
     assert line in warning
     (root / "list.txt").write_text("images/train/b.jpg\nimages/train/a.jpg\n")
     (root / "other.txt").write_text("images/train/a.png\nimages/val/c.jpg\n")

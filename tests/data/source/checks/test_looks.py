@@ -8,19 +8,13 @@ import cv2
 import numpy as np
 import pytest
 
-from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.looks import BRIGHTER, CUT, DARKER, DEEP, GREY, TINY, TURNED
-from tessera.data.source.checks.report import DatasetCheck
-from tessera.data.source.spec import load_spec
+from tessera.data.source.checks.pictures import BRIGHTER, CUT, DARKER, DEEP, GREY, TINY, TURNED
 from tests.data.make import write_dataset
+from tests.data.source.built_index import check
 from tests.data.source.test_probe import EXIF, exif, with_segments
 
 BOX = "0 0.5 0.5 0.5 0.5\n"
 PLANTED = {"a": CUT, "b": TURNED, "c": DARKER, "d": BRIGHTER, "e": DEEP, "f": GREY, "g": TINY}
-
-
-def check(yaml: Path) -> DatasetCheck:
-    return check_dataset(load_spec(yaml))
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.spec import load_spec
+from tests.data.source.built_index import check
 
 
 def write_yaml(yaml: Path, root: Path, names: tuple[str, ...], *splits: str) -> Path:
@@ -18,7 +17,7 @@ def write_yaml(yaml: Path, root: Path, names: tuple[str, ...], *splits: str) -> 
 
 def test_nothing_is_wrong_in_a_clean_set(shared: Path, tmp_path: Path) -> None:
     names = ("nine", "ten", "jack", "queen", "king", "ace")
-    clean = check_dataset(load_spec(write_yaml(tmp_path / "cards.yaml", shared / "cards", names, "train", "val")))
+    clean = check(write_yaml(tmp_path / "cards.yaml", shared / "cards", names, "train", "val"))
     assert (clean.errors, clean.problems) == ([], [])
     assert [line[:42] for line in clean.notes] == [
         "train: 1 image very dark (the mean level i",
@@ -35,7 +34,7 @@ def test_of_other_real_sets_what_is_true_is_said(shared: Path, tmp_path: Path) -
     names = tuple(f"class{number}" for number in range(80))
     coco = write_yaml(tmp_path / "coco.yaml", shared / "coco128", names, "train2017")
     coco.write_text(coco.read_text().replace("train2017:", "train:"))
-    found = check_dataset(load_spec(raccoon))
+    found = check(raccoon)
     assert not found.errors and [line[:33] for line in found.notes] == [
         "train: 3 images grey among colour",
         "2 images of train look nearly the",
@@ -43,7 +42,7 @@ def test_of_other_real_sets_what_is_true_is_said(shared: Path, tmp_path: Path) -
     line, twins = found.problems
     assert line.startswith("train: 4 pictures with several files that differ in their labels, such as images/train/")
     assert twins.startswith("1 image of val looks nearly the same as one of train, such as images/train/raccoon-21.jpg")
-    found = check_dataset(load_spec(coco))
+    found = check(coco)
     assert [line.split(": ", 1)[1][:21] for line in found.errors] == ["names no val images. "]
     assert found.problems == [
         "labels/train2017: 2 label files of no image, so their objects are not used: 000000000656.txt, 000000000659.txt"

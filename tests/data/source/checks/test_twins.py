@@ -9,21 +9,18 @@ import cv2
 import numpy as np
 import pytest
 
-from tessera.data.source.checks import twins as twins_module
-from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.looks import Look, look_at
+from tessera.data.source.checks.pictures import Look, look_at
 from tessera.data.source.checks.twins import twins_among
-from tessera.data.source.held_out import BITS
 from tessera.data.source.shapes import render_image
-from tessera.data.source.spec import load_spec
 from tessera.utils.pixels import Pixels
 from tests.data.make import write_dataset
+from tests.data.source.built_index import check
 
 BOX = "0 0.5 0.5 0.5 0.5\n"
 
 
 def look(pixels: Pixels, number: int) -> Look:
-    return look_at(pixels, str(number).encode(), is_cut=False, is_deep=False, orientation=1)
+    return look_at(pixels, str(number).encode())
 
 
 def saved_again(pixels: Pixels, scale: float, quality: int) -> Pixels:
@@ -64,22 +61,6 @@ def test_plain_grounds_are_not_alike_by_their_grounds() -> None:
     assert twins_among([look(np.full((90, 90, 3), level, np.uint8), level) for level in range(5)], [0] * 5) == []
 
 
-def test_every_pair_within_the_limit_is_compared() -> None:
-    """The parts of the hash leave none out that a comparison of all with all finds."""
-    rng = np.random.default_rng(0)
-    own = rng.integers(0, 2, (300, BITS), np.uint8)
-    for row in range(150, 300):
-        own[row] = own[row - 150]
-        own[row, rng.permutation(BITS)[: rng.integers(0, 15)]] ^= 1
-    bits = np.packbits(own, axis=1)
-    found = {
-        (a, b)
-        for first, second in twins_module._candidates(bits)
-        for a, b in zip(first.tolist(), second.tolist(), strict=True)
-    }
-    assert {(row, row + 150) for row in range(150)} <= found
-
-
 def test_twins_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path, drawn: list[Pixels]) -> None:
     root = tmp_path / "pets"
     yaml = write_dataset(root, {f"{split}/{n}": BOX for split in ("train", "val") for n in range(4)})
@@ -87,7 +68,7 @@ def test_twins_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path
     cv2.imwrite(str(root / "images/val/1.jpg"), saved_again(drawn[0], 0.5, 80))
     cv2.imwrite(str(root / "images/train/2.jpg"), saved_again(drawn[0], 0.7, 80))
     shutil.copy(root / "images/train/3.jpg", root / "images/val/3.jpg")  # an equal file is told as that
-    found = check_dataset(load_spec(yaml))
+    found = check(yaml)
     problem = "1 image of val looks nearly the same as one of train, such as images/train/"
     note = (
         "1 image of train looks nearly the same as another one of it, such as images/train/0.jpg ~ images/train/2.jpg"
