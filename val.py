@@ -53,7 +53,7 @@ from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
 from tessera.utils.runtime.open_model import OpenModel, open_model
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.suspects.evidence import Evidence
-from tessera.utils.suspects.sink import EvidenceSink
+from tessera.utils.suspects.judging import EvidenceSink
 from tessera.utils.types import DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)

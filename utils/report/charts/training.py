@@ -58,7 +58,7 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
         for name, values in series.items():
             _curve_over_epochs(axes, epochs, values, name, smooth=title != "Learning rate")  # that is set, not measured
         style(axes, title, "Epoch", "")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
         if len(series) > 1:
             axes.legend(frameon=False, fontsize=9)
         if title.startswith(_FROM_ZERO):
