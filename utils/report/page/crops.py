@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tessera.data.source.decode import REDUCTIONS, BadImage, image_size, read_image
-from tessera.utils.diagnosis.listing import Box
+from tessera.utils.diagnosis.files import Box
 from tessera.utils.errors import UserError
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import PixelRule, Pixels

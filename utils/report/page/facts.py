@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.config import TrainConfig
-from tessera.utils.diagnosis.listing import ErrorItem
+from tessera.utils.diagnosis.files import ErrorItem
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.evaluation.matching import Kind

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from tessera.data.source.scan import ImageLabels
-from tessera.utils.diagnosis.files import NAMES
-from tessera.utils.diagnosis.listing import ErrorItem
+from tessera.utils.diagnosis.files import NAMES, ErrorItem
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.evaluation.tally import Errors
 from tessera.utils.report.page.crops import Crop, Subject, crops_of
