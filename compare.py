@@ -49,9 +49,8 @@ from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint,
 from tessera.utils.ranks.failures import PeerError, run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tessera.utils.report.comparison import report_comparison
+from tessera.utils.report.comparison import report_comparison, write_flips
 from tessera.utils.report.console import setup_logging
-from tessera.utils.report.flip_pictures import write_flips
 from tessera.utils.runtime.dataset import check_pixels, classes_of, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
 from tessera.utils.runtime.open_model import open_model

@@ -58,9 +58,8 @@ from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.run_lock import LOCK
 from tessera.utils.ranks.world import World
-from tessera.utils.report.console import print_lines, setup_logging
+from tessera.utils.report.console import plain_folder, print_lines, setup_logging
 from tessera.utils.report.pictures import Style
-from tessera.utils.report.plain import plain_folder
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.text import counted
 

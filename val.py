@@ -41,9 +41,8 @@ from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint,
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tessera.utils.report.console import setup_logging
+from tessera.utils.report.console import plain_folder, plain_metrics, setup_logging
 from tessera.utils.report.page.facts import Origin
-from tessera.utils.report.plain import plain_folder, plain_metrics
 from tessera.utils.report.samples import SHOWN, PictureSink
 from tessera.utils.report.suspects import report_suspects
 from tessera.utils.report.validation import report_errors, report_validation
@@ -52,7 +51,7 @@ from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
 from tessera.utils.runtime.open_model import OpenModel, open_model
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.suspects.evidence import Evidence
-from tessera.utils.suspects.sink import EvidenceSink
+from tessera.utils.suspects.judging import EvidenceSink
 from tessera.utils.types import DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)

@@ -31,8 +31,8 @@ from tessera.utils.ranks.world import World
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.suspects.evidence import Suspicion
 from tessera.utils.suspects.files import NAMES
+from tessera.utils.suspects.judging import EvidenceSink
 from tessera.utils.suspects.ranking import suspects
-from tessera.utils.suspects.sink import EvidenceSink
 from tessera.utils.types import Batch, DatasetIndex, Detections
 from tests.utils.suspects.planted import KINDS, Planted, plant
 

@@ -18,7 +18,7 @@ from tessera.utils.diagnosis.gains import ERROR_KINDS, error_gains
 from tessera.utils.evaluation.coco import COCO_IDS
 from tests.system.launch import Command
 from tests.system.tiny import describe_coco128
-from tests.utils.diagnosis.test_gains import hotcoco_gains, listed, tide_gains, tide_run
+from tests.utils.diagnosis.test_gains import hotcoco_gains, tide_gains, tide_run
 from tests.utils.evaluation.made_images import Image, accumulate, make_image
 
 
@@ -48,8 +48,9 @@ def test_errors_of_official_weights(shared: Path, tmp_path: Path, command: Comma
     assert done.code == 0, done.said
     images = detected(tmp_path / "exp" / "predictions.json", data)
     gains = error_gains(accumulate(images))
-    np.testing.assert_allclose(listed(gains), hotcoco_gains(images, 80), atol=1e-9)
-    np.testing.assert_allclose(listed(gains), tide_gains(images), atol=1e-9)
+    listed = list(gains.values())
+    np.testing.assert_allclose(listed, hotcoco_gains(images, 80), atol=1e-9)
+    np.testing.assert_allclose(listed, tide_gains(images), atol=1e-9)
 
     (line,) = [line for line in done.out.splitlines() if line.startswith("At confidence ")]
     confidence = float(line.split()[2].rstrip(","))
@@ -70,9 +71,9 @@ def test_errors_of_official_weights(shared: Path, tmp_path: Path, command: Comma
         name = NAMES[kind]
         assert said[name][0] == str(counts[name]) == str(sum(int(row[name]) for row in table))
         assert abs(counts[name] - len(errors)) <= 2, "the confidence is printed to three digits"
-        assert float(said[name][1]) == pytest.approx(gains.means()[kind], abs=0.0006)
+        assert float(said[name][1]) == pytest.approx(gains[kind], abs=0.0006)
         cost = sum(row["cost"] for row in rows if row["kind"] == name)
-        assert cost == pytest.approx(gains.means()[kind], rel=1e-3)
+        assert cost == pytest.approx(gains[kind], rel=1e-3)
     assert [row["cost"] for row in rows] == sorted((row["cost"] for row in rows), reverse=True)
     for row in rows:
         if row["true"] is not None:

@@ -1,20 +1,28 @@
-"""The report of a comparison: table, classes, flips, verdict; compare.json."""
+"""The report of a comparison: table, classes, flips, verdict; compare.json; images of what flipped."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+
+from tessera.data.source.decode import read_image
+from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures
-from tessera.utils.evaluation.comparison.differences import ClassDifference, Difference
+from tessera.utils.evaluation.comparison.differences import Difference
+from tessera.utils.evaluation.comparison.finds import Finds
+from tessera.utils.evaluation.comparison.flips import Flips, ImageFlips
 from tessera.utils.evaluation.comparison.significance import LEVEL
 from tessera.utils.evaluation.comparison.verdict import p_value
 from tessera.utils.files import write_whole
 from tessera.utils.flags.answer import headed
 from tessera.utils.flags.compare import CompareConfig, Requirement
 from tessera.utils.report.console import print_lines
+from tessera.utils.report.pictures import Annotations, save_grid
 from tessera.utils.text import counted, one_line, strict_json, table_row
+from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +77,9 @@ def _described(one: RunFigures) -> str:
 def _class_lines(found: Comparison, verbose: bool) -> Iterator[str]:
     """With `--verbose` every class; else those that differ beyond chance."""
     beyond = [one for one in found.differences.classes if one.p_holm < LEVEL]
-    shown = found.differences.classes if verbose else sorted(beyond, key=_size)[:_CLASSES]
+    shown = found.differences.classes if verbose else sorted(beyond, key=lambda one: -abs(one.ap.difference))[:_CLASSES]
     for one in shown:
         yield _interval_row(found.names[one.class_id], one.ap._replace(p=one.p_holm))
-
-
-def _size(one: ClassDifference) -> float:
-    return -abs(one.ap.difference)
 
 
 def _interval_row(name: str, one: Difference) -> str:
@@ -84,3 +88,41 @@ def _interval_row(name: str, one: Difference) -> str:
 
 def _figures(a: float, b: float, *differences: float, digits: int = 4) -> list[str]:
     return [f"{a:.{digits}f}", f"{b:.{digits}f}", *(f"{one:+.{digits}f}" for one in differences)]
+
+
+def write_flips(
+    folder: Path, index: DatasetIndex, flips: Flips, a: Mapping[int, Finds], b: Mapping[int, Finds]
+) -> None:
+    """Write `flips/worse_01.jpg` …, the worst first, and `flips/better_01.jpg` …, a few of each.
+
+    Args:
+        folder: of the run.
+        index: the split.
+        flips: which images.
+        a, b: what each side found on them.
+    """
+    for kind, images in (("worse", flips.worse), ("better", flips.better)):
+        for number, one in enumerate(images, 1):
+            with tolerate(f"picture of flips {kind}_{number:02}"):
+                _write_flip(folder / "flips" / f"{kind}_{number:02}.jpg", index, flips, one, a[one.image], b[one.image])
+
+
+def _write_flip(target: Path, index: DatasetIndex, flips: Flips, one: ImageFlips, a: Finds, b: Finds) -> None:
+    """One image three times: the objects that flipped, A's finds, B's finds."""
+    path = index.path(one.image)
+    picture = read_image(path, rule=index.pixels)
+    classes, boxes_xyxy = index.labels(one.image)
+    flipped = np.concatenate((one.lost, one.gained))
+    panels = [
+        Annotations(boxes_xyxy[flipped], classes[flipped].astype(np.int64)),
+        *(
+            Annotations(side.boxes_xyxy, side.classes.astype(np.int64), side.scores, threshold=threshold)
+            for side, threshold in ((a, flips.threshold_a), (b, flips.threshold_b))
+        ),
+    ]
+    captions = [
+        f"{len(one.lost)} lost, {len(one.gained)} gained: {path.name}",
+        f"A: finds {a.found.sum()} of {len(a.found)}, {a.wrong.sum()} wrong",
+        f"B: finds {b.found.sum()} of {len(b.found)}, {b.wrong.sum()} wrong",
+    ]
+    save_grid([picture] * len(panels), panels, index.names, captions, target)

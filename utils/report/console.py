@@ -1,13 +1,17 @@
-"""The log on the console: rank 0 prints everything, the other ranks only errors."""
+"""What a run says: the log, where rank 0 prints everything and the others only errors; plain values for `--json`."""
 
 from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
+from tessera.utils.ranks.run_lock import LOCK
 from tessera.utils.text import printable
+from tessera.utils.types import Metrics
 
 # In a clone a command may be imported by its file's name too, as users of YOLOv5 do.
 _PACKAGES = frozenset({"__main__", "tessera", "train", "val", "detect", "export", "compare", "convert"})
@@ -64,3 +68,31 @@ class _Formatter(logging.Formatter):
 def _is_shown(record: logging.LogRecord) -> bool:
     ours = record.name.partition(".")[0] in _PACKAGES or record.name == "py.warnings"
     return ours or record.levelno >= logging.ERROR
+
+
+def plain_metrics(metrics: Metrics) -> dict[str, Any]:
+    """Of all classes together, and of each that has objects; docs/json.md explains the keys."""
+    _, *rows = metrics.rows()
+    columns = ("name", "images", "objects", "precision", "recall", "ap50", "ap")
+    classes = metrics.class_ids.tolist()
+    return {
+        "map": metrics.map,
+        "map50": metrics.map50,
+        "precision": metrics.precision,
+        "recall": metrics.recall,
+        "fitness": metrics.fitness,
+        "confidence": metrics.confidence,
+        "images": metrics.images,
+        "objects": metrics.objects,
+        "speed_ms": dict(zip(("preparation", "inference", "nms"), metrics.speed_ms, strict=True)),
+        "classes": [
+            {"class": c, **dict(zip(columns, row, strict=True)), "confidence": float(metrics.class_confidences[c])}
+            for c, row in zip(classes, rows, strict=True)
+        ],
+    }
+
+
+def plain_folder(run: Path | None) -> dict[str, Any]:
+    """A run's folder, and what lies in it: files, and folders with a slash; None where there is no folder."""
+    entries = sorted(path for path in run.iterdir() if path.name != LOCK) if run is not None else []
+    return {"run": run and str(run), "files": [path.name + "/" * path.is_dir() for path in entries]}

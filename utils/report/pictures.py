@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tessera.utils.files import atomic_write
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import Pixels
-from tessera.utils.report.palette import class_colour, class_text, drawable, font_runs, text_colour
+from tessera.utils.report.palette import class_colour, class_text, drawable, font_file, text_colour
 from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import Batch
 
@@ -98,13 +98,9 @@ def save_grid(
     Raises:
         OSError: `target` cannot be written.
     """
-    picture = grid(images, annotations, names, captions)
-    # Colour at full resolution: at half of it, JPEG's default, thin lines lose theirs.
-    options = [cv2.IMWRITE_JPEG_QUALITY, 92, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
-    done, encoded = cv2.imencode(".jpg", cv2.cvtColor(picture, cv2.COLOR_RGB2BGR), options)
-    assert done, picture.shape
-    with atomic_write(target) as file:
-        file.write(encoded.tobytes())
+    picture = Image.fromarray(grid(images, annotations, names, captions))
+    with atomic_write(target) as file:  # colour at full resolution, lest thin lines lose theirs
+        picture.save(file, "JPEG", quality=92, subsampling=0)
 
 
 def annotated(picture: Pixels, marks: Annotations, names: Sequence[str], style: Style) -> Pixels:
@@ -202,9 +198,9 @@ def _paint(
     thickness = style.line_width or max(round(max(height, width) / 240), 2)
     area = np.prod(marks.boxes_xyxy[:, 2:] - marks.boxes_xyxy[:, :2], axis=1)
     order = np.argsort(-area, kind="stable")  # small boxes last, lest a large one hide them
-    corners = np.round(np.clip(marks.boxes_xyxy, 0, [width - 1, height - 1] * 2)).astype(int)
+    corners = np.round(np.clip(marks.boxes_xyxy, 0, [width - 1, height - 1] * 2)).astype(int).tolist()
     for m in order:
-        x1, y1, x2, y2 = (int(v) for v in corners[m])
+        x1, y1, x2, y2 = corners[m]
         if marks.classes[m] < 0:
             _hatch(tile[y1 : y2 + 1, x1 : x2 + 1], thickness)
             continue
@@ -236,21 +232,20 @@ def _hatch(area: Pixels, thickness: int) -> None:
 
 
 def _free_place(
-    box: NDArray[np.int64],
+    box: Sequence[int],
     label_hw: tuple[int, ...],
     tile_hw: tuple[int, ...],
     taken: Sequence[tuple[int, int, int, int]],
     thickness: int,
 ) -> tuple[int, int] | None:
     """Left and top of a label: above the box, in it or below; the first place in the image that is free, or None."""
-    x1, y1, x2, y2 = (int(v) for v in box)
-    label_h, label_w = label_hw[:2]
-    right, bottom = max(tile_hw[1] - label_w, 0), max(tile_hw[0] - label_h, 0)
-    edge = thickness // 2
-    columns = (x1 - edge, x2 + edge + 1 - label_w)
-    places = [(x, y) for y in (y1 - edge - label_h, y1, y2 - label_h, y2 + edge + 1) for x in columns]
+    (x1, y1, x2, y2), edge = box, thickness // 2
+    height, width = label_hw[:2]
+    right, bottom = max(tile_hw[1] - width, 0), max(tile_hw[0] - height, 0)
+    columns = (x1 - edge, x2 + edge + 1 - width)
+    places = [(x, y) for y in (y1 - edge - height, y1, y2 - height, y2 + edge + 1) for x in columns]
     for x, y in ((min(max(x, 0), right), y) for x, y in places if 0 <= y <= bottom):
-        if all(x >= r or y >= b or x + label_w <= left or y + label_h <= top for left, top, r, b in taken):
+        if all(x >= r or y >= b or x + width <= left or y + height <= top for left, top, r, b in taken):
             return x, y
     return None
 
@@ -278,37 +273,19 @@ def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(file), size)  # Pillow takes a Path from 10.1 on
 
 
-def _shorten(text: str, size: int, width: int, keep_end: int) -> str:
-    """`text` with its middle left out where it is wider than `width` pixels; its last `keep_end` characters stay."""
-    text = drawable(text, 200)
-    end = text[len(text) - keep_end :] if keep_end else ""
-    head, shortened = text[: len(text) - keep_end], text
-    while head and _length(shortened, size) > width - size // 2:
-        head = head[:-1]
-        shortened = f"{head}…{end}"
-    return shortened
-
-
 @lru_cache(maxsize=4096)  # names with each of their scores
 def _label(text: str, size: int, width: int, keep_end: int) -> NDArray[np.uint8]:
-    """Coverage as `_text`, of what `_shorten` leaves of a text."""
-    return _text(_shorten(text, size, width, keep_end), size)
+    """Coverage 0-255 (h, w) of a line of text with a margin; OpenCV's own fonts have only ASCII.
 
-
-def _length(text: str, size: int) -> float:
-    """Width in pixels of a line of text."""
-    return sum(_font(file, size).getlength(part) for file, part in font_runs(text))
-
-
-def _text(text: str, size: int) -> NDArray[np.uint8]:
-    """Coverage 0-255 (h, w) of a line of text with a margin; OpenCV's own fonts have only ASCII."""
-    runs = [(_font(file, size), part) for file, part in font_runs(text or " ")]
-    ascent, descent = (max(heights) for heights in zip(*(font.getmetrics() for font, _ in runs), strict=True))
-    margin = size // 4
-    at = float(margin)
-    canvas = Image.new("L", (math.ceil(_length(text, size)) + 2 * margin, ascent + descent))
-    draw = ImageDraw.Draw(canvas)
-    for font, part in runs:
-        draw.text((at, ascent), part, fill=255, font=font, anchor="ls")
-        at += font.getlength(part)
+    Its middle is left out where it is wider than `width` pixels; its last `keep_end` characters stay.
+    """
+    text = drawable(text or " ", 200)
+    font, margin = _font(font_file(text), size), size // 4
+    head, end = text[: len(text) - keep_end], text[len(text) - keep_end :]
+    while head and font.getlength(text) + 2 * margin > width:
+        head = head[:-1]
+        text = f"{head}…{end}"
+    ascent, descent = font.getmetrics()
+    canvas = Image.new("L", (math.ceil(font.getlength(text)) + 2 * margin, ascent + descent))
+    ImageDraw.Draw(canvas).text((margin, ascent), text, fill=255, font=font, anchor="ls")
     return np.asarray(canvas)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tessera.data.source.scan import ImageLabels, label_lines
-from tessera.utils.diagnosis.files import ERRORS, error_table, write_errors, write_images
+from tessera.utils.diagnosis.files import ERRORS, ErrorItem, error_items, error_table, write_errors, write_images
 from tessera.utils.diagnosis.gains import error_gains
-from tessera.utils.diagnosis.listing import ErrorItem, error_items
 from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.bootstrap import Intervals, bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
@@ -66,7 +65,7 @@ def report_validation(
         interval_line(found.metrics, *interval.map),
         speed_line(found.metrics.speed_ms, (1, 3, origin.imgsz, origin.imgsz)),
     )
-    gains = error_gains(found.ranking).means()
+    gains = error_gains(found.ranking)
     if found.metrics.objects:
         print_lines(*error_table(found.errors, gains))
     items = error_items(found.errors, gains, index)

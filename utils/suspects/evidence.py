@@ -33,67 +33,35 @@ class Suspicion(IntEnum):
     DUPLICATE = 4  # a second label of an object
 
 
-class Rows(NamedTuple):
-    """What may be wrong, one by one.
-
-    Attributes:
-        kinds: uint8 (R,), `Suspicion`.
-        images: int64 (R,), dataset indices.
-        objects: int32 (R,), row of the label among those of the image; -1 of a missing one.
-        others: int32 (R,), the label that a duplicate repeats; else -1.
-        classes: int32 (R,), of the detection; of a spurious or duplicate label its own.
-        confidences: float32 (R,), of the detection; of a spurious label that of the best one about it, 0 without one.
-        supports: float32 (R,), confidence of the best detection that agrees with the label; 0 without one.
-        ious: float32 (R,), of label and detection, or of two labels; 0 where there are not two.
-        near: bool (R,), whether the detection reaches a label that the row is not about.
-        boxes_xyxy: float32 (R, 4), of the detection, or of the label; pixels of the original image.
-    """
-
-    kinds: NDArray[np.uint8]
-    images: NDArray[np.int64]
-    objects: NDArray[np.int32]
-    others: NDArray[np.int32]
-    classes: NDArray[np.int32]
-    confidences: NDArray[np.float32]
-    supports: NDArray[np.float32]
-    ious: NDArray[np.float32]
-    near: NDArray[np.bool_]
-    boxes_xyxy: NDArray[np.float32]
-
-    @classmethod
-    def joined(cls, parts: Sequence[Rows]) -> Rows:
-        """All rows of the parts."""
-        return cls._make(np.concatenate(column) for column in zip(NO_ROWS, *parts, strict=True))
-
-    def at(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> Rows:
-        """Those of `rows`, in that order."""
-        return Rows._make(column[rows] for column in self)
-
-    def most(self) -> Rows:
-        """At most `MOST` of each kind, those that are most likely before anything is known of the detector."""
-        first = np.select(
-            [self.kinds == Suspicion.SPURIOUS, self.kinds == Suspicion.DUPLICATE],
-            [1 - self.confidences, self.ious],
-            self.confidences,
-        )
-        order = np.lexsort((*self.boxes_xyxy.T, self.objects, self.images, -first, self.kinds))
-        kinds = self.kinds[order]
-        return self.at(order[np.arange(len(order)) - np.searchsorted(kinds, kinds) < MOST])
-
-
-_NO_INTEGERS, _NO_FLOATS = np.zeros(0, np.int32), np.zeros(0, np.float32)
-NO_ROWS = Rows(
-    np.zeros(0, np.uint8),
-    np.zeros(0, np.int64),
-    _NO_INTEGERS,
-    _NO_INTEGERS,
-    _NO_INTEGERS,
-    _NO_FLOATS,
-    _NO_FLOATS,
-    _NO_FLOATS,
-    np.zeros(0, np.bool_),
-    np.zeros((0, 4), np.float32),
+Rows = NDArray[np.void]  # (R,) of ROW: what may be wrong, one by one
+ROW = np.dtype(
+    [
+        ("kind", np.uint8),  # `Suspicion`
+        ("image", np.int64),  # dataset index
+        ("object", np.int32),  # row of the label among those of the image; -1 of a missing one
+        ("other", np.int32),  # the label that a duplicate repeats; else -1
+        ("class", np.int32),  # of the detection; of a spurious or duplicate label its own
+        (
+            "confidence",
+            np.float32,
+        ),  # of the detection; of a spurious label that of the best one about it, 0 without one
+        ("support", np.float32),  # confidence of the best detection that agrees with the label; 0 without one
+        ("iou", np.float32),  # of label and detection, or of two labels; 0 where there are not two
+        ("near", np.bool_),  # whether the detection reaches a label that the row is not about
+        ("box_xyxy", np.float32, 4),  # of the detection, or of the label; pixels of the original image
+    ]
 )
+
+
+def most_likely(rows: Rows) -> Rows:
+    """At most `MOST` rows of each kind, those that are most likely before anything is known of the detector."""
+    first = np.select(
+        [rows["kind"] == Suspicion.SPURIOUS, rows["kind"] == Suspicion.DUPLICATE],
+        [1 - rows["confidence"], rows["iou"]],
+        rows["confidence"],
+    )
+    rows = rows[np.lexsort((*rows["box_xyxy"].T, rows["object"], rows["image"], -first, rows["kind"]))]
+    return rows[np.arange(len(rows)) - np.searchsorted(rows["kind"], rows["kind"]) < MOST]
 
 
 class Counts(NamedTuple):
@@ -117,11 +85,6 @@ class Counts(NamedTuple):
         shapes = (2, nc, BINS), (2, nc, BINS), (nc, len(SIZES) + 1, len(SUPPORTS) + 1), (nc, BINS)
         return cls._make(np.zeros(shape, np.int64) for shape in shapes)
 
-    def add(self, other: Counts) -> None:
-        """Count these too."""
-        for mine, theirs in zip(self, other, strict=True):
-            mine += theirs
-
 
 class Evidence(NamedTuple):
     """Of some images: what may be wrong, and how detector and labels agree otherwise."""
@@ -132,10 +95,10 @@ class Evidence(NamedTuple):
     @classmethod
     def joined(cls, nc: int, parts: Sequence[Evidence]) -> Evidence:
         """Of the images of all parts; the same however they are divided."""
-        counts = Counts.none(nc)
-        for part in parts:
-            counts.add(part.counts)
-        return cls(Rows.joined([part.rows for part in parts]).most(), counts)
+        counts = Counts._make(
+            sum(tables) for tables in zip(Counts.none(nc), *(part.counts for part in parts), strict=True)
+        )
+        return cls(most_likely(np.concatenate([np.zeros(0, ROW), *(part.rows for part in parts)])), counts)
 
 
 def bins_of(shares: NDArray[np.floating] | np.floating) -> NDArray[np.int64]:

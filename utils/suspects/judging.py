@@ -1,4 +1,4 @@
-"""What the detections on one picture say of its labels.
+"""What the detections of a validation say of the labels.
 
 Legend: D detections and G labels.
 """
@@ -12,8 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.matching import BACKGROUND_IOU, Kind, match_image, pairwise_iou, to_host
-from tessera.utils.suspects.evidence import NO_ROWS, Counts, Rows, Suspicion, bins_of, sizes_of, steps_of
-from tessera.utils.types import Detections
+from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.suspects.evidence import (
+    MOST,
+    ROW,
+    Counts,
+    Evidence,
+    Rows,
+    Suspicion,
+    bins_of,
+    most_likely,
+    sizes_of,
+    steps_of,
+)
+from tessera.utils.types import Batch, DatasetIndex, Detections
 
 LEAST = 0.05  # confidence of a detection that says anything
 SURE = 0.25  # support from which on a label is no spurious one
@@ -84,10 +96,7 @@ def judge(image: int, detections: Detections, labels: Labels, counts: Counts) ->
         (Suspicion.DUPLICATE, [(-1, g) for g in twins]),
     ]
     rows = [_row(scene, image, kind, d, g, explained, twins) for kind, pairs in found for d, g in pairs]
-    if not rows:
-        return NO_ROWS
-    types = [column.dtype for column in NO_ROWS]
-    return Rows._make(np.array(values, own) for values, own in zip(zip(*rows, strict=True), types, strict=True))
+    return np.array(rows, ROW)
 
 
 def _row(
@@ -99,7 +108,7 @@ def _row(
     explained: NDArray[np.float32],
     twins: dict[int, tuple[int, float]],
 ) -> tuple[object, ...]:
-    """A row, with the values of `Rows`: of detection `d` and label `g`, -1 for none."""
+    """A `ROW`: of detection `d` and label `g`, -1 for none."""
     of = scene.labels
     other, iou = twins.get(g, (-1, 0.0))
     support = scene.support[g] if g >= 0 else 0.0
@@ -185,3 +194,39 @@ def _uncovered(scene: _Scene, used: set[int]) -> list[int]:
     free = np.isin(scene.kinds[sure], (Kind.BACKGROUND, Kind.BADLY_PLACED, Kind.BOTH))
     covered = np.triu(pairwise_iou(scene.boxes[sure], scene.boxes[sure]) >= 0.5, 1).any(0)
     return [d for d in sure[free & ~covered].tolist() if d not in used]
+
+
+class EvidenceSink(Sink):
+    """Gathers the evidence of this rank's images.
+
+    Args:
+        index: the whole split.
+        class_of: as of Settings; labels of classes that the model lacks are taken for ignored regions.
+    """
+
+    def __init__(self, index: DatasetIndex, class_of: Sequence[int]) -> None:
+        self._index, self._known = index, np.isin(np.arange(len(index.names)), class_of)
+        self._counts, self._rows = Counts.none(len(index.names)), list[Rows]()
+
+    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
+        """Judge the labels of a batch."""
+        for image, detections in zip(batch.indices.tolist(), in_original, strict=True):
+            classes, boxes = self._index.labels(image)
+            of_regions, regions = self._index.ignored(image)
+            known = self._known[classes]
+            of_regions = np.append(of_regions, np.full((~known).sum(), -1, np.int32))
+            regions = np.concatenate((regions, boxes[~known]))
+            size_hw = tuple(self._index.sizes_hw[image].tolist())
+            rows = judge(
+                image, detections, Labels(classes[known], boxes[known], (of_regions, regions), size_hw), self._counts
+            )
+            places = np.append(np.flatnonzero(known), -1).astype(np.int32)  # among all labels; -1 stays
+            rows["object"], rows["other"] = places[rows["object"]], places[rows["other"]]
+            self._rows.append(rows)
+        if sum(map(len, self._rows[1:])) > MOST:
+            self.evidence()
+
+    def evidence(self) -> Evidence:
+        """Of the images so far."""
+        self._rows = [most_likely(np.concatenate([np.zeros(0, ROW), *self._rows]))]
+        return Evidence(self._rows[0], self._counts)

@@ -68,33 +68,33 @@ def suspects(evidence: Evidence, index: DatasetIndex) -> list[Suspect]:
     """
     rows = evidence.rows
     scores = _scores(rows, evidence.counts, index).round(4)
-    order = np.lexsort((*rows.boxes_xyxy.T, rows.kinds, rows.objects, rows.images, -scores))
+    order = np.lexsort((*rows["box_xyxy"].T, rows["kind"], rows["object"], rows["image"], -scores))
     taken, listed = set[tuple[int, int]](), list[Suspect]()
     for row in order[scores[order] >= LEAST_SCORE].tolist():
-        place = int(rows.images[row]), int(rows.objects[row])
+        place = int(rows["image"][row]), int(rows["object"][row])
         if place[1] < 0 or place not in taken:
             taken.add(place)
-            listed.append(_suspect(rows, row, float(scores[row]), index))
+            listed.append(_suspect(rows[row], float(scores[row]), index))
     return listed
 
 
-def _suspect(rows: Rows, row: int, score: float, index: DatasetIndex) -> Suspect:
-    kind, image, own = Suspicion(rows.kinds[row]), int(rows.images[row]), int(rows.objects[row])
+def _suspect(row: np.void, score: float, index: DatasetIndex) -> Suspect:
+    kind, image, own = Suspicion(row["kind"]), int(row["image"]), int(row["object"])
     classes, boxes = index.labels(image)
     goes = kind in (Suspicion.SPURIOUS, Suspicion.DUPLICATE)
     box = _box(boxes[own]) if own >= 0 else None
     height, width = index.sizes_hw[image].tolist()
-    found = _box(rows.boxes_xyxy[row].clip(0, [width, height, width, height]))
+    found = _box(row["box_xyxy"].clip(0, [width, height, width, height]))
     return Suspect(
         score,
         kind,
         image,
         own,
-        int(rows.others[row]),
+        int(row["other"]),
         int(classes[own]) if own >= 0 else None,
-        None if goes else int(rows.classes[row]),
-        float(rows.confidences[row]),
-        float(rows.ious[row]) if rows.ious[row] > 0 else None,
+        None if goes else int(row["class"]),
+        float(row["confidence"]),
+        float(row["iou"]) if row["iou"] > 0 else None,
         box,
         None if goes else box if kind is Suspicion.WRONG_CLASS else found,
     )
@@ -107,22 +107,22 @@ def _box(sides: NDArray[np.float32]) -> Box:
 
 def _scores(rows: Rows, counts: Counts, index: DatasetIndex) -> NDArray[np.float64]:
     """Of each row, (R,)."""
-    trust = _trust(counts)[rows.near.astype(np.int64), rows.classes, bins_of(rows.confidences)]
-    sizes = sizes_of(rows.boxes_xyxy, index.sizes_hw[rows.images])
-    supported = _better(counts.supports)[rows.classes, sizes, steps_of(rows.confidences)]
-    others = counts.supports.sum((1, 2))[rows.classes] - 1
+    trust = _trust(counts)[rows["near"].astype(np.int64), rows["class"], bins_of(rows["confidence"])]
+    sizes = sizes_of(rows["box_xyxy"], index.sizes_hw[rows["image"]])
+    supported = _better(counts.supports)[rows["class"], sizes, steps_of(rows["confidence"])]
+    others = counts.supports.sum((1, 2))[rows["class"]] - 1
     known = others / (others + _WEIGHT)  # of a class with few labels it is not known how many of them would be found
-    placed = _better(counts.overlaps[:, None])[rows.classes, 0, bins_of(rows.ious)]
-    agrees = rows.supports / np.maximum(rows.confidences, 1e-6)
-    reach = ((rows.ious - _CLOSE) / (_FAR - _CLOSE)).clip(0, 1) * ((1 - rows.ious) * 2).clip(0, 1)
+    placed = _better(counts.overlaps[:, None])[rows["class"], 0, bins_of(rows["iou"])]
+    agrees = rows["support"] / np.maximum(rows["confidence"], 1e-6)
+    reach = ((rows["iou"] - _CLOSE) / (_FAR - _CLOSE)).clip(0, 1) * ((1 - rows["iou"]) * 2).clip(0, 1)
     return np.select(
-        [rows.kinds == kind for kind in Suspicion],
+        [rows["kind"] == kind for kind in Suspicion],
         [
             trust,
             (1 - trust) * supported**_DOUBT * known,
             trust * reach * placed**_DOUBT,
             trust * (1 - agrees).clip(0, 1),
-            ((rows.ious - 0.5) / 0.4).clip(0, 1),
+            ((rows["iou"] - 0.5) / 0.4).clip(0, 1),
         ],
     ).astype(np.float64)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tessera.utils.ranks.world import World
-from tessera.utils.report.plain import plain_folder, plain_metrics
+from tessera.utils.report.console import plain_folder, plain_metrics
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from tessera.utils.config import TrainConfig
+from tessera.utils.diagnosis.files import error_items
 from tessera.utils.diagnosis.gains import error_gains
-from tessera.utils.diagnosis.listing import error_items
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import Evaluation
@@ -49,7 +49,7 @@ def made_facts(folder: Path, names: Sequence[str], images: int = 12, *, seed: in
     metrics, curves = summarize(ranking, len(names))
     metrics = dataclasses.replace(metrics, names=tuple(names))
     errors = errors_of(scenes, len(names), metrics.confidence)
-    gains = error_gains(ranking).means()
+    gains = error_gains(ranking)
     facts = Facts(
         Evaluation(metrics, curves, ranking, errors, share(scenes)),
         index,

@@ -94,19 +94,8 @@ def test_the_raw_line_is_what_was_measured_and_the_bold_one_its_average(tmp_path
     assert np.array_equal(raw.get_ydata(), frame["metrics/precision"])
     assert np.std(smooth.get_ydata()) < np.std(raw.get_ydata()) / 2
     assert [line.get_label() for line in panel(figures[0], "Box loss").get_legend().get_lines()] == ["train", "val"]
-    for line, column in zip(panel(figures[0], "Learning rate").lines, ("x/lr0", "x/lr1", "x/lr2"), strict=True):
+    for line, column in zip(panel(figures[0], "Learning rate").lines, ("x/lr1", "x/lr2"), strict=True):
         assert np.array_equal(line.get_ydata(), frame[column])
-
-
-def test_the_warm_up_of_the_biases_does_not_flatten_the_other_rates(tmp_path: Path, figures: list[Figure]) -> None:
-    fall = np.linspace(0.01, 0.001, 30)
-    for biases in (3 * fall, fall + 0.09 * (np.arange(30) == 0)):
-        rates = pd.DataFrame({"epoch": np.arange(30), "x/lr0": biases, "x/lr1": fall, "x/lr2": fall})
-        plot_results(rates, tmp_path / "results.png")
-    cold, warm = (figure.axes[0] for figure in figures)
-    assert warm.get_ylim()[1] == pytest.approx(0.0108)
-    assert warm.get_legend().get_texts()[0].get_text() == "biases, from 0.1"
-    assert cold.get_legend().get_texts()[0].get_text() == "biases" and cold.get_ylim()[1] > 0.03
 
 
 def test_smoothing_keeps_lines_and_ends() -> None:
@@ -164,8 +153,8 @@ def test_sizes_and_centres_are_those_of_the_boxes(tmp_path: Path, figures: list[
     data.boxes_xyxy[:] = [0, 240, 320, 480]  # left half, lower half of 640 x 480
     plot_labels(data, tmp_path / "labels.jpg")
     _, _, centres, sizes = figures[0].axes
-    assert centres.lines[0].get_xydata().tolist() == [[0.25, 0.75]]
-    assert sizes.lines[0].get_xydata().tolist() == [[0.5, 0.5]]
+    for axes, place in ((centres, [37, 12]), (sizes, [25, 25])):  # rows by y of 50 cells a side
+        assert np.argwhere(axes.collections[0].get_array()).tolist() == [place]
     assert centres.get_ylim() == (1, 0)  # as in an image, y points down
 
 
@@ -197,14 +186,6 @@ def test_the_confusion_matrix_is_legible(count: int, kind: str, tmp_path: Path, 
     assert_legible(figures[0])
     cell = axes.get_window_extent().width / (count + 1)
     assert all(text.get_window_extent().width < cell for text in axes.texts)
-
-
-def test_a_confusion_matrix_of_hundreds_of_classes_shows_indices(tmp_path: Path, figures: list[Figure]) -> None:
-    plot_confusion_matrix(confusion_of(np.eye(366)), 0.25, names(365, "long"), tmp_path / "confusion_matrix.png")
-    assert all(
-        label.get_text().isdigit() or not label.get_visible() for label in figures[0].axes[0].get_xticklabels()[1:-1]
-    )
-    assert_legible(figures[0])
 
 
 @pytest.mark.parametrize("count", [1, 20, 21])
@@ -271,7 +252,7 @@ def test_awkward_names_are_taken_literally(tmp_path: Path, figures: list[Figure]
 
 
 def test_charts_may_be_drawn_by_several_threads_at_once(tmp_path: Path) -> None:
-    frame = results(20)[["epoch", "metrics/precision", "x/lr0"]]
+    frame = results(20)[["epoch", "metrics/precision", "x/lr1"]]
     plot_results(frame, tmp_path / "alone.png")
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda i: plot_results(frame, tmp_path / f"{i}.png"), range(4)))

@@ -16,13 +16,11 @@ import pytest
 
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.report.page import crops as crops_module
-from tessera.utils.report.page.breakdown import breakdowns, calibration
-from tessera.utils.report.page.classes import class_table
-from tessera.utils.report.page.confusion import MOST_CLASSES, heat_map
+from tessera.utils.report.page.curves import threshold_curves
 from tessera.utils.report.page.facts import Facts
 from tessera.utils.report.page.gallery import cells_of, gallery
 from tessera.utils.report.page.page import page, write_page
-from tessera.utils.report.page.threshold import curves_of
+from tessera.utils.report.page.tables import MOST_CLASSES, breakdowns, calibration, class_rows, heat_map
 from tests.utils.report.made_page import made_facts, trained
 
 HEBREW = "\u05e9\u05dc\u05d5\u05dd"
@@ -95,35 +93,37 @@ def test_thousands_of_classes_stay_below_five_megabytes(tmp_path: Path) -> None:
     assert len(facts.found.metrics.class_ids) > 400
     text = page(trained(facts, [0.1] * 5000))
     assert len(text.encode()) < MEGABYTES_5
-    assert heat_map(facts, frozenset()).left == 1203 - MOST_CLASSES
+    assert heat_map(facts, ())["left"] == 1203 - MOST_CLASSES
     assert "classes not shown" in text and "more not shown" in text
 
 
 def test_pictures_have_a_budget(facts: Facts, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gallery(facts)
-    sizes = [len(error.uri) for error in whole]
+    sizes = [len(error["crop"].uri) for error in whole]
     assert min(sizes) > 0
     monkeypatch.setattr(crops_module, "BYTES", sum(sizes) // 2)
     some = gallery(facts)
-    kept = sum(len(error.uri) for error in some)
+    kept = sum(len(error["crop"].uri) for error in some)
     assert len(some) == len(whole) and sum(sizes) // 4 < kept < sum(sizes)
     monkeypatch.setattr(crops_module, "DECODED", 0)
-    assert not any(error.uri for error in gallery(facts))
+    assert not any(error["crop"].uri for error in gallery(facts))
 
 
 def test_a_picture_that_is_gone_leaves_its_errors_without_crops(facts: Facts) -> None:
     worst = facts.items[0].image
     facts.index.path(worst).unlink()
     shown = gallery(facts)
-    assert [bool(error.uri) for error in shown] == [facts.items[error.number - 1].image != worst for error in shown]
+    assert [bool(error["crop"].uri) for error in shown] == [
+        facts.items[error["number"] - 1].image != worst for error in shown
+    ]
 
 
 def test_crops_show_the_boxes(facts: Facts) -> None:
     for error in gallery(facts):
-        item = facts.items[error.number - 1]
+        item = facts.items[error["number"] - 1]
         boxes = {"true": item.true_box, "found": item.box}
-        assert [mark.kind for mark in error.marks] == [kind for kind, box in boxes.items() if box is not None]
-        for mark in error.marks:
+        assert [mark.kind for mark in error["crop"].marks] == [kind for kind, box in boxes.items() if box is not None]
+        for mark in error["crop"].marks:
             x1, y1, x2, y2 = boxes[mark.kind] or (0, 0, 0, 0)
             assert mark.width / mark.height == pytest.approx((x2 - x1) / (y2 - y1), rel=0.05)
 
@@ -143,29 +143,29 @@ def test_each_error_is_in_the_cell_that_counts_it(facts: Facts) -> None:
 
 def test_the_matrix_leads_to_what_the_gallery_has(facts: Facts) -> None:
     shown = gallery(facts)
-    pairs = frozenset((int(p), int(t)) for p, t in (error.pair.split() for error in shown))
-    cells = [cell for row in heat_map(facts, pairs).rows for cell in row]
-    assert {cell.pair for cell in cells if cell.pair} == {error.pair for error in shown}
-    assert sum(cell.number for cell in cells) == facts.found.errors.confusion.matrix.sum()
+    pairs = {error["pair"] for error in shown}
+    cells = [cell for row in heat_map(facts, pairs)["rows"] for cell in row]
+    assert {cell["pair"] for cell in cells if cell["pair"]} == pairs
+    assert sum(cell["number"] for cell in cells) == facts.found.errors.confusion.matrix.sum()
 
 
 def test_counts_of_the_tables_add_up(facts: Facts) -> None:
     errors, counts = facts.found.errors, facts.found.errors.counts()
     for table in breakdowns(facts):
-        assert sum(row.objects for row in table.rows) == len(errors.outcomes)
-        assert sum(row.counts[0] for row in table.rows) == counts[Kind.CORRECT]
-        assert sum(row.counts[-1] for row in table.rows) == counts[Kind.MISSED]
-    assert sum(row.false for row in class_table(facts).rows) <= sum(counts[kind] for kind in FALSE_KINDS)
+        assert sum(row["objects"] for row in table["rows"]) == len(errors.outcomes)
+        assert sum(row["counts"][0] for row in table["rows"]) == counts[Kind.CORRECT]
+        assert sum(row["counts"][-1] for row in table["rows"]) == counts[Kind.MISSED]
+    assert sum(row["false"] for row in class_rows(facts)) <= sum(counts[kind] for kind in FALSE_KINDS)
     ranking = facts.found.ranking
-    trust = calibration(ranking)
-    assert sum(row.detections for row in trust) == ranking.above[:, 0].sum()
-    right = sum(round(row.precision * row.detections) for row in trust)
+    trust, _ = calibration(ranking)
+    assert sum(row["detections"] for row in trust) == ranking.above[:, 0].sum()
+    right = sum(round(row["precision"] * row["detections"]) for row in trust)
     assert right == ranking.correct_above[:, 0].sum()
-    assert all(low <= row.confidence <= low + 0.1 for row in trust for low in [float(row.name.split()[0])])
+    assert all(low <= row["confidence"] <= low + 0.1 for row in trust for low in [float(row["name"].split()[0])])
 
 
 def test_the_slider_has_the_figures_of_the_validation(facts: Facts) -> None:
-    sent = curves_of(facts)
+    sent = threshold_curves(facts)
     assert sent is not None
     whole, best = sent["groups"][0], sent["groups"][0]["best"]
     metrics, counts = facts.found.metrics, facts.found.errors.counts()
@@ -185,8 +185,10 @@ def test_a_set_without_objects_has_a_page(tmp_path: Path) -> None:
 
 def test_a_class_called_background_is_not_the_background(tmp_path: Path) -> None:
     facts = made_facts(tmp_path, ["background", "b"], images=8)
-    heat = heat_map(facts, frozenset())
-    assert heat.names == ["background", "b", "background"] and heat.rows[0][0].says.endswith("background: found")
+    heat = heat_map(facts, ())
+    assert heat["names"] == ["background", "b", "background"] and heat["rows"][0][0]["says"].endswith(
+        "background: found"
+    )
 
 
 def test_flags_of_the_command_are_those_that_were_given(facts: Facts) -> None:

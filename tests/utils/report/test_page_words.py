@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,9 +9,8 @@ import pytest
 
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.report.page import sentences
+from tessera.utils.report.page.curves import POINTS, line_chart
 from tessera.utils.report.page.shell import worded
-from tessera.utils.report.page.svg import POINTS, bar, line_chart, thinned, ticks
-from tests.utils.report.test_page import Tags
 
 NAN = float("nan")
 
@@ -109,35 +107,11 @@ def test_commands_and_flags_are_set_as_such_and_names_are_text() -> None:
     )
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 0.37), (0, 7), (-2, 9e6), (0, 1e-7), (3, 4)])
-def test_ticks_are_few_and_round(low: float, high: float) -> None:
-    found = ticks(low, high)
-    assert 2 <= len(found) <= 6 and low - 1e-9 <= found[0] and found[-1] <= high * (1 + 1e-9)
-    assert all((len(f"{tick:.4g}") <= 6 and not math.copysign(1, tick) < 0) or tick < 0 for tick in found)
-
-
 def test_a_line_has_gaps_where_nothing_is_known() -> None:
-    values = np.array([0.1, 0.2, NAN, 0.4, NAN, 0.6, 0.7])
-    chart = str(
-        line_chart('<"title">', np.arange(7), {"<b>": values, "none": np.full(7, NAN)}, x_label="epoch", mark=3)
-    )
-    tags = Tags(chart)
-    assert not tags.open and not any(tag == "b" for tag, _ in tags.found)
-    lines = [attrs for tag, attrs in tags.found if tag == "polyline"]
-    assert len(lines) == 2 and sum(tag == "circle" for tag, _ in tags.found) == 1
-    assert "nan" not in chart.lower() and '<"title">' not in chart
+    chart = line_chart("epoch", np.arange(3), {"a": np.array([0.12345678, NAN, np.inf])})
+    assert chart["x"] == [0, 1, 2] and chart["series"] == [["a", [0.12346, None, None]]]
 
 
 def test_long_lines_are_thinned_and_keep_their_ends() -> None:
-    kept = thinned(100_000)
-    assert len(kept) == POINTS and kept[0] == 0 and kept[-1] == 99_999 and thinned(3).tolist() == [0, 1, 2]
-    chart = line_chart("t", np.arange(100_000), {"a": np.random.default_rng(0).random(100_000)}, x_label="x")
-    assert len(chart) < 20_000
-
-
-def test_bars_never_leave_their_row() -> None:
-    parts = [attrs for tag, attrs in Tags(str(bar([("a", 0.25), ("b", 2.0), ("c", -1.0)]))).found if tag == "rect"]
-    assert [(part["x"], part["width"]) for part in parts] == [
-        ("0.00", "25.00"),
-        ("25.00", "100.00"),
-    ]
+    chart = line_chart("x", np.arange(100_001), {"a": np.arange(100_001)})
+    assert len(chart["x"]) == POINTS and (chart["x"][0], chart["x"][-1]) == (0, 1e5)

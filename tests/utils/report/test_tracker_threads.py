@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tessera.utils.report.trackers import channel, loggers
+from tessera.utils.report.trackers import loggers
 from tessera.utils.report.trackers.loggers import Loggers
 from tests.utils.report.fake_trackers import CONFIG, install
 
@@ -83,12 +83,12 @@ def test_a_tracker_that_hangs_or_falls_behind_is_switched_off_not_waited_for(
 ) -> None:
     install(monkeypatch, "wandb", init=wall)
     if limit == "MOST_CALLS":
-        monkeypatch.setattr(channel, limit, value)
+        monkeypatch.setattr(loggers, limit, value)
     started = time.monotonic()
     with Loggers(["wandb"], tmp_path, CONFIG) as log:
         log.scalars({"a": 1.0}, 0)
         assert active(log) == ["wandb"]
-        monkeypatch.setattr(channel, limit, value)  # a busy machine may take longer until here
+        monkeypatch.setattr(loggers, limit, value)  # a busy machine may take longer until here
         time.sleep(0.51)
         for epoch in range(50):
             log.scalars({"a": 1.0}, epoch)

@@ -11,11 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tessera.utils.suspects.evidence import Counts, Evidence, Rows, Suspicion
+from tessera.utils.suspects.evidence import Counts, Evidence, Suspicion
 from tessera.utils.suspects.files import suspect_table
-from tessera.utils.suspects.judging import Labels, judge
+from tessera.utils.suspects.judging import EvidenceSink, Labels, judge
 from tessera.utils.suspects.ranking import Suspect, suspects
-from tessera.utils.suspects.sink import EvidenceSink
 from tessera.utils.types import DatasetIndex, Detections
 from tests.data.made_index import make_index
 
@@ -60,7 +59,7 @@ def listed(labelled: Sequence[Scene], true: Sequence[Scene], regions: object = N
         counts, rows = Counts.none(NC), []
         for i in images:
             rows.append(judge(i, found[i], Labels(*labelled[i], regions, (SIZE, SIZE)), counts))  # type: ignore[arg-type]
-        return Evidence(Rows.joined(rows), counts)
+        return Evidence(np.concatenate(rows), counts)
 
     everything = range(len(labelled))
     divided = [evidence(everything[1::2]), evidence(everything[::2])]
@@ -170,4 +169,4 @@ def test_detections_in_any_order_keep_their_boxes() -> None:
     box = np.array([[0, 0, 50, 50], [100, 100, 150, 150]], np.float32)
     found = Detections(torch.tensor(box), torch.tensor([0.90001, 0.90004]), torch.tensor([0, 0]))
     labels = Labels(np.zeros(2, np.int32), box + 1, NO_REGIONS, (SIZE, SIZE))
-    assert len(judge(0, found, labels, Counts.none(NC)).kinds) == 0
+    assert len(judge(0, found, labels, Counts.none(NC))) == 0

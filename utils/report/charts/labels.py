@@ -17,8 +17,6 @@ from tessera.utils.report.palette import class_hex, class_text
 from tessera.utils.types import DatasetIndex
 
 _OVERLAID_BOXES = 1000
-_DOTS = 500  # objects; more are counted in cells
-_BARS = 500  # classes; more are one outline
 _AT_ONCE = 1 << 16  # objects
 
 
@@ -63,11 +61,10 @@ def plot_labels(index: DatasetIndex, target: Path) -> None:
     overlay.set(xlim=(0, 1), ylim=(1, 0), aspect="equal", xticks=[], yticks=[])
     overlay.spines[["top", "right"]].set_visible(True)
 
-    few = total <= _DOTS
-    _density(centres, middle if few else None, centres_in)
+    _density(centres, centres_in)
     style(centres, "Box centres", "x / image width", "y / image height")
     centres.invert_yaxis()
-    _density(sizes, size if few else None, sizes_in)
+    _density(sizes, sizes_in)
     style(sizes, "Box sizes", "width / image width", "height / image height")
     save(figure, target)
 
@@ -90,7 +87,7 @@ def _class_histogram(axes: Axes, counts: NDArray[np.int64], names: Sequence[str]
     """Bars of objects a class, with their names while these are legible."""
     names = [class_text(number, name) for number, name in enumerate(names)]
     positions = np.arange(len(counts))
-    if len(counts) <= _BARS:
+    if len(counts) <= NAMED_CLASSES:
         axes.bar(positions, counts, color=[class_hex(i) for i in range(len(counts))], width=0.8)
     else:
         axes.stairs(counts, np.arange(len(counts) + 1) - 0.5, fill=True, color=BLUE)
@@ -116,11 +113,8 @@ def _class_histogram(axes: Axes, counts: NDArray[np.int64], names: Sequence[str]
     axes.set_ylim(bottom=0, top=None if counts.any() else 1)
 
 
-def _density(axes: Axes, points: NDArray[np.float64] | None, cells: NDArray[np.int64]) -> None:
-    """Points (n, 2) of the unit square as dots; without them, how many lie in its cells, on a logarithmic scale."""
+def _density(axes: Axes, cells: NDArray[np.int64]) -> None:
+    """How many points lie in each cell of the unit square, on a logarithmic scale."""
+    edges = np.linspace(0, 1, len(cells) + 1)
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
-    if points is not None:
-        axes.plot(*points.T, ".", color=BLUE, alpha=0.5, markersize=5)
-    else:
-        edges = np.linspace(0, 1, len(cells) + 1)
-        axes.pcolormesh(edges, edges, cells, cmap="Blues", norm=LogNorm(vmin=0.5), zorder=2)
+    axes.pcolormesh(edges, edges, cells, cmap="Blues", norm=LogNorm(vmin=0.5), zorder=2)

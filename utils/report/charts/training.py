@@ -12,28 +12,18 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from tessera.utils.report.charts.figure import BLUE, INK, RED, explain_empty, new_figure, save, style
-from tessera.utils.report.palette import class_hex
 from tessera.utils.types import fitness
 
 # Title, columns with their names in the legend; one panel each, after those of the losses.
 _PANELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("Precision", {"metrics/precision": "val"}),
     ("Recall", {"metrics/recall": "val"}),
-    ("Learning rate", {"x/lr0": "biases", "x/lr1": "weights", "x/lr2": "norm weights"}),
+    ("Learning rate", {"x/lr1": "weights", "x/lr2": "norm weights"}),
     ("mAP 0.5", {"metrics/mAP_0.5": "val"}),
     ("mAP 0.5:0.95", {"metrics/mAP_0.5:0.95": "val"}),
     ("Images per second", {"images_per_s": "train"}),
 )
 _LOSS_COLUMN = re.compile(r"train/(.+)_loss")
-_SERIES_COLOURS = {
-    "train": BLUE,
-    "val": RED,
-    "biases": class_hex(12),
-    "weights": BLUE,
-    "norm weights": class_hex(6),
-}
-_RAW_SERIES = {"Learning rate"}  # set, not measured: nothing to smooth
-_FLAT = 4  # times the other rates: where the biases begin above it, those would lie flat
 _FROM_ZERO = ("Precision", "Recall", "mAP")
 
 
@@ -66,14 +56,9 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
     for place, (title, series) in enumerate(panels, 1):
         axes = figure.add_subplot(-(-len(panels) // 3), min(len(panels), 3), place)
         for name, values in series.items():
-            _curve_over_epochs(axes, epochs, values, name, smooth=title not in _RAW_SERIES)
+            _curve_over_epochs(axes, epochs, values, name, smooth=title != "Learning rate")  # that is set, not measured
         style(axes, title, "Epoch", "")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-        if len(epochs) == 1:
-            axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
-            axes.set_xticks([epochs[0]])
-        if title == "Learning rate":
-            _scale_to_weights(axes, series)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
         if len(series) > 1:
             axes.legend(frameon=False, fontsize=9)
         if title.startswith(_FROM_ZERO):
@@ -85,23 +70,12 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
     save(figure, target)
 
 
-def _scale_to_weights(axes: Axes, rates: dict[str, NDArray[np.float64]]) -> None:
-    """Leave out what the warm-up of the biases has above the other rates, which would lie flat beside it; say so."""
-    tops = {name: float(values[np.isfinite(values)].max()) for name, values in rates.items()}
-    other = max((top for name, top in tops.items() if name != "biases"), default=0.0)
-    if 0 < other < tops.get("biases", 0.0) / _FLAT:
-        axes.set_ylim(-0.04 * other, 1.08 * other)
-        next(line for line in axes.lines if line.get_label() == "biases").set_label(
-            f"biases, from {tops['biases']:.3g}"
-        )
-
-
 def _curve_over_epochs(
     axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.float64], name: str, *, smooth: bool
 ) -> None:
     """A series as measured; above a handful of epochs that is a faint line under its smoothed self."""
     finite = np.isfinite(values)
-    x, y, colour = epochs[finite], values[finite], _SERIES_COLOURS[name]
+    x, y, colour = epochs[finite], values[finite], BLUE if name in ("train", "weights") else RED
     if smooth and len(y) >= 8:
         axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.35)
         axes.plot(x, _smoothed(y), color=colour, linewidth=2, label=name)

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
+from matplotlib.collections import LineCollection
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.confusion import ConfusionMatrix
@@ -29,15 +28,12 @@ from tessera.utils.report.charts.figure import (
     save,
     style,
 )
+from tessera.utils.report.page.tables import most_confused
 from tessera.utils.report.palette import class_hex, class_text
 
 _LABELLED_CLASSES = 20  # up to here, a legend has a line for each class
-_DRAWN_CLASSES = 200  # up to here, each class has a line; above, bands of the classes' quantiles tell more
-_BAND_POINTS = 201  # along the axis of a band
-_BANDS = ((0.05, 0.15), (0.25, 0.3))  # lower quantile, opacity; the upper one mirrors it
-_WHOLE_MATRIX = 500  # classes; above it, a cell would have less than five pixels
-_NUMBERED = 41  # rows with the share in each cell
-_MOST_CONFUSED = _NUMBERED - 2  # classes of a larger matrix that are shown
+_POINTS = 201  # of a line, where there are more classes
+_NUMBERED = 41  # rows of a matrix with the share in each cell
 _FAINT = "#9aa5b1"
 
 
@@ -67,16 +63,14 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, confidence: float, names: 
     """
     assert confusion.nc == len(names), (confusion.nc, len(names))
     names = [class_text(number, name) for number, name in enumerate(names)]
-    labels = [*names, "background"]
     title = f"Confusion matrix at confidence {confidence:.3f} and IoU 0.5 (share of each true class)"
-    group_of = np.arange(len(labels))
-    if len(names) > _WHOLE_MATRIX:
-        title = f"{title}\n{_MOST_CONFUSED} most confused of {len(names):,} classes, the others as one"
-        chosen = np.sort(confusion.confusions().argsort(kind="stable")[-_MOST_CONFUSED:])
-        labels = [*(names[i] for i in chosen), f"other {len(names) - len(chosen):,}", "background"]
-        group_of = np.full(len(names) + 1, len(chosen))
-        group_of[chosen], group_of[-1] = range(len(chosen)), len(chosen) + 1
-    matrix, count = confusion.grouped(group_of), len(labels)
+    most = len(names) if len(names) <= NAMED_CLASSES else _NUMBERED - 2
+    chosen, matrix = most_confused(confusion, most)
+    labels = [*(names[i] for i in chosen), "background"]
+    if len(chosen) < len(names):
+        title = f"{title}\n{most} most confused of {len(names):,} classes, the others as one"
+        labels.insert(-1, f"other {len(names) - most:,}")
+    count = len(labels)
     totals = matrix.sum(0, keepdims=True).astype(float)
     shares = np.divide(matrix, totals, out=np.full(matrix.shape, np.nan), where=totals > 0)
     labels = [class_label(label, 28) for label in labels]
@@ -94,11 +88,10 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, confidence: float, names: 
             ink = "white" if share > 0.5 else INK
             axes.text(column, row, f"{share:.2f}", ha="center", va="center", color=ink, fontsize=font)
     style(axes, title, "True class", "Predicted class")
-    if count <= NAMED_CLASSES:
-        axes.set_xticks(range(count), labels, rotation=90, fontsize=size)
-        axes.set_yticks(range(count), labels, fontsize=size)
-        axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
-        axes.set_yticks(np.arange(count + 1) - 0.5, minor=True)
+    axes.set_xticks(range(count), labels, rotation=90, fontsize=size)
+    axes.set_yticks(range(count), labels, fontsize=size)
+    axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(count + 1) - 0.5, minor=True)
     axes.grid(False)
     axes.grid(True, which="minor", color="#eeeeee", linewidth=0.5)
     axes.tick_params(which="both", length=0)
@@ -120,17 +113,16 @@ def plot_confidence_curve(
         names: class names by index.
         quantity: "Precision", "Recall" or "F1": the axis and the legend.
     """
+    details, best = [], curves.best
+    if len(values):
+        own = zip(values[:_LABELLED_CLASSES], curves.class_best(), strict=False)
+        details = [f"{row[k]:.3f} at {curves.confidence[k]:.3f}" for row, k in own]
+        details.append(f"{values[:, best].mean():.3f} at {curves.confidence[best]:.3f}")
     figure = new_figure(10, 6.5)
     axes = figure.add_subplot()
-    if len(values) == 0:
-        explain_empty(axes, "no labelled objects")
-    else:
-        confidence, best, at_best = curves.confidence, curves.best, values[:, curves.best].mean()
-        summary = f"all classes {at_best:.3f} at {confidence[best]:.3f}"
-        own = curves.class_best()[:_LABELLED_CLASSES]  # more are not named
-        details = [f"{values[i, k]:.3f} at {confidence[k]:.3f}" for i, k in enumerate(own)]
-        _curves(axes, _Classes(confidence, values, curves.class_ids, names), summary, details)
-        axes.plot(confidence[best], at_best, "o", color=INK, markersize=6, zorder=5)
+    _curves(axes, curves, names, curves.confidence, values, details)
+    if len(values):
+        axes.plot(curves.confidence[best], values[:, best].mean(), "o", color=INK, markersize=6, zorder=5)
     style(axes, f"{quantity} over confidence", "Confidence", quantity)
     save(figure, target)
 
@@ -141,55 +133,50 @@ def plot_pr_curve(curves: Curves, names: Sequence[str], target: Path) -> None:
     Args:
         curves, names: as in `plot_confidence_curve`.
     """
+    details = [f"{ap:.3f}" for ap in curves.ap50[:_LABELLED_CLASSES]]
+    details += [f"{curves.ap50.mean():.3f} mAP 0.5"] if details else []
     figure = new_figure(10, 6.5)
     axes = figure.add_subplot()
-    if len(curves.ap50) == 0:
-        explain_empty(axes, "no labelled objects")
-    else:
-        summary = f"all classes {curves.ap50.mean():.3f} mAP 0.5"
-        details = [f"{ap:.3f}" for ap in curves.ap50[:_LABELLED_CLASSES]]
-        classes = _Classes(curves.recall_axis, curves.precision_at_recall, curves.class_ids, names)
-        _curves(axes, classes, summary, details)
+    _curves(axes, curves, names, curves.recall_axis, curves.precision_at_recall, details)
     style(axes, "Precision over recall, IoU 0.5", "Recall", "Precision")
     save(figure, target)
 
 
-class _Classes(NamedTuple):
-    """A curve for each class: x (K,), values (C', K), the class of each row (C',), and class names by index."""
-
-    x: NDArray[np.float64]
-    values: NDArray[np.float64]
-    class_ids: NDArray[np.int64]
-    names: Sequence[str]
-
-
-def _curves(axes: Axes, classes: _Classes, summary: str, details: Sequence[str]) -> None:
-    """A thin line for each class, or bands of their quantiles; a bold line for their mean; a legend beside the axes.
+def _curves(
+    axes: Axes,
+    curves: Curves,
+    names: Sequence[str],
+    x: NDArray[np.float64],
+    values: NDArray[np.float64],
+    details: Sequence[str],
+) -> None:
+    """A thin line for each class, a bold one for their mean, and a legend beside the axes.
 
     Args:
         axes: to draw on.
-        classes: the curves.
-        summary: of the mean, for the legend.
-        details: of each class, for the legend, where it names them.
+        curves: whose classes count.
+        names: class names by index.
+        x: (K,).
+        values: (C', K).
+        details: for the legend, of each class as far as it names them, and of the mean.
     """
-    count = len(classes.values)
+    count = len(values)
+    if count == 0:
+        explain_empty(axes, "no labelled objects")
+        return
     handles: list[Artist] = []
     if count <= _LABELLED_CLASSES:
-        for row, class_id, detail in zip(classes.values, classes.class_ids, details, strict=True):
-            name = class_text(int(class_id), classes.names[class_id])
-            label = f"{class_label(name, 28)} {detail}"
-            handles += axes.plot(classes.x, row, color=class_hex(int(class_id)), linewidth=1.2, alpha=0.9, label=label)
-    elif count <= _DRAWN_CLASSES:
-        axes.plot(classes.x, classes.values.T, color=_FAINT, linewidth=0.7, alpha=0.6)
-        handles.append(Line2D([], [], color=_FAINT, linewidth=0.7, label=f"each of {count} classes"))
+        for row, class_id, detail in zip(values, curves.class_ids.tolist(), details, strict=False):
+            label = f"{class_label(class_text(class_id, names[class_id]), 28)} {detail}"
+            handles += axes.plot(x, row, color=class_hex(class_id), linewidth=1.2, alpha=0.9, label=label)
     else:
-        points = np.linspace(0, len(classes.x) - 1, min(len(classes.x), _BAND_POINTS)).round().astype(int)
-        some = classes.values[:, points]
-        for low, alpha in _BANDS:
-            bounds = np.quantile(some, (low, 1 - low), axis=0)
-            label = f"{1 - 2 * low:.0%} of {count:,} classes"
-            handles.append(axes.fill_between(classes.x[points], *bounds, color=BLUE, alpha=alpha, lw=0, label=label))
+        keep = np.linspace(0, len(x) - 1, min(len(x), _POINTS)).round().astype(int)
+        lines = list(np.stack(np.broadcast_arrays(x[keep], values[:, keep]), axis=-1))
+        label = f"each of {count:,} classes"
+        faint = LineCollection(lines, colors=_FAINT, linewidths=0.7, alpha=0.6, label=label)
+        handles.append(axes.add_collection(faint))
     if count > 1:
-        handles[:0] = axes.plot(classes.x, classes.values.mean(0), color=BLUE, linewidth=3, label=summary)
+        summary = f"all classes {details[-1]}"
+        handles[:0] = axes.plot(x, values.mean(0), color=BLUE, linewidth=3, label=summary)
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.config import TrainConfig
-from tessera.utils.diagnosis.listing import ErrorItem
+from tessera.utils.diagnosis.files import ErrorItem
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.evaluation.matching import Kind
@@ -22,17 +22,15 @@ from tessera.utils.types import DatasetIndex
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without
 
-_NAME = 60  # characters of a name
-
 
 @dataclass(frozen=True)
 class Origin:
-    """What was asked for, and what was measured where.
+    """What was asked for, and what was evaluated where.
 
     Attributes:
         config: flags of the command.
-        weights: path or name of what was measured.
-        imgsz: size in pixels that it was measured at.
+        weights: path or name.
+        imgsz: size of the images in pixels.
         device: the name of rank 0's.
         ranks: how many there were.
         trained_on: images of the training; None where it is none.
@@ -61,7 +59,7 @@ class Facts:
 
     Attributes:
         found: the validation.
-        index: the split that was measured.
+        index: its split.
         interval: of mAP.
         gains: of mAP50, by kind of error.
         items: the worst errors, by cost.
@@ -91,6 +89,6 @@ class Facts:
         return readable(self.index.names[class_id])
 
 
-def readable(text: str, most: int = _NAME) -> str:
+def readable(text: str, most: int = 60) -> str:
     """Text of a user in one line of bounded length: no control character, none that turns the text around it."""
     return one_line(text, most)

@@ -6,16 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tessera.models.detector import GraphNode
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import Pixels
-from tessera.utils.report.trackers.tracker import Tracker
+from tessera.utils.report.trackers.servers import Tracker
 
 # An event file holds some 25 pictures, and is read whole by every viewer. The pictures themselves lie beside it.
-_MOST_BYTES, _QUALITY = 60_000, 60
-_SIDES = (1200, 1000, 850, 700, 600, 500, 400, 300)  # pixels of the longer side
+_SIDE, _QUALITY = 800, 50  # pixels of the longer side
 
 
 class TensorBoard(Tracker):
@@ -40,7 +36,9 @@ class TensorBoard(Tracker):
         pixels = cv2.imread(str(path))
         if pixels is None:
             raise ValueError(f"{path} is not a picture")
-        shown, encoded = _small_jpeg(np.asarray(pixels, np.uint8))
+        scale = min(_SIDE / max(pixels.shape), 1)
+        shown = cv2.resize(pixels, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
+        encoded = cv2.imencode(".jpg", shown, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])[1].tobytes()
         picture = Summary.Image(height=shown.shape[0], width=shown.shape[1], colorspace=3, encoded_image_string=encoded)
         self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=picture)]), step)
 
@@ -60,16 +58,3 @@ class TensorBoard(Tracker):
 
     def close(self) -> None:
         self._writer.close()
-
-
-def _small_jpeg(pixels: Pixels) -> tuple[Pixels, bytes]:
-    """A picture (h, w, 3) BGR shrunk until its JPEG has at most `_MOST_BYTES`, and that JPEG."""
-    shown = pixels
-    for side in _SIDES:
-        scale = side / max(pixels.shape)
-        if scale < 1:
-            shown = np.asarray(cv2.resize(pixels, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA), np.uint8)
-        encoded = cv2.imencode(".jpg", shown, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])[1].tobytes()
-        if len(encoded) <= _MOST_BYTES:
-            break
-    return shown, encoded

@@ -1,0 +1,107 @@
+"""Curves of the page, which page.js draws: of a training over its epochs, and over confidence for the slider."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.utils.report.page.facts import Facts
+
+if TYPE_CHECKING:
+    import pandas as pd  # a validation does without
+
+POINTS = 250  # of a line: a pixel or two has one
+STEPS = 200  # confidences of the slider, and beside them the best one of all classes and of each
+MOST_CLASSES = 80  # that have curves of their own: those with most objects
+_PARTS = 1000  # of 1, that a ratio is sent in
+_LOSS = re.compile(r"train/(.+)_loss")
+_PANELS = {
+    "mAP": {"metrics/mAP_0.5:0.95": "mAP50-95", "metrics/mAP_0.5": "mAP50"},
+    "Precision and recall": {"metrics/precision": "precision", "metrics/recall": "recall"},
+}
+_RATES = {"Learning rate": {"x/lr1": "weights", "x/lr2": "norm weights"}}
+_TIMES = {
+    "Images per second": {"images_per_s": "training"},
+    "Share of the time spent waiting for pictures": {"time/data_wait": "waiting"},
+}
+
+Chart = dict[str, Any]
+
+
+def line_chart(
+    axis: str, x: NDArray[Any], series: Mapping[str, NDArray[Any]], *, mark: float | None = None, powers: bool = False
+) -> Chart:
+    """Lines over one axis, as `draw` of page.js takes them.
+
+    Args:
+        axis: its name.
+        x: (K,), ascending; of more than `POINTS` so many are kept, the first and the last among them.
+        series: (K,) by name; what is not finite is a gap.
+        mark: where on the axis something is marked.
+        powers: whether the axis has equal room for each power of two.
+    """
+    keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), POINTS)).round().astype(np.int64))
+    lines = [[name, [_short(value) for value in values[keep].tolist()]] for name, values in series.items()]
+    return {"axis": axis, "x": [_short(value) for value in x[keep].tolist()], "series": lines} | {
+        "mark": mark,
+        "powers": powers,
+    }
+
+
+def _short(value: float) -> float | None:
+    return float(f"{value:.5g}") if np.isfinite(value) else None
+
+
+def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, Chart], dict[str, Chart]]:
+    """Charts over the epochs by title, without those that have no value: what was computed, and what a clock measured.
+
+    Args:
+        results: as `read_results` returns them.
+        best: the epoch that is marked.
+    """
+    losses = [match[1] for match in map(_LOSS.fullmatch, results.columns) if match]
+    panels = {f"Loss: {name}": {f"train/{name}_loss": "train", f"val/{name}_loss": "val"} for name in losses}
+    return _over_epochs({**_PANELS, **panels, **_RATES}, results, best), _over_epochs(_TIMES, results, best)
+
+
+def _over_epochs(panels: Mapping[str, dict[str, str]], results: pd.DataFrame, best: int | None) -> dict[str, Chart]:
+    epochs = results["epoch"].to_numpy(float)
+    charts = {}
+    for title, columns in panels.items():
+        series = {name: results[column].to_numpy(float) for column, name in columns.items()}
+        series = {name: values for name, values in series.items() if np.isfinite(values).any()}
+        if series:
+            charts[title] = line_chart("epoch", epochs, series, mark=best if best in epochs else None)
+    return charts
+
+
+def threshold_curves(facts: Facts) -> dict[str, Any] | None:
+    """Precision, recall and F1 at every confidence, for the slider; None where there is no object.
+
+    Ratios are in thousandths. Beside the means over the classes are the counts: detections, those of them that are
+    correct, and objects.
+    """
+    curves, ranking = facts.found.curves, facts.found.ranking
+    if len(curves.class_ids) == 0:
+        return None
+    objects = np.diff(ranking.target_offsets)
+    chosen = np.sort(np.argsort(-objects, kind="stable")[:MOST_CLASSES])
+    own = curves.class_best()
+    even = np.linspace(0, len(curves.confidence) - 1, STEPS + 1).round().astype(np.int64)
+    steps = np.unique(np.concatenate((even, [curves.best], own[chosen])))
+    ratios = {"p": curves.precision, "r": curves.recall, "f": curves.f1}
+    groups = []
+    names = ["all that have objects", *(facts.name(int(curves.class_ids[row])) for row in chosen)]
+    members = [np.arange(len(objects)), *chosen[:, None]]
+    for name, rows, best in zip(names, members, [curves.best, *own[chosen].tolist()], strict=True):
+        sent = {key: np.rint(_PARTS * values[rows][:, steps].mean(0)) for key, values in ratios.items()}
+        sent |= {"n": ranking.above[rows][:, steps].sum(0), "c": ranking.correct_above[rows][:, steps].sum(0)}
+        group = {key: values.astype(int).tolist() for key, values in sent.items()}
+        place = int(np.searchsorted(steps, best))
+        groups.append({**group, "name": name, "best": place, "objects": int(objects[rows].sum())})
+    confidence = [round(value, 4) for value in curves.confidence[steps].tolist()]
+    return {"confidence": confidence, "groups": groups, "left": len(curves.class_ids) - len(chosen)}

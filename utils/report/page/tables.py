@@ -1,0 +1,211 @@
+"""Tables of the page: classes, confusion, recall by size, shape and crowd, trust in confidences, the dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.utils.evaluation.average_precision import Ranking
+from tessera.utils.evaluation.confusion import ConfusionMatrix
+from tessera.utils.evaluation.matching import Kind
+from tessera.utils.evaluation.tally import KINDS
+from tessera.utils.report.page.curves import line_chart
+from tessera.utils.report.page.facts import Facts, readable
+from tessera.utils.types import DatasetIndex
+
+MOST_ROWS = 1500  # of the table of classes: those found worst
+MOST_CLASSES = 24  # of the confusion matrix: the most confused
+SHADES = 8
+# Lower edges of bins, and their names: pixels, width over height, objects.
+_SIDES = (0, 8, 16, 32, 64, 128, 256)
+_SIDE_NAMES = ("below 8", "8 to 15", "16 to 31", "32 to 63", "64 to 127", "128 to 255", "256 and more")
+_ASPECTS = (0, 1 / 3, 2 / 3, 3 / 2, 3)
+_ASPECT_NAMES = ("tall, below 1:3", "1:3 to 2:3", "2:3 to 3:2", "3:2 to 3:1", "wide, above 3:1")
+_CROWDS = (1, 2, 5, 10, 20)
+_CROWD_NAMES = ("1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
+_OUTCOMES = (Kind.CORRECT, Kind.WRONG_CLASS, Kind.BADLY_PLACED, Kind.MISSED)
+_HISTOGRAM = 2.0 ** np.arange(1, 11.5, 0.5)  # pixels, edges of the histogram of sides
+_CONFIDENCE_BINS = 10
+
+Row = dict[str, Any]
+
+
+def class_rows(facts: Facts) -> list[Row]:
+    """Figures of each class that has objects, at the confidence of the best F1, by the order of the classes."""
+    metrics, errors, trained = facts.found.metrics, facts.found.errors, facts.origin.trained_on
+    counts = [metrics.images_per_class, metrics.objects_per_class]
+    if trained is not None:
+        counts.insert(0, images_by_class(trained))
+    false = errors.class_finds.sum(1) - errors.class_finds[:, KINDS.index(Kind.CORRECT)]
+    rows = []
+    for row in np.sort(np.argsort(metrics.per_class[:, 3], kind="stable")[:MOST_ROWS]).tolist():
+        c = int(metrics.class_ids[row])
+        figures, confidence = metrics.per_class[row].tolist(), float(metrics.class_confidences[c])
+        own = {"counts": [int(column[c]) for column in counts], "figures": figures}
+        rows.append({"name": facts.name(c), **own, "false": int(false[c]), "confidence": confidence})
+    return rows
+
+
+def images_by_class(index: DatasetIndex) -> NDArray[np.int64]:
+    """In how many images each class has an object: (C,)."""
+    nc = len(index.names)
+    return np.bincount(np.unique(_images(index) * nc + index.classes) % nc, minlength=nc)
+
+
+def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The classes that are most often confused with another, ascending, and the matrix of them.
+
+    Returns:
+        (c,), all where there are at most `most`; and counts (G, G) of these, of all others as one where there are
+        others, and of background.
+    """
+    chosen = np.sort(confusion.confusions().argsort(kind="stable")[-most:])
+    group_of = np.full(confusion.nc + 1, len(chosen))
+    group_of[chosen], group_of[-1] = range(len(chosen)), len(chosen) + (len(chosen) < confusion.nc)
+    return chosen, confusion.grouped(group_of)
+
+
+def heat_map(facts: Facts, shown_pairs: Collection[str]) -> Row:
+    """The confusion matrix: `names`, `left` classes that are one row and column, and cells by predicted class.
+
+    Args:
+        facts: of the run.
+        shown_pairs: of the errors in the gallery.
+    """
+    confusion = facts.found.errors.confusion
+    chosen, matrix = most_confused(confusion, MOST_CLASSES)
+    left = confusion.nc - len(chosen)
+    names: dict[int | None, str | None] = {c: facts.name(c) for c in chosen.tolist()}
+    names |= {None: f"{left:,} others", -1: None} if left else {-1: None}
+    totals = np.maximum(matrix.sum(0), 1)
+    rows = []
+    for counts, (predicted, row_name) in zip(matrix, names.items(), strict=True):
+        cells = zip(counts.tolist(), counts / totals, names.items(), strict=True)
+        rows.append(
+            [
+                {
+                    "number": count,
+                    "shade": int(np.ceil(share * SHADES)),
+                    "right": predicted == true,
+                    "pair": pair if count and (pair := f"{predicted} {true}") in shown_pairs else "",
+                    "says": f"{count:,} {in_words(row_name, name)}",
+                }
+                for count, share, (true, name) in cells
+            ]
+        )
+    return {"names": [name or "background" for name in names.values()], "rows": rows, "left": left}
+
+
+def in_words(predicted: str | None, true: str | None) -> str:
+    """What a cell has, by the names of its row and column, None of background."""
+    if predicted is None:
+        return f"{true}: not found"
+    if true is None:
+        return f"{predicted}: detections without an object of their own"
+    return f"{true}: taken for {predicted}" if predicted != true else f"{true}: found"
+
+
+def breakdowns(facts: Facts) -> list[Row]:
+    """Recall by side, by shape and by how many objects there are in the image; without objects, no table."""
+    errors = facts.found.errors
+    if len(errors.outcomes) == 0:
+        return []
+    counts = np.diff(errors.offsets)
+    images = np.repeat(errors.images, counts)
+    rows = np.arange(len(images)) - np.repeat(errors.offsets[:-1], counts) + facts.index.box_offsets[images]
+    boxes = facts.index.boxes_xyxy[rows]
+    width, height = (boxes[:, 2:] - boxes[:, :2]).T
+    sides = sides_as_seen(facts.index, images, boxes, facts.origin.imgsz)
+    seen = f"side in pixels, in a picture of {facts.origin.imgsz}"
+    ratios, crowds, outcomes = width / np.maximum(height, 1e-6), np.repeat(counts, counts), errors.outcomes
+    return [
+        _recalls("Recall by size", seen, np.digitize(sides, _SIDES), _SIDE_NAMES, outcomes),
+        _recalls("Recall by shape", "width to height", np.digitize(ratios, _ASPECTS), _ASPECT_NAMES, outcomes),
+        _recalls("Recall by crowd", "objects in the picture", np.digitize(crowds, _CROWDS), _CROWD_NAMES, outcomes),
+    ]
+
+
+def _recalls(
+    title: str, noun: str, bins: NDArray[np.int64], names: tuple[str, ...], outcomes: NDArray[np.uint8]
+) -> Row:
+    """What became of the objects of each bin, from 1; `parts` are shares of them."""
+    table = np.zeros((len(names), len(Kind)), np.int64)
+    np.add.at(table, (bins - 1, outcomes), 1)
+    rows = []
+    for name, counts in zip(names, table[:, list(_OUTCOMES)].tolist(), strict=True):
+        if total := sum(counts):
+            parts = [(kind.name.lower(), count / total) for kind, count in zip(_OUTCOMES, counts, strict=True)]
+            rows.append({"name": name, "objects": total, "counts": counts, "recall": counts[0] / total, "parts": parts})
+    return {"title": title, "noun": noun, "rows": rows}
+
+
+def sides_as_seen(
+    index: DatasetIndex, images: NDArray[np.int64], boxes_xyxy: NDArray[np.float32], imgsz: int
+) -> NDArray[np.float64]:
+    """Root of the area of boxes (M,), in pixels of an image whose long side is `imgsz`."""
+    area = np.maximum((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(1), 0)
+    return np.sqrt(area) * imgsz / index.sizes_hw[images].max(1)
+
+
+def calibration(ranking: Ranking) -> tuple[list[Row], float]:
+    """Of the detections in each tenth of confidence, how many are correct at IoU 0.5; of classes that have objects.
+
+    Returns:
+        Rows, and the expected calibration error: how far confidence and precision are apart, on average over the
+        detections (Naeini et al. 2015).
+    """
+    steps = ranking.above.shape[1]
+    above, correct = (counts.sum(0).astype(np.int64) for counts in (ranking.above, ranking.correct_above))
+    edges = np.linspace(0, steps - 1, _CONFIDENCE_BINS + 1).round().astype(int)
+    rows, apart = list[Row](), 0.0
+    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        beyond = [0, 0] if high == steps - 1 else [above[high], correct[high]]  # the last confidence is of the last bin
+        found, right = int(above[low] - beyond[0]), int(correct[low] - beyond[1])
+        if found:
+            within = above[low + 1 : high] - beyond[0]
+            mean = float((low + (within.sum() + found / 2) / found) / (steps - 1))  # of steps of confidence
+            apart += abs(found * mean - right)
+            name = f"{low / (steps - 1):.1f} to {high / (steps - 1):.1f}"
+            rows.append({"name": name, "detections": found, "confidence": mean, "precision": right / found})
+    return rows, apart / max(sum(row["detections"] for row in rows), 1)
+
+
+def splits_of(facts: Facts) -> list[DatasetIndex]:
+    """The splits that are known: both of a training, or the one that was evaluated."""
+    trained_on = facts.origin.trained_on
+    return [facts.index] if trained_on is None or trained_on.split == facts.index.split else [trained_on, facts.index]
+
+
+def dataset(facts: Facts) -> Row:
+    """The dataset at a glance: images, objects and the sizes of boxes of each split, and what is left out."""
+    splits, imgsz = splits_of(facts), facts.origin.imgsz
+    shares = {index.split: _histogram(index, imgsz) for index in splits if len(index.classes)}
+    chart = None
+    if shares:
+        there = np.flatnonzero(np.sum(list(shares.values()), 0))
+        own = slice(max(int(there[0]) - 1, 0), int(there[-1]) + 2)
+        shown = {name: values[own] for name, values in shares.items()}
+        chart = line_chart(f"side in pixels, in a picture of {imgsz}", _HISTOGRAM[:-1][own], shown, powers=True)
+    left_out = [readable(index.left_out, 1000) for index in splits if index.left_out]
+    return {"splits": [_split(index) for index in splits], "left_out": left_out, "chart": chart}
+
+
+def _split(index: DatasetIndex) -> Row:
+    objects = np.diff(index.box_offsets)
+    empty, most, ignored = int((objects == 0).sum()), int(objects.max(initial=0)), len(index.ignored_classes)
+    height, width = np.median(index.sizes_hw, 0) if len(index) else (0, 0)
+    counts = [len(index), len(index.classes), empty, most, ignored]
+    return {"name": index.split, "counts": counts, "sizes": f"{width:.0f} × {height:.0f}"}
+
+
+def _histogram(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
+    sides = sides_as_seen(index, _images(index), index.boxes_xyxy, imgsz).clip(_HISTOGRAM[0], _HISTOGRAM[-1])
+    return np.histogram(sides, _HISTOGRAM)[0] / len(sides)
+
+
+def _images(index: DatasetIndex) -> NDArray[np.int64]:
+    """The image of each object."""
+    return np.repeat(np.arange(len(index), dtype=np.int64), np.diff(index.box_offsets))
