@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from tessera.utils.files import open_plain
 from tessera.utils.inference.sources.capture import Capture, rgb_of
 from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
-from tessera.utils.inference.sources.mp4 import read_movie
 from tessera.utils.inference.sources.origins import Origin
 from tessera.utils.text import counted, first_line, one_line
 
 # By so much a video may be shorter than it states: containers without a count state the sound's length, or a guess.
-_SLACK_S, _SLACK, _SLACK_FRAMES = 0.5, 0.05, 1.5
+_SLACK_S, _SLACK = 0.5, 0.05
+_FIRST_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"})  # of MP4 and QuickTime files
 
 
 def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[Frame | SourceEvent]:
@@ -81,14 +81,32 @@ def _breaks_off(path: str, facts: VideoFacts, frames: int, time_s: float) -> str
     """
     if facts.frames is None or frames >= facts.frames - 1:
         return ""
-    movie = read_movie(path)
+    is_cut = _boxes_are_cut(path)
+    if is_cut is not None:  # a clip that was trimmed without coding it anew has more frames than it shows
+        return f"of the {facts.frames:,}" if is_cut else ""
     if facts.fps is None:  # its times are nonsense
-        few = movie is not None and frames < (1 - _SLACK) * facts.frames
-        return f"of the {facts.frames:,}" if few else ""
-    whole_s = stated_s = facts.frames / facts.fps
-    if movie is not None and movie.shown_s is not None and time_s <= movie.shown_s + _SLACK_S:
-        stated_s = movie.shown_s
-    is_guess = movie is None or stated_s < (1 - _SLACK) * whole_s  # or the clip was cut between two key frames
-    slack_s = max(_SLACK_S if is_guess else _SLACK_FRAMES / facts.fps, _SLACK * stated_s)
-    is_short = stated_s - time_s - 1 / facts.fps > slack_s
+        return ""
+    stated_s = facts.frames / facts.fps
+    is_short = stated_s - time_s - 1 / facts.fps > max(_SLACK_S, _SLACK * stated_s)
     return f"at {time_s:.2f} s of the {stated_s:.2f} s" if is_short else ""
+
+
+def _boxes_are_cut(path: str) -> bool | None:
+    """Whether the outer boxes of an MP4 reach beyond its end (ISO/IEC 14496-12, 4.2); None of another container."""
+    try:
+        with open_plain(path) as file:
+            size, at = os.fstat(file.fileno()).st_size, 0
+            if file.read(8)[4:] not in _FIRST_BOXES:
+                return None
+            while at < size:
+                file.seek(at)
+                head = file.read(16)
+                length = int.from_bytes(head[:4], "big")
+                if length == 1:
+                    length = int.from_bytes(head[8:], "big")
+                if length < 8:  # 0 = up to the end of the file; what else is no box
+                    return False
+                at += length
+            return at > size
+    except OSError:
+        return None

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
-from tessera.utils.inference.sources.mp4 import read_movie
 from tessera.utils.inference.sources.sources import open_sources
 from tests.data.make import write_image
 from tests.raw_server import raw_server
@@ -165,8 +164,6 @@ def test_a_clip_trimmed_without_coding_it_anew_is_whole(ffmpeg: str, made: Path,
     facts = events(found)[0].facts
     assert facts is not None and facts.frames is not None and facts.frames > len(got) + 10
     assert number_of(got[-1].pixels) == 39
-    movie = read_movie(str(path))
-    assert movie is not None and movie.shown_s == pytest.approx(2.0, abs=0.15)
 
 
 @pytest.mark.parametrize(
@@ -183,34 +180,19 @@ def test_files_that_are_no_video(content: bytes, message: str, tmp_path: Path) -
     (event,) = items(tmp_path / "a.mp4")
     assert isinstance(event, SourceEvent) and event.kind == "unreadable" and message in event.message
     assert len(event.message.splitlines()) == 1
-    assert read_movie(str(tmp_path / "a.mp4")) is None
 
 
-def changed(made: Path, path: Path, *numbers: tuple[bytes, int, int]) -> Path:
-    """A copy of a video with other numbers in its header: a box, the number's place from its name on, and itself."""
-    content = bytearray(made.read_bytes())
-    for box, offset, number in numbers:
+@pytest.mark.parametrize("damage", [(b"elst", -4, 8), (b"mvhd", 16, 0xFFFFFFFF), (b"stts", 16, 0x7FFFFFFF)])
+def test_a_header_that_lies_ends_nothing_else(made: Path, tmp_path: Path, damage: tuple[bytes, int, int]) -> None:
+    """A box and a number at a place from its name on; and a frame that is larger than the file."""
+    content = bytearray((made / "a.mp4").read_bytes())
+    for box, offset, number in (damage, (b"stsz", 16 + 4 * 10, 0x7FFFFFFF)):
         at = content.index(box) + offset
         content[at : at + 4] = number.to_bytes(4, "big")
-    path.write_bytes(content)
-    return path
-
-
-@pytest.mark.parametrize("delta", [100_000, 0x10000000, 0x7FFFFFFF])
-def test_frames_whose_times_contradict_the_edit_list_are_missed(made: Path, tmp_path: Path, delta: int) -> None:
-    """FFmpeg cuts off what the list does not show: with frames of many seconds that is all but the first."""
-    found = items(changed(made / "a.mp4", tmp_path / "a.mp4", (b"stts", 16, delta)))
-    assert len(frames(found)) == 1 and kinds(found) == ["opened", "damaged"]
-    assert "it ends after 1 frame, " in events(found)[1].message
-
-
-@pytest.mark.parametrize("damage", [(b"elst", -4, 8), (b"mvhd", 16, 0xFFFFFFFF), (b"mdhd", 16, 0xFFFFFFFF)])
-def test_a_header_that_lies_ends_nothing_else(made: Path, tmp_path: Path, damage: tuple[bytes, int, int]) -> None:
-    """An edit list without content, or units of time that are none; and a frame that is larger than the file."""
-    changed(made / "a.mp4", tmp_path / "a.mp4", damage, (b"stsz", 16 + 4 * 10, 0x7FFFFFFF))
+    (tmp_path / "a.mp4").write_bytes(content)
     write_image(tmp_path / "b.jpg")
     found = items(tmp_path)
-    assert kinds(found) == ["opened", "damaged"] and frames(found)[-1].name.name == "b.jpg"
+    assert kinds(found)[0] == "opened" and frames(found)[-1].name.name == "b.jpg"
 
 
 @pytest.mark.parametrize("suffix", [".mjpeg", ".avi"])
