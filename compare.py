@@ -39,8 +39,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures, median_run
 from tessera.utils.evaluation.comparison.differences import differences
-from tessera.utils.evaluation.comparison.finds import FindSink
-from tessera.utils.evaluation.comparison.flips import find_flips
+from tessera.utils.evaluation.comparison.flips import find_flips, finds_of
 from tessera.utils.evaluation.evaluate import Evaluation, measure
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.exporting.parity.content import size_of
@@ -84,7 +83,6 @@ class Measured(NamedTuple):
 
     figures: RunFigures
     evaluation: Evaluation
-    finds: FindSink
 
 
 def compare(config: CompareConfig, world: World) -> Comparison:
@@ -116,9 +114,9 @@ def compare(config: CompareConfig, world: World) -> Comparison:
         if len(a) == len(b) == 1:
             matches = a[0].evaluation.matches, b[0].evaluation.matches
         one_a, one_b = (side[median_run([run.figures.map for run in side])] for side in (a, b))
-        finds_a, finds_b = one_a.finds.gathered(world), one_b.finds.gathered(world)
 
         def joined() -> Comparison:
+            finds_a, finds_b = (finds_of(one.evaluation.matches, one.figures.threshold) for one in (one_a, one_b))
             found = Comparison(
                 tuple(run.figures for run in a),
                 tuple(run.figures for run in b),
@@ -201,12 +199,10 @@ def check_comparable(runs: Sequence[Opened], index: DatasetIndex) -> None:
 
 
 def measure_run(run: Opened, index: DatasetIndex, config: CompareConfig, world: World) -> Measured:
-    """Measure a run as val.py does, and keep what it finds at its own threshold."""
+    """Measure a run as val.py does."""
     log.info(f"{run.called}:")
     imgsz = image_size(run.model, config)
     log.info(run.model.describe(imgsz))
-    threshold = run.model.confidence or DEFAULT_CONF
-    finds = FindSink(index, threshold)
     work = f"{run.called}: a batch of {config.batch_size} images at {imgsz} px"
     with explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES):
         warm_up(run.model, imgsz, config.batch_size)
@@ -218,7 +214,6 @@ def measure_run(run: Opened, index: DatasetIndex, config: CompareConfig, world: 
             Settings(config.conf_thres, config.iou_thres, config.max_det, class_of=run.class_of),
             batch_size=config.batch_size,
             workers=config.workers,
-            sinks=[finds],
         )
     metrics = found.metrics
     figures = RunFigures(
@@ -226,7 +221,7 @@ def measure_run(run: Opened, index: DatasetIndex, config: CompareConfig, world: 
         sha256=run.sha256,
         source=run.model.source,
         imgsz=imgsz,
-        threshold=threshold,
+        threshold=run.model.confidence or DEFAULT_CONF,
         map=metrics.map,
         map50=metrics.map50,
         precision=metrics.precision,
@@ -235,7 +230,7 @@ def measure_run(run: Opened, index: DatasetIndex, config: CompareConfig, world: 
         mb=run.mb,
         parameters=run.model.parameters,
     )
-    return Measured(figures, found, finds)
+    return Measured(figures, found)
 
 
 def warm_up(model: Backend | PictureBackend, imgsz: int, batch_size: int) -> None:

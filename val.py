@@ -32,7 +32,7 @@ from tessera.data.source.checks.warnings import index_warnings
 from tessera.data.source.index import build_index
 from tessera.utils.checkpoints.folder import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
-from tessera.utils.evaluation.coco import CocoSink
+from tessera.utils.evaluation.coco import results_ids, save_coco_results
 from tessera.utils.evaluation.evaluate import Evaluation, measure
 from tessera.utils.evaluation.label_files import LabelFileSink
 from tessera.utils.evaluation.measurement import Settings
@@ -115,15 +115,15 @@ def validate(config: ValConfig, world: World) -> Validated:
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
         origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
-        coco = CocoSink(index) if config.save_json else None
         labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
         pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
         evidence = EvidenceSink(index, class_of) if config.find_errors else None
-        sinks: list[Sink] = [sink for sink in (labels, coco, pictures, evidence) if sink is not None]
+        sinks: list[Sink] = [sink for sink in (labels, pictures, evidence) if sink is not None]
 
         found = measured(model, index, imgsz, config, world, sinks, class_of)
-        if coco is not None:
-            coco.write(run / "predictions.json", world)
+        if config.save_json:
+            target = run / "predictions.json"
+            world.from_main(lambda: save_coco_results(target, found.matches, results_ids(index)))
         if world.is_main:
             pictures.write(run, found.metrics.confidence)
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)

@@ -23,7 +23,7 @@ from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.evaluation.sinks import Sink
-from tessera.utils.evaluation.tally import Errors
+from tessera.utils.evaluation.tally import Errors, count_errors
 from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, PictureBackend
@@ -131,7 +131,6 @@ def evaluate(
     """
     settings = settings or Settings()
     asked = settings.asked_to_stop
-    names = tuple(loader.index.names)
     accelerator = world.accelerator
 
     def measurement(precision: Precision) -> Measurement:
@@ -145,11 +144,11 @@ def evaluate(
             for batch in _voting(first_images(batches, -(-TRIAL_IMAGES // world.size)), asked, world):
                 found.add([batch], sinks)
                 half.add([batch])
-            if _agree(_joined(found, names, world).metrics, _joined(half, names, world).metrics):
+            if _agree(_joined(found, loader.index, world).metrics, _joined(half, loader.index, world).metrics):
                 found = half
         found.add(_voting(batches, asked, world), sinks)
 
-    return _joined(found, names, world, errors=settings.errors)
+    return _joined(found, loader.index, world, errors=settings.errors)
 
 
 def first_images(batches: Iterator[Batch], images: int) -> Iterator[Batch]:
@@ -186,23 +185,22 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
         count = max(1, int(VOTE_S / max(max(paces), 1e-9)))
 
 
-def _joined(found: Measurement, names: tuple[str, ...], world: World, *, errors: bool = False) -> Evaluation:
+def _joined(found: Measurement, index: DatasetIndex, world: World, *, errors: bool = False) -> Evaluation:
     """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
     totals = None if found.meter is None else found.meter.total()
-    share = _Share(found.matches.matches(), totals, found.clock.seconds())
-    shares = world.gather(share)
+    shares = world.gather(_Share(Matches.joined(found.matches), totals, found.clock.seconds()))
     matches = Matches.joined([share.matches for share in shares])
     ranking = rank(matches)
-    metrics, curves = summarize(ranking, len(names))
+    metrics, curves = summarize(ranking, len(index.names))
     images_seen = max(metrics.images, 1)
     preparation, inference, nms = (
         1000 * sum(share.seconds[stage] for share in shares) / images_seen for stage in Stopwatch.STAGES
     )
     losses = found.meter.losses(share.totals for share in shares) if found.meter is not None else ()
-    metrics = dataclasses.replace(metrics, losses=losses, speed_ms=(preparation, inference, nms))
-    metrics = dataclasses.replace(world.broadcast(metrics), names=names)
-    tallies = world.gather(found.tally(metrics.confidence)) if errors else []
-    return Evaluation(metrics, curves, ranking, Errors.joined(metrics.confidence, len(names), tallies), matches)
+    speed_ms = preparation, inference, nms
+    metrics = world.broadcast(dataclasses.replace(metrics, losses=losses, speed_ms=speed_ms, names=tuple(index.names)))
+    counted = count_errors(matches if errors else Matches.joined([]), index, metrics.confidence)
+    return Evaluation(metrics, curves, ranking, counted, matches)
 
 
 def _agree(exact: Metrics, half: Metrics) -> bool:

@@ -29,10 +29,10 @@ class LabelFileSink(Sink):
         self._folder, self._save_conf = folder, save_conf
         self._stems = output_stems([index.path(i) for i in range(len(index))])
 
-    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
+    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
         """Write the files of a batch."""
         sizes = batch.sizes_hw.tolist()
-        for image, detections, (height, width) in zip(batch.indices.tolist(), in_original, sizes, strict=True):
+        for image, detections, (height, width) in zip(batch.indices.tolist(), found, sizes, strict=True):
             save_txt(self._folder, self._stems[image], detections, (height, width), self._save_conf)
 
 

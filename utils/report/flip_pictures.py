@@ -9,8 +9,7 @@ import numpy as np
 
 from tessera.data.source.decode import read_image
 from tessera.utils.errors import tolerate
-from tessera.utils.evaluation.comparison.finds import Finds
-from tessera.utils.evaluation.comparison.flips import Flips, ImageFlips
+from tessera.utils.evaluation.comparison.flips import Finds, Flips, ImageFlips
 from tessera.utils.report.pictures import Annotations, save_grid
 from tessera.utils.types import DatasetIndex
 

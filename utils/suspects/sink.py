@@ -25,9 +25,9 @@ class EvidenceSink(Sink):
         self._found, self._waiting = Evidence.joined(len(index.names), []), list[Rows]()
         self._count = 0
 
-    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
+    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
         """Judge the labels of a batch."""
-        for image, detections in zip(batch.indices.tolist(), in_original, strict=True):
+        for image, detections in zip(batch.indices.tolist(), found, strict=True):
             classes, boxes = self._index.labels(image)
             of_regions, regions = self._index.ignored(image)
             known = self._known[classes]

@@ -1,4 +1,7 @@
-"""Objects that one side finds and the other misses, and wrong finds that one side alone has."""
+"""Objects that one side finds and the other misses, and wrong finds that one side alone has.
+
+Each side is taken as it is used: at its own threshold, at IoU 0.5.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,48 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.comparison.finds import Finds
-from tessera.utils.evaluation.matching import IOU_THRESHOLDS, pairwise_iou
+from tessera.utils.evaluation.matches import Matches
+from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind, pairwise_iou
 from tessera.utils.types import DatasetIndex
 
 SHOWN = 8  # images that B worsens most, and as many that it improves most
+
+
+class Finds(NamedTuple):
+    """Detections of an image that reach the threshold.
+
+    Attributes:
+        boxes_xyxy: float32 (D, 4), pixels of the original image.
+        scores: float32 (D,), descending.
+        classes: int32 (D,).
+        wrong: bool (D,), without an object of their own, outside ignored regions.
+        found: bool (G,), the objects that a detection has.
+    """
+
+    boxes_xyxy: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int32]
+    wrong: NDArray[np.bool_]
+    found: NDArray[np.bool_]
+
+
+def finds_of(matches: Matches, threshold: float) -> dict[int, Finds]:
+    """What is found on each image from a confidence on; weaker detections take no object from stronger ones."""
+    finds, start = {}, 0
+    sizes = zip(*(column.tolist() for column in matches[:3]), strict=True)
+    for image, objects, detections in sizes:
+        end = start + int((matches.scores[start : start + detections] >= threshold).sum())
+        kinds, found = matches.kinds[start:end], np.zeros(objects, np.bool_)
+        found[matches.objects[start:end][kinds == Kind.CORRECT]] = True
+        finds[image] = Finds(
+            matches.boxes_xyxy[start:end],
+            matches.scores[start:end],
+            matches.classes[start:end],
+            np.isin(kinds, FALSE_KINDS),
+            found,
+        )
+        start += detections
+    return finds
 
 
 class ImageFlips(NamedTuple):

@@ -93,7 +93,7 @@ def test_any_number_of_ranks_swaps_alike() -> None:
     def swapped(parts: int) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
         sides = []
         for side in (a, b):
-            sides.append(Matches.joined([own.matches() for own in matches(side, parts)]))
+            sides.append(Matches.joined(matches(side, parts)))
         return [found.ap for found in swaps.swapped_sides(sides[0], sides[1], np.random.default_rng(0))]
 
     alone = swapped(1)
@@ -105,7 +105,7 @@ def test_any_number_of_ranks_swaps_alike() -> None:
 def test_a_swapped_side_is_a_validation_of_the_images_that_it_takes() -> None:
     """Brute force: places among each side's detections are the scores, A's before B's."""
     a, b = two_sides(7, 20, 0.6, 0.8)
-    states = [matches(side)[0].matches() for side in (a, b)]
+    states = [matches(side)[0] for side in (a, b)]
     found = swaps.swapped_sides(*states, np.random.default_rng(0))
     takes_b = np.random.default_rng(0).integers(2, size=(len(a), swaps.ROUNDS), dtype=np.uint8)
     placed_a, placed_b = placed(a, 2.0), placed(b, 2.5)
