@@ -182,17 +182,31 @@ def test_files_that_are_no_video(content: bytes, message: str, tmp_path: Path) -
     assert len(event.message.splitlines()) == 1
 
 
-@pytest.mark.parametrize("damage", [(b"elst", -4, 8), (b"mvhd", 16, 0xFFFFFFFF), (b"stts", 16, 0x7FFFFFFF)])
-def test_a_header_that_lies_ends_nothing_else(made: Path, tmp_path: Path, damage: tuple[bytes, int, int]) -> None:
-    """A box and a number at a place from its name on; and a frame that is larger than the file."""
-    content = bytearray((made / "a.mp4").read_bytes())
-    for box, offset, number in (damage, (b"stsz", 16 + 4 * 10, 0x7FFFFFFF)):
+def changed(made: Path, path: Path, *numbers: tuple[bytes, int, int]) -> Path:
+    """A copy of a video with other numbers in its header: a box, the number's place from its name on, and itself."""
+    content = bytearray(made.read_bytes())
+    for box, offset, number in numbers:
         at = content.index(box) + offset
         content[at : at + 4] = number.to_bytes(4, "big")
-    (tmp_path / "a.mp4").write_bytes(content)
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize("delta", [100_000, 0x10000000, 0x7FFFFFFF])
+def test_frames_whose_times_contradict_the_edit_list_are_missed(made: Path, tmp_path: Path, delta: int) -> None:
+    """FFmpeg cuts off what the list does not show: with frames of many seconds that is all but the first."""
+    found = items(changed(made / "a.mp4", tmp_path / "a.mp4", (b"stts", 16, delta)))
+    assert len(frames(found)) == 1 and kinds(found) == ["opened", "damaged"]
+    assert "it ends after 1 frame, " in events(found)[1].message
+
+
+@pytest.mark.parametrize("damage", [(b"elst", -4, 8), (b"mvhd", 16, 0xFFFFFFFF), (b"mdhd", 16, 0xFFFFFFFF)])
+def test_a_header_that_lies_ends_nothing_else(made: Path, tmp_path: Path, damage: tuple[bytes, int, int]) -> None:
+    """An edit list without content, or units of time that are none; and a frame that is larger than the file."""
+    changed(made / "a.mp4", tmp_path / "a.mp4", damage, (b"stsz", 16 + 4 * 10, 0x7FFFFFFF))
     write_image(tmp_path / "b.jpg")
     found = items(tmp_path)
-    assert kinds(found)[0] == "opened" and frames(found)[-1].name.name == "b.jpg"
+    assert kinds(found) == ["opened", "damaged"] and frames(found)[-1].name.name == "b.jpg"
 
 
 @pytest.mark.parametrize("suffix", [".mjpeg", ".avi"])
