@@ -35,10 +35,10 @@ from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.label_files import CROPS, LABELS
 from tessera.utils.files import is_address
 from tessera.utils.inference.ahead import found_ahead, read_ahead
-from tessera.utils.inference.behind import Behind
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.outputs import (
     AutoLabelFiles,
+    Behind,
     CropFiles,
     CsvFile,
     JsonLines,

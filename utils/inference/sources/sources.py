@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -16,9 +15,9 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import LONGEST_PATH
 from tessera.utils.inference.sources.addresses import read_address
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
-from tessera.utils.inference.sources.live import read_streams
 from tessera.utils.inference.sources.origins import Origin, find_origins, of_line
 from tessera.utils.inference.sources.stdin import read_stdin
+from tessera.utils.inference.sources.stream import read_streams
 from tessera.utils.inference.sources.video import read_video
 from tessera.utils.pixels import Pixels
 from tessera.utils.text import one_line
@@ -78,12 +77,6 @@ class Sources:
     vid_stride: int
     every_frame: bool
     _stack: ExitStack = field(default_factory=ExitStack)
-
-    @property
-    def expected(self) -> float:
-        """How many pictures and frames are to come, about: a stream has no end, a video is taken for ten seconds."""
-        counts = {"video": 300, "stream": math.inf, "camera": math.inf}
-        return sum(counts.get(origin.form, 1) for origin in self.origins)
 
     @property
     def pictures(self) -> int | None:
