@@ -6,10 +6,9 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures
+from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures, p_value
 from tessera.utils.evaluation.comparison.differences import ClassDifference, Difference
 from tessera.utils.evaluation.comparison.significance import LEVEL
-from tessera.utils.evaluation.comparison.verdict import p_value
 from tessera.utils.files import write_whole
 from tessera.utils.flags.answer import headed
 from tessera.utils.flags.compare import CompareConfig, Requirement

@@ -56,10 +56,9 @@ def finds_of(matches: Matches, threshold: float) -> dict[int, Finds]:
 
 
 class ImageFlips(NamedTuple):
-    """Flips on one image.
+    """Flips on one image of the dataset.
 
     Attributes:
-        image: by its index in the dataset.
         lost, gained: int64 (k,), its objects that A found and B misses, and the other way round.
         wrong_a, wrong_b: int64 (k,), detections of A, and of B, that are wrong and have no like on the other side.
     """
@@ -105,13 +104,7 @@ class Flips(NamedTuple):
 def find_flips(
     a: Mapping[int, Finds], b: Mapping[int, Finds], index: DatasetIndex, threshold_a: float, threshold_b: float
 ) -> Flips:
-    """Compare what both sides find, image by image.
-
-    Args:
-        a, b: of the same images.
-        index: the split.
-        threshold_a, threshold_b: that the finds reach.
-    """
+    """Compare what both sides find on the same images of the split `index`, each from its threshold on."""
     assert a.keys() == b.keys(), "both sides are of the same images"
     counts = dict.fromkeys(("both", "lost", "gained", "neither", "wrong_both", "wrong_a", "wrong_b"), 0)
     lost_of_class, gained_of_class = (np.zeros(len(index.names), np.int64) for _ in range(2))
