@@ -57,14 +57,15 @@ def output_stems(paths: Sequence[Path]) -> list[str]:
     if _all_differ(shortened):
         return shortened
     taken: set[str] = set()
-    return [_numbered(usable_place(path).as_posix(), taken) for path in relative]
+    return [numbered(usable_place(path).as_posix(), taken) for path in relative]
 
 
 def _all_differ(names: Sequence[str]) -> bool:
     return len({name_key(name) for name in names}) == len(names)
 
 
-def _numbered(name: str, taken: set[str]) -> str:
+def numbered(name: str, taken: set[str]) -> str:
+    """The name, with a number where it is `taken` already; it is from now on."""
     free = next(
         text for number in count(1) if name_key(text := f"{name}-{number}" if number > 1 else name) not in taken
     )
