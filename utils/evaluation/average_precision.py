@@ -4,7 +4,7 @@ The precision envelope sampled at 101 recalls, detections ranked by score over i
 without objects left out of the mean. It equals pycocotools on the same detections.
 
 Every AP is computed with a weight an image. Ones give the metric; the multiplicities of a resampled set of images give
-the bootstrap (utils/evaluation/bootstrap.py), without matching or sorting again.
+the bootstrap, without matching or sorting again.
 
 Legend: N images, D detections, M objects, C classes that have objects, H hits (detections correct at some threshold),
 I detections that are ignored at some threshold, T = 10 IoU thresholds, R columns of weights.
@@ -36,24 +36,19 @@ class Ranking:
     the hits and how many detections were listed up to each.
 
     Attributes:
-        n_images: N.
-        class_ids: int64 (C,), classes that have objects, ascending.
-        listed_images: int32 (L,), row of each ranked detection's image; what follows a class's last hit is left out.
-        listed_starts: int64 (H + 1,), where in it the detections start that lead up to and include each hit.
-        hits: bool (H, T), at which thresholds each hit is correct.
-        hit_images: int32 (H,), row of its image.
-        hit_offsets: int64 (C + 1,), class c has hits `hit_offsets[c]:hit_offsets[c + 1]`.
-        target_images: int32 (M,), row of each object's image, by class.
-        target_offsets: int64 (C + 1,), class c has objects `target_offsets[c]:target_offsets[c + 1]`.
-        ignored: bool (I, T), at which thresholds listed detections are ignored, for they lie in ignored regions.
-        ignored_images: int32 (I,), row of their images.
-        ignored_hits: int64 (I,), the hit that each leads up to, or is.
-        rung_offsets: int64 (C + 1,), where the rungs of each class start.
-        rungs: uint8 (E,), the `Kind` of what is listed as correct at IoU 0.5, and of what would be were its class or
-            its place right: that lies in the class of its object.
-        false_above: int32 (E, 5), how many of each of `FALSE_KINDS` are listed above each rung.
-        above, correct_above: int32 (C, 1000), detections at least as confident as each of `CONFIDENCES` that count at
-            IoU 0.5, and those of them that are correct.
+        class_ids: (C,), classes that have objects, ascending; class c has hits `hit_offsets[c]:hit_offsets[c + 1]`, and
+            so objects and rungs.
+        listed_images: (L,), row of each ranked detection's image; what follows a class's last hit is left out.
+        listed_starts: (H + 1,), where in it the detections start that lead up to and include each hit.
+        hits: (H, T), at which thresholds each hit is correct; `hit_images` (H,), row of its image.
+        target_images: (M,), row of each object's image, by class.
+        ignored: (I, T), at which thresholds listed detections are ignored, for they lie in ignored regions;
+            `ignored_images` (I,), row of their images; `ignored_hits` (I,), the hit that each leads up to, or is.
+        rungs: (E,), the `Kind` of what is listed as correct at IoU 0.5, and of what would be were its class or its
+            place right: that lies in the class of its object.
+        false_above: (E, 5), how many of each of `FALSE_KINDS` are listed above each rung.
+        above, correct_above: (C, 1000), detections at least as confident as each of `CONFIDENCES` that count at IoU
+            0.5, and those of them that are correct.
     """
 
     n_images: int
@@ -178,9 +173,7 @@ def _flags(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:
 def average_precision(ranking: Ranking, weights: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """COCO's average precision where image i counts `weights[i]` times.
 
-    Args:
-        ranking: of N images.
-        weights: float32 (N, R), whole numbers; each column is a reading of the data of its own.
+    `weights` are float32 (N, R), whole numbers; each column is a reading of the data of its own.
 
     Returns:
         AP float64 (C, T, R), 0 where the class has no object in that reading; and bool (C, R), whether it has one.

@@ -39,11 +39,7 @@ class ConfusionMatrix:
         return self.grouped(np.arange(self.nc + 1))
 
     def grouped(self, group_of: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Counts (G, G) as in `matrix`, of G groups in place of classes.
-
-        Args:
-            group_of: (nc + 1,) group of each class and of background, 0 to G - 1.
-        """
+        """Counts (G, G) as in `matrix`; `group_of` (nc + 1,) has the group of each class and of background, from 0."""
         groups = int(group_of.max()) + 1
         predicted, true = np.divmod(self.cells, self.nc + 1)
         summed = np.bincount(group_of[predicted] * groups + group_of[true], self.counts, groups**2)

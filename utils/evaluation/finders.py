@@ -7,7 +7,6 @@ tiles) sees each picture as it was decoded, and answers in its pixels.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -39,42 +38,17 @@ Measurable = DetectionModel | Backend | PictureBackend | Pipeline
 Images = Callable[[], Sequence[Callable[[], Detections]]]
 
 
-class Finder(ABC):
-    """Finds the objects on the images of a batch.
+class NetworkFinder:
+    """A network on the device, with the suppression of this program.
+
+    Args:
+        model: the raw model of a training, in evaluation mode, on the device; or what `--weights` names, opened.
+        rules: which predictions count; what follows from the network is added here.
+        precision: for a raw model; the others have one of their own.
 
     Attributes:
         apart: pictures that it computes at once, a thread each; 1 = all threads compute one.
     """
-
-    apart: int
-
-    @abstractmethod
-    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
-        """Begin with a batch; its functions change nothing, for they may run in several threads."""
-
-
-def finder_of(
-    model: Measurable, rules: Suppression, precision: Precision, accelerator: Accelerator, index: DatasetIndex
-) -> Finder:
-    """What finds the objects for `model`, by what it is.
-
-    Args:
-        model: the raw model of a training, in evaluation mode, on the device; what `--weights` names, opened; or a
-            pipeline around it.
-        rules: which predictions count; what follows from the network is added here.
-        precision: for a raw model; the others have one of their own.
-        accelerator: of this rank.
-        index: the split, for pipelines, which read pictures.
-    """
-    if isinstance(model, PictureBackend):
-        model = Pipeline(model, model.imgsz)
-    if isinstance(model, Pipeline):
-        return PictureFinder(model, rules, index)
-    return NetworkFinder(model, rules, precision, accelerator)
-
-
-class NetworkFinder(Finder):
-    """A network on the device, with the suppression of this program."""
 
     def __init__(
         self, model: DetectionModel | Backend, rules: Suppression, precision: Precision, accelerator: Accelerator
@@ -84,7 +58,7 @@ class NetworkFinder(Finder):
         self.apart = model.compute_apart() if isinstance(model, Backend) and model.divides_batches else 1
 
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
-        """Let the device compute a batch."""
+        """Let the device compute a batch; the functions change nothing, for they may run in several threads."""
         clock.begin()
         images = batch.images_on(self._accelerator.device)
         clock.lap("preparation")
@@ -132,8 +106,8 @@ class NetworkFinder(Finder):
         return [partial(_on_host, detections) for detections in found]
 
 
-class PictureFinder(Finder):
-    """A pipeline, whose pictures are decoded by the reader of training and validation."""
+class PictureFinder:
+    """A pipeline, whose pictures are decoded by the reader of training and validation; as NetworkFinder."""
 
     def __init__(self, pipeline: Pipeline, rules: Suppression, index: DatasetIndex) -> None:
         self._pipeline, self._rules, self._index = pipeline, rules, index

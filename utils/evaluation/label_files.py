@@ -102,18 +102,11 @@ def save_txt(
 ) -> Path:
     """Write one image's detections to `folder`/`stem`.txt, in place of what was there; an empty file where none.
 
-    Rows `class x y w h [conf] [id]`: centre and size as shares of the image.
+    Rows `class x y w h [conf] [id]`: centre and size as shares of the image, which has `size_hw` pixels.
 
     Args:
-        folder: made where missing.
         stem: from `output_stems`, so that images of one name in two folders keep apart.
-        detections: boxes in pixels of the original image.
-        size_hw: height and width of the original image.
-        save_conf: add the score.
         ids: of tracked objects, one a detection; -1 = none.
-
-    Returns:
-        The file.
     """
     height, width = size_hw
     shares = xyxy_to_cxcywh(detections.boxes_xyxy.cpu().double()) / torch.tensor([width, height, width, height])

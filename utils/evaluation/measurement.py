@@ -21,12 +21,14 @@ import torch
 from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.suppression import Suppression
 from tessera.utils.engine.precision import Precision
-from tessera.utils.evaluation.finders import Images, Measurable, finder_of
+from tessera.utils.evaluation.finders import Images, Measurable, NetworkFinder, PictureFinder
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import ImageMatches, match_image
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.ranks.world import World
+from tessera.utils.runtime.model import PictureBackend
+from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 _MOST_THREADS = 4  # beyond it they wait for each other: only suppression runs outside the interpreter's lock
@@ -58,15 +60,7 @@ class Settings:
 
 
 class Measurement:
-    """What this rank has found so far.
-
-    Args:
-        model: as of `evaluate`.
-        index: the whole split, whose labels count.
-        world: this rank.
-        settings: how to measure.
-        precision: to compute in.
-        criterion: for the validation losses; None = no losses.
+    """What this rank has found so far; arguments as of `evaluate`, `index` is the whole split.
 
     Attributes:
         matches: a part for each image so far.
@@ -96,7 +90,13 @@ class Measurement:
             multi_label=not one_class,
             agnostic=one_class,
         )
-        self._finder = finder_of(model, rules, precision, world.accelerator, index)
+        if isinstance(model, PictureBackend):
+            model = Pipeline(model, model.imgsz)
+        self._finder = (
+            PictureFinder(model, rules, index)
+            if isinstance(model, Pipeline)
+            else NetworkFinder(model, rules, precision, world.accelerator)
+        )
         self._finishes_apart = self._finder.apart > 1
         self._threads = 1 if self._finishes_apart else min(_MOST_THREADS, world.cpus)
 

@@ -53,7 +53,7 @@ class ErrorRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Errors:
-    """What a validation got wrong, of all ranks; on rank 0 alone, and of no image on the others.
+    """What a validation got wrong.
 
     Attributes:
         confidence: detections below it do not count.
@@ -63,7 +63,6 @@ class Errors:
         outcomes: uint8 (M,), what became of each object, `CORRECT`, `WRONG_CLASS`, `BADLY_PLACED` or `MISSED`.
         offsets: int64 (N + 1,), where in it the objects of each image start.
         sizes: float64 (8,), sums of `ErrorRows.sizes` by kind, of all errors.
-        confusion: which class is taken for which.
         worst: at most `MOST_ERRORS` of each kind.
     """
 
@@ -84,13 +83,7 @@ class Errors:
 
 
 def count_errors(found: Matches, index: DatasetIndex, confidence: float) -> Errors:
-    """Count the errors among the detections that are at least so confident.
-
-    Args:
-        found: of all images of the split, with boxes.
-        index: the split.
-        confidence: one of `CONFIDENCES`.
-    """
+    """Count the errors among the detections of a split, with boxes, that are at least so confident."""
     nc = background = len(index.names)
     sure = found.scores.astype(np.float64) >= confidence
     counts = sure & (found.kinds != Kind.IGNORED)
