@@ -35,11 +35,9 @@ from tessera.models.suppression import Suppression
 from tessera.utils.checkpoints.folder import new_run
 from tessera.utils.checkpoints.resolve import resolve_run
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures, median_run
 from tessera.utils.evaluation.comparison.differences import differences
-from tessera.utils.evaluation.comparison.finds import FindSink
-from tessera.utils.evaluation.comparison.flips import find_flips
+from tessera.utils.evaluation.comparison.flips import find_flips, finds_of
 from tessera.utils.evaluation.evaluate import Evaluation, measure
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.exporting.parity.content import size_of
@@ -64,17 +62,13 @@ OUT_OF_MEMORY_REMEDIES = "Give a smaller --batch-size or a smaller --imgsz, or f
 
 
 class Opened(NamedTuple):
-    """A run of a side: how messages call it, its file, its SHA-256, its megabytes, what computes.
-
-    `class_of` is as of Settings.
-    """
+    """A run of a side: how messages call it, its file, its SHA-256, its megabytes, what computes."""
 
     called: str
     file: Path
     sha256: str
     mb: float
     model: Backend | PictureBackend
-    class_of: tuple[int, ...] = ()
 
 
 class Measured(NamedTuple):
@@ -82,7 +76,6 @@ class Measured(NamedTuple):
 
     figures: RunFigures
     evaluation: Evaluation
-    finds: FindSink
 
 
 def compare(config: CompareConfig, world: World) -> Comparison:
@@ -96,34 +89,29 @@ def compare(config: CompareConfig, world: World) -> Comparison:
     for text in index_warnings(index):
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({config.task: index})}, world)
-    opened = [
-        [
-            run._replace(class_of=classes_of(run.model.names, spec, run.called, single_cls=config.single_cls))
-            for run in side
-        ]
-        for side in opened
-    ]
+    class_of = {
+        run.called: classes_of(run.model.names, spec, run.called, single_cls=config.single_cls) for run in everyone
+    }
     for run in everyone:
         check_pixels(run.model, spec)
     check_comparable(everyone, index)
 
     with ExitStack() as stack:
         folder = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
-        a, b = ([measure_run(run, index, config, world) for run in side] for side in opened)
-        matches = None
-        if len(a) == len(b) == 1:
-            matches = a[0].evaluation.matches, b[0].evaluation.matches
+        a, b = ([measure_run(run, index, class_of[run.called], config, world) for run in side] for side in opened)
+        rankings = [[run.evaluation.ranking for run in side] for side in (a, b)]
+        matches = (a[0].evaluation.matches, b[0].evaluation.matches) if len(a) == len(b) == 1 else None
         one_a, one_b = (side[median_run([run.figures.map for run in side])] for side in (a, b))
-        finds_a, finds_b = one_a.finds.gathered(world), one_b.finds.gathered(world)
 
         def joined() -> Comparison:
+            finds_a, finds_b = (finds_of(one.evaluation.matches, one.figures.threshold) for one in (one_a, one_b))
             found = Comparison(
                 tuple(run.figures for run in a),
                 tuple(run.figures for run in b),
                 str(spec.yaml_path),
                 config.task,
                 index.names,
-                differences(rankings(a), rankings(b), matches),
+                differences(rankings[0], rankings[1], matches),
                 find_flips(finds_a, finds_b, index, one_a.figures.threshold, one_b.figures.threshold),
                 config.requirements,
             )
@@ -132,11 +120,6 @@ def compare(config: CompareConfig, world: World) -> Comparison:
             return found
 
         return world.from_main(joined)
-
-
-def rankings(side: Sequence[Measured]) -> list[Ranking]:
-    """Of each run of a side."""
-    return [run.evaluation.ranking for run in side]
 
 
 def open_run(side: str, name: str, config: CompareConfig, world: World) -> Opened:
@@ -198,13 +181,13 @@ def check_comparable(runs: Sequence[Opened], index: DatasetIndex) -> None:
                 log.warning(f"{other.called} and {run.called} are the same file.")
 
 
-def measure_run(run: Opened, index: DatasetIndex, config: CompareConfig, world: World) -> Measured:
-    """Measure a run as val.py does, and keep what it finds at its own threshold."""
+def measure_run(
+    run: Opened, index: DatasetIndex, class_of: tuple[int, ...], config: CompareConfig, world: World
+) -> Measured:
+    """Measure a run as val.py does; `class_of` is as of Settings."""
     log.info(f"{run.called}:")
     imgsz = image_size(run.model, config)
     log.info(run.model.describe(imgsz))
-    threshold = run.model.confidence or DEFAULT_CONF
-    finds = FindSink(index, threshold)
     work = f"{run.called}: a batch of {config.batch_size} images at {imgsz} px"
     with explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES):
         warm_up(run.model, imgsz, config.batch_size)
@@ -213,10 +196,9 @@ def measure_run(run: Opened, index: DatasetIndex, config: CompareConfig, world: 
             index,
             world,
             imgsz,
-            Settings(config.conf_thres, config.iou_thres, config.max_det, class_of=run.class_of),
+            Settings(config.conf_thres, config.iou_thres, config.max_det, class_of=class_of),
             batch_size=config.batch_size,
             workers=config.workers,
-            sinks=[finds],
         )
     metrics = found.metrics
     figures = RunFigures(
@@ -224,7 +206,7 @@ def measure_run(run: Opened, index: DatasetIndex, config: CompareConfig, world: 
         sha256=run.sha256,
         source=run.model.source,
         imgsz=imgsz,
-        threshold=threshold,
+        threshold=run.model.confidence or DEFAULT_CONF,
         map=metrics.map,
         map50=metrics.map50,
         precision=metrics.precision,
@@ -233,7 +215,7 @@ def measure_run(run: Opened, index: DatasetIndex, config: CompareConfig, world: 
         mb=run.mb,
         parameters=run.model.parameters,
     )
-    return Measured(figures, found, finds)
+    return Measured(figures, found)
 
 
 def warm_up(model: Backend | PictureBackend, imgsz: int, batch_size: int) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -28,6 +29,7 @@ from tessera.utils.startup import check_command_line, end_process
 if __name__ == "__main__":
     check_command_line(DetectConfig)
 
+import numpy as np
 from tqdm import tqdm
 
 from tessera.utils.checkpoints.folder import first_run, lying_in, new_run, require_apart
@@ -35,10 +37,10 @@ from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.label_files import CROPS, LABELS
 from tessera.utils.files import is_address
 from tessera.utils.inference.ahead import found_ahead, read_ahead
-from tessera.utils.inference.behind import Behind
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.outputs import (
     AutoLabelFiles,
+    Behind,
     CropFiles,
     CsvFile,
     JsonLines,
@@ -48,10 +50,10 @@ from tessera.utils.inference.outputs import (
     label_classes,
 )
 from tessera.utils.inference.places import Places
+from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.origins import Origin
 from tessera.utils.inference.sources.sources import open_sources
-from tessera.utils.inference.tally import Tally
 from tessera.utils.inference.tracking import check_trackable
 from tessera.utils.machine.out_of_memory import explain_out_of_memory
 from tessera.utils.ranks.failures import run_command
@@ -61,7 +63,7 @@ from tessera.utils.ranks.world import World
 from tessera.utils.report.console import plain_folder, print_lines, setup_logging
 from tessera.utils.report.pictures import Style
 from tessera.utils.runtime.checkpoint import TorchNetwork
-from tessera.utils.text import counted
+from tessera.utils.text import counted, first_of
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +94,6 @@ class Summary(NamedTuple):
 
     @property
     def exit_code(self) -> int:
-        """Of the process."""
         return UNREADABLE if self.failures else 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -106,6 +107,60 @@ class Summary(NamedTuple):
             "unreadable": self.failures,
             **plain_folder(self.folder),
         }
+
+
+class Tally:
+    """Counts and times of all pictures and frames so far.
+
+    Attributes:
+        pictures: how many.
+        per_class: int64 (nc,), detections of each class.
+        failures: messages of the sources that could not be read, or not to the end.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+        self.pictures = self._dropped = 0
+        self.failures: list[str] = []
+        self.per_class = np.zeros(len(names), np.int64)
+        self._speed_ms, self._started = np.zeros(3), time.perf_counter()
+
+    def add(self, result: Result, dropped: int) -> None:
+        """Count a picture, and the frames that were dropped before it."""
+        self.pictures += 1
+        self._dropped += dropped
+        self.per_class += np.bincount(result.classes, minlength=len(self.per_class))
+        self._speed_ms += result.speed_ms
+
+    def event(self, event: SourceEvent) -> None:
+        """Log what happened to a source."""
+        if event.is_failure:
+            self.fail(event.message)
+        elif event.media == "stream":
+            log.info(event.message)
+
+    def fail(self, message: str) -> None:
+        """Log what could not be read, or written; the rest goes on."""
+        self.failures.append(message)
+        log.warning(message)
+
+    def lines(self, imgsz: int) -> list[str]:
+        """What was found, and how fast."""
+        order = np.argsort(-self.per_class, kind="stable")
+        found = [f"{self.per_class[c]:,} {self._names[c]}" for c in order.tolist() if self.per_class[c]]
+        lines = [f"{counted(self.pictures, 'picture')}: {first_of(found, 8) or 'nothing'}"]
+        if self.pictures:
+            preparation, inference, nms = self._speed_ms / self.pictures
+            rate = self.pictures / (time.perf_counter() - self._started)
+            lines.append(
+                f"Speed: {preparation:.1f} ms preparation, {inference:.1f} ms inference, {nms:.1f} ms NMS per picture "
+                f"at {imgsz} px; {rate:.1f} pictures a second with reading and writing"
+            )
+        if self._dropped:
+            lines.append(
+                f"{counted(self._dropped, 'frame')} of streams dropped for newer ones (--every-frame takes all)"
+            )
+        return lines
 
 
 def detect(config: DetectConfig, world: World) -> Summary:
@@ -154,10 +209,9 @@ def detect(config: DetectConfig, world: World) -> Summary:
             new_run(config, world, (origin.where for origin in sources.origins if origin.is_file))
         )
         written = open_outputs(config, detector, run, tally)
-        outputs = [Behind(written)] if written else []
-        stack.callback(conclude, tally, detector.imgsz, run if outputs else None)  # of a stream Ctrl-C is the end
-        for output in outputs:
-            stack.callback(output.close)
+        output = Behind(written)
+        stack.callback(conclude, tally, detector.imgsz, run if written else None)  # of a stream Ctrl-C is the end
+        stack.callback(output.close)
         stack.enter_context(
             explain_out_of_memory(world.accelerator, f"a picture at {detector.imgsz} px", OUT_OF_MEMORY_REMEDIES)
         )
@@ -171,22 +225,16 @@ def detect(config: DetectConfig, world: World) -> Summary:
         )
         for item, result in tqdm(found, total=sources.pictures, unit="picture", disable=None, mininterval=0.5):
             if isinstance(item, SourceEvent):
-                report(item, tally)
-                places.event(item)
-                if tracking:
-                    tracking.event(item)
-                for output in outputs:
-                    output.event(item)
+                for take in (tally.event, places.event, output.event, *([tracking.event] if tracking else [])):
+                    take(item)
                 continue
             assert result is not None, "of a frame"
             result = tracking(result) if tracking else result
-            tally.add(result.classes, result.speed_ms, item.dropped)
+            tally.add(result, item.dropped)
             if named_late and item.media != "stream" and item.source != "-" and not is_address(item.source):
                 require_apart(run, [item.source])
-            place = places.of(item)
-            for output in outputs:
-                output.add(result, item, place)
-    folder = run if outputs and run.is_dir() else None
+            output.add(result, item, places.of(item))
+    folder = run if written and run.is_dir() else None
     counts = dict.fromkeys(detector.names, 0)  # two classes may have one name
     for name, count in zip(detector.names, tally.per_class.tolist(), strict=True):
         counts[name] += count
@@ -204,9 +252,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
 def without_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
     """Sources without what an earlier run has written into a folder of sources; all where nothing else is there.
 
-    Args:
-        origins: what to read; what was named itself, or found in a folder that lies in `run`, stays and is refused.
-        run: the folder of results.
+    What was named itself, or found in a folder that lies in `run`, the folder of results, stays and is refused.
     """
     is_result = lying_in(run)
 
@@ -230,11 +276,10 @@ def conclude(tally: Tally, imgsz: int, folder: Path | None) -> None:
 
 
 def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tally) -> list[Output]:
-    """The files that the flags ask for."""
     outputs: list[Output] = []
     if not config.nosave:
         style = Style(config.line_thickness, not config.hide_labels, not config.hide_conf)
-        outputs.append(PictureFiles(run, style, config.vid_stride, lambda message: fail(message, tally)))
+        outputs.append(PictureFiles(run, style, config.vid_stride, tally.fail))
     if config.auto_label:
         outputs.append(AutoLabelFiles(run / LABELS, config.weights, *label_classes(detector.names, config.data)))
     elif config.save_txt:
@@ -282,20 +327,6 @@ def describe_confidence(config: DetectConfig, detector: Detector) -> str:
     else:
         reason = "as it does not say which is best"
     return f"confidence above {conf:.3g}, {reason} (--conf-thres)"
-
-
-def report(event: SourceEvent, tally: Tally) -> None:
-    """One line for what happened to a source."""
-    if event.is_failure:
-        fail(event.message, tally)
-    elif event.media == "stream":
-        log.info(event.message)
-
-
-def fail(message: str, tally: Tally) -> None:
-    """One line for what could not be read, or written; the rest goes on."""
-    tally.failures.append(message)
-    log.warning(message)
 
 
 def start(given: dict[str, Any]) -> Summary:

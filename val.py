@@ -31,8 +31,8 @@ if __name__ == "__main__":
 from tessera.data.source.index import build_index, index_warnings
 from tessera.utils.checkpoints.folder import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
-from tessera.utils.evaluation.coco import CocoSink
-from tessera.utils.evaluation.evaluate import Evaluation, measure
+from tessera.utils.evaluation.coco import results_ids, save_coco_results
+from tessera.utils.evaluation.evaluate import measure
 from tessera.utils.evaluation.label_files import LabelFileSink
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.evaluation.sinks import Sink
@@ -48,11 +48,11 @@ from tessera.utils.report.suspects import report_suspects
 from tessera.utils.report.validation import report_errors, report_validation
 from tessera.utils.runtime.dataset import check_pixels, classes_of, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
-from tessera.utils.runtime.open_model import OpenModel, open_model
+from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.suspects.evidence import Evidence
 from tessera.utils.suspects.judging import EvidenceSink
-from tessera.utils.types import DatasetIndex, Metrics
+from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -69,9 +69,7 @@ class Validated(NamedTuple):
         interval: of mAP; None on other ranks than 0.
         weights: what `--weights` names.
         data: the dataset's YAML.
-        split: that was measured.
         imgsz: long side of the images in pixels.
-        folder: of the results.
         label_errors: plain values of `--find-errors`; None without it.
     """
 
@@ -95,7 +93,8 @@ class Validated(NamedTuple):
 def validate(config: ValConfig, world: World) -> Validated:
     """Measure config.weights; print and write what the flags ask for."""
     require_same_command(config, world)
-    model = opened(config.weights, config, world)
+    flags = {"augment": config.augment, "half": config.half, "end2end": config.end2end}
+    model = open_model(config.weights, world, **flags, trust_file=config.trust_file)
     split = "val" if config.task == "speed" else config.task
     with torch_distributed_zero_first(world.local_rank, world) as verified:
         spec = read_dataset(config.data, config.weights, model.data)
@@ -113,15 +112,24 @@ def validate(config: ValConfig, world: World) -> Validated:
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
         origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
-        coco = CocoSink(index) if config.save_json else None
         labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
         pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
         evidence = EvidenceSink(index, class_of) if config.find_errors else None
-        sinks: list[Sink] = [sink for sink in (labels, coco, pictures, evidence) if sink is not None]
+        sinks: list[Sink] = [sink for sink in (labels, pictures, evidence) if sink is not None]
 
-        found = measured(model, index, imgsz, config, world, sinks, class_of)
-        if coco is not None:
-            coco.write(run / "predictions.json", world)
+        found = measure(
+            Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
+            index,
+            world,
+            imgsz,
+            settings_of(config, class_of),
+            batch_size=config.batch_size,
+            workers=config.workers,
+            sinks=sinks,
+        )
+        if config.save_json:
+            target = run / "predictions.json"
+            world.from_main(lambda: save_coco_results(target, found.matches, results_ids(index)))
         if world.is_main:
             pictures.write(run, found.metrics.confidence)
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
@@ -133,34 +141,6 @@ def validate(config: ValConfig, world: World) -> Validated:
         world.barrier()
         interval = listed.interval if world.is_main else None
         return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspected)
-
-
-def opened(weights: str, config: ValConfig, world: World) -> OpenModel:
-    """The file that `weights` means, as the flags say."""
-    own = {"augment": config.augment, "half": config.half, "end2end": config.end2end}
-    return open_model(weights, world, **own, trust_file=config.trust_file)
-
-
-def measured(
-    model: OpenModel,
-    index: DatasetIndex,
-    imgsz: int,
-    config: ValConfig,
-    world: World,
-    sinks: Sequence[Sink],
-    class_of: tuple[int, ...] = (),
-) -> Evaluation:
-    """What a model finds on an index, measured as the flags say; `class_of` as of Settings."""
-    return measure(
-        Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
-        index,
-        world,
-        imgsz,
-        settings_of(config, class_of),
-        batch_size=config.batch_size,
-        workers=config.workers,
-        sinks=sinks,
-    )
 
 
 def settings_of(config: ValConfig, class_of: tuple[int, ...]) -> Settings:

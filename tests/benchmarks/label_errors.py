@@ -46,8 +46,8 @@ class Kept(Sink):
     def __init__(self) -> None:
         self.found: dict[int, Detections] = {}
 
-    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
-        self.found |= zip(batch.indices.tolist(), in_original, strict=True)
+    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
+        self.found |= zip(batch.indices.tolist(), found, strict=True)
 
 
 def planted_copy(data: str, folder: Path, split: str, share: float, seed: int) -> tuple[Path, list[Planted]]:

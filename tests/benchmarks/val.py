@@ -25,7 +25,7 @@ from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import rank
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import evaluate
-from tessera.utils.evaluation.matches import Accumulator
+from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import ImageMatches, Kind
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.accelerator import Accelerator
@@ -107,10 +107,10 @@ def untrained(images: int, size: int, nc: int) -> torch.Tensor:
     return torch.cat([centre, sides, likely], 2)
 
 
-def made_matches(images: int, detections: int, nc: int) -> Accumulator:
+def made_matches(images: int, detections: int, nc: int) -> Matches:
     """Random matches of a large set."""
     rng = np.random.default_rng(0)
-    found = Accumulator()
+    found = []
     for image in range(images):
         good = rng.random((detections, 1)) < 0.03  # each has an object of its own; three more are missed
         correct = good & (np.linspace(0.5, 0.95, 10) < rng.random((detections, 1)) + 0.5)
@@ -119,8 +119,10 @@ def made_matches(images: int, detections: int, nc: int) -> Accumulator:
         objects = np.concatenate([classes[good[:, 0]], rng.integers(0, nc, 3).astype(np.int32)])
         kinds = np.where(good[:, 0], Kind.CORRECT, Kind.BACKGROUND).astype(np.uint8)
         own = np.where(good[:, 0], np.cumsum(good) - 1, -1)
-        found.add(image, ImageMatches(correct, scores, classes, objects, np.zeros(len(scores), np.uint8), kinds, own))
-    return found
+        regions, boxes = np.zeros(len(scores), np.uint8), np.zeros((len(scores), 4), np.float32)
+        matches = ImageMatches(correct, scores, classes, objects, regions, kinds, own, boxes)
+        found.append(Matches.of_image(image, matches))
+    return Matches.joined(found)
 
 
 def main() -> None:
@@ -153,7 +155,7 @@ def main() -> None:
 
     found = made_matches(5000, 300, 80)
     started = time.perf_counter()
-    summarize(rank(found.matches()), 80)
+    summarize(rank(found), 80)
     print(f"Metrics of 5,000 images with 300 detections each: {time.perf_counter() - started:.2f} s")
 
 

@@ -18,7 +18,9 @@ from tessera.commands import detect, val
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.coco import CocoRows, coco_image_ids, coco_results
+from tessera.utils.evaluation.coco import coco_image_ids, coco_results
+from tessera.utils.evaluation.matches import Matches
+from tessera.utils.evaluation.matching import match_image
 from tessera.utils.inference.outputs import CsvFile, JsonLines
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.types import CocoIds
@@ -81,7 +83,9 @@ def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path) ->
     detector.pipeline.backend.pixels = load_spec(yaml).pixels  # as a training on this set would have kept it
     results = list(detector(folder))
     ids = CocoIds(tuple(coco_image_ids([Path(result.source).stem for result in results])), (0, 1, 2))
-    rows = CocoRows.collect({number: result.as_detections() for number, result in enumerate(results)})
+    nothing = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
+    matches = [match_image(result.as_detections(), *nothing) for result in results]
+    rows = Matches.joined([Matches.of_image(number, own) for number, own in enumerate(matches)])
     assert json.loads(expected) == list(coco_results(rows, ids)) and len(rows.scores) > 20
 
     # And through the file of JSON lines.

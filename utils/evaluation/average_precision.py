@@ -4,7 +4,7 @@ The precision envelope sampled at 101 recalls, detections ranked by score over i
 without objects left out of the mean. It equals pycocotools on the same detections.
 
 Every AP is computed with a weight an image. Ones give the metric; the multiplicities of a resampled set of images give
-the bootstrap (utils/evaluation/bootstrap.py), without matching or sorting again.
+the bootstrap, without matching or sorting again.
 
 Legend: N images, D detections, M objects, C classes that have objects, H hits (detections correct at some threshold),
 I detections that are ignored at some threshold, T = 10 IoU thresholds, R columns of weights.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,6 @@ from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind
 
 RECALLS: NDArray[np.float64] = np.linspace(0.0, 1.0, 101)
 STEPS = len(CONFIDENCES) + 1  # how many of them a score may reach: none, or up to all
-_AT_ONCE = 2**20  # detections that are sorted at a time
 
 
 @dataclass(frozen=True)
@@ -38,24 +36,19 @@ class Ranking:
     the hits and how many detections were listed up to each.
 
     Attributes:
-        n_images: N.
-        class_ids: int64 (C,), classes that have objects, ascending.
-        listed_images: int32 (L,), row of each ranked detection's image; what follows a class's last hit is left out.
-        listed_starts: int64 (H + 1,), where in it the detections start that lead up to and include each hit.
-        hits: bool (H, T), at which thresholds each hit is correct.
-        hit_images: int32 (H,), row of its image.
-        hit_offsets: int64 (C + 1,), class c has hits `hit_offsets[c]:hit_offsets[c + 1]`.
-        target_images: int32 (M,), row of each object's image, by class.
-        target_offsets: int64 (C + 1,), class c has objects `target_offsets[c]:target_offsets[c + 1]`.
-        ignored: bool (I, T), at which thresholds listed detections are ignored, for they lie in ignored regions.
-        ignored_images: int32 (I,), row of their images.
-        ignored_hits: int64 (I,), the hit that each leads up to, or is.
-        rung_offsets: int64 (C + 1,), where the rungs of each class start.
-        rungs: uint8 (E,), the `Kind` of what is listed as correct at IoU 0.5, and of what would be were its class or
-            its place right: that lies in the class of its object.
-        false_above: int32 (E, 5), how many of each of `FALSE_KINDS` are listed above each rung.
-        above, correct_above: int32 (C, 1000), detections at least as confident as each of `CONFIDENCES` that count at
-            IoU 0.5, and those of them that are correct.
+        class_ids: (C,), classes that have objects, ascending; class c has hits `hit_offsets[c]:hit_offsets[c + 1]`, and
+            so objects and rungs.
+        listed_images: (L,), row of each ranked detection's image; what follows a class's last hit is left out.
+        listed_starts: (H + 1,), where in it the detections start that lead up to and include each hit.
+        hits: (H, T), at which thresholds each hit is correct; `hit_images` (H,), row of its image.
+        target_images: (M,), row of each object's image, by class.
+        ignored: (I, T), at which thresholds listed detections are ignored, for they lie in ignored regions;
+            `ignored_images` (I,), row of their images; `ignored_hits` (I,), the hit that each leads up to, or is.
+        rungs: (E,), the `Kind` of what is listed as correct at IoU 0.5, and of what would be were its class or its
+            place right: that lies in the class of its object.
+        false_above: (E, 5), how many of each of `FALSE_KINDS` are listed above each rung.
+        above, correct_above: (C, 1000), detections at least as confident as each of `CONFIDENCES` that count at IoU
+            0.5, and those of them that are correct.
     """
 
     n_images: int
@@ -91,53 +84,14 @@ class _Detections(NamedTuple):
         """Those of `rows`."""
         return _Detections._make(column[rows] for column in self)
 
-    def of_classes(self, offsets: NDArray[np.int64], first: int, stop: int) -> _Detections:
-        """Those of the classes `first` to `stop`, whose rows begin at 0, where each class starts at its offset."""
-        own = self.at(slice(offsets[first], offsets[stop]))
-        return own._replace(classes=own.classes - np.int32(first))
-
-
-class _Classes(NamedTuple):
-    """The ranking of consecutive classes; as in `Ranking`, but (C,) numbers of hits and rungs, (H,) of listed."""
-
-    listed_images: NDArray[np.int32]
-    listed: NDArray[np.int64]
-    hits: NDArray[np.bool_]
-    hit_images: NDArray[np.int32]
-    hit_counts: NDArray[np.int64]
-    ignored: NDArray[np.bool_]
-    ignored_images: NDArray[np.int32]
-    ignored_hits: NDArray[np.int64]
-    rung_counts: NDArray[np.int64]
-    rungs: NDArray[np.uint8]
-    false_above: NDArray[np.int32]
-    above: NDArray[np.int32]
-    correct_above: NDArray[np.int32]
-
-
-_NONE, _NO_IMAGES, _NO_FLAGS = (
-    np.zeros(0, np.int64),
-    np.zeros(0, np.int32),
-    np.zeros((0, len(IOU_THRESHOLDS)), np.bool_),
-)
-_NO_CURVES = np.zeros((0, STEPS - 1), np.int32)
-_NO_RUNGS = _NONE, np.zeros(0, np.uint8), np.zeros((0, len(FALSE_KINDS)), np.int32)
-_NO_CLASSES = _Classes(
-    _NO_IMAGES, _NONE, _NO_FLAGS, _NO_IMAGES, _NONE, _NO_FLAGS, _NO_IMAGES, _NONE, *_NO_RUNGS, _NO_CURVES, _NO_CURVES
-)
-
 
 def rank(matches: Matches) -> Ranking:
-    """Sort what was found.
-
-    A few classes at a time: beside the matches and the result it takes memory for about a million detections, or for
-    those of one class where it has more.
-    """
+    """Sort what was found."""
     class_ids = np.unique(matches.target_classes).astype(np.int64)
+    bounds = np.arange(len(class_ids) + 1)
     target_rows = np.searchsorted(class_ids, matches.target_classes)
     targets = np.argsort(target_rows, kind="stable")
     rows = np.arange(len(matches.images), dtype=np.int32)
-
     every = _Detections(
         np.searchsorted(class_ids, matches.classes).astype(np.int32),
         matches.scores,
@@ -146,80 +100,48 @@ def rank(matches: Matches) -> Ranking:
         matches.correct,
         matches.ignored,
     )
-
-    def by_class(found: _Detections) -> tuple[_Detections, NDArray[np.int64]]:
-        """The same sorted by class, and where each class starts."""
-        found = found.at(np.argsort(found.classes, kind="stable"))
-        return found, np.searchsorted(found.classes, np.arange(len(class_ids) + 1))
-
-    detections, offsets = by_class(every.at(np.flatnonzero(np.isin(matches.classes, class_ids))))
-    correct, nearest = matches.finders()
-    missed = np.flatnonzero((correct < 0) & (nearest >= 0))
-    misses = every.at(nearest[missed])._replace(classes=target_rows[missed].astype(np.int32))
-    near_misses, miss_offsets = by_class(misses)
-
-    # A class takes the memory of its detections and of the steps of its curves.
-    stops = np.flatnonzero(np.diff(np.cumsum(STEPS + np.diff(offsets)) // _AT_ONCE, append=-1)) + 1
-    of_classes = [
-        _rank_classes(
-            detections.of_classes(offsets, first, stop), near_misses.of_classes(miss_offsets, first, stop), stop - first
-        )
-        for first, stop in pairwise([0, *stops.tolist()])
-    ]
-    hits_before = np.cumsum([0, *(len(part.hits) for part in of_classes)])
-    joined = _Classes(*(np.concatenate(column) for column in zip(_NO_CLASSES, *of_classes, strict=True)))
-    return Ranking(
-        len(matches.images),
-        class_ids,
-        joined.listed_images,
-        _offsets(joined.listed),
-        joined.hits,
-        joined.hit_images,
-        _offsets(joined.hit_counts),
-        rows.repeat(matches.target_counts)[targets],
-        np.searchsorted(target_rows[targets], np.arange(len(class_ids) + 1)),
-        joined.ignored,
-        joined.ignored_images,
-        joined.ignored_hits + np.repeat(hits_before[:-1], [len(part.ignored) for part in of_classes]),
-        _offsets(joined.rung_counts),
-        joined.rungs,
-        joined.false_above,
-        joined.above,
-        joined.correct_above,
-    )
-
-
-def _rank_classes(found: _Detections, near_misses: _Detections, count: int) -> _Classes:
-    """The ranking of so many consecutive classes: what was found, and near misses in the class of their object."""
-    bounds = np.arange(count + 1)
+    found = every.at(np.flatnonzero(np.isin(matches.classes, class_ids)))
     reached = np.searchsorted(CONFIDENCES, found.scores.astype(np.float64), side="right")
     steps = found.classes.astype(np.int64) * STEPS + reached
-    above = _above(np.bincount(steps[found.ignored & 1 == 0], minlength=count * STEPS))
-    correct_above = _above(np.bincount(steps[found.correct & 1 == 1], minlength=count * STEPS))
-    del steps
+    above, correct_above = (
+        _above(np.bincount(steps[counts], minlength=len(class_ids) * STEPS))
+        for counts in (found.ignored & 1 == 0, found.correct & 1 == 1)
+    )
+    del reached, steps
 
+    # Near misses are listed too, in the class of their object.
+    correct, nearest = matches.finders()
+    missed = np.flatnonzero((correct < 0) & (nearest >= 0))
+    near_misses = every.at(nearest[missed])._replace(classes=target_rows[missed].astype(np.int32))
+    del every
     parts: list[tuple[NDArray[Any], ...]] = [found, near_misses]
-    both = _Detections._make(map(np.concatenate, zip(*parts, strict=True)))
+    both = _Detections._make(np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((both.images, -both.scores, both.classes))
     is_near_miss = order >= len(found.scores)
-    rungs = _rungs(both.classes[order], both.kinds[order], is_near_miss, bounds)
-    classes, _, images, _, correct, ignored = found.at(order[~is_near_miss])
-    is_hit: NDArray[np.bool_] = correct > 0
+    rung_offsets, rungs, false_above = _rungs(both.classes[order], both.kinds[order], is_near_miss, bounds)
+    classes, _, images, _, right, ignored = found.at(order[~is_near_miss])
+    is_hit: NDArray[np.bool_] = right > 0
     hit_at = np.flatnonzero(is_hit)
     hit_offsets = np.searchsorted(classes[hit_at], bounds)
     hits_before: NDArray[np.int64] = np.cumsum(is_hit) - is_hit
     listed = hits_before < hit_offsets[classes + 1]
     ignored_at = np.flatnonzero((ignored > 0) & listed)
-    return _Classes(
+    return Ranking(
+        len(matches.images),
+        class_ids,
         images[listed],
-        np.diff(np.cumsum(listed)[hit_at], prepend=0),
-        _flags(correct[hit_at]),
+        np.concatenate((np.zeros(1, np.int64), np.cumsum(listed)[hit_at])),
+        _flags(right[hit_at]),
         images[hit_at],
-        np.diff(hit_offsets),
+        hit_offsets,
+        rows.repeat(matches.target_counts)[targets],
+        np.searchsorted(target_rows[targets], bounds),
         _flags(ignored[ignored_at]),
         images[ignored_at],
         hits_before[ignored_at],
-        *rungs,
+        rung_offsets,
+        rungs,
+        false_above,
         above,
         correct_above,
     )
@@ -228,19 +150,14 @@ def _rank_classes(found: _Detections, near_misses: _Detections, count: int) -> _
 def _rungs(
     classes: NDArray[np.int32], kinds: NDArray[np.uint8], is_near_miss: NDArray[np.bool_], bounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int32]]:
-    """`_Classes.rung_counts`, `rungs` and `false_above` of sorted detections and near_misses."""
+    """`Ranking.rung_offsets`, `rungs` and `false_above` of sorted detections and near misses."""
     at = np.flatnonzero(is_near_miss | (kinds == Kind.CORRECT))
     starts = np.searchsorted(classes, bounds)
     false_above = np.empty((len(at), len(FALSE_KINDS)), np.int32)
     for column, kind in enumerate(FALSE_KINDS):
         before = np.concatenate(([0], np.cumsum((kinds == kind) & ~is_near_miss)))
         false_above[:, column] = before[at] - before[starts[classes[at]]]
-    return np.diff(np.searchsorted(at, starts)), kinds[at], false_above
-
-
-def _offsets(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where stretches of `counts` rows start, (n,) to (n + 1,)."""
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
+    return np.searchsorted(at, starts), kinds[at], false_above
 
 
 def _above(counts: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -256,9 +173,7 @@ def _flags(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:
 def average_precision(ranking: Ranking, weights: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """COCO's average precision where image i counts `weights[i]` times.
 
-    Args:
-        ranking: of N images.
-        weights: float32 (N, R), whole numbers; each column is a reading of the data of its own.
+    `weights` are float32 (N, R), whole numbers; each column is a reading of the data of its own.
 
     Returns:
         AP float64 (C, T, R), 0 where the class has no object in that reading; and bool (C, R), whether it has one.

@@ -27,10 +27,6 @@ def bootstrap_interval(ranking: Ranking, rng: np.random.Generator) -> Intervals:
 
     An image sampled k times counts k times, its matches unchanged; a class without objects in a round is left out of
     that round's mean, as it would be in a validation.
-
-    Args:
-        ranking: of all images.
-        rng: source of the resampling, such as `sample_rng(seed, 0, 0, "bootstrap")`.
     """
     samples = bootstrap_maps(ranking, rng, ROUNDS)
     if np.isnan(samples).all():
@@ -65,13 +61,7 @@ class ClassPrecisions(NamedTuple):
 
 
 def resampled(ranking: Ranking, rng: np.random.Generator, rounds: int) -> ClassPrecisions:
-    """Of `rounds` sets of N images sampled with replacement; the same sets for rankings of as many images and one rng.
-
-    Args:
-        ranking: of all images.
-        rng: source of the resampling.
-        rounds: R.
-    """
+    """Of `rounds` sets of N images sampled with replacement; the same ones for as many images and one rng."""
     n = ranking.n_images
 
     def counts(size: int) -> NDArray[np.float32]:

@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-class PairCounts(NamedTuple):
-    """How often pairs of classes occurred.
-
-    Attributes:
-        cells: int64 (K,), ascending, predicted · (nc + 1) + true.
-        counts: int64 (K,).
-    """
-
-    cells: NDArray[np.int64]
-    counts: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, cells: NDArray[np.int64], counts: NDArray[np.int64] | None = None) -> PairCounts:
-        """Of pairs in any order, that occurred so often each, or once."""
-        unique, where = np.unique(cells, return_inverse=True)
-        return cls(unique, np.bincount(where, counts, len(unique)).astype(np.int64))
-
-
+@dataclass(frozen=True)
 class ConfusionMatrix:
     """Counts of (predicted class, true class) at IoU 0.5, from those pairs that occur.
 
@@ -36,17 +18,16 @@ class ConfusionMatrix:
     correct detections; beside it are the objects whose class is taken for another.
 
     Only pairs that occur take memory: of thousands of classes a matrix would be gigabytes.
+
+    Attributes:
+        nc: number of classes.
+        cells: int64 (K,), ascending, predicted · (nc + 1) + true; class nc is background.
+        counts: int64 (K,).
     """
 
-    def __init__(self, nc: int, pairs: PairCounts) -> None:
-        self.nc, self._pairs = nc, pairs
-
-    @classmethod
-    def joined(cls, nc: int, shares: Iterable[PairCounts]) -> ConfusionMatrix:
-        """Of the images of all `shares`."""
-        none = np.zeros(0, np.int64)
-        cells, counts = (np.concatenate(column) for column in zip((none, none), *shares, strict=True))
-        return cls(nc, PairCounts.of(cells, counts))
+    nc: int
+    cells: NDArray[np.int64]
+    counts: NDArray[np.int64]
 
     @property
     def matrix(self) -> NDArray[np.int64]:
@@ -58,25 +39,15 @@ class ConfusionMatrix:
         return self.grouped(np.arange(self.nc + 1))
 
     def grouped(self, group_of: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Counts (G, G) as in `matrix`, of G groups in place of classes.
-
-        Args:
-            group_of: (nc + 1,) group of each class and of background, 0 to G - 1.
-        """
-        cells, counts = self.pairs()
+        """Counts (G, G) as in `matrix`; `group_of` (nc + 1,) has the group of each class and of background, from 0."""
         groups = int(group_of.max()) + 1
-        predicted, true = np.divmod(cells, self.nc + 1)
-        summed = np.bincount(group_of[predicted] * groups + group_of[true], counts, groups**2)
+        predicted, true = np.divmod(self.cells, self.nc + 1)
+        summed = np.bincount(group_of[predicted] * groups + group_of[true], self.counts, groups**2)
         return summed.astype(np.int64).reshape(groups, groups)
 
     def confusions(self) -> NDArray[np.int64]:
         """How often each class was taken for another one, or another one for it: (nc,)."""
-        cells, counts = self.pairs()
-        predicted, true = np.divmod(cells, self.nc + 1)
+        predicted, true = np.divmod(self.cells, self.nc + 1)
         confused = (predicted != true) & (predicted < self.nc) & (true < self.nc)
         both = np.concatenate((predicted[confused], true[confused]))
-        return np.bincount(both, np.tile(counts[confused], 2), self.nc).astype(np.int64)
-
-    def pairs(self) -> PairCounts:
-        """The cells of `matrix` that are not 0."""
-        return self._pairs
+        return np.bincount(both, np.tile(self.counts[confused], 2), self.nc).astype(np.int64)

@@ -48,15 +48,7 @@ class Curves:
 
 
 def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
-    """Every figure of a validation but losses and speed (`dataclasses.replace` adds those).
-
-    Args:
-        ranking: of all images.
-        nc: number of classes of the dataset.
-
-    Returns:
-        Metrics and curves. Without a single object all means are 0.
-    """
+    """Every figure of a validation of `nc` classes but losses and speed. Without a single object all means are 0."""
     ap = average_precision(ranking, np.ones((ranking.n_images, 1), np.float32))[0][..., 0]
     objects = np.diff(ranking.target_offsets)
     objects_per_class, images_per_class = np.zeros(nc, np.int64), np.zeros(nc, np.int64)
@@ -67,6 +59,8 @@ def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
     )
     curves = measure_curves(ranking)
     precision, recall = curves.precision[:, curves.best], curves.recall[:, curves.best]
+    class_confidences = np.full(nc, curves.confidence[curves.best])
+    class_confidences[curves.class_ids] = curves.confidence[curves.class_best()]
     metrics = Metrics(
         precision=_mean(precision),
         recall=_mean(recall),
@@ -79,16 +73,9 @@ def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
         images=ranking.n_images,
         objects=len(ranking.target_images),
         confidence=float(curves.confidence[curves.best]),
-        class_confidences=_class_confidences(curves, nc),
+        class_confidences=class_confidences,
     )
     return metrics, curves
-
-
-def _class_confidences(curves: Curves, nc: int) -> NDArray[np.float64]:
-    """`Metrics.class_confidences`."""
-    confidences = np.full(nc, curves.confidence[curves.best])
-    confidences[curves.class_ids] = curves.confidence[curves.class_best()]
-    return confidences
 
 
 def _mean(values: NDArray[np.float64]) -> float:
@@ -96,7 +83,6 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 def measure_curves(ranking: Ranking) -> Curves:
-    """Curves of a ranking."""
     n = len(ranking.class_ids)
     objects = np.diff(ranking.target_offsets)
     precision, recall, f1 = (np.zeros((n, len(CONFIDENCES))) for _ in range(3))

@@ -7,11 +7,10 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import ValLoader, build_val_loader
@@ -23,7 +22,7 @@ from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.evaluation.sinks import Sink
-from tessera.utils.evaluation.tally import Errors
+from tessera.utils.evaluation.tally import Errors, count_errors
 from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, PictureBackend
@@ -45,12 +44,7 @@ class Abandoned(Exception):
 class Evaluation:
     """What a validation found. All but the metrics is on rank 0 alone, and of no image on the other ranks.
 
-    Attributes:
-        metrics: the figures, the same on every rank.
-        curves: which are plotted.
-        ranking: of all detections, for the bootstrap and for what errors cost.
-        errors: at the best confidence; of no image where they are not counted.
-        matches: of all images.
+    The errors are those at the best confidence; of no image where they are not counted.
     """
 
     metrics: Metrics
@@ -58,14 +52,6 @@ class Evaluation:
     ranking: Ranking
     errors: Errors
     matches: Matches
-
-
-class _Share(NamedTuple):
-    """What a rank has found, for rank 0."""
-
-    matches: Matches
-    totals: NDArray[np.float64] | None  # of the losses
-    seconds: dict[str, float]
 
 
 def measure(
@@ -79,17 +65,13 @@ def measure(
     workers: int,
     sinks: Sequence[Sink] = (),
 ) -> Evaluation:
-    """Measure what `--weights` names on a split: every rank its share of the images, each image once.
+    """Measure what `--weights` names on a split, as `evaluate`: every rank its share of the images, each image once.
 
     Args:
         model: opened, or a pipeline around it.
-        index: the split.
-        world: all ranks call this together.
         imgsz: long side of the images in pixels.
-        settings: how to measure.
         batch_size: largest batch of a rank.
         workers: loader workers asked for.
-        sinks: receive the detections as they are found.
     """
     backend = model.backend if isinstance(model, Pipeline) else model
     with (
@@ -131,7 +113,6 @@ def evaluate(
     """
     settings = settings or Settings()
     asked = settings.asked_to_stop
-    names = tuple(loader.index.names)
     accelerator = world.accelerator
 
     def measurement(precision: Precision) -> Measurement:
@@ -145,11 +126,11 @@ def evaluate(
             for batch in _voting(first_images(batches, -(-TRIAL_IMAGES // world.size)), asked, world):
                 found.add([batch], sinks)
                 half.add([batch])
-            if _agree(_joined(found, names, world).metrics, _joined(half, names, world).metrics):
+            if _agree(_joined(found, loader.index, world).metrics, _joined(half, loader.index, world).metrics):
                 found = half
         found.add(_voting(batches, asked, world), sinks)
 
-    return _joined(found, names, world, errors=settings.errors)
+    return _joined(found, loader.index, world, errors=settings.errors)
 
 
 def first_images(batches: Iterator[Batch], images: int) -> Iterator[Batch]:
@@ -186,23 +167,22 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
         count = max(1, int(VOTE_S / max(max(paces), 1e-9)))
 
 
-def _joined(found: Measurement, names: tuple[str, ...], world: World, *, errors: bool = False) -> Evaluation:
+def _joined(found: Measurement, index: DatasetIndex, world: World, *, errors: bool = False) -> Evaluation:
     """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
     totals = None if found.meter is None else found.meter.total()
-    share = _Share(found.matches.matches(), totals, found.clock.seconds())
-    shares = world.gather(share)
-    matches = Matches.joined([share.matches for share in shares])
+    shares = world.gather((Matches.joined(found.matches), totals, found.clock.seconds()))
+    matches = Matches.joined([of_rank for of_rank, _, _ in shares])
     ranking = rank(matches)
-    metrics, curves = summarize(ranking, len(names))
+    metrics, curves = summarize(ranking, len(index.names))
     images_seen = max(metrics.images, 1)
     preparation, inference, nms = (
-        1000 * sum(share.seconds[stage] for share in shares) / images_seen for stage in Stopwatch.STAGES
+        1000 * sum(seconds[stage] for _, _, seconds in shares) / images_seen for stage in Stopwatch.STAGES
     )
-    losses = found.meter.losses(share.totals for share in shares) if found.meter is not None else ()
-    metrics = dataclasses.replace(metrics, losses=losses, speed_ms=(preparation, inference, nms))
-    metrics = dataclasses.replace(world.broadcast(metrics), names=names)
-    tallies = world.gather(found.tally(metrics.confidence)) if errors else []
-    return Evaluation(metrics, curves, ranking, Errors.joined(metrics.confidence, len(names), tallies), matches)
+    losses = found.meter.losses(of_rank for _, of_rank, _ in shares) if found.meter is not None else ()
+    speed_ms = preparation, inference, nms
+    metrics = world.broadcast(dataclasses.replace(metrics, losses=losses, speed_ms=speed_ms, names=tuple(index.names)))
+    counted = count_errors(matches if errors else Matches.joined([]), index, metrics.confidence)
+    return Evaluation(metrics, curves, ranking, counted, matches)
 
 
 def _agree(exact: Metrics, half: Metrics) -> bool:

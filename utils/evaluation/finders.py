@@ -7,10 +7,9 @@ tiles) sees each picture as it was decoded, and answers in its pixels.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -35,53 +34,21 @@ from tessera.utils.types import Batch, DatasetIndex, Detections
 Measurable = DetectionModel | Backend | PictureBackend | Pipeline
 
 
-class ImageDetections(NamedTuple):
-    """Detections of one image in pixels of the batch and of the original, on the host."""
-
-    in_batch: Detections
-    in_original: Detections
-    seconds: float  # of suppression on the host
+# Waits for a batch; then a function for each image, whose detections are on the host in its own pixels.
+Images = Callable[[], Sequence[Callable[[], Detections]]]
 
 
-Images = Callable[[], Sequence[Callable[[], ImageDetections]]]  # waits for a batch; then a function for each image
+class NetworkFinder:
+    """A network on the device, with the suppression of this program.
 
-
-class Finder(ABC):
-    """Finds the objects on the images of a batch.
+    Args:
+        model: the raw model of a training, in evaluation mode, on the device; or what `--weights` names, opened.
+        rules: which predictions count; what follows from the network is added here.
+        precision: for a raw model; the others have one of their own.
 
     Attributes:
         apart: pictures that it computes at once, a thread each; 1 = all threads compute one.
     """
-
-    apart: int
-
-    @abstractmethod
-    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
-        """Begin with a batch; its functions change nothing, for they may run in several threads."""
-
-
-def finder_of(
-    model: Measurable, rules: Suppression, precision: Precision, accelerator: Accelerator, index: DatasetIndex
-) -> Finder:
-    """What finds the objects for `model`, by what it is.
-
-    Args:
-        model: the raw model of a training, in evaluation mode, on the device; what `--weights` names, opened; or a
-            pipeline around it.
-        rules: which predictions count; what follows from the network is added here.
-        precision: for a raw model; the others have one of their own.
-        accelerator: of this rank.
-        index: the split, for pipelines, which read pictures.
-    """
-    if isinstance(model, PictureBackend):
-        model = Pipeline(model, model.imgsz)
-    if isinstance(model, Pipeline):
-        return PictureFinder(model, rules, index)
-    return NetworkFinder(model, rules, precision, accelerator)
-
-
-class NetworkFinder(Finder):
-    """A network on the device, with the suppression of this program."""
 
     def __init__(
         self, model: DetectionModel | Backend, rules: Suppression, precision: Precision, accelerator: Accelerator
@@ -91,7 +58,7 @@ class NetworkFinder(Finder):
         self.apart = model.compute_apart() if isinstance(model, Backend) and model.divides_batches else 1
 
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
-        """Let the device compute a batch."""
+        """Let the device compute a batch; the functions change nothing, for they may run in several threads."""
         clock.begin()
         images = batch.images_on(self._accelerator.device)
         clock.lap("preparation")
@@ -104,7 +71,7 @@ class NetworkFinder(Finder):
             meter.update(raw, self._accelerator.send(assignment))
         placed = list(zip(batch.placements, batch.sizes_hw.tolist(), strict=True))
         return lambda: [
-            partial(_in_both, one, placement, (height, width))
+            partial(_in_original, one, placement, (height, width))
             for one, (placement, (height, width)) in zip(found(), placed, strict=True)
         ]
 
@@ -139,8 +106,8 @@ class NetworkFinder(Finder):
         return [partial(_on_host, detections) for detections in found]
 
 
-class PictureFinder(Finder):
-    """A pipeline, whose pictures are decoded by the reader of training and validation."""
+class PictureFinder:
+    """A pipeline, whose pictures are decoded by the reader of training and validation; as NetworkFinder."""
 
     def __init__(self, pipeline: Pipeline, rules: Suppression, index: DatasetIndex) -> None:
         self._pipeline, self._rules, self._index = pipeline, rules, index
@@ -149,43 +116,26 @@ class PictureFinder(Finder):
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
         """Detect on as many pictures at once as the pipeline computes apart."""
         assert meter is None, "a pipeline has no losses"
-        images = zip(batch.indices.tolist(), batch.placements, strict=True)
+        images = batch.indices.tolist()
         if self.apart == 1:
-            looked = [self._look(*image) for image in images]
+            looked = [self._look(image) for image in images]
         else:
             with threads_apart(self.apart, "finding") as pool:
-                looked = list(pool.map(lambda image: self._look(*image), images))
+                looked = list(pool.map(self._look, images))
         clock.add("inference", sum(seconds for _, seconds in looked) / self.apart)
         return lambda: [lambda one=one: one for one, _ in looked]  # type: ignore[misc]
 
-    def _look(self, image: int, placement: Tensor) -> tuple[ImageDetections, float]:
+    def _look(self, image: int) -> tuple[Detections, float]:
         """What is on an image, and the seconds that finding it takes."""
         picture = read_image(self._index.path(image), rule=self._index.pixels)
         started = time.perf_counter()
-        in_original = self._pipeline(picture, self._rules).detections
-        seconds = time.perf_counter() - started
-        return ImageDetections(_placed(in_original, placement), in_original, 0.0), seconds
+        detections = self._pipeline(picture, self._rules).detections
+        return detections, time.perf_counter() - started
 
 
-def _in_both(found: Callable[[], Detections], placement: Tensor, size_hw: tuple[int, int]) -> ImageDetections:
-    started = time.perf_counter()
-    in_batch = found()
-    seconds = time.perf_counter() - started
-    return ImageDetections(in_batch, undo_letterbox(in_batch, placement, size_hw), seconds)
-
-
-def _placed(detections: Detections, placement: Tensor) -> Detections:
-    """Boxes of the original image in pixels of the batch: scale_x, scale_y, left, top in `placement` (4,)."""
-    scale, offset = placement[[0, 1, 0, 1]], placement[[2, 3, 2, 3]]
-    return Detections((detections.boxes_xyxy * scale + offset).float(), detections.scores, detections.classes)
+def _in_original(found: Callable[[], Detections], placement: Tensor, size_hw: tuple[int, int]) -> Detections:
+    return undo_letterbox(found(), placement, size_hw)
 
 
 def _on_host(detections: Detections) -> Detections:
     return Detections(detections.boxes_xyxy.cpu(), detections.scores.cpu(), detections.classes.cpu())
-
-
-def with_classes(detections: Detections, class_of: Tensor) -> Detections:
-    """The detections with the class `class_of` (C,) of each of theirs; without those of which it is -1."""
-    classes = class_of[detections.classes]
-    stays = classes >= 0
-    return Detections(detections.boxes_xyxy[stays], detections.scores[stays], classes[stays])

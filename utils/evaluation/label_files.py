@@ -29,10 +29,10 @@ class LabelFileSink(Sink):
         self._folder, self._save_conf = folder, save_conf
         self._stems = output_stems([index.path(i) for i in range(len(index))])
 
-    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
+    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
         """Write the files of a batch."""
         sizes = batch.sizes_hw.tolist()
-        for image, detections, (height, width) in zip(batch.indices.tolist(), in_original, sizes, strict=True):
+        for image, detections, (height, width) in zip(batch.indices.tolist(), found, sizes, strict=True):
             save_txt(self._folder, self._stems[image], detections, (height, width), self._save_conf)
 
 
@@ -57,14 +57,15 @@ def output_stems(paths: Sequence[Path]) -> list[str]:
     if _all_differ(shortened):
         return shortened
     taken: set[str] = set()
-    return [_numbered(usable_place(path).as_posix(), taken) for path in relative]
+    return [numbered(usable_place(path).as_posix(), taken) for path in relative]
 
 
 def _all_differ(names: Sequence[str]) -> bool:
     return len({name_key(name) for name in names}) == len(names)
 
 
-def _numbered(name: str, taken: set[str]) -> str:
+def numbered(name: str, taken: set[str]) -> str:
+    """The name, with a number where it is `taken` already; it is from now on."""
     free = next(
         text for number in count(1) if name_key(text := f"{name}-{number}" if number > 1 else name) not in taken
     )
@@ -101,18 +102,11 @@ def save_txt(
 ) -> Path:
     """Write one image's detections to `folder`/`stem`.txt, in place of what was there; an empty file where none.
 
-    Rows `class x y w h [conf] [id]`: centre and size as shares of the image.
+    Rows `class x y w h [conf] [id]`: centre and size as shares of the image, which has `size_hw` pixels.
 
     Args:
-        folder: made where missing.
         stem: from `output_stems`, so that images of one name in two folders keep apart.
-        detections: boxes in pixels of the original image.
-        size_hw: height and width of the original image.
-        save_conf: add the score.
         ids: of tracked objects, one a detection; -1 = none.
-
-    Returns:
-        The file.
     """
     height, width = size_hw
     shares = xyxy_to_cxcywh(detections.boxes_xyxy.cpu().double()) / torch.tensor([width, height, width, height])

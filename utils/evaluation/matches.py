@@ -30,6 +30,7 @@ class Matches(NamedTuple):
         ignored: uint16 (D,), bit t: at threshold t it has none, and an ignored region covers it.
         kinds: uint8 (D,), the `Kind` of each.
         objects: signed (D,), the object that it is about, as in `ImageMatches`: a row of those of its image.
+        boxes_xyxy: float32 (D, 4), pixels of the original image; (D, 0) where they are not kept.
     """
 
     images: NDArray[np.int64]
@@ -42,6 +43,25 @@ class Matches(NamedTuple):
     ignored: NDArray[np.uint16]
     kinds: NDArray[np.uint8]
     objects: NDArray[np.signedinteger]
+    boxes_xyxy: NDArray[np.float32]
+
+    @classmethod
+    def of_image(cls, image: int, found: ImageMatches, *, keep_boxes: bool = True) -> Matches:
+        """Of the image of that index in the dataset."""
+        ignored = ~found.correct & (np.arange(len(IOU_THRESHOLDS)) < found.in_regions[:, None])
+        return cls(
+            np.array([image], np.int64),
+            np.array([len(found.target_classes)], np.int64),
+            np.array([len(found.scores)], np.int64),
+            found.target_classes,
+            found.scores,
+            found.classes,
+            _as_bits(found.correct),
+            _as_bits(ignored),
+            found.kinds,
+            found.objects,
+            found.boxes_xyxy if keep_boxes else np.zeros((len(found.scores), 0), np.float32),
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[Matches]) -> Matches:
@@ -50,7 +70,8 @@ class Matches(NamedTuple):
         Args:
             parts: in any order, and so are their images.
         """
-        every = cls._make(np.concatenate(column) for column in zip(_NOTHING, *parts, strict=True))
+        parts = [part for part in parts if len(part.images)] or [_NOTHING]
+        every = cls._make(np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(every.images, kind="stable")
         images = every.images[order]
         assert np.all(np.diff(images) > 0), "an image was evaluated twice: shards of a validation must not overlap"
@@ -76,36 +97,8 @@ class Matches(NamedTuple):
         return correct, near_misses
 
 
-_NOTHING = Matches._make(np.zeros(0, dtype) for dtype in ["i8", "i8", "i8", "i4", "f4", "i4", "u2", "u2", "u1", "i1"])
-
-
-class Accumulator:
-    """Collects the matches of the images that this rank has seen."""
-
-    def __init__(self) -> None:
-        self._parts: list[Matches] = []
-
-    def add(self, image: int, matches: ImageMatches) -> None:
-        """Add an image by its index in the dataset; each image once."""
-        ignored = ~matches.correct & (np.arange(len(IOU_THRESHOLDS)) < matches.in_regions[:, None])
-        self._parts.append(
-            Matches(
-                np.array([image], np.int64),
-                np.array([len(matches.target_classes)], np.int64),
-                np.array([len(matches.scores)], np.int64),
-                matches.target_classes,
-                matches.scores,
-                matches.classes,
-                _as_bits(matches.correct),
-                _as_bits(ignored),
-                matches.kinds,
-                matches.objects,
-            )
-        )
-
-    def matches(self) -> Matches:
-        """Everything added so far."""
-        return Matches.joined(self._parts)
+_DTYPES = ("i8", "i8", "i8", "i4", "f4", "i4", "u2", "u2", "u1", "i1")
+_NOTHING = Matches._make([*(np.zeros(0, dtype) for dtype in _DTYPES), np.zeros((0, 4), np.float32)])
 
 
 def _as_bits(flags: NDArray[np.bool_]) -> NDArray[np.uint16]:

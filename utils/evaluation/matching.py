@@ -61,6 +61,7 @@ class ImageMatches:
         kinds: uint8 (D,), the `Kind` of each.
         objects: signed (D,), the object that it is about: its own at IoU 0.5, that which it duplicates, or the nearest
             one, of its class where it is badly placed, of another where its class is wrong; -1 without one.
+        boxes_xyxy: float32 (D, 4).
     """
 
     correct: NDArray[np.bool_]
@@ -70,6 +71,7 @@ class ImageMatches:
     in_regions: NDArray[np.uint8]
     kinds: NDArray[np.uint8]
     objects: NDArray[np.signedinteger]
+    boxes_xyxy: NDArray[np.float32]
 
 
 def match_image(
@@ -90,6 +92,7 @@ def match_image(
     order = np.argsort(-scores, kind="stable")
     classes = to_host(detections.classes).astype(np.int32)[order]
     targets = target_classes.astype(np.int32)
+    boxes_xyxy = to_host(detections.boxes_xyxy).astype(np.float32, copy=False).reshape(-1, 4)[order]
     correct, own = np.zeros((len(order), len(IOU_THRESHOLDS)), np.bool_), np.full(len(order), -1)
     in_regions = np.zeros(len(order), np.uint8)
     if regions is not None and len(regions[0]):
@@ -97,14 +100,15 @@ def match_image(
         in_regions = np.searchsorted(IOU_THRESHOLDS, covered, side="right").astype(np.uint8)
     if len(order) == 0 or len(targets) == 0:
         kinds = np.where(in_regions > 0, Kind.IGNORED, Kind.BACKGROUND).astype(np.uint8)
-        return ImageMatches(correct, scores[order], classes, targets, in_regions, kinds, own.astype(np.int8))
-    iou = pairwise_iou(detections.boxes_xyxy, target_boxes)[order]
+        objects: NDArray[np.signedinteger] = own.astype(np.int8)
+        return ImageMatches(correct, scores[order], classes, targets, in_regions, kinds, objects, boxes_xyxy)
+    iou = pairwise_iou(boxes_xyxy, target_boxes)
     same = np.where(classes[:, None] == targets, iou, 0.0)
     # Most detections reach no object at all, and take no part in what follows.
     rows = np.flatnonzero((same >= IOU_THRESHOLDS[0]).any(1))
     correct[rows], own[rows] = _assign(same[rows])
     kinds, objects = _judge(iou, same, own, in_regions > 0)
-    return ImageMatches(correct, scores[order], classes, targets, in_regions, kinds, objects)
+    return ImageMatches(correct, scores[order], classes, targets, in_regions, kinds, objects, boxes_xyxy)
 
 
 def _judge(

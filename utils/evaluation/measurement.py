@@ -8,25 +8,27 @@ fork copies a lock which they hold.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.suppression import Suppression
 from tessera.utils.engine.precision import Precision
-from tessera.utils.evaluation.finders import ImageDetections, Images, Measurable, finder_of, with_classes
-from tessera.utils.evaluation.matches import Accumulator
+from tessera.utils.evaluation.finders import Images, Measurable, NetworkFinder, PictureFinder
+from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import ImageMatches, match_image
 from tessera.utils.evaluation.sinks import Sink
-from tessera.utils.evaluation.tally import Tally, WorstFinds, tally
 from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.ranks.world import World
+from tessera.utils.runtime.model import PictureBackend
+from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 _MOST_THREADS = 4  # beyond it they wait for each other: only suppression runs outside the interpreter's lock
@@ -41,7 +43,7 @@ class Settings:
         precision: for a raw model to compute in; None = float32.
         try_half: use half precision where it is faster on the device and the first images show the same mAP and the
             same losses in it; instead of `precision`.
-        errors: count them by kind, and keep the worst.
+        errors: keep the boxes of the detections, and count the errors by kind.
         asked_to_stop: whether this rank was; the ranks vote on it meanwhile. None = they do not.
         class_of: class of the dataset for each of the model's, -1 = none, whose detections do not count; () = the same.
             They go after NMS and `max_det`: the others are what they are without it.
@@ -57,28 +59,12 @@ class Settings:
     class_of: tuple[int, ...] = ()
 
 
-class ImageResult(NamedTuple):
-    """What was found on one image, in pixels of the batch and of the original, and what it adds to the metric."""
-
-    in_batch: Detections
-    in_original: Detections
-    matches: ImageMatches
-    seconds: float  # of suppression on the host
-
-
 class Measurement:
-    """What this rank has found so far.
-
-    Args:
-        model: as of `evaluate`.
-        index: the whole split, whose labels count.
-        world: this rank.
-        settings: how to measure.
-        precision: to compute in.
-        criterion: for the validation losses; None = no losses.
+    """What this rank has found so far; arguments as of `evaluate`, `index` is the whole split.
 
     Attributes:
-        matches, clock: of the images so far.
+        matches: a part for each image so far.
+        clock: of these images.
         meter: their losses; None without a criterion.
     """
 
@@ -91,7 +77,7 @@ class Measurement:
         precision: Precision,
         criterion: Criterion[Any] | None,
     ) -> None:
-        self.matches, self._worst = Accumulator(), WorstFinds()
+        self.matches: list[Matches] = []
         self.clock = Stopwatch(world.accelerator)
         self.meter = LossMeter(criterion) if criterion is not None else None
         self._index, self._accelerator, self._settings = index, world.accelerator, settings
@@ -104,7 +90,13 @@ class Measurement:
             multi_label=not one_class,
             agnostic=one_class,
         )
-        self._finder = finder_of(model, rules, precision, world.accelerator, index)
+        if isinstance(model, PictureBackend):
+            model = Pipeline(model, model.imgsz)
+        self._finder = (
+            PictureFinder(model, rules, index)
+            if isinstance(model, Pipeline)
+            else NetworkFinder(model, rules, precision, world.accelerator)
+        )
         self._finishes_apart = self._finder.apart > 1
         self._threads = 1 if self._finishes_apart else min(_MOST_THREADS, world.cpus)
 
@@ -125,27 +117,26 @@ class Measurement:
             while waiting:
                 waiting.popleft()()
 
-    def tally(self, confidence: float) -> Tally:
-        """The errors so far among detections at least so confident."""
-        return tally(self.matches.matches(), self._worst, self._index, confidence)
-
     def _finish(self, batch: Batch, found: Images, apply: Callable[..., Any], sinks: Sequence[Sink]) -> None:
         """Match a batch's detections, in the order of its images."""
         images = batch.indices.tolist()
         results = list(apply(self._image, images, found()))
-        for image, result in zip(images, results, strict=True):
-            self.matches.add(image, result.matches)
-            if self._settings.errors:
-                self._worst.add(image, result.matches, result.in_original)
-            self.clock.add("nms", result.seconds)
+        for image, (_, matches, seconds) in zip(images, results, strict=True):
+            self.matches.append(Matches.of_image(image, matches, keep_boxes=self._settings.errors))
+            self.clock.add("nms", seconds)
         for sink in sinks:
-            sink.add(batch, [result.in_batch for result in results], [result.in_original for result in results])
+            sink.add(batch, [detections for detections, *_ in results])
 
-    def _image(self, image: int, find: Callable[[], ImageDetections]) -> ImageResult:
-        """Detections and matches of one image; changes nothing, for it may run in several threads."""
-        in_batch, in_original, seconds = find()
+    def _image(self, image: int, find: Callable[[], Detections]) -> tuple[Detections, ImageMatches, float]:
+        """Detections and matches of one image, and the seconds that its suppression takes on the host.
+
+        It changes nothing, for it may run in several threads.
+        """
+        started = time.perf_counter()
+        found = find()
+        seconds = time.perf_counter() - started
         if self._class_of is not None:
-            in_batch, in_original = with_classes(in_batch, self._class_of), with_classes(in_original, self._class_of)
+            own = self._class_of[found.classes]
+            found = Detections(found.boxes_xyxy[own >= 0], found.scores[own >= 0], own[own >= 0])
         classes, boxes_xyxy = self._index.labels(image)
-        matches = match_image(in_original, boxes_xyxy, classes, self._index.ignored(image))
-        return ImageResult(in_batch, in_original, matches, seconds)
+        return found, match_image(found, boxes_xyxy, classes, self._index.ignored(image)), seconds

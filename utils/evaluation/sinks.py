@@ -12,5 +12,5 @@ class Sink(ABC):
     """Receives the detections of this rank's images, batch by batch."""
 
     @abstractmethod
-    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
-        """Take a batch with its detections, on the host, in pixels of the batch and of the original images."""
+    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
+        """Take a batch with its detections, on the host, in pixels of the original images."""

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
-from typing import TypeVar, cast
+from itertools import count, islice, takewhile
+from typing import Any, TypeVar
 
 from tessera.utils.machine.host import threads_apart
 
@@ -28,16 +28,11 @@ def read_ahead(items: Iterable[T]) -> Iterator[Iterator[T]]:
     """
     with ThreadPoolExecutor(1, "reading ahead") as pool:
         try:
-            yield _made_in(pool, iter(items))
+            rest = iter(items)
+            begun: Iterator[Future[Any]] = (pool.submit(next, rest, _END) for _ in count())
+            yield takewhile(lambda item: item is not _END, _results(begun, _READY))
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _made_in(pool: ThreadPoolExecutor, items: Iterator[T]) -> Iterator[T]:
-    waiting = deque(pool.submit(next, items, _END) for _ in range(_READY))
-    while (item := waiting.popleft().result()) is not _END:
-        waiting.append(pool.submit(next, items, _END))
-        yield cast(T, item)
 
 
 @contextmanager
@@ -53,26 +48,24 @@ def found_ahead(items: Iterable[T], find: Callable[[T], R], at_once: int) -> Ite
         yield ((item, find(item)) for item in items)
         return
     with threads_apart(at_once, "finding ahead") as pool:
-        yield _found_in(pool, iter(items), find, at_once + 1)
+        yield _results(_begun(pool, items, find), at_once)
 
 
-def _found_in(
-    pool: ThreadPoolExecutor, items: Iterator[T], find: Callable[[T], R], ready: int
-) -> Iterator[tuple[T, R]]:
-    begun = _begun(pool, items, find)
-    waiting = deque(islice(begun, ready))
-    while waiting:
-        item, found = waiting.popleft()
-        yield item, found.result()
-        waiting.extend(islice(begun, 1))
-
-
-def _begun(pool: ThreadPoolExecutor, items: Iterator[T], find: Callable[[T], R]) -> Iterator[tuple[T, Future[R]]]:
-    """Each item with what will be found; an error of the items waits for its turn as one of finding does."""
+def _begun(pool: ThreadPoolExecutor, items: Iterable[T], find: Callable[[T], R]) -> Iterator[Future[tuple[T, R]]]:
     try:
         for item in items:
-            yield item, pool.submit(find, item)
-    except Exception as error:
-        failed = Future[R]()
+            yield pool.submit(lambda item: (item, find(item)), item)
+    except Exception as error:  # waits for its turn as one of finding does
+        failed = Future[tuple[T, R]]()
         failed.set_exception(error)
-        yield cast(T, None), failed
+        yield failed
+
+
+def _results(begun: Iterator[Future[T]], ready: int) -> Iterator[T]:
+    """What comes of them in order; so many are begun beside the one that is used."""
+    waiting = deque(islice(begun, ready))
+    while waiting:
+        result = waiting.popleft().result()
+        waiting.extend(islice(begun, 1))
+        yield result
+        del result  # nothing is kept while the next one is awaited

@@ -1,4 +1,4 @@
-"""What detect.py writes, each kind of file as an object that takes results and events as they come."""
+"""What detect.py writes, each kind of file as an object that takes results and events as they come, in a thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import errno
 import io
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 SCHEMA = "tessera-detections 1"  # of predictions.jsonl, see docs/detect.md
 _PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})  # written as they came; else .jpg
 _LONGEST_SIDES = {".jpg": 65_500, ".jpeg": 65_500, ".webp": 16_383}  # pixels that the formats, or their libraries, know
+_WAITING = 3  # results, with their pictures, that are not written yet
 _CSV_COLUMNS = ("Image Name", "Prediction", "Confidence", "Frame", "x1", "y1", "x2", "y2")
 
 
@@ -56,14 +59,49 @@ class Output:
         """Finish the files."""
 
 
+class Behind(Output):
+    """Several outputs, in one thread: each takes everything in the order in which it comes here.
+
+    What an output raises is raised by one of the next calls, once; nothing that came after it is written.
+    """
+
+    def __init__(self, outputs: Sequence[Output]) -> None:
+        self._outputs, self._waiting = outputs, deque[Future[None]]()
+        self._pool = ThreadPoolExecutor(1, "writing")
+        self._is_whole = True
+
+    def add(self, result: Result, frame: Frame, place: PurePath) -> None:
+        self._give(lambda output: output.add(result, frame, place))
+
+    def event(self, event: SourceEvent) -> None:
+        self._give(lambda output: output.event(event))
+
+    def close(self) -> None:
+        with ExitStack() as stack:
+            for output in self._outputs:
+                stack.callback(output.close)
+            stack.callback(self._pool.shutdown)
+            while self._waiting:
+                self._waiting.popleft().result()
+
+    def _give(self, act: Callable[[Output], None]) -> None:
+        self._waiting.append(self._pool.submit(self._each, act))
+        if len(self._waiting) > _WAITING:
+            wait([self._waiting[0]])  # what Ctrl-C ends here is written all the same, and its error comes by closing
+            self._waiting.popleft().result()
+
+    def _each(self, act: Callable[[Output], None]) -> None:
+        if self._is_whole:
+            self._is_whole = False  # unless all of them have taken it
+            for output in self._outputs:
+                act(output)
+            self._is_whole = True
+
+
 class PictureFiles(Output):
     """Pictures with boxes, and videos: `folder`/place with the source's suffix, .mp4 for videos and streams.
 
-    Args:
-        folder: of the run.
-        style: how boxes are drawn.
-        vid_stride: of the frames.
-        fail: called with a message for each video that cannot be written; the others are written.
+    `fail` is called with a message for each video that cannot be written; the others are written.
     """
 
     def __init__(self, folder: Path, style: Style, vid_stride: int, fail: Callable[[str], None]) -> None:
@@ -72,7 +110,6 @@ class PictureFiles(Output):
         self._videos: dict[str, VideoWriter | None] = {}  # None where no codec takes its frames
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
-        """As Output."""
         width, labels, scores = self._style
         drawn = result.draw(frame.pixels, line_width=width, labels=labels, scores=scores)
         if frame.media == "picture":
@@ -92,7 +129,6 @@ class PictureFiles(Output):
             self._fail(str(error))
 
     def event(self, event: SourceEvent) -> None:
-        """As Output."""
         if event.facts is not None:
             self._fps[event.source] = event.facts.fps
         if event.kind in ("ended", "damaged", "unreadable"):
@@ -101,7 +137,6 @@ class PictureFiles(Output):
                 writer.close()
 
     def close(self) -> None:
-        """As Output."""
         with ExitStack() as stack:  # all of them, also where one cannot be finished
             for writer in self._videos.values():
                 if writer is not None:
@@ -116,11 +151,9 @@ class LabelFiles(Output):
         self._folder, self._save_conf = folder, save_conf
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
-        """As Output."""
         self.write(result, frame, place)
 
     def write(self, result: Result, frame: Frame, place: PurePath) -> Path:
-        """As `add`; returns the file."""
         stem = str(place) if frame.frame is None else f"{place}_{frame.frame}"
         try:
             ids = None if result.track_ids is None else result.track_ids.tolist()
@@ -130,18 +163,12 @@ class LabelFiles(Output):
 
 
 class CropFiles(Output):
-    """`--save-crop`: `folder`/class/place_frame_number.jpg.
-
-    Args:
-        folder: of all crops.
-        names: class names by index.
-    """
+    """`--save-crop`: `folder`/class/place_frame_number.jpg."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._folder, self._classes = folder, class_folders(names)
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
-        """As Output."""
         of_frame = "" if frame.frame is None else f"_{frame.frame}"
         for number, (box, crop) in enumerate(zip(result, result.crops(frame.pixels), strict=True)):
             name = place.with_name(f"{place.name}{of_frame}_{number}")
@@ -181,7 +208,6 @@ class LineFile(Output):
             raise unwritable(self._path, error) from error
 
     def close(self) -> None:
-        """As Output; the file must be there still."""
         with self._file:
             if os.fstat(self._file.fileno()).st_nlink == 0:
                 gone = OSError(errno.ENOENT, "it was removed while it was written")
@@ -189,12 +215,7 @@ class LineFile(Output):
 
 
 class CsvFile(LineFile):
-    """`--save-csv`: a row for each detection; a text that a spreadsheet would take for a formula begins with '.
-
-    Args:
-        path: the file.
-        track: with a column for ids, empty where there is none.
-    """
+    """`--save-csv`: a row for each detection; a text that a spreadsheet would take for a formula begins with '."""
 
     def __init__(self, path: Path, track: bool = False) -> None:
         super().__init__(path)
@@ -202,7 +223,6 @@ class CsvFile(LineFile):
         self._write([[*_CSV_COLUMNS, "Track"] if track else _CSV_COLUMNS])
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
-        """As Output."""
         rows = []
         for row in result.to_dict()["detections"]:
             ids = [row.get("track")] if self._track else []
@@ -217,23 +237,16 @@ class CsvFile(LineFile):
 
 
 class JsonLines(LineFile):
-    """`--save-json`: a line for the run, one for each frame and one for each event, as they come.
-
-    Args:
-        path: the file.
-        run: what the first line says beside the schema and the program.
-    """
+    """`--save-json`: a line for the run, one for each frame and one for each event, as they come."""
 
     def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
         super().__init__(path)
         self._write({"schema": SCHEMA, **run, **written_by()})
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
-        """As Output."""
         self._write(result.to_dict())
 
     def event(self, event: SourceEvent) -> None:
-        """As Output."""
         self._write(event.to_dict())
 
     def _write(self, values: Mapping[str, Any]) -> None:
@@ -246,8 +259,7 @@ class AutoLabelFiles(LineFile):
     Args:
         folder: of both; a list that is there already is continued.
         weights: of the model.
-        names: of the classes by their numbers in the labels.
-        class_of: that number for each class of the model, -1 = none, whose detections are left out; () = the model's.
+        names, class_of: as `label_classes` returns them.
     """
 
     def __init__(self, folder: Path, weights: str, names: Sequence[str], class_of: Sequence[int] = ()) -> None:
@@ -261,7 +273,6 @@ class AutoLabelFiles(LineFile):
         self.append(earlier + strict_json(run) + "\n")
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
-        """As Output."""
         if len(self._class_of):
             classes = self._class_of[result.classes]
             stays = classes >= 0
@@ -274,11 +285,9 @@ class AutoLabelFiles(LineFile):
 
 
 def label_classes(names: Sequence[str], data: str) -> tuple[Sequence[str], tuple[int, ...]]:
-    """Return names and numbers of the classes in labels to train with, as `AutoLabelFiles` takes them.
+    """Return the names of the classes in labels to train with, and the number of each class of the model among them.
 
-    Args:
-        names: of the model's classes.
-        data: dataset whose numbers they get, matched by name; "" = the model's own.
+    Numbers are those of the dataset `data`, matched by name, -1 = none; () where it is "": the model's own.
 
     Raises:
         UserError: the dataset has none of the classes, or a mistake.

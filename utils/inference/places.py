@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.label_files import MOST_BYTES, name_key, usable_place
+from tessera.utils.evaluation.label_files import MOST_BYTES, name_key, numbered, usable_place
 from tessera.utils.files import short_name
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.text import shown
@@ -77,19 +77,9 @@ class Places:
 
 def class_folders(names: Sequence[str]) -> dict[str, str]:
     """A folder for each class name; no two names share one."""
-    folders: dict[str, str] = {}
     taken: set[str] = set()
-    for name in names:
-        if name in folders:
-            continue
-        plain = short_name(_NOT_IN_NAMES.sub("_", name).strip(" .") or "_", MOST_BYTES)
-        folder, number = plain, 1
-        while name_key(folder) in taken:
-            number += 1
-            folder = f"{plain}-{number}"
-        taken.add(name_key(folder))
-        folders[name] = folder
-    return folders
+    plain = {name: short_name(_NOT_IN_NAMES.sub("_", name).strip(" .") or "_", MOST_BYTES) for name in names}
+    return {name: numbered(folder, taken) for name, folder in plain.items()}
 
 
 def with_ending(folder: Path, place: PurePath, ending: str) -> Path:

@@ -48,59 +48,36 @@ class Tracking:
 
     def __init__(self, sure: Sequence[float], *, across_classes: bool = False) -> None:
         self._packages, self._sure, self._across_classes = TrackingPackages(), tuple(sure), across_classes
-        self._sources: dict[str, _SourceTracks] = {}
+        self._ids = dict[str, Iterator[int]]()  # of each source
+        self._groups = dict[str, dict[int, ByteTracks]]()  # of each source, by class
 
     def __call__(self, result: Result) -> Result:
-        """The result with its ids; that of a picture, which is a source of its own, as it is.
-
-        Args:
-            result: of the next frame of its source.
-        """
+        """The result of the next frame of its source with its ids; that of a picture as it is."""
         if result.media == "picture":
             return result
-        if result.source not in self._sources:
-            self._sources[result.source] = _SourceTracks(self._packages, self._sure, self._across_classes)
-        return self._sources[result.source].add(result)
-
-    def event(self, event: SourceEvent) -> None:
-        """Take what happened to a source, between its frames."""
-        if event.kind in _OVER:
-            self._sources.pop(event.source, None)
-        elif event.kind in ("gap", "reconnected") and event.source in self._sources:
-            self._sources[event.source].end_all()
-
-
-class _SourceTracks:
-    """The tracks of one source; arguments as of `Tracking`."""
-
-    def __init__(self, packages: TrackingPackages, sure: Sequence[float], across_classes: bool) -> None:
-        self._packages, self._sure, self._across_classes = packages, sure, across_classes
-        self._ids, self._groups = itertools.count(1), dict[int, ByteTracks]()
-
-    def end_all(self) -> None:
-        """Nothing that comes belongs to what was there."""
-        self._groups.clear()
-
-    def add(self, result: Result) -> Result:
-        """The result with its ids."""
-        groups = np.zeros_like(result.classes) if self._across_classes else result.classes
-        for group in np.unique(groups).tolist():
-            if group not in self._groups:
+        next_ids = self._ids.setdefault(result.source, itertools.count(1))
+        groups = self._groups.setdefault(result.source, {})
+        classes = np.zeros_like(result.classes) if self._across_classes else result.classes
+        for group in np.unique(classes).tolist():
+            if group not in groups:
                 sure = min(self._sure) if self._across_classes else self._sure[group]
-                self._groups[group] = ByteTracks(self._packages, sure, self._ids)
+                groups[group] = ByteTracks(self._packages, sure, next_ids)
         ids = np.full(len(result), NO_TRACK, np.int64)
-        for group, tracks in self._groups.items():  # those without a detection too: their time goes on
-            rows = np.flatnonzero(groups == group)
+        for group, tracks in groups.items():  # those without a detection too: their time goes on
+            rows = np.flatnonzero(classes == group)
             ids[rows] = tracks.update(result.boxes_xyxy[rows], result.scores[rows], result.time_s)
         return replace(result, track_ids=ids)
 
+    def event(self, event: SourceEvent) -> None:
+        """Take what happened to a source, between its frames."""
+        if event.kind in (*_OVER, "gap", "reconnected"):
+            self._groups.pop(event.source, None)
+        if event.kind in _OVER:
+            self._ids.pop(event.source, None)
+
 
 class TrackingPackages:
-    """`trackers` and `supervision`, imported when the first one is made.
-
-    Raises:
-        MissingExtra: one is not installed, or does not load.
-    """
+    """`trackers` and `supervision`, imported when the first one is made."""
 
     def __init__(self) -> None:
         keep_font_list()
@@ -114,11 +91,6 @@ class ByteTracks:
 
     A detection that no track awaits begins one where it is sure, and the track has an id from the second frame in a
     row on; one that is less sure can but continue a track. A track ends a second after its last detection.
-
-    Args:
-        packages: what computes.
-        sure: least score of a detection that begins a track.
-        ids: for the tracks, in the order in which they are confirmed.
     """
 
     def __init__(self, packages: TrackingPackages, sure: float, ids: Iterator[int]) -> None:
@@ -167,14 +139,7 @@ class ByteTracks:
 
 
 def check_trackable(origins: Sequence[Origin]) -> None:
-    """Refuse sources that are pictures alone; warn where pictures are among them.
-
-    Args:
-        origins: what will be read.
-
-    Raises:
-        ConfigError: no source can be a video or a stream.
-    """
+    """Refuse sources that are pictures alone, with a ConfigError; warn where pictures are among them."""
     pictures = sum(origin.form == "picture" for origin in origins)
     if all(origin.form in _STILL for origin in origins):
         raise ConfigError(NOTHING_MOVES)

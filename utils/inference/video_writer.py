@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from tessera.utils.errors import UserError
 from tessera.utils.files import part_of
@@ -73,8 +74,7 @@ class VideoWriter:
             time_s: when it is shown, as in Frame; None = right after the one before.
 
         Raises:
-            UserError: the folder takes no file.
-            NoCodecError: no codec takes frames of this size.
+            UserError: the folder takes no file; NoCodecError where no codec takes frames of this size.
         """
         if self._writer is None:
             self._writer = self._open(pixels)
@@ -86,7 +86,7 @@ class VideoWriter:
                 self._writer.write(self._last)
         bgr = cast(Pixels, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
         if (bgr.shape[1], bgr.shape[0]) != self._size_wh:
-            bgr = _fitted(bgr, self._size_wh)
+            bgr = np.asarray(ImageOps.pad(Image.fromarray(bgr), self._size_wh))
         self._writer.write(bgr)
         self._last, self._written = bgr, place + 1
 
@@ -173,18 +173,3 @@ def _frames_of(path: Path) -> int:
     """How many frames a video has by its header, which is written last; 0 where there is none."""
     with Capture(str(path)) as capture:
         return capture.facts.frames or 0 if capture.is_open and capture.grab() else 0
-
-
-def _fitted(bgr: Pixels, size_wh: tuple[int, int]) -> Pixels:
-    """A frame made as large as fits, in the middle, black beside it."""
-    (height, width), (whole_w, whole_h) = bgr.shape[:2], size_wh
-    scale = min(whole_w / width, whole_h / height)
-    fitted_w, fitted_h = (
-        min(max(round(side * scale), 1), most) for side, most in ((width, whole_w), (height, whole_h))
-    )
-    left, top = (whole_w - fitted_w) // 2, (whole_h - fitted_h) // 2
-    canvas = np.zeros((whole_h, whole_w, 3), np.uint8)
-    canvas[top : top + fitted_h, left : left + fitted_w] = cv2.resize(
-        bgr, (fitted_w, fitted_h), interpolation=cv2.INTER_AREA
-    )
-    return canvas

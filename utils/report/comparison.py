@@ -10,12 +10,10 @@ import numpy as np
 
 from tessera.data.source.decode import read_image
 from tessera.utils.errors import tolerate
-from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures
+from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures, p_value
 from tessera.utils.evaluation.comparison.differences import Difference
-from tessera.utils.evaluation.comparison.finds import Finds
-from tessera.utils.evaluation.comparison.flips import Flips, ImageFlips
+from tessera.utils.evaluation.comparison.flips import Finds, Flips, ImageFlips
 from tessera.utils.evaluation.comparison.significance import LEVEL
-from tessera.utils.evaluation.comparison.verdict import p_value
 from tessera.utils.files import write_whole
 from tessera.utils.flags.answer import headed
 from tessera.utils.flags.compare import CompareConfig, Requirement

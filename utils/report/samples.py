@@ -46,12 +46,12 @@ class PictureSink(Sink):
     def __len__(self) -> int:
         return len(self._taken)
 
-    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
+    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
         """Keep those images of a batch that are shown."""
         with tolerate("pictures of the validation"):
             for image in range(len(batch)):
                 if self._seen % self._every == 0 and len(self._taken) < self._most:
-                    self._taken.append(self._take(batch, image, in_batch[image]))
+                    self._taken.append(self._take(batch, image, found[image]))
                 self._seen += 1
 
     def write(self, folder: Path, confidence: float) -> None:
@@ -94,7 +94,8 @@ class PictureSink(Sink):
 
         labels = labelled(batch, image)
         scores = detections.scores.float().cpu().numpy()
-        boxes = detections.boxes_xyxy.float().cpu().numpy()
+        scale = np.array([scale_x, scale_y, scale_x, scale_y], np.float32)
+        boxes = detections.boxes_xyxy.float().cpu().numpy() * scale + np.array([left, top, left, top], np.float32)
         classes = detections.classes.cpu().numpy().astype(np.int64)
         corner = np.array([x1, y1, x1, y1], np.float32)
         return _Taken(

@@ -208,9 +208,9 @@ class EvidenceSink(Sink):
         self._index, self._known = index, np.isin(np.arange(len(index.names)), class_of)
         self._counts, self._rows = Counts.none(len(index.names)), list[Rows]()
 
-    def add(self, batch: Batch, in_batch: Sequence[Detections], in_original: Sequence[Detections]) -> None:
+    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
         """Judge the labels of a batch."""
-        for image, detections in zip(batch.indices.tolist(), in_original, strict=True):
+        for image, detections in zip(batch.indices.tolist(), found, strict=True):
             classes, boxes = self._index.labels(image)
             of_regions, regions = self._index.ignored(image)
             known = self._known[classes]

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import Ranking, rank
-from tessera.utils.evaluation.matches import Accumulator, Matches
+from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import Regions, match_image
-from tessera.utils.evaluation.tally import Errors, Tally, WorstFinds, tally
+from tessera.utils.evaluation.tally import Errors, count_errors
 from tessera.utils.types import DatasetIndex, Detections
 
 Image = tuple[Detections, NDArray[np.float32], NDArray[np.int32]]
@@ -77,17 +77,21 @@ def accumulate(images: list[Image], regions: Sequence[Regions] = ()) -> Ranking:
     return ranked([share(images, regions=regions)])
 
 
-def share(images: list[Image], indices: Sequence[int] | None = None, regions: Sequence[Regions] = ()) -> Accumulator:
+def share(images: list[Image], indices: Sequence[int] | None = None, regions: Sequence[Regions] = ()) -> Matches:
     """What a rank collects: all images, or those of `indices`."""
-    accumulator = Accumulator()
-    for i in range(len(images)) if indices is None else indices:
-        accumulator.add(i, match_image(*images[i], regions[i] if regions else None))
-    return accumulator
+    chosen = range(len(images)) if indices is None else indices
+    return Matches.joined(
+        [Matches.of_image(i, match_image(*images[i], regions[i] if regions else None)) for i in chosen]
+    )
 
 
-def ranked(shares: Sequence[Accumulator]) -> Ranking:
-    """What the ranks send each other and join, after a pickled gather."""
-    return rank(Matches.joined([pickle.loads(pickle.dumps(own.matches())) for own in shares]))
+def gathered(shares: Sequence[Matches]) -> Matches:
+    """What the ranks send each other and join."""
+    return Matches.joined([pickle.loads(pickle.dumps(own)) for own in shares])
+
+
+def ranked(shares: Sequence[Matches]) -> Ranking:
+    return rank(gathered(shares))
 
 
 def index_of(images: list[Image], nc: int) -> DatasetIndex:
@@ -116,14 +120,8 @@ def errors_of(
     regions: Sequence[Regions] = (),
 ) -> Errors:
     """What a validation got wrong, of ranks that have these shares, or of one."""
-    index, tallies = index_of(images, nc), []
-    for indices in shares or [range(len(images))]:
-        worst = WorstFinds()
-        for i in indices:
-            worst.add(i, match_image(*images[i], regions[i] if regions else None), images[i][0])
-        found: Tally = tally(share(images, indices, regions).matches(), worst, index, confidence)
-        tallies.append(pickle.loads(pickle.dumps(found)))
-    return Errors.joined(confidence, nc, tallies)
+    found = gathered([share(images, indices, regions) for indices in shares or [range(len(images))]])
+    return count_errors(found, index_of(images, nc), confidence)
 
 
 def assert_same_ranking(a: Ranking, b: Ranking) -> None:

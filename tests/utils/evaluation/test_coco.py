@@ -5,23 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import torch
-
 from tessera.utils.evaluation.coco import (
     COCO_IDS,
     COCO_NAMES,
-    CocoRows,
     coco_category_ids,
     coco_image_ids,
     coco_results,
     save_coco_results,
 )
-from tessera.utils.types import CocoIds, Detections
+from tessera.utils.evaluation.matches import Matches
+from tessera.utils.types import CocoIds
+from tests.utils.evaluation.made_images import Image, make_image, share
 
 
-def detections(n: int = 2) -> Detections:
-    boxes = torch.tensor([[10.0, 20.0, 30.0, 60.0], [0.0, 0.0, 100.0, 200.12345]])[:n]
-    return Detections(boxes, torch.tensor([0.875, 0.1234567])[:n], torch.tensor([3, 0])[:n])
+def image(n: int) -> Image:
+    boxes = [[10.0, 20.0, 30.0, 60.0], [0.0, 0.0, 100.0, 200.12345]]
+    return make_image(boxes[:n], [0.875, 0.1234567][:n], [3, 0][:n], [], [])
 
 
 class TestCoco:
@@ -42,25 +41,23 @@ class TestCoco:
         assert coco_image_ids(["²", "-3"]) == ["²", "-3"]
 
     def test_rows(self) -> None:
-        rows = CocoRows.collect({1: detections(1), 0: detections(), 2: detections(0)})
-        assert list(coco_results(rows, CocoIds((139, "x", "y"), COCO_IDS))) == [
+        found = share([image(2), image(1), image(0)])
+        assert list(coco_results(found, CocoIds((139, "x", "y"), COCO_IDS))) == [
             {"image_id": 139, "category_id": 4, "bbox": [10, 20, 20, 40], "score": 0.875},
             {"image_id": 139, "category_id": 1, "bbox": [0, 0, 100, 200.12344], "score": 0.1234567},
             {"image_id": "x", "category_id": 4, "bbox": [10, 20, 20, 40], "score": 0.875},
         ]
 
     def test_file_does_not_depend_on_the_ranks(self, tmp_path: Path) -> None:
-        found = {i: detections(i % 3) for i in range(7)}
-        ids = CocoIds(tuple(range(7)), tuple(range(4)))
+        images = [image(i % 3) for i in range(7)]
         texts = set()
         for ranks in (1, 2, 9):
-            gathered = [CocoRows.collect({i: d for i, d in found.items() if i % ranks == r}) for r in range(ranks)]
-            save_coco_results(tmp_path / "predictions.json", gathered, ids)
+            found = Matches.joined([share(images, range(r, 7, ranks)) for r in range(ranks)])
+            save_coco_results(tmp_path / "predictions.json", found, CocoIds(tuple(range(7)), tuple(range(4))))
             texts.add((tmp_path / "predictions.json").read_text())
         assert len(texts) == 1
-        assert len(json.loads(texts.pop())) == sum(len(d) for d in found.values())
+        assert len(json.loads(texts.pop())) == sum(len(found) for found, *_ in images)
 
     def test_no_detections_are_valid_json(self, tmp_path: Path) -> None:
-        found = [CocoRows.collect({}), CocoRows.collect({3: detections(0)})]
-        save_coco_results(tmp_path / "p.json", found, CocoIds((), ()))
+        save_coco_results(tmp_path / "p.json", share([image(0)]), CocoIds((0,), ()))
         assert json.loads((tmp_path / "p.json").read_text()) == []

@@ -20,7 +20,7 @@ from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.models.suppression import Suppression, non_max_suppression, undo_letterbox
-from tessera.utils.evaluation.coco import CocoSink
+from tessera.utils.evaluation.comparison.flips import Finds, finds_of
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate
 from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.measurement import Settings
@@ -78,30 +78,30 @@ class Whole(PictureBackend):
         return undo_letterbox(found, placement, (height, width))
 
 
-def measured(model: Measurable, loader: ValLoader) -> tuple[Evaluation, CocoSink]:
-    sink = CocoSink(loader.index)
-    return evaluate(model, loader, World(), Settings(conf=0.02), sinks=[sink]), sink
+def measured(model: Measurable, loader: ValLoader) -> Evaluation:
+    return evaluate(model, loader, World(), Settings(conf=0.02))
 
 
-def share_found(expected: Detections, found: Detections) -> float:
+def share_found(expected: Finds, found: Finds) -> float:
     """Share of the detections that have an equal among `found`; equal but for rounding."""
-    boxes = (expected.boxes_xyxy[:, None] - found.boxes_xyxy).abs().amax(2) < 1e-2
-    scores = (expected.scores[:, None] - found.scores).abs() < 1e-5
+    boxes = np.abs(expected.boxes_xyxy[:, None] - found.boxes_xyxy).max(2) < 1e-2
+    scores = np.abs(expected.scores[:, None] - found.scores) < 1e-5
     same = boxes & scores & (expected.classes[:, None] == found.classes)
-    return float(same.any(1).float().mean())
+    return float(same.any(1).mean())
 
 
 @pytest.mark.parametrize("stand_in", [Rows, Whole])
 def test_a_file_is_measured_as_its_model(model: DetectionModel, loader: ValLoader, stand_in: type) -> None:
-    (expected, theirs), file = measured(model, loader), stand_in(model)
-    found, ours = measured(file, loader)
+    expected, file = measured(model, loader), stand_in(model)
+    found = measured(file, loader)
     assert expected.metrics.objects == found.metrics.objects > 0
     assert found.metrics.map50 == pytest.approx(expected.metrics.map50, abs=1e-4)
     assert found.metrics.speed_ms[1] > 0
-    assert sum(len(detections) for detections in theirs._found.values()) > 100
-    for image, detections in theirs._found.items():
-        assert len(ours._found[image]) == len(detections)
-        assert share_found(detections, ours._found[image]) > 0.97, "but for scores that nearly tie"
+    assert len(expected.matches.scores) > 100
+    ours, theirs = (finds_of(one.matches, 0.0) for one in (found, expected))
+    for image, detections in theirs.items():
+        assert len(ours[image].scores) == len(detections.scores)
+        assert share_found(detections, ours[image]) > 0.97, "but for scores that nearly tie"
     if stand_in is Whole:
         sizes = {tuple(size) for size in loader.index.sizes_hw.tolist()}
         assert {shape[:2] for shape in file.seen} == sizes, "pictures as they are, in no other size"

@@ -7,9 +7,8 @@ from pathlib import PurePath
 
 import pytest
 
-from tessera.utils.inference import behind as behind_module
-from tessera.utils.inference.behind import Behind
-from tessera.utils.inference.outputs import Output
+from tessera.utils.inference import outputs as outputs_module
+from tessera.utils.inference.outputs import Behind, Output
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tests.utils.inference.test_outputs import FRAME, result_of
@@ -102,7 +101,7 @@ def test_ctrl_c_while_it_waits_loses_neither_a_result_nor_an_error(monkeypatch: 
     writing, broken = Behind([whole]), Behind([failing])
     give(writing, 0, 1, 2)
     give(broken, "full", 1, 2)
-    monkeypatch.setattr(behind_module, "wait", interrupt)
+    monkeypatch.setattr(outputs_module, "wait", interrupt)
     for behind in (writing, broken):
         with pytest.raises(KeyboardInterrupt):
             give(behind, 3)

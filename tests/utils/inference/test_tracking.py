@@ -194,7 +194,7 @@ def test_many_tracks_leave_nothing_behind() -> None:
         corner = 40.0 * (number // 2)
         last = tracking(made(number, [[corner, 0, corner + 20, 20]], [0]))
     assert ids(last) == [100]
-    (tracks,) = tracking._sources["camera"]._groups.values()
+    (tracks,) = tracking._groups["camera"].values()
     assert len(tracks._ids) < 15
 
 

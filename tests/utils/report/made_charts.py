@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.confusion import ConfusionMatrix, PairCounts
+from tessera.utils.evaluation.confusion import ConfusionMatrix
 from tessera.utils.evaluation.curves import Curves
 from tessera.utils.types import DatasetIndex
 
@@ -59,4 +59,4 @@ def curves(classes: int) -> Curves:
 def confusion_of(matrix: NDArray[Any]) -> ConfusionMatrix:
     """Counts of pairs of classes, from the whole matrix."""
     cells = np.flatnonzero(matrix)
-    return ConfusionMatrix.joined(len(matrix) - 1, [PairCounts(cells, matrix.ravel()[cells].astype(np.int64))])
+    return ConfusionMatrix(len(matrix) - 1, cells, matrix.ravel()[cells].astype(np.int64))

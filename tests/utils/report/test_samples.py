@@ -50,7 +50,7 @@ def test_a_picture_shows_images_of_all_shapes(
     sink = PictureSink(index(["a", "b"], 5 * 192), ranks=2)  # 96 images for this rank: every other one is shown
     for first, count, size_hw in ((0, 40, (64, 64)), (40, 40, (48, 64)), (80, 16, (64, 32))):
         shown = batch(first, count, size_hw, padding=8)
-        sink.add(shown, [NOTHING] * count, [NOTHING] * count)
+        sink.add(shown, [NOTHING] * count)
     sink.write(tmp_path, 0.25)
     assert sorted(written) == [f"val_batch{i}_{what}.jpg" for i in range(3) for what in ("labels", "pred")]
     for images, _ in written.values():
@@ -65,7 +65,7 @@ def test_few_images_fill_one_picture_and_large_ones_are_kept_small(
     tmp_path: Path, written: dict[str, tuple[list[Pixels], list[Annotations]]]
 ) -> None:
     sink = PictureSink(index(["a", "b"], 25), ranks=1)
-    sink.add(batch(0, 5, (960, 1280)), [NOTHING] * 5, [NOTHING] * 5)
+    sink.add(batch(0, 5, (960, 1280)), [NOTHING] * 5)
     sink.write(tmp_path, 0.25)
     assert sorted(written) == ["val_batch0_labels.jpg", "val_batch0_pred.jpg"]
     images, labelled = written["val_batch0_labels.jpg"]
@@ -75,16 +75,16 @@ def test_few_images_fill_one_picture_and_large_ones_are_kept_small(
 
 def test_a_sink_that_shows_nothing_keeps_nothing(tmp_path: Path) -> None:
     sink = PictureSink(index(["a", "b"], 25), ranks=1, images=0)
-    sink.add(batch(0, 5, (64, 64)), [NOTHING] * 5, [NOTHING] * 5)
+    sink.add(batch(0, 5, (64, 64)), [NOTHING] * 5)
     sink.write(tmp_path, 0.25)
     assert len(sink) == 0 and not list(tmp_path.iterdir())
 
 
 def test_detections_below_the_confidence_are_left_out(tmp_path: Path) -> None:
-    boxes = torch.tensor([[28, 108, 208, 208], [28, 228, 208, 308]], dtype=torch.float32)
+    boxes = torch.tensor([[20, 100, 200, 200], [20, 220, 200, 300]], dtype=torch.float32)
     found = Detections(boxes, torch.tensor([0.9, 0.1]), torch.tensor([0, 1]))
     sink = PictureSink(index(["a", "b"], 10), ranks=1)
-    sink.add(batch(0, 2, (320, 320), padding=8), [found, NOTHING], [found, NOTHING])
+    sink.add(batch(0, 2, (320, 320), padding=8), [found, NOTHING])
     sink.write_predictions(tmp_path / "p.png", 0.5)
     picture = cv2.imread(str(tmp_path / "p.png"))
     assert picture is not None and picture.shape == (320, 640, 3)

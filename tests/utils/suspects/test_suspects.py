@@ -139,7 +139,7 @@ def test_labels_of_classes_that_the_weights_lack_are_left_out() -> None:
         detections.classes[detections.classes == unknown] = (unknown + 1) % NC
     sink = EvidenceSink(index, [c for c in range(NC) if c != unknown])
     batch = SimpleNamespace(indices=torch.arange(len(true)))
-    sink.add(batch, found, found)  # type: ignore[arg-type]
+    sink.add(batch, found)  # type: ignore[arg-type]
     evidence = sink.evidence()
     left_out = int((index.classes == unknown).sum())
     assert evidence.counts.supports.sum() == len(index.classes) - left_out

@@ -1,4 +1,7 @@
-"""Objects that one side finds and the other misses, and wrong finds that one side alone has."""
+"""Objects that one side finds and the other misses, and wrong finds that one side alone has.
+
+Each side is taken as it is used: at its own threshold, at IoU 0.5.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,54 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.comparison.finds import Finds
-from tessera.utils.evaluation.matching import IOU_THRESHOLDS, pairwise_iou
+from tessera.utils.evaluation.matches import Matches
+from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind, pairwise_iou
 from tessera.utils.types import DatasetIndex
 
 SHOWN = 8  # images that B worsens most, and as many that it improves most
 
 
-class ImageFlips(NamedTuple):
-    """Flips on one image.
+class Finds(NamedTuple):
+    """Detections of an image that reach the threshold.
 
     Attributes:
-        image: by its index in the dataset.
+        boxes_xyxy: float32 (D, 4), pixels of the original image.
+        scores: float32 (D,), descending.
+        classes: int32 (D,).
+        wrong: bool (D,), without an object of their own, outside ignored regions.
+        found: bool (G,), the objects that a detection has.
+    """
+
+    boxes_xyxy: NDArray[np.float32]
+    scores: NDArray[np.float32]
+    classes: NDArray[np.int32]
+    wrong: NDArray[np.bool_]
+    found: NDArray[np.bool_]
+
+
+def finds_of(matches: Matches, threshold: float) -> dict[int, Finds]:
+    """What is found on each image from a confidence on; weaker detections take no object from stronger ones."""
+    finds, start = {}, 0
+    sizes = zip(*(column.tolist() for column in matches[:3]), strict=True)
+    for image, objects, detections in sizes:
+        end = start + int((matches.scores[start : start + detections] >= threshold).sum())
+        kinds, found = matches.kinds[start:end], np.zeros(objects, np.bool_)
+        found[matches.objects[start:end][kinds == Kind.CORRECT]] = True
+        finds[image] = Finds(
+            matches.boxes_xyxy[start:end],
+            matches.scores[start:end],
+            matches.classes[start:end],
+            np.isin(kinds, FALSE_KINDS),
+            found,
+        )
+        start += detections
+    return finds
+
+
+class ImageFlips(NamedTuple):
+    """Flips on one image of the dataset.
+
+    Attributes:
         lost, gained: int64 (k,), its objects that A found and B misses, and the other way round.
         wrong_a, wrong_b: int64 (k,), detections of A, and of B, that are wrong and have no like on the other side.
     """
@@ -65,13 +104,7 @@ class Flips(NamedTuple):
 def find_flips(
     a: Mapping[int, Finds], b: Mapping[int, Finds], index: DatasetIndex, threshold_a: float, threshold_b: float
 ) -> Flips:
-    """Compare what both sides find, image by image.
-
-    Args:
-        a, b: of the same images.
-        index: the split.
-        threshold_a, threshold_b: that the finds reach.
-    """
+    """Compare what both sides find on the same images of the split `index`, each from its threshold on."""
     assert a.keys() == b.keys(), "both sides are of the same images"
     counts = dict.fromkeys(("both", "lost", "gained", "neither", "wrong_both", "wrong_a", "wrong_b"), 0)
     lost_of_class, gained_of_class = (np.zeros(len(index.names), np.int64) for _ in range(2))

@@ -36,11 +36,7 @@ def swap_p(observed: float, swapped: NDArray[np.float64], images: int) -> float:
 
 
 def swap_reach(swapped: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far from 0 a difference (n,) must be for a `swap_p` below `LEVEL`: beyond this.
-
-    Args:
-        swapped: (n, R) differences with random images swapped.
-    """
+    """How far from 0 a difference (n,) must be for a `swap_p` below `LEVEL`; `swapped` is (n, R)."""
     extreme = math.ceil(LEVEL * (1 + swapped.shape[1])) - 2  # so many rounds may be as far
     return -np.partition(-np.abs(swapped), extreme, axis=1)[:, extreme]
 

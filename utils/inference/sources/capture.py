@@ -43,12 +43,10 @@ class Capture:
 
     @property
     def is_open(self) -> bool:
-        """Whether it was opened."""
         return bool(self._capture.isOpened())
 
     @property
     def facts(self) -> VideoFacts:
-        """What it says of itself."""
         fps, frames = (self._capture.get(prop) for prop in (cv2.CAP_PROP_FPS, cv2.CAP_PROP_FRAME_COUNT))
         height, width = (self._capture.get(prop) for prop in (cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FRAME_WIDTH))
         return VideoFacts(
@@ -78,22 +76,16 @@ class Capture:
             return _decoded(np.asarray(pixels))
         return cast(Pixels, pixels)
 
-    def close(self) -> None:
-        """Release the file, camera or connection."""
-        self._capture.release()
-
     def __enter__(self) -> Capture:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self._capture.release()
 
     def _is_of_jpegs(self, path: str | None) -> bool:
         """Whether what comes is JPEG after JPEG, and is given as such from now on: FFmpeg would scale all to one size.
 
-        Args:
-            path: of a file, whose first header is looked at: of one of two fields of half its height all is left to
-                FFmpeg.
+        Of a file whose first header states one of two fields, of half its height, all is left to FFmpeg.
         """
         turned = self._capture.get(cv2.CAP_PROP_ORIENTATION_META)
         if int(self._capture.get(cv2.CAP_PROP_FOURCC)) != _MJPEG or turned:

@@ -15,13 +15,7 @@ _NAME = PurePath("image")
 
 
 class VideoFacts(NamedTuple):
-    """What a video or stream says of itself when it is opened.
-
-    Attributes:
-        fps: frames a second; None where it does not say.
-        frames: how many there are, as its header states it; None where it does not say.
-        size_hw: height and width in pixels as shown, that is after its rotation.
-    """
+    """What a video or stream says of itself when it is opened; its size in pixels is after its rotation."""
 
     fps: float | None
     frames: int | None

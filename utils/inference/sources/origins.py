@@ -105,12 +105,7 @@ def find_origins(specs: Iterable[str | int | Path]) -> list[Origin]:
 
 
 def of_line(line: str, base: str = "") -> Origin:
-    """What a line of a list or of standard input names; never more than one thing.
-
-    Args:
-        line: stripped, not empty.
-        base: the folder that a relative path starts from; "" = the working folder.
-    """
+    """What a line of a list or of standard input names, from the folder `base`, "" = the working one; one thing."""
     if line == "-":
         return Origin("unreadable", line, why="-: standard input cannot be a line of a list.")
     try:

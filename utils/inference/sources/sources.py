@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
-from tessera.data.source.probe import breaks_off
+from tessera.data.source.probe import KIND_BYTES, breaks_off, holds_picture, holds_video
 from tessera.data.source.tiff import unread_pages
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import LONGEST_PATH
 from tessera.utils.inference.sources.addresses import read_address
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
-from tessera.utils.inference.sources.live import read_streams
 from tessera.utils.inference.sources.origins import Origin, find_origins, of_line
-from tessera.utils.inference.sources.stdin import read_stdin
+from tessera.utils.inference.sources.stream import read_streams
 from tessera.utils.inference.sources.video import read_video
 from tessera.utils.pixels import Pixels
 from tessera.utils.text import one_line
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 ReadPicture = Callable[[Path | bytes], Pixels]
 Item = Frame | SourceEvent
 
+_MOST_BYTES = 1 << 30  # of a picture over standard input
+_LONGEST_LINE = 4 * LONGEST_PATH
 BROKEN_OFF = "damaged: the end of the file is missing; what decodes of it was used."
 
 
@@ -64,13 +66,9 @@ def open_sources(
 
 @dataclass(eq=False)
 class Sources:
-    """Frames and events of sources: iterate over it, once, inside `with`.
+    """Frames and events of sources: iterate over it, once, inside `with`; attributes as in `open_sources`.
 
     Pictures and videos come first, in the order in which they were named; streams and cameras after them, all at once.
-
-    Attributes:
-        origins: what to read.
-        read, vid_stride, every_frame: as in `open_sources`.
     """
 
     origins: Sequence[Origin]
@@ -78,12 +76,6 @@ class Sources:
     vid_stride: int
     every_frame: bool
     _stack: ExitStack = field(default_factory=ExitStack)
-
-    @property
-    def expected(self) -> float:
-        """How many pictures and frames are to come, about: a stream has no end, a video is taken for ten seconds."""
-        counts = {"video": 300, "stream": math.inf, "camera": math.inf}
-        return sum(counts.get(origin.form, 1) for origin in self.origins)
 
     @property
     def pictures(self) -> int | None:
@@ -96,15 +88,11 @@ class Sources:
         self._stack.callback(items.close)
         return items
 
-    def close(self) -> None:
-        """Close what is open; iterating ends."""
-        self._stack.close()
-
     def __enter__(self) -> Sources:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self._stack.close()
 
     def _all(self) -> Generator[Item, None, None]:
         streams: list[Origin] = []
@@ -181,3 +169,35 @@ def _unreadable(origin: Origin, why: str) -> SourceEvent:
     shown = one_line(origin.source, LONGEST_PATH)
     message = " ".join((why if shown in why or origin.form == "unreadable" else f"{shown}: {why}").splitlines())
     return SourceEvent(origin.source, "unreadable", message, name=origin.place)
+
+
+def read_stdin(stdin: IO[bytes]) -> Iterator[bytes | str]:
+    """The one picture that comes, else lines as they come, stripped; not blank ones and those that start with #.
+
+    Raises:
+        UserError: what comes is neither, or nothing comes.
+    """
+    read = getattr(stdin, "read1", stdin.read)
+    head = b""
+    while len(head) < KIND_BYTES and (more := read(KIND_BYTES - len(head))):
+        head += more
+        if b"\n" in head and not holds_picture(head):  # a list that somebody writes line by line
+            break
+    if not head:
+        raise UserError("-: nothing came over standard input, expected a picture or a list of files.")
+    if holds_picture(head):
+        picture = head + stdin.read(_MOST_BYTES + 1 - len(head))
+        if len(picture) > _MOST_BYTES:
+            raise UserError(f"-: more than {_MOST_BYTES:,} bytes came over standard input, expected a picture.")
+        yield picture
+        return
+    if holds_video(head):
+        raise UserError("-: a video came over standard input, expected a picture or a list of files. Give its path.")
+    *lines, begun = head.split(b"\n")
+    rest = iter(lambda: stdin.readline(_LONGEST_LINE), b"")
+    for row in chain(lines, (begun + next(rest, b"") for _ in range(1)), rest):
+        if b"\0" in row or len(row) >= _LONGEST_LINE:
+            raise UserError("-: what came over standard input is neither a picture nor a list of files, one a line.")
+        line = row.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff").strip()
+        if line and not line.startswith("#"):
+            yield line

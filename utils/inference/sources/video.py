@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from tessera.utils.files import open_plain
 from tessera.utils.inference.sources.capture import Capture, rgb_of
 from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
-from tessera.utils.inference.sources.mp4 import read_movie
 from tessera.utils.inference.sources.origins import Origin
 from tessera.utils.text import counted, first_line, one_line
 
 # By so much a video may be shorter than it states: containers without a count state the sound's length, or a guess.
 _SLACK_S, _SLACK, _SLACK_FRAMES = 0.5, 0.05, 1.5
+_LONGEST_HEADER = 1 << 26  # bytes
 
 
 def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[Frame | SourceEvent]:
@@ -81,14 +81,42 @@ def _breaks_off(path: str, facts: VideoFacts, frames: int, time_s: float) -> str
     """
     if facts.frames is None or frames >= facts.frames - 1:
         return ""
-    movie = read_movie(path)
+    header = _mp4_header(path)
     if facts.fps is None:  # its times are nonsense
-        few = movie is not None and frames < (1 - _SLACK) * facts.frames
-        return f"of the {facts.frames:,}" if few else ""
-    whole_s = stated_s = facts.frames / facts.fps
-    if movie is not None and movie.shown_s is not None and time_s <= movie.shown_s + _SLACK_S:
-        stated_s = movie.shown_s
-    is_guess = movie is None or stated_s < (1 - _SLACK) * whole_s  # or the clip was cut between two key frames
-    slack_s = max(_SLACK_S if is_guess else _SLACK_FRAMES / facts.fps, _SLACK * stated_s)
+        return f"of the {facts.frames:,}" if header and frames < (1 - _SLACK) * facts.frames else ""
+    stated_s, hidden_s = facts.frames / facts.fps, _hidden_s(header)
+    if hidden_s < stated_s:
+        stated_s -= hidden_s
+    slack_s = max(_SLACK_S if hidden_s or not header else _SLACK_FRAMES / facts.fps, _SLACK * stated_s)
     is_short = stated_s - time_s - 1 / facts.fps > slack_s
     return f"at {time_s:.2f} s of the {stated_s:.2f} s" if is_short else ""
+
+
+def _mp4_header(path: str) -> bytes:
+    """The content of the box moov of an MP4 or QuickTime file (ISO/IEC 14496-12, 4.2); b"" where there is none."""
+    try:
+        with open_plain(path) as file:
+            size, at = os.fstat(file.fileno()).st_size, 0
+            while at < size:
+                file.seek(at)
+                head = file.read(16)
+                length = int.from_bytes(head[8:] if head[:4] == b"\0\0\0\1" else head[:4], "big")
+                if head[4:8] == b"moov" and length <= _LONGEST_HEADER:
+                    return head[8:] + file.read(length - 16)
+                if length < 8:
+                    break
+                at += length
+    except (OSError, ValueError):
+        pass
+    return b""
+
+
+def _hidden_s(header: bytes) -> float:
+    """Seconds at the front that the edit list hides, as of a clip that was trimmed without coding it anew (8.6.6)."""
+    video = next((track for track in header.split(b"trak")[1:] if b"vide" in track), b"")
+    _, _, edits = video.partition(b"elst")
+    _, _, media = video.partition(b"mdhd")
+    entries = int.from_bytes(edits[4:8], "big")
+    start = int.from_bytes(edits[12 * entries :][:4], "big", signed=True)  # of the last one; the first may be empty
+    timescale = int.from_bytes(media[12:16], "big")
+    return max(start, 0) / timescale if timescale else 0.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.utils.evaluation.comparison import differences, swaps
+from tessera.utils.evaluation.comparison import differences
 
 
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of the rounds: what is tested does not take more."""
-    monkeypatch.setattr(swaps, "ROUNDS", 199)
+    monkeypatch.setattr(differences, "SWAPS", 199)
     monkeypatch.setattr(differences, "ROUNDS", 199)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.comparison.differences import Differences, differences
-from tessera.utils.evaluation.matches import Accumulator
+from tessera.utils.evaluation.matches import Matches
 from tests.utils.evaluation.made_images import Image, make_image, ranked, share
 
 NC = 3
@@ -50,13 +50,13 @@ def compared(*pair: list[Image]) -> Differences:
     """One run a side."""
     shares = [share(side) for side in pair]
     a, b = ([ranked([own])] for own in shares)
-    return differences(a, b, (shares[0].matches(), shares[1].matches()))
+    return differences(a, b, (shares[0], shares[1]))
 
 
 def ranking(images: list[Image]) -> Ranking:
     return ranked([share(images)])
 
 
-def matches(images: list[Image], parts: int = 1) -> Sequence[Accumulator]:
+def matches(images: list[Image], parts: int = 1) -> Sequence[Matches]:
     """What `parts` ranks collect."""
     return [share(images, range(part, len(images), parts)) for part in range(parts)]

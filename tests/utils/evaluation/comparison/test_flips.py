@@ -7,31 +7,30 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.evaluation.comparison.finds import Finds, finds_of
-from tessera.utils.evaluation.comparison.flips import SHOWN, find_flips
-from tessera.utils.evaluation.matching import Regions, match_image
+from tessera.utils.evaluation.comparison.flips import SHOWN, Finds, find_flips, finds_of
+from tessera.utils.evaluation.matches import Matches
+from tessera.utils.evaluation.matching import match_image
 from tessera.utils.types import Detections
 from tests.data.made_index import make_index
-from tests.utils.evaluation.made_images import random_image, random_regions
-
-NO_REGIONS: Regions = (np.zeros(0, np.int32), np.zeros((0, 4), np.float32))
+from tests.utils.evaluation.made_images import random_images, random_regions, share
 
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60)
 def test_finds_are_the_matches_of_a_validation(seed: int) -> None:
-    """Also with ties, and with detections below the threshold left out."""
-    image = random_image(np.random.default_rng(seed), 3, coarse=True, crowded=True)
-    (regions,) = random_regions([image], seed, 3)
-    detections, boxes, classes = image
-    matches = match_image(detections, boxes, classes, regions)
-    sure = detections.scores >= 0.5
-    kept = Detections(detections.boxes_xyxy[sure], detections.scores[sure], detections.classes[sure])
-    finds = finds_of(kept, boxes, classes, regions)
-    rows = matches.scores >= 0.5
-    correct = matches.correct[rows, 0]
-    assert finds.found.sum() == correct.sum()
-    np.testing.assert_array_equal(finds.wrong, ~correct & (matches.in_regions[rows] == 0))
+    """They are those of the detections that reach the threshold alone, also with ties."""
+    images = random_images(seed, 3, 3, coarse=True, crowded=True)
+    regions = random_regions(images, seed, 3)
+    finds = finds_of(share(images, regions=regions), 0.5)
+    assert list(finds) == [0, 1, 2]
+    for number, (detections, boxes, classes) in enumerate(images):
+        sure = detections.scores >= 0.5
+        kept = Detections(detections.boxes_xyxy[sure], detections.scores[sure], detections.classes[sure])
+        alone, own = match_image(kept, boxes, classes, regions[number]), finds[number]
+        correct = alone.correct[:, 0]
+        assert own.found.sum() == correct.sum() and len(own.found) == len(classes)
+        np.testing.assert_array_equal(own.wrong, ~correct & (alone.in_regions == 0))
+        np.testing.assert_array_equal(own.boxes_xyxy, alone.boxes_xyxy)
 
 
 def found(index: int, *objects: int, wrong: int = 0, at: float = 300.0) -> Finds:
@@ -44,7 +43,7 @@ def found(index: int, *objects: int, wrong: int = 0, at: float = 300.0) -> Finds
         torch.linspace(0.9, 0.5, len(kinds)),
         torch.from_numpy(kinds).long(),
     )
-    return finds_of(detections, boxes, classes, NO_REGIONS)
+    return finds_of(Matches.of_image(index, match_image(detections, boxes, classes)), 0.0)[index]
 
 
 INDEX = make_index([(400, 400)] * 30, classes=[[0, 1, 2]] * 30)
