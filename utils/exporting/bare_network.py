@@ -5,6 +5,9 @@ Legend: B images, A predictions of an image, C classes.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +15,6 @@ from torch import Tensor, nn
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.exporting.graph import Value
-from tessera.utils.exporting.quiet import quiet
 
 MOST_CELLS = 2**12  # of a side, of the largest stride
 _EXAMPLE_HW = 5, 4  # cells; unequal, and none that a model would treat as special
@@ -105,6 +107,19 @@ def network_graph(network: BareNetwork, size_hw: tuple[int, int] | None, *, outp
     numbers = network.model.nc + (5 if network.model.head.has_objectness and not network.joined else 4)
     predictions.shape = ir.Shape(["batch", "rows" if size_hw is None else predictions.shape[1], numbers])
     return made
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Inside, these loggers of a library report errors alone; "" is the root of all."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _forget_origins(model: Value) -> None:

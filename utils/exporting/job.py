@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from tessera.data.source.annotations.class_names import SINGLE_CLASS
+from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
+from tessera.models.layers.blocks import Conv
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.exporting.quantized.calibration import calibration_images
 from tessera.utils.exporting.quantized.sensitivity import PICTURES, sensitive_layers
 from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import parsed_confidence
+from tessera.utils.pixels import Pixels
 from tessera.utils.runtime.dataset import classes_of
 from tessera.utils.runtime.model import DEFAULT_CONF
+from tessera.utils.runtime.pipeline import fit_picture, network_input
 from tessera.utils.types import DatasetIndex
 
+CALIBRATION = 128  # training pictures, spread evenly
 VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every format can follow
 
 log = logging.getLogger(__name__)
@@ -78,13 +88,6 @@ class ExportJob:
         job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)
         return replace(job, training=job._training_images()) if config.int8 else job
 
-    @cached_property
-    def float_layers(self) -> tuple[int, ...]:
-        """Of a file in 8 bits, the layers that stay in float, as the model's YAML counts them."""
-        layers = sensitive_layers(self.model, calibration_images(self, PICTURES))
-        log.info(f"--int8: layers that stay in float: {', '.join(map(str, layers))}")
-        return layers
-
     @property
     def folder(self) -> Path:
         """Where files go."""
@@ -138,6 +141,54 @@ class ExportJob:
                 "quantisation is calibrated on its pictures. Give its YAML with --data."
             )
         return index
+
+    def calibration_pictures(self, count: int = CALIBRATION) -> Iterator[Pixels]:
+        """At most so many training pictures, one after the other, uint8 (H, W, 3) RGB."""
+        index = self.training
+        assert index is not None, "of --int8"
+        chosen = np.unique(np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(int))
+        for image in chosen.tolist():
+            with suppress(UndecodableImage):  # the check of the data names it
+                yield read_image(index.path(image), rule=index.pixels)
+
+    def calibration_images(self, count: int = CALIBRATION) -> Iterator[Tensor]:
+        """The same as the bare network takes them: float32 (1, 3, h, w)."""
+        for picture in self.calibration_pictures(count):
+            canvas, _ = fit_picture(picture, self.imgsz, self.model.stride, self.size_hw)
+            yield network_input(canvas, torch.device("cpu")).contiguous()
+
+    @cached_property
+    def float_layers(self) -> tuple[int, ...]:
+        """Of a file in 8 bits, the layers that stay in float, as the model's YAML counts them."""
+        layers = sensitive_layers(self.model, self.calibration_images(PICTURES))
+        log.info(f"--int8: layers that stay in float: {', '.join(map(str, layers))}")
+        return layers
+
+    @property
+    def body_weights(self) -> frozenset[str]:
+        """Names, as in the graph, of the weights of all convolutions but the head's last, which give the predictions.
+
+        Those write logits of boxes and of classes, whose ranges have nothing in common, and decoding follows: in 8 bits
+        the scores would vanish.
+        """
+        convolutions = (name for name, module in self.model.named_modules() if isinstance(module, Conv))
+        return frozenset(f"model.{name}.conv.weight" for name in convolutions)
+
+    @property
+    def quantized_weights(self) -> frozenset[str]:
+        """Those of them that are brought to 8 bits.
+
+        Raises:
+            UserError: there are none.
+        """
+        kept = tuple(f"model.model.{layer}." for layer in self.float_layers)
+        weights = frozenset(name for name in self.body_weights if not name.startswith(kept))
+        if not weights:
+            raise UserError(
+                f"--int8: {self.weights.source}: 8 bits change the scores too much in every layer, so that none is "
+                "left for them. Export without --int8, or train longer."
+            )
+        return weights
 
 
 def _fixed(config: ExportConfig, model: DetectionModel) -> tuple[int, int] | None:

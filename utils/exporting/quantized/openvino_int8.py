@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from tessera.models.layers.blocks import Conv
+from tessera.utils.exporting.bare_network import quiet
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.quantized.calibration import body_weights, calibration_images, quantized_weights
-from tessera.utils.exporting.quiet import quiet
 from tessera.utils.machine.extras import import_extra
 
 _CONVOLUTIONS = ("Convolution", "GroupConvolution")
@@ -31,7 +30,7 @@ def quantize_openvino(model: Any, job: ExportJob) -> None:
     """
     openvino = import_extra("openvino", "openvino", "--int8")
     nncf = import_extra("nncf", "openvino", "--int8")
-    body, weights = body_weights(job), quantized_weights(job)
+    body, weights = job.body_weights, job.quantized_weights
     network = _network(openvino, model.clone(), body)
     _fold(network)
     in_float = [node for node in _convolutions(network) if not _weights_of(node) & weights]
@@ -54,7 +53,7 @@ def _read_first(job: ExportJob) -> list[Any]:
     first = next(module for module in layer.modules() if isinstance(module, Conv))
     first.register_forward_pre_hook(lambda _, given: read.append(given[0].numpy()))
     with torch.no_grad():
-        for image in calibration_images(job):
+        for image in job.calibration_images():
             layer(image)
     return read
 

@@ -14,7 +14,7 @@ import pytest
 
 from tessera.commands import export
 from tessera.utils.errors import UserError
-from tessera.utils.exporting.writers.litert import append_metadata
+from tessera.utils.exporting.bare_files import append_metadata
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import MissingExtra, import_extra
 from tessera.utils.runtime.open_model import open_exported
@@ -95,7 +95,7 @@ def test_a_full_disk_is_no_failure_of_a_library(
 
 
 def test_a_defect_of_our_own_is_no_such_message(made_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.utils.exporting.writers.onnx_file._LARGEST", "a number")
+    monkeypatch.setattr("tessera.utils.exporting.onnx_file._LARGEST", "a number")
     with pytest.raises(TypeError):
         export.run(weights=str(made_pt), output=str(tmp_path), device="cpu")
 
