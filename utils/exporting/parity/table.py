@@ -19,8 +19,7 @@ _COLUMNS = ("file", "MB", "ms", "mAP50-95", "lost", "boxes, px", "scores", "matc
 class Accuracy(NamedTuple):
     """mAP50-95 with its 95 % interval, and what it is below the reference's, with the interval of that.
 
-    The difference's interval is of the same resampled images for both: it tells a file from its network far better than
-    two intervals beside each other do.
+    The latter is of the same resampled images for both: far narrower than two intervals beside each other.
     """
 
     map: float
@@ -44,15 +43,12 @@ def accuracy(found: Evaluation, reference: Evaluation) -> Accuracy:
 
 @dataclass(frozen=True)
 class Row:
-    """One file.
+    """One file; what was not measured is None.
 
     Attributes:
-        name: of the file.
-        megabytes: its size.
         precision: of its tensors; "" where unknown.
-        milliseconds: a picture, from pixels to boxes, the median; None where it was not run.
-        accuracy: None where there is no dataset.
-        difference: from the network that it was made of; None for the network itself, and where it was not run.
+        milliseconds: a picture, from pixels to boxes, the median.
+        difference: from the network that it was made of.
         failures: why it is refused; "" where it is not.
         unverified: why it was not run, or says nothing; "" where it was.
     """
@@ -80,8 +76,8 @@ class Row:
             "map_interval": found and found.interval,
             "drop": found and found.drop,
             "drop_interval": found and found.drop_interval,
-            "boxes_px": apart and apart.box_px,
-            "scores": apart and apart.score,
+            "boxes_px": apart and apart.largest[0],
+            "scores": apart and apart.largest[1],
             "matched": apart and apart.share,
         }
 
@@ -104,7 +100,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     lost = "" if found is None or apart is None else _interval(found.drop, found.drop_interval)
     differences = ("", "", "")
     if apart is not None and apart.detections:
-        differences = (f"{apart.box_px:.3g}", f"{apart.score:.2g}", f"{apart.share:.1%}")
+        box_px, score = apart.largest
+        differences = (f"{box_px:.3g}", f"{score:.2g}", f"{apart.share:.1%}")
     return (row.name, f"{row.megabytes:.1f}", time, measured, lost, *differences, row.precision)
 
 

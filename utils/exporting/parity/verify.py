@@ -105,15 +105,9 @@ class Judge:
     """
 
     def __init__(
-        self,
-        job: ExportJob,
-        pictures: Sequence[Pixels],
-        world: World,
-        index: DatasetIndex | None,
-        settings: Settings,
+        self, job: ExportJob, pictures: Sequence[Pixels], world: World, index: DatasetIndex | None, settings: Settings
     ) -> None:
-        self._job, self._pictures, self._world, self._index = job, pictures, world, index
-        self._settings = settings
+        self._job, self._pictures, self._world, self._index, self._settings = job, pictures, world, index, settings
         self._network = TorchNetwork(job.model, job.weights, world.accelerator)
         self._references: dict[tuple[int, int] | None, Measured] = {}
 
@@ -176,11 +170,6 @@ class Judge:
         return self._references[size_hw]
 
     def _measure(self, backend: Backend | PictureBackend, rounds: tuple[Round, ...]) -> Measured:
-        """What a network or a file finds.
-
-        Raises:
-            UserError: nothing that a detector finds.
-        """
         imgsz, evaluation = self._imgsz(backend), None
         findings = try_out(backend, self._pictures, imgsz, rounds)
         if self._index is not None:
@@ -188,5 +177,4 @@ class Judge:
         return Measured(backend, findings, evaluation)
 
     def _imgsz(self, backend: Backend | PictureBackend) -> int:
-        """The long side of its pictures."""
         return backend.fixed_imgsz or self._job.imgsz
