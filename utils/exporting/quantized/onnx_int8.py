@@ -23,18 +23,12 @@ from tessera.utils.machine.extras import import_extra
 # Operators that 8 bits pass through.
 BETWEEN = frozenset({"Conv", "Clip", "Mul", "Sigmoid", "Concat", "Add", "MaxPool", "Resize"})
 _CONTRIBUTED, _SILU = "com.microsoft", "QuickGelu"  # the domain of ONNX Runtime's own operators, and one of them
-_PRODUCER_KEYS = ("onnx.infer",)  # that the quantiser leaves in the metadata
 SILU_LOW = -8.0  # where SiLU is −0.003: what lies below is no reason for coarser steps
 _WARNINGS, _ERRORS = 2, 3  # severities from which ONNX Runtime prints; the first is its default
 
 
 def quantize_onnx(content: bytes, job: ExportJob) -> bytes:
-    """An ONNX file with its convolutions in 8 bits, checked.
-
-    Args:
-        content: the file in float32.
-        job: what it was made of.
-    """
+    """An ONNX file in float32 with its convolutions in 8 bits, checked."""
     onnx = import_extra("onnx", "export", "--int8")
     ir = import_extra("onnx_ir", "export", "--int8")
     quantization = import_extra("onnxruntime.quantization", "export", "--int8")
@@ -57,10 +51,8 @@ def quantize_onnx(content: bytes, job: ExportJob) -> bytes:
         )
         sorted_model = ir.load(path)
         sorted_model.graph.sort()  # the quantiser puts nodes where a branch of an If does not find them
+        sorted_model.metadata_props.pop("onnx.infer", None)  # which it leaves there
         made = ir.to_proto(sorted_model)
-    kept = [entry for entry in made.metadata_props if entry.key not in _PRODUCER_KEYS]
-    del made.metadata_props[:]
-    made.metadata_props.extend(kept)
     quantized: bytes = made.SerializeToString()
     onnx.checker.check_model(quantized)
     return quantized
