@@ -20,7 +20,7 @@ from tessera.data.source.annotations.other_tools import tool_of
 from tessera.data.source.place import base_of_list, expand, read_list, stem_of, walk
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, suffix_of
-from tessera.utils.machine.chunks import in_chunks
+from tessera.utils.machine.host import in_chunks
 from tessera.utils.pixels import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.text import counted, first_of, one_line, shown
 from tessera.utils.types import DatasetSpec

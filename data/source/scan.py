@@ -22,7 +22,7 @@ from tessera.data.source.listing import Listing, list_images
 from tessera.data.source.probe import Size, read_file_header
 from tessera.data.source.tiff import unread_pages
 from tessera.utils.files import open_plain
-from tessera.utils.machine.chunks import in_chunks
+from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import first_of
 from tessera.utils.types import CocoId, DatasetIndex, DatasetSpec
 

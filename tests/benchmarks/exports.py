@@ -111,7 +111,7 @@ def main() -> None:
     ).parse_args()
     cpu = Accelerator()
     world, index = World(accelerator=cpu), indexed(given.data, "val")
-    samples = gather(index, given.imgsz)
+    pictures, _ = gather(index, given.imgsz)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(given.folder or scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -140,12 +140,12 @@ def main() -> None:
             "OpenVINO, bfloat16": open_in_bfloat16(files["OpenVINO, float32"], cpu),
             **{name: open_exported(path, cpu) for name, path in files.items()},
         }
-        rivals = {name: ours(network, samples.pictures, given.imgsz) for name, network in networks.items()}
+        rivals = {name: ours(network, pictures, given.imgsz) for name, network in networks.items()}
         baseline = "bare network, NumPy around it"
-        rates = rounds({baseline: plain(raw, samples.pictures, given.imgsz), **rivals}, given.rounds)
+        rates = rounds({baseline: plain(raw, pictures, given.imgsz), **rivals}, given.rounds)
         show(rates, baseline, unit="pictures/s")
         if given.accuracy:
-            judge = Judge(job(), samples, world, index, Settings())
+            judge = Judge(job(), pictures, world, index, Settings())
             print("\n".join(table([judge.network(), *map(judge.file, files.values())])))
 
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import multiprocessing
 import os
+import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +18,11 @@ import torch
 
 from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
-from tessera.utils.machine.host import processor
+from tessera.utils.machine.host import cpuinfo
 from tessera.utils.types import DatasetIndex
+
+# Instructions for matrices that runtimes choose their kernels by, as Linux names them.
+_INSTRUCTIONS = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
 
 class Rate(float):
@@ -58,7 +62,9 @@ def show(rates: Mapping[str, Rate], baseline: str, unit: str = "images/s") -> No
 
 def machine() -> str:
     """The machine in a line."""
-    model = str(processor())
+    said = cpuinfo()
+    instructions = [one for one in _INSTRUCTIONS if one in said.get("flags", "").split()]
+    model = f"{said.get('model name', platform.machine())} ({', '.join(instructions)})"
     if torch.cuda.is_available():
         model += f", {torch.cuda.get_device_name()}"
     cores, threads = len(os.sched_getaffinity(0)), torch.get_num_threads()

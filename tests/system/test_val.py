@@ -23,8 +23,7 @@ from tessera.utils.flags.val import ValConfig
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.dataset import image_size, read_dataset
-from tessera.utils.runtime.exported import Description
-from tessera.utils.runtime.torch_files import TorchFileNetwork
+from tessera.utils.runtime.exported import Description, ExportedNetwork
 from tests.system.launch import ROOT, Command, Outcome, run_python, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data
 
@@ -177,9 +176,9 @@ def test_an_imgsz_is_one_size_for_checkpoints_and_exported_files(
     model = DetectionModel(SHALLOW)
     network = TorchNetwork(model, weights, Accelerator())
     made_for = Description(
-        Path("a.pt2"), ("box",), trained or 640, model.stride, False, False, None, "", None, (), None
+        Path("a.pt2"), ("box",), trained or 640, model.stride, None, False, False, "", None, (), None
     )
-    exported = TorchFileNetwork(made_for, Accelerator(), None, "torch.export")
+    exported = ExportedNetwork(made_for, "torch.export", Accelerator(), np.asarray)
     with caplog.at_level(logging.INFO):
         found = [image_size(each, ValConfig(imgsz=asked)) for each in (network, exported)]
     assert model.stride == 16 and found == [size] * 2

@@ -5,6 +5,9 @@ Legend: B images, A predictions of an image, C classes.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +15,6 @@ from torch import Tensor, nn
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.exporting.graph import Value
-from tessera.utils.exporting.quiet import quiet
 
 MOST_CELLS = 2**12  # of a side, of the largest stride
 _EXAMPLE_HW = 5, 4  # cells; unequal, and none that a model would treat as special
@@ -41,7 +43,7 @@ class BareNetwork(nn.Module):
         return decoded
 
     def example(self, size_hw: tuple[int, int] | None) -> tuple[Tensor, dict[int, Any]]:
-        """Two images, and of their axes those that are free: the first, and without `size_hw` height and width."""
+        """Two images, and their axes that are free: the first, and without `size_hw` height and width."""
         stride = self.model.stride
         height, width = size_hw or tuple(stride * cells for cells in _EXAMPLE_HW)
         free: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
@@ -52,24 +54,16 @@ class BareNetwork(nn.Module):
 
 
 def _inference_copy(model: DetectionModel, *, half: bool) -> DetectionModel:
-    """A copy on the CPU for evaluation, with BatchNorm folded into the convolutions.
-
-    Args:
-        model: the raw model.
-        half: weights in float16; buffers such as anchors, which decoding takes, stay float32.
-    """
+    """A copy on the CPU, BatchNorm folded in; half: but for what decoding takes, such as anchors, in float16."""
     copied = DetectionModel(model.yaml, names=model.names)
     copied.head.keep_inference(end2end=not model.head.needs_suppression)
     copied.load_state_dict(model.state_dict())
     copied = copied.eval().fuse().requires_grad_(False)
     if half:
-        for module in copied.modules():
-            if module is not copied.head:
-                for name, buffer in module.named_buffers(recurse=False):
-                    if buffer.is_floating_point():
-                        setattr(module, name, buffer.half())
-            for parameter in module.parameters(recurse=False):
-                parameter.data = parameter.data.half()
+        anchors = dict(copied.head.named_buffers(recurse=False))
+        copied.half()
+        for name, buffer in anchors.items():
+            setattr(copied.head, name, buffer)
     return copied
 
 
@@ -105,6 +99,19 @@ def network_graph(network: BareNetwork, size_hw: tuple[int, int] | None, *, outp
     numbers = network.model.nc + (5 if network.model.head.has_objectness and not network.joined else 4)
     predictions.shape = ir.Shape(["batch", "rows" if size_hw is None else predictions.shape[1], numbers])
     return made
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Inside, these loggers report errors alone; "" is the root of all."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _forget_origins(model: Value) -> None:

@@ -9,18 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.exporting.job import VARIANTS, ExportJob
-from tessera.utils.exporting.parity.content import files_of
-from tessera.utils.exporting.writers.litert import write_litert
-from tessera.utils.exporting.writers.ncnn import write_ncnn
-from tessera.utils.exporting.writers.onnx_file import write_onnx
-from tessera.utils.exporting.writers.openvino import write_openvino
-from tessera.utils.exporting.writers.torch_files import (
+from tessera.utils.exporting.bare_files import (
+    write_litert,
+    write_ncnn,
     write_pt2,
     write_safetensors,
     write_small_pt,
     write_torchscript,
 )
+from tessera.utils.exporting.job import VARIANTS, ExportJob
+from tessera.utils.exporting.onnx_file import write_onnx, write_openvino
+from tessera.utils.exporting.parity.content import files_of
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import explain_failures, import_extra
@@ -38,8 +37,7 @@ class Format:
         name: in `--include`.
         suffix: that the name of the checkpoint, with its variants, gets.
         variants: the flags of `VARIANTS` that it follows.
-        write: writes the file, and those that belong to it, to a path in an empty folder; raises UserError where it
-            cannot be.
+        write: writes the file, and those that belong to it, to a path in an empty folder.
         extra: of pyproject.toml, that installs its packages; "" where it needs none.
         packages: modules that must be there.
         quantiser: the module that must be there for `--int8`.
@@ -57,15 +55,12 @@ class Format:
         """Check what can be checked before any work.
 
         Raises:
-            ConfigError: a flag that this format does not follow.
-            UserError: a package is missing.
+            UserError: a flag that this format does not follow, or a package is missing.
         """
-        asked = [flag for flag in VARIANTS if getattr(config, flag) and flag not in self.variants]
-        if asked:
-            raise ConfigError(
-                f"--include {self.name} --{asked[0]}: {self.name} has no such variant. Leave --{asked[0]} out, or "
-                f"{self.name}."
-            )
+        for flag in VARIANTS:
+            if getattr(config, flag) and flag not in self.variants:
+                flags = f"--include {self.name} --{flag}"
+                raise ConfigError(f"{flags}: {self.name} has no such variant. Leave --{flag} out, or {self.name}.")
         for package in self.packages:
             import_extra(package, self.extra, f"--include {self.name}")
         if config.int8:
@@ -95,28 +90,12 @@ class Format:
         return path
 
 
-_BARE = ("raw", "end2end")  # variants of formats that hold the bare network
+_BARE, _OPENVINO = ("raw", "end2end"), ("raw", "half", "int8", "end2end")
 FORMATS = (
     # Read by ONNX Runtime, OpenVINO, TensorRT, Triton and others.
-    Format(
-        "onnx",
-        ".onnx",
-        VARIANTS,
-        write_onnx,
-        "export",
-        ("onnx", "onnx_ir", "onnxscript"),
-        quantiser="onnxruntime",
-    ),
+    Format("onnx", ".onnx", VARIANTS, write_onnx, "export", ("onnx", "onnx_ir", "onnxscript"), "onnxruntime"),
     # Intel's processors and graphics.
-    Format(
-        "openvino",
-        ".xml",
-        ("raw", "half", "int8", "end2end"),
-        write_openvino,
-        "openvino",
-        ("onnx", "onnxscript", "openvino"),
-        quantiser="nncf",
-    ),
+    Format("openvino", ".xml", _OPENVINO, write_openvino, "openvino", ("onnx", "onnxscript", "openvino"), "nncf"),
     # The bare network, for programs that load such files; torch itself recommends torch.export.
     Format("torchscript", ".torchscript", _BARE, write_torchscript),
     # The bare network as a program of torch.export: exact, and loaded without Tessera.
@@ -139,12 +118,11 @@ def chosen(names: Sequence[str]) -> list[Format]:
         ConfigError: a name is unknown.
     """
     by_name = {one.name: one for one in FORMATS}
-    words = [word for name in names for word in name.lower().replace(",", " ").split()]
+    known = ", ".join(by_name)
+    words = " ".join(names).lower().replace(",", " ").split()
     for word in words:
         if word not in by_name:
-            raise ConfigError(
-                f"--include {shown(word)}: no such format.{did_you_mean(word, by_name)} Known: {', '.join(by_name)}."
-            )
+            raise ConfigError(f"--include {shown(word)}: no such format.{did_you_mean(word, by_name)} Known: {known}.")
     if not words:
-        raise ConfigError(f"--include: found nothing, expected formats among {', '.join(by_name)}.")
+        raise ConfigError(f"--include: found nothing, expected formats among {known}.")
     return [by_name[word] for word in dict.fromkeys(words)]

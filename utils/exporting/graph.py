@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,23 +15,23 @@ class Nodes:
     """Writes nodes: `nodes.Add(a, b)` adds one, and returns its output, or a tuple where `outputs` asks for several.
 
     An input is a value of onnx_ir, a NumPy array or number, which becomes an initializer, or None. Whole numbers of
-    Python become int64, others float32. All names begin with `prefix`, also those in branches.
+    Python become int64, others float32.
 
     Args:
-        prefix: of the names.
-        parent: whose initializers and counter a branch shares.
-
-    Attributes:
-        nodes: so far, in order.
-        initializers: the constants that they take.
+        prefix: of all names, also those in branches.
+        parent: whose constants and counter a branch shares.
     """
 
     def __init__(self, prefix: str, parent: Nodes | None = None) -> None:
         self.nodes: list[Any] = []
-        self.initializers: list[Any] = [] if parent is None else parent.initializers
-        self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = {} if parent is None else parent._constants
-        self._counter: list[int] = [0] if parent is None else parent._counter
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Any] = parent._constants if parent else {}
+        self._counter: Iterator[int] = parent._counter if parent else itertools.count(1)
         self._prefix = prefix
+
+    @property
+    def initializers(self) -> list[Any]:
+        """The constants that the nodes take."""
+        return list(self._constants.values())
 
     def __getattr__(self, kind: str) -> Callable[..., Any]:
         if not kind[0].isupper():
@@ -80,44 +81,29 @@ class Nodes:
         return ir.Graph([], [output], nodes=branch.nodes, name=f"{self._prefix}_{name}{self._name()}")
 
     def _name(self) -> str:
-        self._counter[0] += 1
-        return f"{self._prefix}_{self._counter[0]}"
+        return f"{self._prefix}_{next(self._counter)}"
 
     def _value(self, value: Value) -> Any:
         import onnx_ir as ir
 
         if value is None or isinstance(value, ir.Value):
             return value
-        array = _array(value)
+        array = np.asarray(value)
+        if not isinstance(value, (np.ndarray, np.generic)):
+            array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
         key = str(array.dtype), array.shape, array.tobytes()
         if key not in self._constants:
             name = self._name()
             made = ir.Value(name=name, const_value=ir.tensor(array, name=name))
             made.dtype, made.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(array.shape)
             self._constants[key] = made
-            self.initializers.append(made)
         return self._constants[key]
 
 
-def _array(value: Any) -> Any:
-    array = np.asarray(value)
-    if isinstance(value, (np.ndarray, np.generic)):
-        return array
-    return array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
-
-
 def described(name: str, dtype: type[np.generic], shape: Sequence[int | str | None], value: Value = None) -> Any:
-    """A value to be an input or output of a graph.
-
-    Args:
-        name: of the value.
-        dtype: of its elements.
-        shape: a number, or a word for a size that varies.
-        value: that a node made; None = a new one.
-    """
+    """An input of a graph, or `value` as its output; a size that varies is a word in `shape`."""
     import onnx_ir as ir
 
     value = ir.Value() if value is None else value
-    value.name = name
-    value.dtype, value.shape = ir.DataType.from_numpy(np.dtype(dtype)), ir.Shape(list(shape))
+    value.name, value.dtype, value.shape = name, ir.DataType.from_numpy(np.dtype(dtype)), ir.Shape(list(shape))
     return value

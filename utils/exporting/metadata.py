@@ -37,12 +37,7 @@ _GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"
 
 
 def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
-    """The strings of a file.
-
-    Args:
-        job: what is exported.
-        whole: the file takes pictures, not the network's images.
-    """
+    """The strings of a file; `whole`: it takes pictures, not the network's images."""
     weights, state = job.weights, job.weights.checkpoint or {}
     values: dict[str, Any] = {
         "names": list(job.model.names),
@@ -74,13 +69,12 @@ def _of_weights(family: str, state: Mapping[str, Any]) -> str:
     """What is known of the weights' licence: of an original file, or of the one that a run was trained from."""
     if family:
         return f"weights: a file of {_published_by(family)}"
-    given = state.get("config", {}).get("weights")  # a small file has no flags
+    said, given = "weights: as their trainer says", state.get("config", {}).get("weights")  # a small file has no flags
     if not given or not isinstance(given, str):
-        return "weights: as their trainer says"
-    known = published(Path(given).name)
-    return f"weights: as their trainer says; from {one_line(Path(given).name, 80)}" + (
-        f", the name of a file of {_published_by(known.family)}" if known else ""
-    )
+        return said
+    name = Path(given).name
+    of = f", the name of a file of {_published_by(known.family)}" if (known := published(name)) else ""
+    return f"{said}; from {one_line(name, 80)}{of}"
 
 
 def _published_by(family: str) -> str:

@@ -24,11 +24,8 @@ class Limits(NamedTuple):
 class FoundValues(NamedTuple):
     """Detections of all pictures, descending by score.
 
-    Attributes:
-        boxes: float32 (D, 4), x1, y1, x2, y2 in the network's pixels.
-        scores: float32 (D,).
-        classes: int64 (D,).
-        pictures: int64 (D,), which picture each is of.
+    boxes: float32 (D, 4), x1, y1, x2, y2 in the network's pixels; scores: float32 (D,); classes: int64 (D,); pictures:
+    int64 (D,), which one each is of.
     """
 
     boxes: Value
@@ -45,12 +42,9 @@ def detect(g: Nodes, decoded: Value, limits: Limits, *, has_objectness: bool) ->
 
     Args:
         g: the nodes.
-        decoded: float32 (B, A, 5 + C), cx, cy, w, h, objectness, class probabilities; or (B, A, 4 + C).
-        limits: thresholds.
-        has_objectness: whether decoded rows have an objectness.
-
-    Returns:
-        Detections, at most `max_det` of each class of each picture.
+        decoded: float32 (B, A, 5 + C), cx, cy, w, h, objectness, class probabilities; or (B, A, 4 + C) without one.
+        limits: thresholds; `max_det` is of each class of each picture.
+        has_objectness: of decoded rows.
     """
     first_class = 5 if has_objectness else 4
     # No class probability exceeds 1.
@@ -91,13 +85,7 @@ def of_one(g: Nodes, found: FoundValues, most: Value) -> FoundValues:
 
 
 def of_each(g: Nodes, found: FoundValues, most: Value, count: Value) -> tuple[Value, Value, Value, Value]:
-    """The best of every picture, side by side.
-
-    Args:
-        g: the nodes.
-        found: of all pictures.
-        most: of a picture, int64 (1,).
-        count: B, int64 (1,).
+    """The best of every picture, side by side; `most` of each, and `count`, B, are int64 (1,).
 
     Returns:
         Boxes (B, n, 4), scores (B, n) and classes (B, n), n as many as the picture with the most has; and counts, int64

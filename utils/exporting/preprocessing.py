@@ -19,11 +19,8 @@ from tessera.utils.types import FILL
 class Placed(NamedTuple):
     """Pictures as the network reads them, and where they lie in that.
 
-    Attributes:
-        images: float32 (B, 3, H', W') in 0 … 1.
-        before: size of the pictures.
-        after: size that they were brought to.
-        left, top: int64 (1,).
+    images: float32 (B, 3, H', W') in 0 … 1; before, after: sizes of the pictures, and that they were brought to; left,
+    top: int64 (1,).
     """
 
     images: Value
@@ -34,14 +31,7 @@ class Placed(NamedTuple):
 
 
 def preprocess(g: Nodes, pictures: Value, imgsz: int, stride: int) -> Placed:
-    """Resize, pad and scale pictures of one size.
-
-    Args:
-        g: the nodes.
-        pictures: uint8 (B, H, W, 3) RGB.
-        imgsz: long side in pixels.
-        stride: sides become multiples of it.
-    """
+    """Resize, pad and scale pictures of one size, uint8 (B, H, W, 3) RGB: the long side becomes `imgsz` pixels."""
     shape = g.Shape(pictures)
     before = Size(g.Slice(shape, [1], [2]), g.Slice(shape, [2], [3]))
     longest = g.Max(*before)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tessera.utils.machine.batch_norm import BatchNormParts
-from tessera.utils.machine.host import keep_freed_memory, processor
+from tessera.utils.machine.host import cpuinfo, keep_freed_memory
 from tessera.utils.types import Batch
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class Accelerator:
     @property
     def native_dtype(self) -> torch.dtype:
         """The type that it computes fastest in without emulation."""
-        multiplies = {"avx512_bf16", "amx_bf16"} & {*processor().instructions}
+        multiplies = {"avx512_bf16", "amx_bf16"} & {*cpuinfo().get("flags", "").split()}
         return torch.bfloat16 if multiplies else torch.float32
 
     @property

@@ -7,8 +7,7 @@ import torch
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.cuda import Cuda
-from tessera.utils.machine.metal import Metal
+from tessera.utils.machine.cuda import Cuda, Metal
 from tessera.utils.text import counted
 
 

@@ -1,4 +1,4 @@
-"""CUDA devices: a queue of their own, memory that ends, kernels that are not deterministic unless asked."""
+"""GPUs. Those of CUDA have a queue of their own, memory that ends, kernels that are not deterministic unless asked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tessera.utils.environment import make_cublas_deterministic
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.batch_norm import FusedBatchNormParts
+from tessera.utils.machine.batch_norm import BatchNormParts, FusedBatchNormParts
 
 # Not every library says it in torch's own words: cuBLAS and cuDNN have errors of theirs, and older cuDNN finds no
 # kernel at all whose workspace would fit.
@@ -179,3 +179,29 @@ class Cuda(Accelerator):
         if isinstance(error, torch.OutOfMemoryError) or super().is_out_of_memory(error):
             return True
         return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+class Metal(Accelerator):
+    """The GPU of a Mac. It has no float64, and its optimizer kernels cannot skip a step by a flag on the device."""
+
+    kind = "mps"
+    batch_norm = BatchNormParts()
+    fused_optimizers = False
+    widest = torch.float32
+    is_host = False
+    onnx_providers = ("CoreMLExecutionProvider", "CPUExecutionProvider")
+    openvino_device = ""
+
+    @property
+    def native_dtype(self) -> torch.dtype:
+        """float32: autocast on Metal has no counterpart of the checks that training relies on."""
+        return torch.float32
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def reserved_memory(self) -> int:
+        return torch.mps.driver_allocated_memory()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return super().is_out_of_memory(error) or (isinstance(error, RuntimeError) and "out of memory" in str(error))

@@ -1,47 +1,30 @@
-"""The host, for computing on it: its processor, threads that compute side by side, and the C library's memory."""
+"""The host: its processor, threads that compute or read side by side, the C library's memory, namespaces."""
 
 from __future__ import annotations
 
 import ctypes
-import platform
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeVar
 
 import torch
 
-# Instructions for matrices that runtimes choose their kernels by, as Linux names them.
-_INSTRUCTIONS = ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+T = TypeVar("T")
+
+_READERS = 16  # threads
 MOST_AT_ONCE = 8  # pictures, each of which needs memory of its own
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
-class Processor(NamedTuple):
-    """What computes where there is no other device.
-
-    Attributes:
-        name: of its maker.
-        instructions: those that it has of `_INSTRUCTIONS`; () where the system does not say.
-    """
-
-    name: str
-    instructions: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name} ({', '.join(self.instructions)})" if self.instructions else self.name
-
-
-def processor() -> Processor:
-    """This host's; its instructions as Linux lists them for x86."""
+def cpuinfo() -> dict[str, str]:
+    """What Linux says of the first processor; {} elsewhere."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
-    flags = said.get("flags", "").split()
-    name = said.get("model name") or platform.processor() or platform.machine()
-    return Processor(name, tuple(one for one in _INSTRUCTIONS if one in flags))
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
 
 
 def at_once() -> int:
@@ -77,3 +60,47 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def in_chunks(read: Callable[[int, int], T], count: int, length: int, slow_s: float) -> list[T]:
+    """`read(start, end)` of each chunk of 0 … `count`, in order: by one thread, by several where the storage is slow.
+
+    From memory or a local disk one thread is fastest, for threads wait for Python's lock; on a cold disk or a network
+    most of the time is waiting for the storage. Processes must not be forked where CUDA or communication threads run.
+
+    Args:
+        read: reads the files from `start` to before `end`.
+        count: files in all.
+        length: files of a chunk.
+        slow_s: seconds a file; as soon as a chunk has taken longer, threads read the others.
+    """
+    chunks = [(start, min(start + length, count)) for start in range(0, count, length)]
+    found: list[T] = []
+    for start, end in chunks:
+        began = time.perf_counter()
+        found.append(read(start, end))
+        if time.perf_counter() - began > slow_s * (end - start):
+            break
+    rest = chunks[len(found) :]
+    if rest:
+        with ThreadPoolExecutor(_READERS) as pool:
+            found += pool.map(lambda chunk: read(*chunk), rest)
+    return found
+
+
+def namespace(kind: str) -> str:
+    """Name of a namespace of this process, the same in all processes that share it, and in no others.
+
+    Containers of one host have namespaces of their own, and every boot has others.
+
+    Args:
+        kind: "pid" for process ids, "net" for network interfaces.
+
+    Returns:
+        The name, without spaces; "" where the system does not say: only Linux does.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{Path(f'/proc/self/ns/{kind}').readlink()}"
+    except OSError:
+        return ""

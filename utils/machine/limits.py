@@ -79,21 +79,13 @@ def open_files_left(wanted: int) -> int:
 
 def _control_groups(controller: str) -> Iterator[Path]:
     """Folders of this process's control group for `controller` and of all groups above it: each may set a limit."""
-    mount = _SYSTEM / "sys/fs/cgroup"
     for line in _read(_SYSTEM / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            base = mount
-        elif controller in controllers.split(","):
-            base = mount / controller
-        else:
+        if controllers and controller not in controllers.split(","):
             continue
-        group = base / path.lstrip("/")
-        while group != base:
-            yield group
-            group = group.parent
+        base = _SYSTEM / "sys/fs/cgroup" / (controller if controllers else "")
         # Inside a container the path may be the host's, which is not visible: the mount's own root is then the group.
-        yield base
+        yield from (base / group for group in (Path(path.lstrip("/")), *Path(path.lstrip("/")).parents))
 
 
 def _cpu_quota(group: Path) -> float | None:
@@ -122,7 +114,6 @@ def _memory_room(group: Path) -> int | None:
 
 def _read(path: Path) -> str:
     """Text of a /proc or /sys file, "" where this system has none or does not show it."""
-    try:
+    with contextlib.suppress(OSError):
         return path.read_text()
-    except OSError:
-        return ""
+    return ""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from torch._C._distributed_c10d import Store
 
 from tessera.utils.environment import peer_timeout_s
-from tessera.utils.machine.namespaces import namespace
+from tessera.utils.machine.host import namespace
 from tessera.utils.ranks.failures import FirstFailure, exit_at_once, print_without_waiting
 
 INTERVAL_S = 1.0  # of both threads
@@ -154,7 +154,7 @@ class Sign(NamedTuple):
         tick: counts up while the process lives; -1 after a regular end.
         messages: control messages that the rank has entered.
         host, activity: where it is, and what it published last as its activity.
-        pid, namespace: its process id, and where that is valid; see `tessera.utils.machine.namespaces`.
+        pid, namespace: its process id, and where that is valid; see `tessera.utils.machine.host.namespace`.
     """
 
     tick: int

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from tessera.utils.environment import Launch, join_timeout_s
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.namespaces import namespace
+from tessera.utils.machine.host import namespace
 from tessera.utils.ranks.failures import print_without_waiting
 from tessera.utils.ranks.liveness import NOTICE_S, Watchdog
 from tessera.utils.ranks.store import Backoff, read

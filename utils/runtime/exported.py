@@ -6,8 +6,7 @@ Legend: B images, A rows of an image, C classes.
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,9 +88,9 @@ class Description:
     names: tuple[str, ...]
     imgsz: int
     stride: int
+    size_hw: tuple[int, int] | None
     whole: bool
     end2end: bool
-    size_hw: tuple[int, int] | None
     data: str
     confidence: float | None
     class_confidences: tuple[float, ...]
@@ -124,31 +123,24 @@ class Description:
         try:
             names = tuple(json.loads(strings["names"]))
             imgsz, stride = int(strings["imgsz"]), int(strings["stride"])
-            size = json.loads(strings.get("size_hw") or "null")
+            size, conf, confs, rule = (
+                json.loads(strings.get(key) or "null") for key in ("size_hw", "conf", "conf_per_class", "pixels")
+            )
             size_hw = None if size is None else (int(size[0]), int(size[1]))
-            conf = json.loads(strings.get("conf") or "null")
-            confidence = None if conf is None else float(conf)
-            class_confidences = tuple(float(one) for one in json.loads(strings.get("conf_per_class") or "null") or ())
-            pixels = PixelRule.from_plain(json.loads(strings.get("pixels") or "null"), "pixels")
+            confidence, class_confidences = None if conf is None else float(conf), tuple(map(float, confs or ()))
+            pixels = PixelRule.from_plain(rule, "pixels")
             check_detector(names, imgsz, confidence, class_confidences)
             _check_sizes(names, imgsz, stride, size_hw)
         except (Damaged, KeyError, ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
             said = ("" if isinstance(error, Damaged) else f"{type(error).__name__}: ") + first_line(error)
             raise UserError(f"{path}: its metadata is damaged ({said}). Export again.") from error
-        end2end = strings.get("end2end", "").lower() in ("true", "1")
-        return cls(
-            path,
-            names,
-            imgsz,
-            stride,
+        whole, end2end, data = (
             kind == WHOLE,
-            end2end,
-            size_hw,
+            strings.get("end2end", "").lower() in ("true", "1"),
             strings.get("data", ""),
-            confidence,
-            class_confidences,
-            pixels,
         )
+        sizes = imgsz, stride, size_hw
+        return cls(path, names, *sizes, whole, end2end, data, confidence, class_confidences, pixels)
 
 
 def _check_sizes(names: tuple[str, ...], imgsz: int, stride: int, size_hw: tuple[int, int] | None) -> None:
@@ -172,18 +164,20 @@ class _Exported(Model):
     Args:
         description: what it says of itself.
         runtime: what computes it, for the log, such as "ONNX Runtime, CPUExecutionProvider".
-
-    Attributes:
-        description, runtime: as given.
+        compute_apart: as in Model, where the runtime can.
     """
 
-    def __init__(self, description: Description, runtime: str) -> None:
-        self.description, self.runtime = description, runtime
+    def __init__(self, description: Description, runtime: str, compute_apart: Callable[[], int] | None = None) -> None:
+        self.description, self.runtime, self._compute_apart = description, runtime, compute_apart
         self.source, self.names, self.data = description.path.name, description.names, description.data
         self.imgsz, self.stride, self.size_hw = description.imgsz, description.stride, description.size_hw
         self.imgsz_origin = f"was made for {description.imgsz}"
         self.confidence, self.class_confidences = description.confidence, description.class_confidences
         self.pixels = description.pixels
+
+    def compute_apart(self) -> int:
+        """As Model."""
+        return self._compute_apart() if self._compute_apart else 1
 
     def describe(self, imgsz: int) -> str:
         """As Model."""
@@ -194,22 +188,25 @@ class ExportedNetwork(_Exported, Backend):
     """A bare network in a file: letterboxed images in, rows out.
 
     Args:
-        description, runtime: as of `_Exported`.
+        description, runtime, compute_apart: as of `_Exported`.
         accelerator: where it computes.
-
-    Attributes:
+        predict: rows (B, A, 4 + C) of contiguous float32 (B, 3, H, W); may be called by several threads.
         batch: the only number of images that it takes at once; None where any will do.
     """
 
-    batch: int | None = None
-
-    def __init__(self, description: Description, accelerator: Accelerator, runtime: str) -> None:
-        super().__init__(description, runtime)
+    def __init__(
+        self,
+        description: Description,
+        runtime: str,
+        accelerator: Accelerator,
+        predict: Callable[[NDArray[np.float32]], Any],
+        batch: int | None = None,
+        compute_apart: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__(description, runtime, compute_apart)
         self.accelerator, self.needs_suppression = accelerator, not description.end2end
-
-    @abstractmethod
-    def predict(self, images: NDArray[np.float32]) -> NDArray[Any]:
-        """Rows (B, A, 4 + C) of contiguous float32 (B, 3, H, W); may be called by several threads."""
+        self.divides_batches = compute_apart is not None
+        self._predict, self._batch = predict, batch
 
     def __call__(self, images: Tensor) -> Tensor:
         """As Backend.
@@ -217,35 +214,28 @@ class ExportedNetwork(_Exported, Backend):
         Raises:
             UserError: the file takes another size.
         """
-        size_hw = tuple(images.shape[-2:])
+        path, batch, size_hw = self.description.path, self._batch, tuple(images.shape[-2:])
         if self.size_hw not in (None, size_hw):
-            raise UserError(
-                f"{self.description.path}: takes images of {self.size_hw} pixels (height, width) alone, found "
-                f"{size_hw}."
-            )
-        if self.batch is not None and not 0 < self.batch <= _LARGEST_BATCH:
-            raise UserError(f"{self.description.path}: takes {self.batch} images at once. Export it again.")
+            raise UserError(f"{path}: takes images of {self.size_hw} pixels (height, width) alone, found {size_hw}.")
+        if batch is not None and not 0 < batch <= _LARGEST_BATCH:
+            raise UserError(f"{path}: takes {batch} images at once. Export it again.")
         array = np.ascontiguousarray(images.detach().to("cpu", torch.float32).numpy())
-        parts = [array] if self.batch is None else np.split(array, range(self.batch, len(array), self.batch))
-        rows = [self._rows(part) for part in (self._filled(part) for part in parts)]
+        parts = [array]
+        if batch is not None:  # as many as the file takes: the last image again where there are too few
+            filled = np.concatenate([array, np.repeat(array[-1:], -len(array) % batch, 0)])
+            parts = np.split(filled, len(filled) // batch)
+        with errors_of(self.runtime, path, "compute"):
+            rows = [checked_rows(self._predict(part), len(part), self.nc) for part in parts]
         return torch.from_numpy(np.concatenate(rows)[: len(array)]).to(self.accelerator.device)
-
-    def _rows(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What `predict` finds, where it is what the file says of itself."""
-        with errors_of(self.runtime, self.description.path, "compute"):
-            return checked_rows(self.predict(images), len(images), self.nc)
-
-    def _filled(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
-        """As many images as the file takes: the last one again where there are too few."""
-        missing = 0 if self.batch is None else self.batch - len(images)
-        return images if missing <= 0 else np.concatenate([images, np.repeat(images[-1:], missing, 0)])
 
 
 class ExportedDetector(_Exported, PictureBackend):
     """A file with the whole pipeline: a picture in, boxes in its pixels out; the thresholds are inputs.
 
     Args:
-        description, runtime: as of `_Exported`.
+        description, runtime, compute_apart: as of `_Exported`.
+        run: boxes (n, 4), scores (n,) and classes (n,) of the inputs, of which `picture` is uint8 (H, W, 3) RGB; may be
+            called by several threads.
         ranks: how many dimensions each input of the file has, by name.
         picture: name of the input that takes the picture.
 
@@ -253,19 +243,23 @@ class ExportedDetector(_Exported, PictureBackend):
         UserError: an input is missing.
     """
 
-    def __init__(self, description: Description, runtime: str, ranks: Mapping[str, int], picture: str) -> None:
-        super().__init__(description, runtime)
-        self._ranks = ranks
+    def __init__(
+        self,
+        description: Description,
+        runtime: str,
+        run: Callable[[dict[str, NDArray[Any]]], Sequence[NDArray[Any]]],
+        ranks: Mapping[str, int],
+        picture: str = "image",
+        compute_apart: Callable[[], int] | None = None,
+    ) -> None:
+        super().__init__(description, runtime, compute_apart)
+        self._run, self._ranks, self._picture = run, ranks, picture
         needed = {picture, "conf", "max_det"}.union(() if description.end2end else ("iou",))
         if missing := needed - ranks.keys():
             raise UserError(
                 f"{description.path}: lacks the input {', '.join(sorted(missing))}; found {', '.join(ranks)}. Export "
                 "again."
             )
-
-    @abstractmethod
-    def run(self, picture: NDArray[np.uint8], thresholds: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
-        """Boxes (n, 4), scores (n,) and classes (n,) of uint8 (H, W, 3) RGB; may be called by several threads."""
 
     def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
         """As PictureBackend.
@@ -284,7 +278,7 @@ class ExportedDetector(_Exported, PictureBackend):
         asked = {"conf": np.float32(rules.conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
         thresholds = {name: np.full([1] * self._ranks[name], asked[name]) for name in asked.keys() & self._ranks.keys()}
         with errors_of(self.runtime, self.description.path, "compute"):
-            found = self.run(np.ascontiguousarray(picture), thresholds)
+            found = self._run({self._picture: np.ascontiguousarray(picture), **thresholds})
             boxes, scores, classes = checked_detections(found, self.nc, max_det, picture.shape[:2])
         if rules.class_confs:
             passing = np.flatnonzero(scores > np.array(rules.class_confs, np.float32)[classes])[: rules.max_det]

@@ -13,13 +13,11 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
 from tessera.utils.ranks.signals import signals_end_at_once
 from tessera.utils.ranks.world import World
+from tessera.utils.runtime.bare_files import open_litert, open_ncnn, open_pt2, open_torchscript
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork, MissingDevice, errors_of
-from tessera.utils.runtime.litert import open_litert
-from tessera.utils.runtime.ncnn import open_ncnn
 from tessera.utils.runtime.onnxruntime import open_onnx
 from tessera.utils.runtime.openvino import open_openvino
-from tessera.utils.runtime.torch_files import open_pt2, open_torchscript
 
 OpenModel = TorchNetwork | ExportedDetector | ExportedNetwork
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,50 +22,7 @@ SECTION = "tessera"  # of the model's rt_info, that holds the metadata
 _FIRST_CALL = threading.Lock()
 
 
-class _Requests:
-    """A compiled model with a request for each thread: one request serves one caller at a time."""
-
-    def __init__(self, compiled: Any) -> None:
-        self.compiled = compiled
-        self._own = threading.local()
-
-    def __call__(self, inputs: dict[str, Any]) -> dict[str, NDArray[Any]]:
-        if not hasattr(self._own, "request"):
-            self._own.request = self.compiled.create_infer_request()
-        found = self._own.request.infer(inputs, share_inputs=True)
-        return {output.get_any_name(): np.array(value) for output, value in found.items()}
-
-
-class OpenVinoNetwork(ExportedNetwork):
-    """The bare network."""
-
-    def __init__(self, description: Description, accelerator: Accelerator, compiled: Any) -> None:
-        super().__init__(description, accelerator, _runtime(compiled))
-        self._requests = _Requests(compiled)
-        first = compiled.input(0).get_partial_shape()[0]
-        self.batch = None if first.is_dynamic else first.get_length()
-        self._input, self._output = compiled.input(0).get_any_name(), compiled.output(0).get_any_name()
-
-    def predict(self, images: NDArray[np.float32]) -> NDArray[Any]:
-        """As ExportedNetwork."""
-        return self._requests({self._input: images})[self._output]
-
-
-class OpenVinoDetector(ExportedDetector):
-    """The whole pipeline."""
-
-    def __init__(self, description: Description, compiled: Any) -> None:
-        ranks = {value.get_any_name(): len(value.get_partial_shape()) for value in compiled.inputs}
-        super().__init__(description, _runtime(compiled), ranks, "image")
-        self._requests = _Requests(compiled)
-
-    def run(self, picture: NDArray[np.uint8], thresholds: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
-        """As ExportedDetector."""
-        found = self._requests({"image": picture, **thresholds})
-        return found["boxes"], found["scores"], found["classes"]
-
-
-def open_openvino(path: Path, accelerator: Accelerator) -> OpenVinoNetwork | OpenVinoDetector:
+def open_openvino(path: Path, accelerator: Accelerator) -> ExportedNetwork | ExportedDetector:
     """Open an OpenVINO file of export.py.
 
     Args:
@@ -92,10 +48,28 @@ def open_openvino(path: Path, accelerator: Accelerator) -> OpenVinoNetwork | Ope
     compiled = core.compile_model(
         model, device, {"INFERENCE_PRECISION_HINT": PRECISION, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     )
+    own = threading.local()  # a request for each thread: one serves one caller at a time
+
+    def compute(inputs: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        if not hasattr(own, "request"):
+            own.request = compiled.create_infer_request()
+        found = own.request.infer(inputs, share_inputs=True)
+        return {output.get_any_name(): np.array(value) for output, value in found.items()}
+
+    def detect(inputs: dict[str, Any]) -> list[NDArray[Any]]:
+        found = compute(inputs)
+        return [found[name] for name in ("boxes", "scores", "classes")]
+
     description = Description.read(_strings(model), path)
+    devices = compiled.get_property("EXECUTION_DEVICES")
+    runtime = f"OpenVINO, {', '.join(devices) if isinstance(devices, list) else devices}"
     if description.whole:
-        return OpenVinoDetector(description, compiled)
-    return OpenVinoNetwork(description, accelerator, compiled)
+        ranks = {value.get_any_name(): len(value.get_partial_shape()) for value in compiled.inputs}
+        return ExportedDetector(description, runtime, detect, ranks)
+    taken, given = compiled.input(0).get_any_name(), compiled.output(0).get_any_name()
+    first = compiled.input(0).get_partial_shape()[0]
+    batch = None if first.is_dynamic else first.get_length()
+    return ExportedNetwork(description, runtime, accelerator, lambda images: compute({taken: images})[given], batch)
 
 
 def _make_tables(openvino: Any) -> None:
@@ -109,8 +83,3 @@ def _strings(model: Any) -> dict[str, str]:
     if not model.has_rt_info([SECTION]):
         return {}
     return {str(key): str(getattr(value, "value", value)) for key, value in model.get_rt_info([SECTION]).value.items()}
-
-
-def _runtime(compiled: Any) -> str:
-    devices = compiled.get_property("EXECUTION_DEVICES")
-    return f"OpenVINO, {', '.join(devices) if isinstance(devices, list) else devices}"

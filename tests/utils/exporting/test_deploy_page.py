@@ -16,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from tessera.utils.exporting.writers.openvino import openvino_model
+from tessera.utils.exporting.onnx_file import openvino_model
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.results import Result
 from tessera.utils.machine.opencv import cv2

@@ -23,7 +23,7 @@ from tessera.models.detector import DetectionModel
 from tessera.models.suppression import Suppression
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.writers.onnx_file import write_onnx
+from tessera.utils.exporting.onnx_file import write_onnx
 from tessera.utils.files import sha256
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.accelerator import Accelerator

@@ -12,8 +12,7 @@ from torch import Tensor
 from tessera.models.layers.blocks import Conv
 from tessera.models.suppression import Suppression, non_max_suppression
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.cuda import Cuda
-from tessera.utils.machine.metal import Metal
+from tessera.utils.machine.cuda import Cuda, Metal
 
 
 @dataclass(frozen=True)

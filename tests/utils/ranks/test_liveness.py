@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore, TCPStore
 
-from tessera.utils.machine.namespaces import namespace
+from tessera.utils.machine.host import namespace
 from tessera.utils.ranks import liveness
 from tessera.utils.ranks.failures import FirstFailure
 from tessera.utils.ranks.liveness import AwakeClock, Heartbeat, Sign, Watchdog, is_gone

@@ -32,11 +32,9 @@ def precision_of(path: Path) -> str:
     counts: Counter[str] = Counter()
     for name, numbers in _tensors(path):
         counts[name] += numbers
-    total = counts.total()
-    named = [(count / total, name) for name, count in counts.items() if count >= _LEAST_SHARE * total]
-    return ", ".join(
-        f"{name} {share:.0%}" if share < 1 - _LEAST_SHARE else name for share, name in sorted(named, reverse=True)
-    )
+    shares = {name: count / counts.total() for name, count in counts.most_common()}
+    named = {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
+    return ", ".join(f"{name} {share:.0%}" if share < 1 - _LEAST_SHARE else name for name, share in named.items())
 
 
 def _tensors(path: Path) -> Iterable[tuple[str, int]]:

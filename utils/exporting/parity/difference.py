@@ -25,8 +25,7 @@ class Tolerance(NamedTuple):
         typical_px, typical_score: the largest median of these differences.
         matched: least share of the detections, those near a threshold left out, that both find.
         margin: a score this close to a threshold may lie on either side of it.
-        overlap: where the IoU of two boxes is this close to the suppression's threshold, the suppression may keep or
-            drop the weaker one; None = no such difference is excused.
+        overlap: an IoU this close to the suppression's threshold may lie on either side; None = all differences count.
     """
 
     box_px: float
@@ -46,11 +45,9 @@ INT8 = Tolerance(320.0, 0.8, 4.0, 0.08, 0.6, 0.1)
 
 
 class Difference(NamedTuple):
-    """What was compared.
+    """What was compared: detections of both away from thresholds, and how many of them have a partner.
 
     Attributes:
-        detections: of both, away from thresholds.
-        matched: of them, that have a partner.
         boxes_px: differences of matched boxes, the largest of each one's sides, in pixels of the network's input.
         scores: differences of matched scores.
     """
@@ -66,31 +63,26 @@ class Difference(NamedTuple):
         return self.matched / self.detections if self.detections else 1.0
 
     @property
-    def box_px(self) -> float:
-        """The largest difference of a box's side."""
-        return float(self.boxes_px.max(initial=0))
-
-    @property
-    def score(self) -> float:
-        """The largest difference of a score."""
-        return float(self.scores.max(initial=0))
+    def largest(self) -> tuple[float, float]:
+        """The largest differences: of a box's side in pixels, and of a score."""
+        return float(self.boxes_px.max(initial=0)), float(self.scores.max(initial=0))
 
     def exceeds(self, allowed: Tolerance) -> str:
         """What is beyond a tolerance, in words; "" where nothing is. What is not a number is beyond each."""
-        found = []
-        if self.share < allowed.matched:
-            found.append(
-                f"{self.share:.1%} of the detections are found by both, at least {allowed.matched:.0%} are meant"
-            )
-        kinds = (
-            ("boxes differ by {} px", self.boxes_px, allowed.box_px, allowed.typical_px),
-            ("scores differ by {}", self.scores, allowed.score, allowed.typical_score),
-        )
-        for words, differences, most, typical in kinds:
-            if len(differences) and not (largest := differences.max()) <= most:
-                found.append(f"{words.format(f'up to {largest:.3g}')}, at most {most:g} is allowed")
-            if len(differences) and not (middle := np.median(differences)) <= typical:
-                found.append(f"half of the {words.format(f'more than {middle:.3g}')}, at most {typical:g} is allowed")
+        found, least = [], allowed.matched
+        if self.share < least:
+            found.append(f"{self.share:.1%} of the detections are found by both, at least {least:.0%} are meant")
+        if self.matched:
+            for what, unit, differences, most, typical in (
+                ("boxes", " px", self.boxes_px, allowed.box_px, allowed.typical_px),
+                ("scores", "", self.scores, allowed.score, allowed.typical_score),
+            ):
+                largest, middle = differences.max(), np.median(differences)
+                if not largest <= most:
+                    found.append(f"{what} differ by up to {largest:.3g}{unit}, at most {most:g} is allowed")
+                if not middle <= typical:
+                    more = f"half of the {what} differ by more than {middle:.3g}{unit}"
+                    found.append(f"{more}, at most {typical:g} is allowed")
         return "; ".join(found)
 
 
@@ -135,11 +127,9 @@ def _pairs(reference: Detections, found: Detections, scale: float) -> tuple[NDAr
     rows, columns = np.nonzero(likeness >= _LEAST_IOU)
     order = np.argsort(-likeness[rows, columns], kind="stable")
     partners: dict[int, int] = {}
-    taken: set[int] = set()
     for row, column in zip(rows[order].tolist(), columns[order].tolist(), strict=True):
-        if row not in partners and column not in taken:
+        if row not in partners and column not in partners.values():
             partners[row] = column
-            taken.add(column)
     return np.array([*partners], np.int64), np.array([*partners.values()], np.int64)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,28 +14,15 @@ from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
 
-
 ASPECTS = (0.4, 0.67, 0.85, 1.0, 1.25, 1.6, 2.4)  # width over height of the crops
 WHOLE = 6  # pictures as they are
 
 
-class Samples(NamedTuple):
-    """What exports are compared on.
-
-    Attributes:
-        pictures: uint8 (H, W, 3) RGB.
-        origin: where they come from, for the report.
-    """
-
-    pictures: tuple[Pixels, ...]
-    origin: str
-
-
-def gather(index: DatasetIndex | None, size: int) -> Samples:
-    """Pictures of at least six aspects.
+def gather(index: DatasetIndex | None, size: int) -> tuple[tuple[Pixels, ...], str]:
+    """Pictures of at least six aspects, uint8 (H, W, 3) RGB; and where they come from, in words.
 
     Args:
-        index: whose images are taken; None = drawn shapes.
+        index: whose images are taken, spread evenly over their aspects; None = drawn shapes.
         size: long side of drawn ones, in pixels.
     """
     found = [] if index is None else _decoded(index)
@@ -46,13 +32,11 @@ def gather(index: DatasetIndex | None, size: int) -> Samples:
         found = [render_image("val", number, size=size)[0] for number in range(WHOLE)]
         origin = "drawn shapes: no dataset is at hand (--data)"
     crops = (_crop(found[number % len(found)], aspect) for number, aspect in enumerate(ASPECTS))
-    return Samples((*found, *crops), origin)
+    return (*found, *crops), origin
 
 
 def _decoded(index: DatasetIndex) -> list[Pixels]:
-    """Images spread evenly over the aspects of a split."""
-    aspects = index.sizes_hw[:, 1] / index.sizes_hw[:, 0]
-    order = np.argsort(aspects, kind="stable")
+    order = np.argsort(index.sizes_hw[:, 1] / index.sizes_hw[:, 0], kind="stable")
     chosen = order[np.unique(np.linspace(0, len(order) - 1, WHOLE).round().astype(int))]
     found = []
     for image in chosen.tolist():

@@ -1,28 +1,54 @@
-"""The table that an export ends with."""
+"""The table that an export ends with; its mAP, and how sure what is lost is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from tessera.utils.exporting.parity.accuracy import Accuracy
+import numpy as np
+
+from tessera.utils.evaluation.bootstrap import LEVEL, ROUNDS, bootstrap_interval, bootstrap_maps
+from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.exporting.parity.difference import Difference
+from tessera.utils.seeding import sample_rng
 
 _COLUMNS = ("file", "MB", "ms", "mAP50-95", "lost", "boxes, px", "scores", "matched", "numbers")
 
 
+class Accuracy(NamedTuple):
+    """mAP50-95 with its 95 % interval, and what it is below the reference's, with the interval of that.
+
+    The latter is of the same resampled images for both: far narrower than two intervals beside each other.
+    """
+
+    map: float
+    interval: tuple[float, float]
+    drop: float
+    drop_interval: tuple[float, float]
+
+
+def accuracy(found: Evaluation, reference: Evaluation) -> Accuracy:
+    """The figures of `found`, beside those of the network that it was made of, on the same images."""
+    interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap")).map
+    before, after = (
+        np.asarray(bootstrap_maps(each.ranking, sample_rng(0, 0, 0, "bootstrap"), ROUNDS)[1])
+        for each in (reference, found)
+    )
+    drops, tail = before - after, (1 - LEVEL) / 2
+    known = drops[np.isfinite(drops)]
+    low, high = np.quantile(known, (tail, 1 - tail)).tolist() if len(known) else (np.nan, np.nan)
+    return Accuracy(found.metrics.map, interval, reference.metrics.map - found.metrics.map, (low, high))
+
+
 @dataclass(frozen=True)
 class Row:
-    """One file.
+    """One file; what was not measured is None.
 
     Attributes:
-        name: of the file.
-        megabytes: its size.
         precision: of its tensors; "" where unknown.
-        milliseconds: a picture, from pixels to boxes, the median; None where it was not run.
-        accuracy: None where there is no dataset.
-        difference: from the network that it was made of; None for the network itself, and where it was not run.
+        milliseconds: a picture, from pixels to boxes, the median.
+        difference: from the network that it was made of.
         failures: why it is refused; "" where it is not.
         unverified: why it was not run, or says nothing; "" where it was.
     """
@@ -50,8 +76,8 @@ class Row:
             "map_interval": found and found.interval,
             "drop": found and found.drop,
             "drop_interval": found and found.drop_interval,
-            "boxes_px": apart and apart.box_px,
-            "scores": apart and apart.score,
+            "boxes_px": apart and apart.largest[0],
+            "scores": apart and apart.largest[1],
             "matched": apart and apart.share,
         }
 
@@ -74,7 +100,8 @@ def _cells(row: Row) -> tuple[str, ...]:
     lost = "" if found is None or apart is None else _interval(found.drop, found.drop_interval)
     differences = ("", "", "")
     if apart is not None and apart.detections:
-        differences = (f"{apart.box_px:.3g}", f"{apart.score:.2g}", f"{apart.share:.1%}")
+        box_px, score = apart.largest
+        differences = (f"{box_px:.3g}", f"{score:.2g}", f"{apart.share:.1%}")
     return (row.name, f"{row.megabytes:.1f}", time, measured, lost, *differences, row.precision)
 
 

@@ -21,8 +21,6 @@ from tessera.utils.runtime.model import Backend
 from tessera.utils.runtime.pipeline import fit_picture, network_input, picture_size
 from tessera.utils.types import Detections
 
-Mask = NDArray[np.bool_]
-
 
 class Candidates(NamedTuple):
     """What a network predicts for a picture before the suppression.
@@ -58,9 +56,9 @@ def without_ties(
     """Both without the detections of which either may be there.
 
     Args:
-        reference, found: in pixels of the picture.
+        reference, found: in pixels of the picture, by the same `rules`.
         candidates: of the network that found `reference`.
-        rules: of the suppression that both had.
+        rules: of the suppression.
         scale: pixels of the network's input a pixel of the picture.
         allowed: how far a detection may be from its candidate; its `overlap` is a number.
     """
@@ -79,7 +77,12 @@ def without_ties(
     is_full = len(found) >= rules.max_det
     is_beyond = scores <= (float(found.scores[-1]) + allowed.margin if is_full else -np.inf)
     is_suppressed = over.max(1, initial=0) >= rules.iou - allowed.overlap
-    return _rows(reference, ~(is_gone & (is_suppressed | is_beyond))), _rows(found, ~(is_new & is_alone))
+    return _kept(reference, ~(is_gone & (is_suppressed | is_beyond))), _kept(found, ~(is_new & is_alone))
+
+
+def _kept(found: Detections, mask: NDArray[np.bool_]) -> Detections:
+    rows = torch.from_numpy(mask)
+    return Detections(found.boxes_xyxy[rows], found.scores[rows], found.classes[rows])
 
 
 def _places(found: Detections, candidates: Detections, scale: float, allowed: Tolerance) -> NDArray[np.int64]:
@@ -106,8 +109,3 @@ def _overlaps(
     compete = (classes[rows][:, None] == classes[columns]) | agnostic
     real = (rows >= 0)[:, None] & (columns >= 0)
     return pairwise_iou(boxes[rows], boxes[columns]) * (compete & real)
-
-
-def _rows(found: Detections, kept: Mask) -> Detections:
-    rows = torch.from_numpy(np.flatnonzero(kept))
-    return Detections(found.boxes_xyxy[rows], found.scores[rows], found.classes[rows])

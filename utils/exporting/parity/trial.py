@@ -7,14 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-
 from tessera.models.suppression import Suppression
 from tessera.utils.exporting.parity.difference import Difference, Tolerance, compare, joined
 from tessera.utils.exporting.parity.ties import candidates_of, without_ties
 from tessera.utils.pixels import Pixels
 from tessera.utils.runtime.model import Backend, PictureBackend
-from tessera.utils.runtime.pipeline import Pipeline, fit_picture, network_input, suppression_of
+from tessera.utils.runtime.pipeline import Pipeline, suppression_of
 from tessera.utils.types import Detections
 
 
@@ -42,19 +40,11 @@ class Findings(NamedTuple):
         rounds: what was asked for.
         found: of each round, of each picture.
         milliseconds: that a picture of the last round took, the median.
-        broken: pictures for which a bare network predicts something that is not a finite number. No threshold is
-            exceeded by such a score, so that two networks of nothing else agree: neither finds anything.
     """
 
     rounds: tuple[Round, ...]
     found: tuple[tuple[Detections, ...], ...]
     milliseconds: float
-    broken: int
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing was found."""
-        return not any(len(one) for pictures in self.found for one in pictures)
 
 
 def try_out(
@@ -71,25 +61,15 @@ def try_out(
     Raises:
         UserError: it cannot be computed.
     """
-    found_by_round = []
-    times: list[float] = []
+    pipeline, found_by_round, times = Pipeline(backend, imgsz), [], [0.0]
     for asked in rounds:
-        pipeline, rules = Pipeline(backend, imgsz), asked.rules(backend)
-        found, times = [], []
+        found, times, rules = [], [], asked.rules(backend)
         for picture in pictures[:: asked.step]:
             started = time.perf_counter()
             found.append(pipeline(picture, rules).detections)
             times.append(1000 * (time.perf_counter() - started))
         found_by_round.append(tuple(found))
-    broken = 0 if isinstance(backend, PictureBackend) else _broken(backend, pictures, imgsz)
-    return Findings(rounds, tuple(found_by_round), statistics.median(times), broken)
-
-
-def _broken(backend: Backend, pictures: Sequence[Pixels], imgsz: int) -> int:
-    """For how many pictures not all that is predicted is a finite number."""
-    inputs = (fit_picture(picture, imgsz, backend.stride, backend.size_hw)[0] for picture in pictures)
-    rows = (backend(network_input(canvas, backend.accelerator.device)) for canvas in inputs)
-    return sum(not bool(torch.isfinite(predicted).all()) for predicted in rows)
+    return Findings(rounds, tuple(found_by_round), statistics.median(times))
 
 
 def difference_of(

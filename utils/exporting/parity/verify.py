@@ -4,25 +4,30 @@ it finds something else."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import torch
 
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.evaluate import Evaluation, measure
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.parity.accuracy import accuracy
 from tessera.utils.exporting.parity.content import precision_of, size_of
-from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8, Tolerance
-from tessera.utils.exporting.parity.samples import Samples, gather
-from tessera.utils.exporting.parity.table import Row, table
+from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8
+from tessera.utils.exporting.parity.samples import gather
+from tessera.utils.exporting.parity.table import Row, accuracy, table
 from tessera.utils.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Findings, Round, difference_of, try_out
 from tessera.utils.machine.extras import MissingExtra, explain_failures
+from tessera.utils.pixels import Pixels
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.exported import MissingDevice
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.open_model import is_exported, open_model
+from tessera.utils.runtime.pipeline import fit_picture, network_input
 from tessera.utils.types import DatasetIndex
 
 _BATCH = 16
@@ -66,10 +71,10 @@ def verify(
         UserError: of files that find something else than the network, or lose more than `--max-drop`: what, and by how
             much.
     """
-    samples = gather(index, job.imgsz)
-    judge = Judge(job, samples, world, index, Settings(class_of=class_of))
+    pictures, origin = gather(index, job.imgsz)
+    judge = Judge(job, pictures, world, index, Settings(class_of=class_of))
     rows = [judge.network(), *(judge.file(path) for path in files.values())]
-    print(f"Compared on {samples.origin}; ms: a picture, from pixels to boxes, the median; px: of {job.imgsz}")
+    print(f"Compared on {origin}; ms: a picture, from pixels to boxes, the median; px: of {job.imgsz}")
     print("\n".join(table(rows)), flush=True)
     verified = Verified(job.path, files, rows)
     if refused := [f"{row.name}: {row.failures}" for row in rows if row.failures]:
@@ -81,8 +86,9 @@ def verify(
 
 
 class Measured(NamedTuple):
-    """What a network finds on the pictures, and on the images; None where there are none."""
+    """A network or file, what it finds on the pictures, and its metrics; None where there are no images."""
 
+    backend: Backend | PictureBackend
     findings: Findings
     evaluation: Evaluation | None
 
@@ -92,111 +98,83 @@ class Judge:
 
     Args:
         job: what was exported.
-        samples: to compare on.
+        pictures: to compare on.
         world: this process.
         index: to measure mAP on; None = not measured.
         settings: of that measurement.
     """
 
     def __init__(
-        self, job: ExportJob, samples: Samples, world: World, index: DatasetIndex | None, settings: Settings
+        self, job: ExportJob, pictures: Sequence[Pixels], world: World, index: DatasetIndex | None, settings: Settings
     ) -> None:
-        self._job, self._pictures, self._world, self._index = job, samples.pictures, world, index
-        self._settings = settings
+        self._job, self._pictures, self._world, self._index, self._settings = job, pictures, world, index, settings
         self._network = TorchNetwork(job.model, job.weights, world.accelerator)
         self._references: dict[tuple[int, int] | None, Measured] = {}
 
     def network(self) -> Row:
-        """The network of `--weights`."""
-        path, (findings, evaluation) = self._job.path, self._reference(None)
+        """The network of `--weights`.
+
+        That it predicts numbers is checked here: no threshold is exceeded by what is none, so that a file of such a
+        network would find the same, nothing.
+        """
+        path, (_, findings, evaluation) = self._job.path, self.reference(None)
+        canvases = (fit_picture(one, self._job.imgsz, self._network.stride)[0] for one in self._pictures)
+        rows = (self._network(network_input(canvas, self._world.accelerator.device)) for canvas in canvases)
+        broken = sum(not bool(torch.isfinite(one).all()) for one in rows)
         measured = None if evaluation is None else accuracy(evaluation, evaluation)
-        broken = self._broken(findings)
-        return Row(path.name, size_of(path) / 1e6, "float32", findings.milliseconds, measured, failures=broken)
+        why = f"predicts what is not a finite number for {broken} of {len(self._pictures)} pictures" if broken else ""
+        return Row(path.name, size_of(path) / 1e6, "float32", findings.milliseconds, measured, failures=why)
 
     def file(self, path: Path) -> Row:
         """A file that was made of it."""
         with explain_failures(str(path), (), ""):
-            megabytes, precision = size_of(path) / 1e6, precision_of(path)
+            row = Row(path.name, size_of(path) / 1e6, precision_of(path))
+        end2end = not is_exported(path.name) and not self._job.model.head.needs_suppression
         try:
-            backend = self._open(path)
+            backend = open_model(str(path), self._world, end2end=end2end, trust_file=True)  # written just now
         except (MissingExtra, MissingDevice) as error:
-            return Row(path.name, megabytes, precision, unverified=str(error))
-        size_hw = backend.size_hw if isinstance(backend, Backend) else None
-        allowed = tolerance_of(precision)
+            return replace(row, unverified=str(error))
         try:
-            reference = self._reference(size_hw)
-            found = self._measure(backend, reference.findings.rounds)
+            network, expected, reference = self.reference(backend.size_hw if isinstance(backend, Backend) else None)
+            _, found, evaluation = self._measure(backend, expected.rounds)
         except UserError as error:  # what it finds is nothing that a detector finds
-            return Row(path.name, megabytes, precision, failures=str(error))
-        network = _at_size(self._network, size_hw)
-        apart = difference_of(
-            reference.findings, found.findings, self._pictures, self._imgsz(network), allowed, network
-        )
-        failures, measured = [apart.exceeds(allowed), self._broken(found.findings)], None
-        if found.evaluation is not None and reference.evaluation is not None:
-            measured, most = accuracy(found.evaluation, reference.evaluation), self._job.config.max_drop
+            return replace(row, failures=str(error))
+        assert isinstance(network, Backend)
+        allowed = INT8 if "int8" in row.precision else HALF if "float16" in row.precision else EXACT
+        apart = difference_of(expected, found, self._pictures, self._imgsz(network), allowed, network)
+        failures, measured, most = [apart.exceeds(allowed)], None, self._job.config.max_drop
+        if evaluation is not None and reference is not None:
+            measured = accuracy(evaluation, reference)
             if measured.drop > most:
                 failures.append(f"loses {measured.drop:.4f} of mAP50-95, at most {most:g} may be lost (--max-drop)")
-        return Row(
-            path.name,
-            megabytes,
-            precision,
-            found.findings.milliseconds,
-            measured,
-            apart,
-            "; ".join(filter(None, failures)),
-            "" if apart.detections else f"on these pictures neither it nor {self._job.path.name} finds anything",
+        nothing = f"on these pictures neither it nor {self._job.path.name} finds anything"
+        return replace(
+            row,
+            milliseconds=found.milliseconds,
+            accuracy=measured,
+            difference=apart,
+            failures="; ".join(filter(None, failures)),
+            unverified="" if apart.detections else nothing,
         )
 
-    def _open(self, path: Path) -> Backend | PictureBackend:
-        end2end = not is_exported(path.name) and not self._job.model.head.needs_suppression
-        return open_model(str(path), self._world, end2end=end2end, trust_file=True)  # written just now
-
-    def _reference(self, size_hw: tuple[int, int] | None) -> Measured:
+    def reference(self, size_hw: tuple[int, int] | None) -> Measured:
         """What the network itself finds, at one size or at any."""
         if size_hw not in self._references:
-            network = _at_size(self._network, size_hw)
+            network = copy.copy(self._network)
+            network.size_hw = size_hw
             found = self._measure(network, ROUNDS)
-            if found.findings.is_empty:
-                findings = try_out(network, self._pictures, self._imgsz(network), UNSURE_ROUNDS)
-                found = found._replace(findings=findings)
+            if not any(len(one) for pictures in found.findings.found for one in pictures):
+                unsure = try_out(network, self._pictures, self._imgsz(network), UNSURE_ROUNDS)
+                found = found._replace(findings=unsure)
             self._references[size_hw] = found
         return self._references[size_hw]
 
     def _measure(self, backend: Backend | PictureBackend, rounds: tuple[Round, ...]) -> Measured:
-        """What a network or a file finds.
-
-        Raises:
-            UserError: nothing that a detector finds.
-        """
-        imgsz = self._imgsz(backend)
+        imgsz, evaluation = self._imgsz(backend), None
         findings = try_out(backend, self._pictures, imgsz, rounds)
-        if self._index is None:
-            return Measured(findings, None)
-        found = measure(backend, self._index, self._world, imgsz, self._settings, batch_size=_BATCH, workers=0)
-        return Measured(findings, found)
+        if self._index is not None:
+            evaluation = measure(backend, self._index, self._world, imgsz, self._settings, batch_size=_BATCH, workers=0)
+        return Measured(backend, findings, evaluation)
 
     def _imgsz(self, backend: Backend | PictureBackend) -> int:
-        """The long side of its pictures."""
-        size_hw = backend.size_hw if isinstance(backend, Backend) else None
-        return self._job.imgsz if size_hw is None else max(size_hw)
-
-    def _broken(self, findings: Findings) -> str:
-        """What is wrong with what a network predicts, in words; "" where nothing is."""
-        if not findings.broken:
-            return ""
-        return f"predicts what is not a finite number for {findings.broken} of {len(self._pictures)} pictures"
-
-
-def _at_size(network: TorchNetwork, size_hw: tuple[int, int] | None) -> TorchNetwork:
-    """The same network, which takes images of that size alone."""
-    found = copy.copy(network)
-    found.size_hw = size_hw
-    return found
-
-
-def tolerance_of(precision: str) -> Tolerance:
-    """What may differ, by the numbers in a file."""
-    if "int8" in precision:
-        return INT8
-    return HALF if "float16" in precision else EXACT
+        return backend.fixed_imgsz or self._job.imgsz

@@ -11,42 +11,37 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from tessera.utils.exporting.bare_network import quiet
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.quantized.calibration import calibration_images, calibration_pictures, quantized_weights
-from tessera.utils.exporting.quiet import quiet
 from tessera.utils.machine.extras import import_extra
 
 # Operators that 8 bits pass through.
 BETWEEN = frozenset({"Conv", "Clip", "Mul", "Sigmoid", "Concat", "Add", "MaxPool", "Resize"})
 _CONTRIBUTED, _SILU = "com.microsoft", "QuickGelu"  # the domain of ONNX Runtime's own operators, and one of them
-_PRODUCER_KEYS = ("onnx.infer",)  # that the quantiser leaves in the metadata
 SILU_LOW = -8.0  # where SiLU is −0.003: what lies below is no reason for coarser steps
 _WARNINGS, _ERRORS = 2, 3  # severities from which ONNX Runtime prints; the first is its default
 
 
 def quantize_onnx(content: bytes, job: ExportJob) -> bytes:
-    """An ONNX file with its convolutions in 8 bits, checked.
-
-    Args:
-        content: the file in float32.
-        job: what it was made of.
-    """
+    """An ONNX file in float32 with its convolutions in 8 bits, checked."""
     onnx = import_extra("onnx", "export", "--int8")
     ir = import_extra("onnx_ir", "export", "--int8")
     quantization = import_extra("onnxruntime.quantization", "export", "--int8")
     model = onnx.load_from_string(content)
-    weights = quantized_weights(job)
+    weights = job.quantized_weights
+    feeds = _feeds(job, {value.name for value in model.graph.input})
     join_silu(model, weights)
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "int8.onnx"
         quantization.quantize_static(
             model,
             path,
-            _Pictures(job, {value.name for value in model.graph.input}),
+            SimpleNamespace(get_next=lambda: next(feeds, None)),  # a CalibrationDataReader by its one method
             quant_format=quantization.QuantFormat.QDQ,
             per_channel=True,
             activation_type=quantization.QuantType.QUInt8,
@@ -56,33 +51,26 @@ def quantize_onnx(content: bytes, job: ExportJob) -> bytes:
         )
         sorted_model = ir.load(path)
         sorted_model.graph.sort()  # the quantiser puts nodes where a branch of an If does not find them
+        sorted_model.metadata_props.pop("onnx.infer", None)  # which it leaves there
         made = ir.to_proto(sorted_model)
-    kept = [entry for entry in made.metadata_props if entry.key not in _PRODUCER_KEYS]
-    del made.metadata_props[:]
-    made.metadata_props.extend(kept)
     quantized: bytes = made.SerializeToString()
     onnx.checker.check_model(quantized)
     return quantized
 
 
-class _Pictures:
-    """What the quantiser takes its pictures from: a `CalibrationDataReader` by its one method."""
-
-    def __init__(self, job: ExportJob, inputs: Collection[str]) -> None:
-        raw, batched = job.config.raw, job.config.batched
-        self._name, self._add_axis = ("images" if raw or batched else "image"), batched and not raw
-        self._inputs = (image.numpy() for image in calibration_images(job)) if raw else calibration_pictures(job)
-        limits = {
-            "conf": np.array([job.conf], np.float32),
-            "iou": np.array([job.config.iou_thres], np.float32),
-            "max_det": np.array([job.config.max_det], np.int64),
-        }
-        self._limits = {name: value for name, value in limits.items() if name in inputs}
-
-    def get_next(self) -> dict[str, Any] | None:
-        """The inputs of the next run; None at the end."""
-        found = next(self._inputs, None)
-        return None if found is None else {self._name: found[None] if self._add_axis else found, **self._limits}
+def _feeds(job: ExportJob, taken: Collection[str]) -> Iterator[dict[str, Any]]:
+    """The inputs of each calibration run."""
+    if job.config.raw:
+        yield from ({"images": image.numpy()} for image in job.calibration_images())
+        return
+    limits = {
+        "conf": np.array([job.conf], np.float32),
+        "iou": np.array([job.config.iou_thres], np.float32),
+        "max_det": np.array([job.config.max_det], np.int64),
+    }
+    limits = {name: value for name, value in limits.items() if name in taken}
+    for picture in job.calibration_pictures():
+        yield {**limits, **({"images": picture[None]} if job.config.batched else {"image": picture})}
 
 
 def join_silu(model: Any, weights: Collection[str]) -> None:

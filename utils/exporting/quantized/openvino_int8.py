@@ -14,26 +14,23 @@ from typing import Any
 import torch
 
 from tessera.models.layers.blocks import Conv
+from tessera.utils.exporting.bare_network import quiet
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.quantized.calibration import body_weights, calibration_images, quantized_weights
-from tessera.utils.exporting.quiet import quiet
 from tessera.utils.machine.extras import import_extra
 
 _CONVOLUTIONS = ("Convolution", "GroupConvolution")
 
 
 def quantize_openvino(model: Any, job: ExportJob) -> None:
-    """Bring the convolutions of a model to 8 bits, in place.
-
-    Args:
-        model: of OpenVINO, float32.
-        job: what it was made of.
-    """
+    """Bring the convolutions of a model of OpenVINO, float32, to 8 bits, in place."""
     openvino = import_extra("openvino", "openvino", "--int8")
+    passes = import_extra("openvino.passes", "openvino", "--int8")
     nncf = import_extra("nncf", "openvino", "--int8")
-    body, weights = body_weights(job), quantized_weights(job)
+    body, weights = job.body_weights, job.quantized_weights
     network = _network(openvino, model.clone(), body)
-    _fold(network)
+    manager = passes.Manager()
+    manager.register_pass(passes.ConstantFolding())  # biases become what NNCF corrects: the ONNX reader reshapes them
+    manager.run_passes(network)
     in_float = [node for node in _convolutions(network) if not _weights_of(node) & weights]
     in_float += [node for sigmoid in network.get_ordered_ops() for node in _silu(sigmoid)]
     inputs = _read_first(job)
@@ -54,7 +51,7 @@ def _read_first(job: ExportJob) -> list[Any]:
     first = next(module for module in layer.modules() if isinstance(module, Conv))
     first.register_forward_pre_hook(lambda _, given: read.append(given[0].numpy()))
     with torch.no_grad():
-        for image in calibration_images(job):
+        for image in job.calibration_images():
             layer(image)
     return read
 
@@ -67,14 +64,6 @@ def _network(openvino: Any, model: Any, weights: Collection[str]) -> Any:
     images.set_friendly_name("network_images")
     first.input(0).replace_source_output(images.output(0))
     return openvino.Model([node.output(0) for node in last], [images], "network")
-
-
-def _fold(network: Any) -> None:
-    """Make biases the constants that NNCF corrects: the ONNX reader reshapes them."""
-    passes = import_extra("openvino.passes", "openvino", "--int8")
-    manager = passes.Manager()
-    manager.register_pass(passes.ConstantFolding())
-    manager.run_passes(network)
 
 
 def _silu(node: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
@@ -23,20 +23,18 @@ MOST = 0.035  # of the scores, by their root mean square, that 8 bits in one lay
 
 
 def sensitive_layers(model: DetectionModel, images: Iterable[Tensor]) -> tuple[int, ...]:
-    """Numbers of a model's layers, as its YAML counts them, that stay in float.
+    """Numbers of a raw model's layers, as its YAML counts them, that stay in float.
 
     The first is always among them: it reads three channels, which is slower in 8 bits, and the finest picture.
-
-    Args:
-        model: raw; it stays as it is.
-        images: what the network takes, float32 (1, 3, H, W) each.
     """
-    pictures = tuple(images)
-    return (0, *(layer for layer, effect in effects(model, pictures).items() if layer and effect > MOST))
+    return (0, *(layer for layer, effect in effects(model, images).items() if layer and effect > MOST))
 
 
 def effects(model: DetectionModel, images: Iterable[Tensor]) -> dict[int, float]:
-    """By how much of the scores 8 bits in each layer change them, by root mean squares of both."""
+    """By how much of the scores 8 bits in each layer change them, by root mean squares of both.
+
+    `images` are what the network takes, float32 (1, 3, H, W) each.
+    """
     network, pictures = BareNetwork(model), tuple(images)
     found: dict[int, float] = {}
     with torch.no_grad():
@@ -59,8 +57,8 @@ def _in_bytes(convolutions: Iterable[Conv]) -> Iterator[None]:
     hooks: list[Any] = []
     for module, weight in weights.items():
         module.conv.weight.data = _rounded_weight(weight)
-        hooks.append(module.register_forward_pre_hook(_round_input))
-        hooks.append(module.register_forward_hook(_round_output))
+        hooks.append(module.register_forward_pre_hook(lambda _, given: (_rounded(given[0]),)))
+        hooks.append(module.register_forward_hook(lambda _, given, made: _rounded(made)))
     try:
         yield
     finally:
@@ -68,14 +66,6 @@ def _in_bytes(convolutions: Iterable[Conv]) -> Iterator[None]:
             hook.remove()
         for module, weight in weights.items():
             module.conv.weight.data = weight
-
-
-def _round_input(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-    return (_rounded(given[0]),)
-
-
-def _round_output(_: nn.Module, given: Any, made: Tensor) -> Tensor:
-    return _rounded(made)
 
 
 def _rounded_weight(weight: Tensor) -> Tensor:

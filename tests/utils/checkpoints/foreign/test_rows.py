@@ -13,7 +13,7 @@ from tessera.models.detector import DetectionModel
 from tessera.utils.boxes import xyxy_to_cxcywh
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.writers.onnx_file import write_onnx
+from tessera.utils.exporting.onnx_file import write_onnx
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.choose import accelerator_of
 from tessera.utils.ranks.world import World

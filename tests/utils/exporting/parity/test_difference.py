@@ -23,12 +23,12 @@ CAT, DOG = (10, 10, 50, 50, 0.9, 0), (12, 10, 50, 50, 0.8, 1)
 def test_the_same_detections_agree_in_any_order_of_equal_scores() -> None:
     a, b = found_rows(CAT, DOG, (200, 0, 220, 9, 0.5, 0)), found_rows(CAT, DOG, (200, 0, 220, 9, 0.5, 0))
     found = compared(a, b)
-    assert (found.detections, found.matched, found.box_px, found.score) == (6, 6, 0, 0)
+    assert (found.detections, found.matched, *found.largest) == (6, 6, 0, 0)
 
 
 def test_differences_are_in_pixels_of_the_network() -> None:
     found = compared(found_rows(CAT), found_rows((10, 10.5, 50, 50, 0.88, 0)), scale=0.25)
-    assert found.box_px == pytest.approx(0.125) and found.score == pytest.approx(0.02, abs=1e-6)
+    assert found.largest == pytest.approx((0.125, 0.02), abs=1e-6)
     assert found.exceeds(EXACT) == (
         "half of the boxes differ by more than 0.125 px, at most 0.01 is allowed; "
         "half of the scores differ by more than 0.02, at most 0.0001 is allowed"

@@ -20,9 +20,9 @@ from tessera.utils.errors import UserError
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity import verify as verification
-from tessera.utils.exporting.parity.accuracy import Accuracy
 from tessera.utils.exporting.parity.content import precision_of
 from tessera.utils.exporting.parity.samples import ASPECTS, gather
+from tessera.utils.exporting.parity.table import Accuracy
 from tessera.utils.exporting.parity.verify import Judge, verify
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
@@ -112,7 +112,7 @@ def test_classes_of_the_data_are_those_of_the_same_names(
         index, class_of = job.images("val")
         assert index is not None
         settings = Settings(class_of=class_of)
-        evaluation = Judge(job, gather(index, IMGSZ), World(), index, settings)._reference(None).evaluation
+        evaluation = Judge(job, gather(index, IMGSZ)[0], World(), index, settings).reference(None).evaluation
         assert evaluation is not None
         return dict(zip(index.names, evaluation.metrics.class_maps(), strict=True))
 
@@ -171,6 +171,6 @@ def test_numbers_are_read_from_the_file_itself(made_onnx: Path, tmp_path: Path) 
 
 
 def test_pictures_have_at_least_six_aspects() -> None:
-    pictures = gather(None, 160).pictures
+    pictures, _ = gather(None, 160)
     aspects = {round(picture.shape[1] / picture.shape[0], 1) for picture in pictures}
     assert len(aspects) >= 6 and len(pictures) > len(ASPECTS)

@@ -15,14 +15,12 @@ from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.models.detector import DetectionModel
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.job import ExportJob
+from tessera.utils.exporting.onnx_file import onnx_bytes, write_onnx, write_openvino
 from tessera.utils.exporting.parity.content import precision_of
 from tessera.utils.exporting.quantized import sensitivity
-from tessera.utils.exporting.quantized.calibration import body_weights, quantized_weights
 from tessera.utils.exporting.quantized.onnx_int8 import BETWEEN, join_silu, nodes_between
 from tessera.utils.exporting.quantized.rounding import round_weights
 from tessera.utils.exporting.quantized.sensitivity import effects, sensitive_layers
-from tessera.utils.exporting.writers.onnx_file import onnx_bytes, write_onnx
-from tessera.utils.exporting.writers.openvino import write_openvino
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.extras import import_extra
 from tests.utils.exporting.conftest import open_session
@@ -43,7 +41,7 @@ from tests.utils.exporting.made import (
 def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
     """Everything from the first convolution to those before the last ones, but SiLU, and nothing else."""
     onnx = import_extra("onnx", "export", "a test")
-    weights = body_weights(ExportJob.read(ExportConfig(weights=str(made_pt))))
+    weights = ExportJob.read(ExportConfig(weights=str(made_pt))).body_weights
     model = onnx.load(made_onnx)
     join_silu(model, weights)
     onnx.checker.check_model(model)
@@ -66,7 +64,7 @@ def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
 def test_openvino_computes_the_operator_of_onnx_runtime(made_pt: Path, made_onnx: Path) -> None:
     onnx, openvino = import_extra("onnx", "export", "a test"), pytest.importorskip("openvino")
     model = onnx.load(made_onnx)
-    join_silu(model, body_weights(ExportJob.read(ExportConfig(weights=str(made_pt)))))
+    join_silu(model, ExportJob.read(ExportConfig(weights=str(made_pt))).body_weights)
     given = {"image": picture(96, 72), **thresholds(0.375)}
     boxes, scores, classes = open_session(model.SerializeToString()).run(["boxes", "scores", "classes"], given)
     rows = np.concatenate((boxes, scores[:, None], classes[:, None]), 1)
@@ -79,7 +77,7 @@ def test_openvino_computes_the_operator_of_onnx_runtime(made_pt: Path, made_onnx
 def test_what_lies_between_layers_in_float_is_float(made_pt: Path, made_onnx: Path) -> None:
     onnx = import_extra("onnx", "export", "a test")
     graph = onnx.load(made_onnx).graph
-    weights = body_weights(ExportJob.read(ExportConfig(weights=str(made_pt))))
+    weights = ExportJob.read(ExportConfig(weights=str(made_pt))).body_weights
     late = frozenset(
         name for name in weights if not name.startswith(("model.model.0.", "model.model.1.", "model.model.2."))
     )
@@ -157,7 +155,7 @@ def test_the_branch_without_suppression_becomes_bytes_too(tmp_path: Path) -> Non
         {value.name: onnx.numpy_helper.to_array(value) for value in onnx.load_from_string(content).graph.initializer}
         for content in (onnx_bytes(job), written.read_bytes())
     )
-    weights = quantized_weights(job) & set(before)
+    weights = job.quantized_weights & set(before)
     assert weights
     for name in weights:
         stored = after[f"{name}_quantized"] * after[f"{name}_scale"][:, None, None, None]
