@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import torch
 
-from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, sealing, unreadable
+from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
 from tessera.utils.checkpoints.foreign.yolov5 import find_module
 from tessera.utils.checkpoints.inert_pickle import Damaged
 from tessera.utils.checkpoints.schema import check_values
@@ -59,8 +59,8 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     keys = set(KEYS if "optimizer" in state else WEIGHTS_KEYS)
     assert set(state) == keys, f"missing {keys - set(state)}, unknown {set(state) - keys}"
     check_values(state)
-    with _replacing(path) as file, sealing(file) as sealed:
-        torch.save(dict(state), sealed)
+    with _replacing(path) as file:
+        torch.save(dict(state), file)
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:
