@@ -77,26 +77,12 @@ def require_apart(run: Path, files: Iterable[str | Path]) -> None:
 
 # Paths are strings here: as Path objects, a hundred thousand of them cost seconds.
 def lying_in(folder: Path) -> Callable[[str | Path], bool]:
-    """Whether a file lies in a folder, or below it; links are followed, and each folder is resolved once.
-
-    Nothing lies in a folder that is not there yet.
-    """
-    try:
-        wanted = folder.stat()
-    except OSError:  # not there yet, or about to be refused
-        return lambda file: False
-
-    @cache
-    def is_below(real: str) -> bool:
-        above = os.path.dirname(real)  # noqa: PTH120
-        try:
-            return os.path.samestat(os.stat(real), wanted) or (above != real and is_below(above))  # noqa: PTH116
-        except OSError:  # it is not there, and so no folder of results
-            return above != real and is_below(above)
+    """Whether a file lies in a folder, or below it; links are followed, and each folder is resolved once."""
+    wanted = os.path.realpath(folder)
 
     @cache
     def leads_there(given: str) -> bool:
-        return is_below(os.path.realpath(given))
+        return Path(os.path.realpath(given)).is_relative_to(wanted)
 
     def lies_there(file: str | Path) -> bool:
         path = os.path.realpath(file) if os.path.islink(file) else os.fspath(file)  # noqa: PTH114

@@ -155,19 +155,13 @@ class Machine:
                 self._push(tuple(self._pop_mark()))
             case "LIST":
                 self._push(self._pop_mark())
-            case "APPEND":
-                item = stack.pop()
-                self._top(list).append(item)
-            case "APPENDS":
-                items = self._pop_mark()
+            case "APPEND" | "APPENDS":
+                items = self._pop_mark() if opcode == "APPENDS" else [stack.pop()]
                 self._top(list).extend(items)
             case "DICT":
                 self._push(_pairs(self._pop_mark()))
-            case "SETITEM":
-                value, key = stack.pop(), stack.pop()
-                self._top(dict).update(_pairs([key, value]))
-            case "SETITEMS":
-                items = self._pop_mark()
+            case "SETITEM" | "SETITEMS":
+                items = self._pop_mark() if opcode == "SETITEMS" else [stack.pop(-2), stack.pop()]
                 self._top(dict).update(_pairs(items))
             case "ADDITEMS":
                 items = self._pop_mark()
