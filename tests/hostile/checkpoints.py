@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.archive import sealing
-from tessera.utils.checkpoints.format import WEIGHTS_KEYS
+from tessera.utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.checkpoints.saved_state import dump_state
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
@@ -31,6 +30,7 @@ from tessera.utils.ranks.world import World
 from tessera.utils.training.which_run import start_of_run
 from tests.hostile.damages import cut, flipped, left_out, named, pickle_changed, repacked
 from tests.hostile.expect import Message, message_or_result
+from tests.utils.checkpoints.made_state import assert_equal
 
 CASES, FAST_CASES = 3000, 30
 
@@ -59,6 +59,8 @@ def trial(rng: random.Random, folder: Path) -> str:
     assert damage != "weights alone" or isinstance(used[1], Message), "a run resumed without a state"
     if damage in _ALWAYS_FOUND:
         assert all(isinstance(result, Message) for result in used), f"{damage}: loaded, and nothing was reported"
+    if damage == "flipped" and not isinstance(used[0], Message):  # in a name's padding or a date, which nobody reads
+        assert_equal(content(), load_any_checkpoint(path))
     return damage
 
 
@@ -112,8 +114,7 @@ def whole() -> bytes:
 def file_of(state: Any) -> bytes:
     """A checkpoint file with these values, whatever they are."""
     file = io.BytesIO()
-    with sealing(file) as sealed:
-        torch.save(state, sealed)
+    torch.save(state, file)
     return file.getvalue()
 
 
@@ -188,4 +189,4 @@ def _confuse(rng: random.Random, original: Any) -> Any:
 
 _OF_BYTES = named(flipped, cut, left_out, pickle_changed)
 _MADE = named(_compressed, _directory_changed, _bomb, _confused_value, _weights_alone, _newer_version)
-_ALWAYS_FOUND = frozenset({"flipped", "cut", "left out", "compressed", "bomb"})
+_ALWAYS_FOUND = frozenset({"cut", "left out", "compressed", "bomb"})

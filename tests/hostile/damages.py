@@ -57,7 +57,7 @@ def _stretch(rng: random.Random, raw: bytes, block: int) -> tuple[int, int]:
 def repacked(
     raw: bytes, change: Callable[[str, bytes], bytes], method: Callable[[str], int] = lambda _: zipfile.ZIP_STORED
 ) -> bytes:
-    """A file of torch as another archive, without a seal, its members changed and packed by name."""
+    """A file of torch as another archive, its members changed and packed by name."""
     file = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(raw)) as source, zipfile.ZipFile(file, "w") as target:
         for name in source.namelist():

@@ -1,20 +1,16 @@
-"""The zip archive that a checkpoint is: read only where it cannot unfold beyond the file, and where no bit is wrong.
+"""The zip archive that a checkpoint is: read only where it cannot unfold beyond the file.
 
-Members are stored, never compressed, as torch.save writes them. The archives written here are sealed: their comment is
-the CRC-32 of every byte before it, headers and padding included, which zip's own sums, of each member's content, leave
-out. An archive without a comment, from an earlier version or from YOLOv5, is checked by those alone.
+Members are stored, never compressed, as torch.save writes them. zipfile compares each with its checksum as it is read.
 """
 
 from __future__ import annotations
 
-import os
 import struct
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,18 +24,15 @@ ARCHIVE_ERRORS = (
     *(Damaged, zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError, struct.error),
     *(OSError, OverflowError),  # from seeking to where the archive says
 )
-_CHUNK = 2**20
 _BEGINNINGS = {
     b"PK": "",
     b"\x1f\x8b": "a gzip archive, which must be unpacked first",
     b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.": "the format of torch before 1.6, to be saved again with a later one",
 }
-_END_RECORD = b"PK\5\6"
-_END_RECORD_LENGTH = 22  # without a comment; its last two bytes are the comment's length
 
 
 def unreadable(path: Path, error: BaseException) -> UserError:
-    """What a user learns of a file that one of ARCHIVE_ERRORS kept from being read: what it is, and the remedy."""
+    """Explain what a file is that one of ARCHIVE_ERRORS kept from being read, with the remedy."""
     try:
         with path.open("rb") as file:
             start = file.read(512)
@@ -59,50 +52,6 @@ def unreadable(path: Path, error: BaseException) -> UserError:
         f"{path}: damaged, or not a checkpoint: found {found or first_line(error)}. Take another"
         f"{f', such as {first_of(others, 3)} beside it,' if others else ''} or copy the file again from its source."
     )
-
-
-def _seal(checksum: int) -> bytes:
-    """The length of the archive's comment, and the comment."""
-    comment = b"crc32 %08x" % checksum
-    return struct.pack("<H", len(comment)) + comment
-
-
-_NO_COMMENT = struct.pack("<H", 0)
-_SEAL_LENGTH = len(_seal(0))
-
-
-@contextmanager
-def sealing(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """What a zip archive without a comment is to be written to, from its start on; it is sealed at the end.
-
-    Args:
-        file: empty, for writing.
-    """
-    summed = _SummedFile(file)
-    yield cast(IO[bytes], summed)
-    file.seek(-len(_NO_COMMENT), os.SEEK_END)
-    file.write(_seal(summed.checksum))
-
-
-class _SummedFile:
-    """The part of a file that torch.save uses.
-
-    Attributes:
-        checksum: CRC-32 of all that was written.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.checksum = 0
-        self._file = file
-
-    def write(self, content: Any) -> int:
-        """Write and add to the sum."""
-        self.checksum = zlib.crc32(content, self.checksum)
-        return self._file.write(content)
-
-    def flush(self) -> None:
-        """Flush the file."""
-        self._file.flush()
 
 
 class Archive:
@@ -140,33 +89,14 @@ class Archive:
             UserError: the pickle asks for what has no place in a checkpoint.
             One of ARCHIVE_ERRORS: the file is damaged.
         """
-        self._check_sums()
         byteorder = f"{self._prefix}byteorder"
         if byteorder in self._archive.namelist() and self._archive.read(byteorder) != b"little":
             raise Damaged("written on a big-endian machine")
         return Machine(self._load, str(self._path)).run(self.pickled)
 
     def outline(self) -> Any:
-        """As `content`, with tensors of the meta device: no storage is read, and no checksum compared."""
+        """As `content`, with tensors of the meta device: no storage is read."""
         return Machine(self._empty, str(self._path)).run(self.pickled)
-
-    def _check_sums(self) -> None:
-        """Compare the file with its seal; without one, every member with its checksum."""
-        with self._path.open("rb") as file:
-            end = file.seek(0, os.SEEK_END)
-            file.seek(max(end - _END_RECORD_LENGTH, 0))
-            record = file.read()
-            if record.startswith(_END_RECORD) and record.endswith(_NO_COMMENT):
-                broken = self._archive.testzip()
-                if broken is not None:
-                    raise Damaged(f"the checksum of {shown(broken)} is wrong")
-                return
-            file.seek(0)
-            checksum, left = 0, end - _SEAL_LENGTH
-            while left and (chunk := file.read(min(left, _CHUNK))):
-                checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
-            if file.read() != _seal(zlib.crc32(_NO_COMMENT, checksum)):
-                raise Damaged("its checksum is wrong")
 
     def _check_members(self) -> None:
         """No member is packed, and together they are no larger than the file."""

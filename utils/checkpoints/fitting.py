@@ -32,7 +32,6 @@ def intersect_weights(
     weights of another architecture start less than half of the model.
 
     Args:
-        model_state, checkpoint_state: state dictionaries.
         source: names the checkpoint in messages.
         exclude: regular expressions; a tensor whose name contains a match stays as the model has it.
         partial: names of tensors that are loaded in part, elsewhere.
@@ -50,7 +49,8 @@ def intersect_weights(
     )
     fitting = {k: t for k, t in offered.items() if k in own and t.shape == own[k].shape}
     different = differences(own, offered)
-    share, other = share_of_layers(own, fitting), _why_not_all(own, offered) == _OTHER
+    share, why = share_of_layers(own, fitting), _why_not_all(own, offered)
+    other = why == _OTHER
     if share == 0 or (other and share < _LEAST_SHARE):
         among = f"{share:.1%} of the layers' weights" if share else "no layer's weights"
         raise UserError(
@@ -66,25 +66,21 @@ def intersect_weights(
     if excluded := len(model_state) - len(own) - len(partial):
         report += f"; {excluded} excluded"
     if different:
-        report += f"; the rest is reinitialised, {_why_not_all(own, offered)}: {different}"
+        report += f"; the rest is reinitialised, {why}: {different}"
     return fitting, report
 
 
 def share_of_layers(model_state: Mapping[str, Tensor], fitting: Iterable[str]) -> float:
-    """The part of the numbers in a model's layers that some of its tensors have, 0 to 1.
+    """Return the part of the numbers in a model's layers that the tensors named `fitting` have, 0 to 1.
 
     Counters, norms and a head's anchors have the same shape in several sizes of a family: they do not show a fit.
-
-    Args:
-        model_state: a state dictionary.
-        fitting: names in it.
     """
     numbers = {k: t.numel() for k, t in model_state.items() if k.endswith(".weight") and t.ndim >= 2}
     return sum(numbers.get(name, 0) for name in fitting) / max(1, sum(numbers.values()))
 
 
 def _why_not_all(own: Mapping[str, Tensor], offered: Mapping[str, Tensor]) -> str:
-    """What is other in a checkpoint that fits a model in part: the number of classes, the head, or more than that."""
+    """Say why a checkpoint fits a model in part: the number of classes, the head, or more than that."""
     fitting = {name for name in own if name in offered and own[name].shape == offered[name].shape}
     unfit = (own.keys() | offered.keys()) - fitting
     head = max((name for name in own if name.startswith("model.")), key=_layer, default="")
@@ -94,7 +90,7 @@ def _why_not_all(own: Mapping[str, Tensor], offered: Mapping[str, Tensor]) -> st
 
 
 def _layer(name: str) -> int:
-    """The number of the layer that a tensor such as "model.24.m.0.weight" belongs to; -1 where it belongs to none."""
+    """Return 24 of "model.24.m.0.weight"; -1 of a tensor that belongs to no layer."""
     found = re.match(r"model\.(\d+)\.", name)
     return int(found[1]) if found else -1
 

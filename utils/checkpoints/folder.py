@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +35,8 @@ def new_run(
     """Make the folder of a run, `project/name`, or the first free one of `name2`, `name3`, …; every rank enters this.
 
     Only rank 0 touches the disk; all ranks learn the absolute path, which need not be there on another node. What
-    killed runs of this host were writing into folders of this project is removed. Making a folder is atomic, so that
-    two runs that start at the same instant get two folders, and its lock is held to the end; a new one that is still
-    empty then is removed again.
+    killed runs of this host were writing into folders of this project is removed. The lock is held to the end; a new
+    folder that is still empty then is removed again.
 
     Args:
         flags: that name it, and say whether `project/name` is taken though it exists.
@@ -67,15 +65,7 @@ def first_run(flags: TrainConfig | MeasuringConfig | DetectConfig) -> Path:
 
 
 def require_apart(run: Path, files: Iterable[str | Path]) -> None:
-    """Make sure that no result can replace a file that is read.
-
-    Args:
-        run: the folder of results.
-        files: what is read, as in `lying_in`.
-
-    Raises:
-        ConfigError: one of them lies in the folder, or below it.
-    """
+    """Raise ConfigError where a file that is read lies in or below a folder of results, which could replace it."""
     lies_there = lying_in(run)
     for file in files:
         if lies_there(file):
@@ -87,26 +77,12 @@ def require_apart(run: Path, files: Iterable[str | Path]) -> None:
 
 # Paths are strings here: as Path objects, a hundred thousand of them cost seconds.
 def lying_in(folder: Path) -> Callable[[str | Path], bool]:
-    """Whether a file lies in a folder, or below it; links are followed, and each folder is resolved once.
-
-    Nothing lies in a folder that is not there yet.
-    """
-    try:
-        wanted = folder.stat()
-    except OSError:  # not there yet, or about to be refused
-        return lambda file: False
-
-    @cache
-    def is_below(real: str) -> bool:
-        above = os.path.dirname(real)  # noqa: PTH120
-        try:
-            return os.path.samestat(os.stat(real), wanted) or (above != real and is_below(above))  # noqa: PTH116
-        except OSError:  # it is not there, and so no folder of results
-            return above != real and is_below(above)
+    """Whether a file lies in a folder, or below it; links are followed, and each folder is resolved once."""
+    wanted = os.path.realpath(folder)
 
     @cache
     def leads_there(given: str) -> bool:
-        return is_below(os.path.realpath(given))
+        return Path(os.path.realpath(given)).is_relative_to(wanted)
 
     def lies_there(file: str | Path) -> bool:
         path = os.path.realpath(file) if os.path.islink(file) else os.fspath(file)  # noqa: PTH114
@@ -122,19 +98,15 @@ def _remove_leftovers(project: Path) -> None:
 
 def _make_new(first: Path) -> RunLock:
     """The lock on a folder that was not there before."""
-    for number in count(1):
-        lock = RunLock(first if number == 1 else first.with_name(f"{first.name}{number}"))
-        if lock.take(new=True) is None:
-            return lock
-    raise AssertionError("count() never ends")
+    number, lock = 1, RunLock(first)
+    while lock.take(new=True) is not None:
+        number += 1
+        lock = RunLock(first.with_name(f"{first.name}{number}"))
+    return lock
 
 
 def newest_last_checkpoint(project: str | Path) -> Path:
-    """The `weights/last.pt` under `project` that was written last: what a bare `--resume` means.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the `weights/last.pt` under `project` that was written last: what a bare `--resume` means."""
     folder = Path(project).expanduser().absolute()
     found = [(path.stat().st_mtime_ns, path) for path in folder.glob("**/weights/last.pt")]
     if not found:
@@ -148,11 +120,7 @@ def newest_last_checkpoint(project: str | Path) -> Path:
 
 
 def write_flags(path: Path, config: TrainConfig) -> None:
-    """Write the flags of a run as YAML, below a comment that says which program it was.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write the flags of a run as YAML, below a comment that says which program it was."""
     said = {**written_by(), "torch": torch.__version__}
     write_yaml(path, config.as_dict(), ", ".join(f"{name} {value}" for name, value in said.items() if value))
 
@@ -161,10 +129,6 @@ def write_yaml(path: Path, values: Mapping[str, Any], comment: str = "") -> None
     """Write `values` as YAML, keys in their order, the file whole or not at all.
 
     Paths become strings, tuples and arrays lists, NumPy numbers plain ones. `comment` is one line above them.
-
-    Raises:
-        OSError: the file cannot be written.
-        yaml.representer.RepresenterError: a value that YAML cannot represent.
     """
     text = yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
     text = f"# {comment}\n{text}" if comment else text

@@ -2,8 +2,7 @@
 
 A `.pt` is what torch.save makes of one dictionary, which torch.load(weights_only=True) takes. With the keys of `KEYS`
 it is whole, as last.pt and epochN.pt, and a run resumes from it; best.pt has those of `WEIGHTS_KEYS` alone.
-Here utils/checkpoints/archive.py reads it: no file can run code, nor ask for more memory than its own size. Original
-YOLOv5 files go through utils/checkpoints/foreign/yolov5.py and give weights only.
+Here archive.py reads it: no file can run code, nor ask for more memory than its own size.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import IO, Any
 
 import torch
 
-from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, sealing, unreadable
+from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
 from tessera.utils.checkpoints.foreign.yolov5 import find_module
 from tessera.utils.checkpoints.inert_pickle import Damaged
 from tessera.utils.checkpoints.schema import check_values
@@ -44,9 +43,7 @@ _ADDED = ("imgsz", "pixels", "tessera_version", *MEASURED_KEYS)  # older files l
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint: a temporary file in the same folder, flushed to disk, then renamed over `path`.
-
-    Whatever happens on the way, a kill or a full disk included, `path` stays the previous whole checkpoint.
+    """Write a checkpoint. Whatever happens on the way, a kill or a full disk included, `path` stays the previous one.
 
     Args:
         path: such as weights/last.pt; its folder is made.
@@ -59,17 +56,14 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     keys = set(KEYS if "optimizer" in state else WEIGHTS_KEYS)
     assert set(state) == keys, f"missing {keys - set(state)}, unknown {set(state) - keys}"
     check_values(state)
-    with _replacing(path) as file, sealing(file) as sealed:
-        torch.save(dict(state), sealed)
+    with _replacing(path) as file:
+        torch.save(dict(state), file)
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:
     """Copy a checkpoint, with the guarantees of `save_checkpoint`; much cheaper than to write the state once more.
 
     Not a link: writing into one of the two files must not change the other.
-
-    Raises:
-        UserError: the file cannot be written; with the reason and what is free.
     """
     with source.open("rb") as content, _replacing(target) as file:
         shutil.copyfileobj(content, file, 2**20)
@@ -90,18 +84,14 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a whole checkpoint, from which a run resumes; its tensors are on the CPU.
-
-    Raises:
-        UserError: as of `load_any_checkpoint`, or it holds weights alone.
-    """
+    """As `load_any_checkpoint`, but a file of weights alone, from which no run resumes, is an error too."""
     state = load_any_checkpoint(path)
     if "optimizer" not in state:
         last = path.with_name("last.pt")
         remedy = f"Resume from {last}" if last.is_file() and last != path else "Resume from the last.pt of its run"
         raise UserError(
             f"{path}: holds weights alone, as best.pt does: no run resumes from it. {remedy}, or start a new run from "
-            f"these weights with --weights."
+            "these weights with --weights."
         )
     return state
 

@@ -57,6 +57,7 @@ _INERT = {
     *(f"__builtin__.{name}" for name in ("dict", "list", "tuple", "unicode", "long", "float", "bool")),
     *(f"pathlib.{name}Path" for name in ("", "Pure", "Posix", "Windows", "PurePosix", "PureWindows")),
 }
+_KNOWN = _BUILDERS | _STORAGES.keys() | _INERT
 # Classes of YOLOv5's, YOLOX's and YOLOv9's packages, of their configurations, and of torch's: a module, then names
 # without a leading double underscore.
 _INERT_CLASSES = re.compile(
@@ -149,27 +150,18 @@ class Machine:
                 stack.append(_EMPTY[opcode]())
             case "TUPLE1" | "TUPLE2" | "TUPLE3":
                 count = int(opcode[-1])
-                stack.append(tuple(self._pop() for _ in range(count))[::-1])
+                stack.append(tuple(stack.pop() for _ in range(count))[::-1])
             case "TUPLE":
-                items = self._pop_mark()
-                self._stack.append(tuple(items))
+                self._push(tuple(self._pop_mark()))
             case "LIST":
-                items = self._pop_mark()
-                self._stack.append(items)
-            case "APPEND":
-                item = self._pop()
-                self._top(list).append(item)
-            case "APPENDS":
-                items = self._pop_mark()
+                self._push(self._pop_mark())
+            case "APPEND" | "APPENDS":
+                items = self._pop_mark() if opcode == "APPENDS" else [stack.pop()]
                 self._top(list).extend(items)
             case "DICT":
-                items = self._pop_mark()
-                self._stack.append(_pairs(items))
-            case "SETITEM":
-                value, key = self._pop(), self._pop()
-                self._top(dict).update(_pairs([key, value]))
-            case "SETITEMS":
-                items = self._pop_mark()
+                self._push(_pairs(self._pop_mark()))
+            case "SETITEM" | "SETITEMS":
+                items = self._pop_mark() if opcode == "SETITEMS" else [stack.pop(-2), stack.pop()]
                 self._top(dict).update(_pairs(items))
             case "ADDITEMS":
                 items = self._pop_mark()
@@ -178,7 +170,7 @@ class Machine:
                 self._below_marks.append(stack)
                 self._stack = []
             case "POP":
-                self._pop()
+                stack.pop()
             case "POP_MARK":
                 self._pop_mark()
             case "DUP":
@@ -190,20 +182,19 @@ class Machine:
             case "GET" | "BINGET" | "LONG_BINGET":
                 stack.append(self._memo[argument])
             case "GLOBAL":
-                stack.append(self._global(_dotted(argument)))
+                stack.append(self._global(str(argument).replace(" ", ".", 1)))  # "module name", of pickletools
             case "STACK_GLOBAL":
-                name, module = self._pop(), self._pop()
+                name, module = stack.pop(), stack.pop()
                 if not isinstance(name, str) or not isinstance(module, str):
                     raise TypeError("a global without a name")
                 stack.append(self._global(f"{module}.{name}"))
             case "BINPERSID":
-                stack.append(_storage(self._pop()))
+                stack.append(_storage(stack.pop()))
             case "REDUCE" | "NEWOBJ":
-                args, target = self._pop(), self._pop()
+                args, target = stack.pop(), stack.pop()
                 stack.append(self._make(target, args))
             case "BUILD":
-                state = self._pop()
-                built = stack[-1]
+                state, built = stack.pop(), stack[-1]
                 if isinstance(built, Record):
                     built.state = state
                 elif not isinstance(built, dict):  # an ordered dict's own attributes mean nothing here
@@ -214,8 +205,8 @@ class Machine:
                     f"checkpoint needs. Nothing of it was run."
                 )
 
-    def _pop(self) -> Any:
-        return self._stack.pop()
+    def _push(self, value: Any) -> None:
+        self._stack.append(value)
 
     def _pop_mark(self) -> list[Any]:
         items, self._stack = self._stack, self._below_marks.pop()
@@ -228,8 +219,7 @@ class Machine:
         return top
 
     def _global(self, name: str) -> Global:
-        known = name in _BUILDERS or name in _STORAGES or name in _INERT or _INERT_CLASSES.match(name) is not None
-        if not known:
+        if name not in _KNOWN and not _INERT_CLASSES.match(name):
             raise UserError(
                 f"{self._source}: refused: its pickle asks for {shown(name)}, which has no place in a "
                 f"checkpoint. Nothing of it was run. Use a file from a source that you trust."
@@ -268,11 +258,6 @@ class Machine:
         if not elements and math.prod(filter(None, size)) >= 2**62:  # of which torch can make none
             raise ValueError(f"an empty tensor of size {size}")
         return flat.as_strided(size, stride, offset) if elements else flat.new_empty(size)
-
-
-def _dotted(argument: Any) -> str:
-    """'module name', as pickletools gives a GLOBAL's argument, with a dot."""
-    return str(argument).replace(" ", ".", 1)
 
 
 def _storage(reference: Any) -> Storage:

@@ -23,7 +23,7 @@ def describe_run(
     git: str | None = None,
     pixels: PixelRule | None = None,
 ) -> dict[str, Any]:
-    """The values of `DESCRIPTION_KEYS`: what a reader of a checkpoint wants to know of its run. `date` is now, in UTC.
+    """Return the values of `DESCRIPTION_KEYS`, which describe the run of a checkpoint; `date` is now, in UTC.
 
     Args:
         model: the raw model.
@@ -51,7 +51,7 @@ def describe_run(
 
 
 def describe_metrics(metrics: Metrics | None) -> dict[str, Any]:
-    """The values of `MEASURED_KEYS`: figures, and the confidences where F1 is best. None of weights not validated."""
+    """Return the values of `MEASURED_KEYS`, metrics and the confidences where F1 is best; None if not validated."""
     if metrics is None:
         return {"metrics": None, "thresholds": None}
     figures = ("precision", "recall", "map50", "map", "fitness", "images", "objects")

@@ -47,7 +47,7 @@ def resolve_weights(name: str) -> Path:
     if known is not None:
         own = Path(known.name)
         return own if own.is_file() else _published_file(known)
-    cached = _folder() / given.name
+    cached = cache_dir() / "weights" / given.name
     if bare and cached.is_file():
         return cached
     if kind := special_kind(given):
@@ -59,17 +59,12 @@ def resolve_weights(name: str) -> Path:
 
 
 def resolve_run(name: str) -> Path:
-    """As `resolve_weights`, but a run's folder means its best checkpoint; an exported file is one too.
-
-    Raises:
-        UserError: as `resolve_weights`.
-    """
+    """As `resolve_weights`, but a run's folder means its best checkpoint; an exported file is one too."""
     best = Path(name).expanduser() / "weights" / "best.pt"
     return best if name and best.is_file() else resolve_weights(name)
 
 
 def _missing(name: str, given: Path, tried: str) -> UserError:
-    """What to say of a name that leads to no file."""
     if name == IMAGENET:
         return UserError(
             f"--weights {name}: that is the body of a classifier, which only {called('train.py')} begins with; "
@@ -89,13 +84,9 @@ def _missing(name: str, given: Path, tried: str) -> UserError:
     )
 
 
-def _folder() -> Path:
-    return cache_dir() / "weights"
-
-
 def _published_file(known: PublishedWeights) -> Path:
     """The file in the cache folder, downloaded where it is not there yet."""
-    cached = _folder() / known.name
+    cached = cache_dir() / "weights" / known.name
     if cached.is_file():
         _check_kept(known, cached)
         return cached
@@ -122,23 +113,22 @@ def _note(cached: Path) -> Path:
 
 
 def _accepted(known: PublishedWeights, part: Path, cached: Path) -> str:
-    """The digest of a download that is what the publisher has.
-
-    Raises:
-        UserError: it is not.
-    """
-    size, digest = part.stat().st_size, ""
+    """Return the digest of a download; UserError where it is not what the publisher has."""
+    size, expected, allowed = part.stat().st_size, "expected a checkpoint", 0.0
+    if known.size is not None:
+        allowed = 0.0 if known.sha256 else _SHARE_OFF * known.size
+        expected += f" of {known.size:,} bytes" if known.sha256 else f" of about {known.size / 1e6:.1f} MB"
     with part.open("rb") as file:
         start = file.read(200)
     if not start.startswith(_ZIP):
         page = start.lstrip().startswith(b"<")
         found = "a web page" if page else f"{size:,} bytes that are no checkpoint" if size else "nothing"
         said = f" (it begins {shown(start[:40].decode(errors='replace'))})" if size else ""
-        wrong = f"the server sent {found}{said}, expected {_expected(known)}"
-    elif not _has_size(known, size):
-        wrong = f"the server sent {size:,} bytes, expected {_expected(known)}"
+        wrong = f"the server sent {found}{said}, {expected}"
+    elif known.size is not None and abs(size - known.size) > allowed:
+        wrong = f"the server sent {size:,} bytes, {expected}"
     elif not zipfile.is_zipfile(part):
-        wrong = f"the server sent {size:,} bytes whose end is missing, expected {_expected(known)}"
+        wrong = f"the server sent {size:,} bytes whose end is missing, {expected}"
     else:
         digest = sha256(part)
         if not known.sha256 or digest == known.sha256:
@@ -150,44 +140,26 @@ def _accepted(known: PublishedWeights, part: Path, cached: Path) -> str:
     )
 
 
-def _has_size(known: PublishedWeights, size: int) -> bool:
-    """Whether a file of `size` bytes is as large as the published one, as far as that is known."""
-    allowed = 0 if known.sha256 else _SHARE_OFF
-    return known.size is None or abs(size - known.size) <= allowed * known.size
-
-
-def _expected(known: PublishedWeights) -> str:
-    if known.size is None:
-        return "a checkpoint"
-    return (
-        f"a checkpoint of {known.size:,} bytes" if known.sha256 else f"a checkpoint of about {known.size / 1e6:.1f} MB"
-    )
-
-
 def _check_kept(known: PublishedWeights, cached: Path) -> None:
-    """Make sure that a cached file is the published one, or where no digest of that is known, what was downloaded.
+    """Raise UserError where a cached file is not the published one, or not what was downloaded.
 
     The digest of a download is noted beside it, by whoever writes there: it says nothing where the published one is
     known. A file without a note that cannot be compared was put there by hand, and is used.
-
-    Raises:
-        UserError: it is another file, or has changed since.
     """
     note = _note(cached)
+    what, expected, remedy = "is not the published file", known.sha256, "Delete it"
     try:
-        kept = note.read_text(errors="replace").split() if note.exists() and not known.sha256 else None
-        found = sha256(cached) if kept is not None or known.sha256 else ""
+        if not expected:
+            if not note.exists():
+                return
+            expected = " ".join(note.read_text(errors="replace").split()[:1])
+            what, remedy = "has changed since it was downloaded", f"Delete it and {note.name}"
+        found = sha256(cached)
     except OSError as error:
         raise UserError(f"--weights {known.name}: cannot read {shown(cached)}: {error.strerror or error}.") from error
-    again = "and it is downloaded again; or give its path as --weights where this very file is meant."
-    if known.sha256 and found != known.sha256:
+    if found != expected:
         raise UserError(
-            f"--weights {known.name}: {cached} is not the published file: its SHA-256 is '{found}', expected "
-            f"'{known.sha256}'. Delete it, {again}"
-        )
-    if kept is not None and kept[:1] != [found]:
-        was = shown(kept[0], _DIGITS + 2) if kept else "nothing"
-        raise UserError(
-            f"--weights {known.name}: {cached} has changed since it was downloaded: its SHA-256 is '{found}', and "
-            f"{note.name} beside it says {was}. Delete both, {again}"
+            f"--weights {known.name}: {cached} {what}: its SHA-256 is '{found}', expected "
+            f"{shown(expected, _DIGITS + 2)}. {remedy}, and it is downloaded again; or give its path as --weights if "
+            "this very file is meant."
         )

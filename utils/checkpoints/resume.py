@@ -21,37 +21,22 @@ log = logging.getLogger(__name__)
 
 
 class Difference(NamedTuple):
-    """A flag with which a run cannot be continued.
+    """A flag with which a run cannot be continued."""
 
-    Attributes:
-        now: as it is given: "--freeze 2".
-        was: what the run has: "--freeze 3".
-        why: the reason, where the two do not say it.
-    """
-
-    now: str
-    was: str
-    why: str
+    now: str  # as it is given: "--freeze 2"
+    was: str  # what the run has: "--freeze 3"
+    why: str  # the reason, where the two do not say it
 
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run to resume.
+    """A run to resume."""
 
-    Attributes:
-        run: its directory, on rank 0's host.
-        checkpoint: the content of its last.pt; `restore` empties it.
-    """
-
-    run: Path
-    checkpoint: dict[str, Any]
+    run: Path  # its directory, on rank 0's host
+    checkpoint: dict[str, Any]  # the content of its last.pt; `restore` empties it
 
     def check_classes(self, names: Sequence[str], config: TrainConfig) -> None:
-        """Refuse data with other classes than the run's.
-
-        Raises:
-            UserError: `names`, those of the data now, are more or fewer, or in another order.
-        """
+        """Raise UserError for data whose classes are more or fewer than the run's, or in another order."""
         before = len(self.checkpoint["names"])
         if before != len(names):
             single = " with --single-cls" if config.single_cls else ""
@@ -72,10 +57,9 @@ class ResumedRun:
         """Put `state` where the checkpoint has it, and release the checkpoint.
 
         Args:
-            state: of this rank.
-            config: of the resumed run.
+            state, config: of this rank, of the resumed run.
             images, data_hash: how many images are trained on, and the digest of their index.
-            world: this rank.
+            world: the ranks.
 
         Raises:
             UserError: the checkpoint does not fit.
@@ -108,16 +92,14 @@ def run_of_checkpoint(
     restarted: bool = False,
     others: Sequence[Difference] = (),
 ) -> tuple[TrainConfig, Hyp, ResumedRun]:
-    """The run that a checkpoint belongs to, with its saved configuration overridden by the flags given now.
-
-    Where the launcher has restarted the ranks, the batch size that AutoBatch has chosen stays, unless there are now
-    ranks that do not divide it.
+    """Return the run that a checkpoint belongs to, with its saved configuration overridden by the flags given now.
 
     Args:
         given: the flags given now, by name.
         path, checkpoint: the file and its content.
-        world: this rank.
-        restarted: by the launcher, or with the same command (`--resume auto`).
+        world: the ranks.
+        restarted: by the launcher, or with the same command (`--resume auto`): then the batch size that AutoBatch has
+            chosen stays, unless there are now ranks that do not divide it.
         others: what was found to differ already.
 
     Raises:
@@ -143,7 +125,7 @@ def run_of_checkpoint(
 
 
 def _differences(before: TrainConfig, kept: Hyp, config: TrainConfig, hyp: Hyp) -> Iterator[Difference]:
-    """What was asked for at first, `before` and `kept`, and cannot be what it is now, `config` and `hyp`."""
+    """Compare what the run began with, `before` and `kept`, with what is asked for now, `config` and `hyp`."""
     had, has = before.optimizer or kept.optimizer, config.optimizer or hyp.optimizer
     by_hyp = f"--hyp {shown(config.hyp)}"
     if (had == "SGD") != (has == "SGD"):  # both Adams keep the same
@@ -167,11 +149,7 @@ def _differences(before: TrainConfig, kept: Hyp, config: TrainConfig, hyp: Hyp) 
 
 
 def saved_config(checkpoint: Mapping[str, Any], path: Path) -> TrainConfig:
-    """The flags that the run of a checkpoint was started with, but for those that belong to this start.
-
-    Raises:
-        UserError: this version does not know them, or not their values.
-    """
+    """Return the flags that a run began with; UserError where this version does not know them, or not their values."""
     saved = {key: value for key, value in checkpoint["config"].items() if key not in ("device", "local_rank")}
     try:
         # By spelling, not by field: a flag that has been renamed since keeps its old name as an alias.

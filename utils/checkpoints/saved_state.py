@@ -18,12 +18,7 @@ from tessera.utils.text import first_line, shown
 
 
 def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) -> dict[str, Any]:
-    """The values of `STATE_KEYS`: live tensors, not copies.
-
-    Args:
-        state: of this rank.
-        losses_by_rank: `progress.losses` of every rank; () with a single one.
-    """
+    """Return the values of `STATE_KEYS`: live tensors, not copies, and the losses of every rank."""
     progress = state.progress
     return {
         "model": state.model.state_dict(),
@@ -47,11 +42,13 @@ def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) ->
 def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int = 0, size: int = 1) -> None:
     """Put `state`, in place, where a checkpoint has it.
 
+    Each rank restores its own part of the epoch's losses, or rank 0 all of it where the number of ranks has changed;
+    and only rank 0 restores the process's generators, which must differ.
+
     Args:
         state: of this rank; its model and optimizer are of the checkpoint's kind.
         saved: what `load_checkpoint` returned; more keys than `STATE_KEYS` are fine.
-        rank, size: this rank among all. Each restores its own part of the epoch's losses, or rank 0 all of it where
-            the number of ranks has changed; and only rank 0 restores the process's generators, which must differ.
+        rank, size: this rank among all.
 
     Raises:
         UserError: the weights, the optimizer's state, the losses or the generators' do not fit.
@@ -70,12 +67,9 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
         state.precision.scaler.load_state_dict(saved["scaler"])
     state.stopper.load_state_dict(saved["stopper"])
     progress = state.progress
-    progress.epoch = saved["epoch"]
-    progress.step = saved["step"]
-    progress.step_in_epoch = saved["step_in_epoch"]
+    for name in ("epoch", "step", "step_in_epoch", "epoch_skipped", "skipped_steps"):
+        setattr(progress, name, saved[name])
     progress.class_maps = tuple(saved["class_maps"])
-    progress.epoch_skipped = saved["epoch_skipped"]
-    progress.skipped_steps = saved["skipped_steps"]
     parts = saved["epoch_losses"]
     if parts.shape[1] != len(progress.losses):
         raise UserError(
@@ -113,11 +107,7 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
 
 
 def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """torch takes whatever is saved for a parameter, and fails in the first step.
-
-    Raises:
-        ValueError: what is kept for a parameter is not what this kind of optimizer keeps.
-    """
+    """Raise ValueError for moments of another kind or shape: torch takes them, and fails in the first step."""
     adam = "betas" in optimizer.param_groups[0]
     wanted = {"exp_avg", "exp_avg_sq"} if adam else {"momentum_buffer"}
     for parameter, kept in optimizer.state.items():
@@ -129,7 +119,7 @@ def _check_moments(optimizer: torch.optim.Optimizer) -> None:
 
 
 def rng_state(accelerator: Accelerator) -> dict[str, Any]:
-    """State of this process's generators (Python, NumPy, torch, a CUDA device) as plain values."""
+    """Return the state of this process's generators (Python, NumPy, torch, a CUDA device) as plain values."""
     algorithm, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 - the process-level generator
     return {
         "python": random.getstate(),
@@ -140,11 +130,7 @@ def rng_state(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def set_rng_state(saved: Mapping[str, Any], accelerator: Accelerator) -> None:
-    """Put this process's generators where `rng_state` found them.
-
-    Raises:
-        UserError: what is saved are no states of generators.
-    """
+    """Put this process's generators where `rng_state` found them, or raise UserError."""
     try:
         version, internal, gauss = saved["python"]
         random.setstate((version, tuple(internal), gauss))

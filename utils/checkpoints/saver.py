@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -24,6 +24,8 @@ from tessera.utils.ranks.signals import Interruption
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
+
+_Files = Sequence[tuple[Sequence[str], Mapping[str, Any]]]  # the names of each, and its content
 
 
 class Saver:
@@ -44,9 +46,10 @@ class Saver:
     the unfinished file open. If that write failed, it is an error on every rank. Only `--save-steps` and a stop do not
     end there: they warn, write their own file and then what is missing, as the disk may have room again.
 
+    Every rank calls every method. Where a file could not be written, each of them raises `UserError` on every rank.
+
     Args:
-        context: of the run.
-        state: what is saved.
+        context, state: of the run.
         dataset_hash: digest of the training index.
         pixels: the dataset's rule for levels of more than 8 bits.
         interruption: whether this rank was asked to stop.
@@ -74,21 +77,17 @@ class Saver:
         self._git = git_revision() if context.world.is_main else None
         # One thread for all writes: CPython before 3.12 must not fork while a thread begins or ends.
         self._thread = ThreadPoolExecutor(1, "checkpoint writer")
-        self._writing: _Writing | None = None
+        self._writing: tuple[_Files, Future[None]] | None = None
 
     def __enter__(self) -> Saver:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._thread.shutdown(wait=True)
-        self._failed_write()
+        self._finish_writing(raises=False)
 
     def settle(self) -> None:
-        """Bring the state up to the last step, and wait for the file that is being written; every rank.
-
-        Raises:
-            UserError: on every rank, where that file could not be written.
-        """
+        """Bring the state up to the last step, and wait for the file that is being written."""
         self._settle_state()
         self._context.world.from_main(self._finish_writing)
 
@@ -96,8 +95,7 @@ class Saver:
         """Save in the middle of an epoch where it is time to, or where a rank was asked to stop.
 
         Raises:
-            UserError: on every rank, where the file could not be written.
-            Interrupted: on every rank, once the checkpoint is written.
+            Interrupted: once the checkpoint is written, where a rank was asked to stop.
         """
         progress = self._state.progress
         if stop or due(progress.step, self._context.config.save_steps):
@@ -107,30 +105,17 @@ class Saver:
             self._interrupt(f"epoch {progress.epoch} after batch {progress.step_in_epoch}")
 
     def before_validation(self) -> None:
-        """Begin to save last.pt after an epoch's steps; not under --nosave.
-
-        Raises:
-            UserError: on every rank, where the file before could not be written.
-        """
+        """Begin to save last.pt after an epoch's steps; not under --nosave."""
         if not self._context.config.nosave:
             self._save(["last.pt"], wait=False)
 
     def stop_validation(self) -> NoReturn:
-        """Save last.pt, from which a resumed run begins with the validation that is given up here; every rank.
-
-        Raises:
-            UserError: on every rank, where the file could not be written.
-            Interrupted: on every rank, once the checkpoint is written.
-        """
+        """Save last.pt, from which a resumed run begins with the validation that is given up here; then interrupt."""
         self._save(["last.pt"], wait=True)
         self._interrupt(f"the validation of epoch {self._state.progress.epoch}")
 
     def before_training(self, metrics: Metrics) -> None:
-        """Keep the weights that a run begins with as best.pt, with what they measure.
-
-        Raises:
-            UserError: on every rank, where the file could not be written.
-        """
+        """Keep the weights that a run begins with as best.pt, with what they measure."""
         self.best = self.folder / "best.pt"
         self._save([], metrics, is_best=True, wait=True)
 
@@ -144,8 +129,7 @@ class Saver:
             stop: the training ends here early. Here, and after the last epoch, the files are written on return.
 
         Raises:
-            UserError: on every rank, where the file of the epoch before could not be written.
-            Interrupted: on every rank, where one was asked to stop and there is something left to train.
+            Interrupted: a rank was asked to stop, and there is something left to train.
         """
         config = self._context.config
         done = stop or epoch + 1 == config.epochs
@@ -162,10 +146,13 @@ class Saver:
             self._interrupt(f"the end of epoch {epoch}")
 
     def _save(self, whole: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:
-        """Save the state of the last step: whole, under these names, and its weights where they are the best.
+        """Save the state of the last step; return whether a rank was asked to stop by then.
 
-        Returns:
-            Whether a rank was asked to stop by then.
+        Args:
+            whole: names of whole checkpoints.
+            metrics: of these weights.
+            is_best: whether best.pt is written too.
+            wait: until it is written; else it is begun.
         """
         world = self._context.world
         world.set_activity("saving a checkpoint")
@@ -174,14 +161,17 @@ class Saver:
 
         def write() -> None:
             content = self._content(losses, metrics)
+            missing = self._finish_writing(raises=not wait)
             content = content if whole else _weights(content)
+            if not wait:
+                content = snapshot(content, world.accelerator)
+            files = [(["best.pt"], _weights(content))] * is_best + [(whole, content)] * bool(whole)
             if wait:
-                failed, files = self._failed_write(), _files(content, whole, is_best)
-                self._write([*files, *_missing(failed, files)])
+                new = {name for names, _ in files for name in names}
+                left = [([name for name in names if name not in new], before) for names, before in missing]
+                self._write([*files, *((names, before) for names, before in left if names)])
             else:
-                self._finish_writing()
-                files = _files(snapshot(content, world.accelerator), whole, is_best)
-                self._writing = _Writing(files, self._thread.submit(self._write, files))
+                self._writing = files, self._thread.submit(self._write, files)
 
         world.from_main(write)
         world.set_activity("training")
@@ -196,7 +186,7 @@ class Saver:
         )
         return {**dump_state(self._state, losses), **describe_metrics(metrics), **description}
 
-    def _write(self, files: Sequence[_File]) -> None:
+    def _write(self, files: _Files) -> None:
         """Write each content once, and copy the file to its other names."""
         for names, content in files:
             first, *others = (self.folder / name for name in names)
@@ -206,20 +196,16 @@ class Saver:
             if "last.pt" in names:
                 self._context.world.remember("saved", "yes")
 
-    def _finish_writing(self) -> None:
-        """Wait for the file that is being written, and raise what went wrong with it."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.done.result()
-
-    def _failed_write(self) -> _Writing | None:
-        """Wait for the file that is being written; where that went wrong, warn of it and return what was to be done."""
-        writing, self._writing = self._writing, None
-        failure = writing.done.exception() if writing is not None else None
+    def _finish_writing(self, *, raises: bool = True) -> _Files:
+        """Wait for the files that are being written. Where that failed, raise why, or warn and return these files."""
+        (files, done), self._writing = self._writing or ([], None), None
+        failure = done.exception() if done else None
         if failure is None:
-            return None
+            return []
+        if raises:
+            raise failure
         log.warning(f"The last checkpoint was not written: {failure}")
-        return writing
+        return files
 
     def _interrupt(self, where: str) -> NoReturn:
         last = self.folder / "last.pt"
@@ -228,42 +214,13 @@ class Saver:
         raise Interrupted(message, self._interruption.requested, saved=True)
 
 
-class _File(NamedTuple):
-    """What is to be written under one or more names."""
-
-    names: Sequence[str]
-    content: Mapping[str, Any]
-
-
-class _Writing(NamedTuple):
-    """Files that are written in the background, and the end of that."""
-
-    files: Sequence[_File]
-    done: Future[None]
-
-
-def _files(content: Mapping[str, Any], whole: Sequence[str], is_best: bool) -> list[_File]:
-    """What to write: best.pt where it is the best, and the whole content under its names."""
-    return [_File(["best.pt"], _weights(content))] * is_best + [_File(whole, content)] * bool(whole)
-
-
 def _weights(content: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a checkpoint that best.pt is."""
     return {key: content[key] for key in WEIGHTS_KEYS}
 
 
-def _missing(failed: _Writing | None, files: Sequence[_File]) -> list[_File]:
-    """What was to be written before, under the names that `files` have not."""
-    names = {name for file in files for name in file.names}
-    left = [_File([n for n in file.names if n not in names], file.content) for file in failed.files] if failed else []
-    return [file for file in left if file.names]
-
-
 def snapshot(value: Any, accelerator: Accelerator) -> Any:
-    """A copy of `value` on the host that training does not change: tensors, and the containers that they lie in.
-
-    The host waits for the device once, for all of them.
-    """
+    """Copy tensors and their containers to the host, after one wait for the device; training does not change them."""
     copied = _copy_to_host(value, accelerator)
     accelerator.synchronize()
     return copied

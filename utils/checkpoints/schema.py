@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -18,11 +18,14 @@ MIN_IMGSZ, MAX_IMGSZ = 32, 8192  # as of --imgsz
 _DEEPEST = 20
 
 
+_Test = Callable[[Any], bool]
+
+
 def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < 2**63)
 
 
-def _is_flag(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
     return value is None or type(value) is bool or _is_number(value) or type(value) is str
 
 
@@ -34,112 +37,99 @@ def _is_epoch(value: Any) -> bool:
     return type(value) is int and START <= value < 2**63
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)
+
+
 def _is_losses(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 2 and len(value) > 0 and value.is_floating_point()
 
 
-def _is_anything(value: Any) -> bool:
-    return True
+def _either(*tests: _Test) -> _Test:
+    return lambda value: any(test(value) for test in tests)
 
 
-class _Each(NamedTuple):
-    """A dict: the shape of its keys, and of its values."""
-
-    key: Any
-    value: Any
+def _optional(test: _Test) -> _Test:
+    return lambda value: value is None or test(value)
 
 
-class _Either(NamedTuple):
-    """A value of one of two shapes."""
-
-    one: Any
-    other: Any
+def _items(test: _Test) -> _Test:
+    """A list or tuple of any length."""
+    return lambda value: isinstance(value, (list, tuple)) and all(map(test, value))
 
 
-_TABLE = _Each(str, _is_anything)
+def _row(*tests: _Test) -> _Test:
+    """A list or tuple with an item for each test."""
+    return lambda value: (
+        isinstance(value, (list, tuple))
+        and len(value) == len(tests)
+        and all(test(item) for test, item in zip(tests, value, strict=True))
+    )
 
 
-def _has_shape(value: Any, shape: Any) -> bool:
-    """Whether a value has a shape.
+def _table(test: _Test = lambda value: True, key: _Test = _is_text) -> _Test:
+    return lambda value: isinstance(value, dict) and all(key(k) and test(item) for k, item in value.items())
 
-    A shape is None, str, Tensor or a test; `_Each` or `_Either`; a dict: these names at least, each value of its shape;
-    a tuple: as many items, each of its shape; a list of one shape: any number of items of it. Items may lie in a list
-    or in a tuple.
-    """
-    if shape is None or shape is str or shape is Tensor:
-        return value is None if shape is None else isinstance(value, shape)
-    match shape:
-        case _Either():
-            return any(_has_shape(value, one) for one in shape)
-        case _Each(key_shape, value_shape):
-            return isinstance(value, dict) and all(
-                _has_shape(key, key_shape) and _has_shape(item, value_shape) for key, item in value.items()
-            )
-        case dict():
-            return _has_shape(value, _TABLE) and all(
-                key in value and _has_shape(value[key], shape[key]) for key in shape
-            )
-        case [item_shape] if isinstance(shape, list):
-            return isinstance(value, (list, tuple)) and all(_has_shape(item, item_shape) for item in value)
-        case tuple():
-            return isinstance(value, (list, tuple)) and len(value) == len(shape) and all(map(_has_shape, value, shape))
-    return bool(shape(value))
+
+def _having(**tests: _Test) -> _Test:
+    """A dict with these names at least."""
+    is_table = _table()
+    return lambda value: is_table(value) and all(name in value and test(value[name]) for name, test in tests.items())
 
 
 def _is_stopper(value: Any) -> bool:
-    wanted = {"best_fitness": _is_number, "best_epoch": _is_epoch}
-    return _has_shape(value, wanted) and _is_epoch(value.get("improved_epoch", START))  # which earlier versions lack
+    is_one = _having(best_fitness=_is_number, best_epoch=_is_epoch)
+    return is_one(value) and _is_epoch(value.get("improved_epoch", START))  # which earlier versions lack
 
 
-_TENSORS = "tensors by name", _Each(str, Tensor)
-_VALUES = "values by name", _TABLE
-_TEXT = "text", str
+_TENSORS = "tensors by name", _table(_is_tensor)
+_VALUES = "values by name", _table()
+_TEXT = "text", _is_text
 _COUNT = "a whole number", _is_count
-_MOMENTS = _Each(str, _Either(Tensor, _Either(_is_number, None)))
-_SCALE = {
+_MOMENTS = _table(_either(_is_tensor, _optional(_is_number)))
+_SCALE = _having(
     **dict.fromkeys(("scale", "growth_factor", "backoff_factor"), _is_number),
     **dict.fromkeys(("growth_interval", "_growth_tracker"), _is_count),
-}
-_RNG = {
-    "python": (_is_count, [_is_count], _Either(_is_number, None)),
-    "numpy": (str, [_is_count], _is_count, _is_count, _is_number),
-    "torch": Tensor,
-    "cuda": _Either(Tensor, None),
-}
-_THRESHOLDS = {"confidence": _is_number, "class_confidences": [_is_number]}
-# What a message calls each key's value, and its shape.
-_KINDS: Mapping[str, tuple[str, Any]] = {
+)
+_RNG = _having(
+    python=_row(_is_count, _items(_is_count), _optional(_is_number)),
+    numpy=_row(_is_text, _items(_is_count), _is_count, _is_count, _is_number),
+    torch=_is_tensor,
+    cuda=_optional(_is_tensor),
+)
+_OPTIMIZER = _having(state=_table(_MOMENTS, key=_is_count), param_groups=_items(_having(params=_items(_is_count))))
+_THRESHOLDS = _having(confidence=_is_number, class_confidences=_items(_is_number))
+# What a message calls each key's value, and its test.
+_KINDS: Mapping[str, tuple[str, _Test]] = {
     "model": _TENSORS,
     "ema": _TENSORS,
     "ema_updates": _COUNT,
-    "optimizer": (
-        "an optimizer's state",
-        {"state": _Each(_is_count, _MOMENTS), "param_groups": [{"params": [_is_count]}]},
-    ),
-    "scaler": ("the state of a loss scale", _Either(lambda value: value == {}, _SCALE)),
+    "optimizer": ("an optimizer's state", _OPTIMIZER),
+    "scaler": ("the state of a loss scale", _either(lambda value: value == {}, _SCALE)),
     **dict.fromkeys(("epoch", "step", "step_in_epoch", "epoch_skipped", "skipped_steps"), _COUNT),
     "epoch_losses": ("a row of losses a rank", _is_losses),
-    "class_maps": ("a list of numbers", [_is_number]),
+    "class_maps": ("a list of numbers", _items(_is_number)),
     "best_fitness": ("a number", _is_number),
     "stopper": ("the best epoch", _is_stopper),
     "rng": ("the states of generators", _RNG),
-    "config": ("flags by name", _Each(str, _Either(_is_flag, [_is_flag]))),
+    "config": ("flags by name", _table(_either(_is_plain, _items(_is_plain)))),
     "hyp": _VALUES,
     "model_yaml": _VALUES,
-    "names": ("a list of text", [str]),
-    "stride": ("a list of numbers", [_is_number]),
-    "imgsz": ("a whole number, or nothing", _Either(_is_count, None)),
-    "anchors": ("a tensor, or nothing", _Either(Tensor, None)),
-    "pixels": (
-        "two limits of levels, or nothing",
-        _Either(_Each(str, (_is_number, _is_number)), None),
-    ),
-    "metrics": ("numbers by name, or nothing", _Either(_Each(str, _is_number), None)),
-    "thresholds": ("confidences, or nothing", _Either(_THRESHOLDS, None)),
+    "names": ("a list of text", _items(_is_text)),
+    "stride": ("a list of numbers", _items(_is_number)),
+    "imgsz": ("a whole number, or nothing", _optional(_is_count)),
+    "anchors": ("a tensor, or nothing", _optional(_is_tensor)),
+    "pixels": ("two limits of levels, or nothing", _optional(_table(_row(_is_number, _is_number)))),
+    "metrics": ("numbers by name, or nothing", _optional(_table(_is_number))),
+    "thresholds": ("confidences, or nothing", _optional(_THRESHOLDS)),
     "dataset_hash": _TEXT,
     "date": _TEXT,
-    "tessera_version": ("text, or nothing", _Either(str, None)),
-    "git": ("text, or nothing", _Either(str, None)),
+    "tessera_version": ("text, or nothing", _optional(_is_text)),
+    "git": ("text, or nothing", _optional(_is_text)),
 }
 
 
@@ -154,8 +144,8 @@ def check_values(state: Mapping[str, Any], most: int = sys.maxsize) -> None:
         Damaged: one is of another kind; names it, and what was expected.
     """
     check_parts(state, most)
-    for key, (words, shape) in _KINDS.items():
-        if key in state and not _has_shape(state[key], shape):
+    for key, (words, test) in _KINDS.items():
+        if key in state and not test(state[key]):
             raise Damaged(f"its `{key}` ({type(state[key]).__name__}) is not {words}")
 
 
@@ -186,11 +176,7 @@ def check_detector(
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Check that every number of a model's tensors is one.
-
-    Raises:
-        Damaged: names the first tensor with another.
-    """
+    """Raise Damaged, with its name, for the first tensor with a number that is not finite."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
@@ -200,12 +186,9 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_parts(value: Any, most: int) -> None:
-    """Check that a value has tensors and plain values alone, not very deep, and no more than `most`.
+    """Raise Damaged for a value of more than tensors and plain values, that is very deep or has more than `most` parts.
 
     A pickle of some bytes can describe a list that contains itself, or that unfolds to any number of items.
-
-    Raises:
-        Damaged: it has others, is deeper or has more.
     """
     level, parts = [value], 1
     for _ in range(_DEEPEST):
@@ -215,10 +198,10 @@ def check_parts(value: Any, most: int) -> None:
                 parts += len(part)
                 if parts > most:
                     raise Damaged("its values contain each other")
-                if isinstance(part, dict) and not all(map(_is_flag, part)):
+                if isinstance(part, dict) and not all(map(_is_plain, part)):
                     raise Damaged("it has a name that is no text or number")
                 below += part.values() if isinstance(part, dict) else part
-            elif not (_is_flag(part) or type(part) is int or isinstance(part, Tensor)):
+            elif not (_is_plain(part) or type(part) is int or isinstance(part, Tensor)):
                 raise Damaged(f"it holds a {type(part).__name__}, which no checkpoint has")
         level = below
     if level:

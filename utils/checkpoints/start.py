@@ -10,10 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tessera.data.source.annotations.class_names import (
-    match_classes,
-    names_say_nothing,
-)
+from tessera.data.source.annotations.class_names import match_classes, names_say_nothing
 from tessera.models.description import read_model
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.head import Head
@@ -33,11 +30,7 @@ DEFAULT_MODEL = "tessera-n.yaml"  # the help of --cfg names it too
 
 
 def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | None:
-    """What `--weights` means; None where the model starts from scratch, or from the checkpoint of a resumed run.
-
-    Raises:
-        UserError: there is no such file, or it cannot be read.
-    """
+    """Read what `--weights` means; None where the model starts from scratch or from a resumed run's checkpoint."""
     if not config.weights or resumed:
         return None
     if config.weights == efficientnet_lite.NAME:
@@ -80,11 +73,7 @@ def described_model(
 
 
 def head_class(config: TrainConfig, names: Sequence[str], weights: Weights | None = None) -> type[Head]:
-    """The head of a fresh run's model, before there is one.
-
-    Raises:
-        ConfigError: no such model YAML, or a wrong one.
-    """
+    """Return the head's class of a fresh run's model, before there is one."""
     return read_model(described_model(config, weights), {"nc": len(names)}).head
 
 
@@ -137,17 +126,11 @@ def build_model(
 
 
 class _Offered(NamedTuple):
-    """Weights with the class layers in the order of a model's classes.
+    """Weights with the class layers in the order of a model's classes."""
 
-    Attributes:
-        whole: tensors that the weights have whole.
-        partial: those of the class layers, where the weights lack some classes, whose outputs are the model's own.
-        report: how many classes they know, for a line of the log; "" where their class layers do not fit.
-    """
-
-    whole: dict[str, Tensor]
-    partial: dict[str, Tensor]
-    report: str
+    whole: dict[str, Tensor]  # those that the weights have whole
+    partial: dict[str, Tensor]  # class layers where the weights lack some classes, whose outputs are the model's own
+    report: str  # how many classes they know, for a line of the log; "" where their class layers do not fit
 
 
 def for_classes_of(model: DetectionModel, weights: Weights) -> _Offered:
@@ -173,8 +156,7 @@ def fix_norms(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Wei
     """Have the normalisations that the hyperparameters name keep their statistics, in a run from weights.
 
     Args:
-        model: of the run, with its weights.
-        config, hyp: of the run.
+        model, config, hyp: of the run; the model has its weights.
         weights: None where the run is resumed.
 
     Returns:
@@ -204,5 +186,4 @@ def with_frozen_layers(config: TrainConfig, hyp: Hyp) -> TrainConfig:
 
 
 def _freeze(config: TrainConfig) -> str:
-    """What is frozen, as the flag has it."""
     return f"--freeze {' '.join(map(str, config.freeze))}"

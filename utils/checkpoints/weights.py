@@ -38,33 +38,19 @@ EXPORTED = {
 
 
 class Weights(NamedTuple):
-    """Weights to start from, and what else their file says.
+    """Weights to start from, and what else their file says; a default where it does not say."""
 
-    Attributes:
-        state_dict: float32 tensors by name; the EMA's.
-        model_yaml: the architecture, plain.
-        names: class names by index; () where an original file has none.
-        source: where they come from, for the log: "best.pt (after 12 epochs)".
-        data: the dataset YAML that they were trained on, as it was given; "" where the file does not say.
-        imgsz: size in pixels that they were trained at; None where the file does not say.
-        confidence: where the mean F1 of their validation is best; None where the file does not say.
-        class_confidences: where the F1 of each class is best; () where the file does not say.
-        pixels: how levels of more than 8 bits became 8 in training.
-        family: whose file it is, where not this program's: "YOLOv5", "YOLOX", "YOLOv9" or "EfficientNet-Lite".
-        checkpoint: all that best.pt holds, of a checkpoint of this program; None of other files.
-    """
-
-    state_dict: dict[str, Tensor]
+    state_dict: dict[str, Tensor]  # float32; the EMA's
     model_yaml: dict[str, Any]
-    names: tuple[str, ...]
-    source: str
-    data: str = ""
-    imgsz: int | None = None
-    confidence: float | None = None
-    class_confidences: tuple[float, ...] = ()
-    pixels: PixelRule | None = None
-    family: str = ""
-    checkpoint: Mapping[str, Any] | None = None
+    names: tuple[str, ...]  # classes by index
+    source: str  # for the log: "best.pt (after 12 epochs)"
+    data: str = ""  # the dataset YAML that they were trained on, as it was given
+    imgsz: int | None = None  # pixels that they were trained at
+    confidence: float | None = None  # where the mean F1 of their validation is best
+    class_confidences: tuple[float, ...] = ()  # where the F1 of each class is best
+    pixels: PixelRule | None = None  # how levels of more than 8 bits became 8 in training
+    family: str = ""  # of another program's file: "YOLOv5", "YOLOX", "YOLOv9" or "EfficientNet-Lite"
+    checkpoint: Mapping[str, Any] | None = None  # all that best.pt holds, of a checkpoint of this program
 
     @property
     def usual_imgsz(self) -> int:
@@ -120,11 +106,7 @@ def _read(path: Path) -> Weights:
 
 
 def _read_safetensors(path: Path) -> Weights:
-    """What `save_safetensors` wrote, floats as float32.
-
-    Raises:
-        UserError: the package is missing; the file is damaged, or another program's.
-    """
+    """What `save_safetensors` wrote, floats as float32."""
     module = import_extra("safetensors", "safetensors", str(path))
     try:
         with module.safe_open(path, "pt") as file:
@@ -157,11 +139,7 @@ def _read_safetensors(path: Path) -> Weights:
 
 
 def model_of_weights(weights: Weights, given: str) -> DetectionModel:
-    """The detector that a file describes, with its weights.
-
-    Args:
-        weights: from `load_weights`.
-        given: names the file in the error.
+    """Return the detector that a file, which errors call `given`, describes, with its weights.
 
     Raises:
         UserError: the weights do not fit the architecture.
@@ -184,7 +162,7 @@ def save_safetensors(path: Path, weights: Weights, described: Mapping[str, str],
     """Write weights in the safetensors format: tensors behind a header of plain text, nothing that could be run.
 
     Args:
-        path: to write, whole or not at all.
+        path: written whole or not at all.
         weights: to write.
         described: further strings of the header.
         half: floats as float16.

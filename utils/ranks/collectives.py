@@ -115,7 +115,7 @@ class Collectives:
 
 
 def _bytes(text: bytes, length: int) -> Tensor:
-    """uint8 (`length`,) that begins with `text`."""
+    """Return uint8 (`length`,) that begins with `text`."""
     data = torch.empty(length, dtype=torch.uint8)
     data.numpy().data[: len(text)] = text
     return data

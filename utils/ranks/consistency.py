@@ -12,6 +12,7 @@ from torch import nn
 import tessera
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import UserError
+from tessera.utils.files import sha256
 from tessera.utils.flags.options import Options
 from tessera.utils.ranks.rendezvous import by_value
 from tessera.utils.ranks.world import World
@@ -21,32 +22,15 @@ from tessera.utils.types import DatasetIndex
 # May differ between ranks: settings of one rank, and paths, of which the content is compared.
 _OWN = frozenset({"device", "local_rank", "workers", "project", "name", "resume", "data", "hyp", "weights", "a", "b"})
 # Decide which collectives come next: where they differ, ranks would wait for each other without end.
-_PATHS = frozenset(
-    [
-        "command",
-        "--cache",
-        "--check-data",
-        "--evolve",
-        "--hyp",
-        "--resume",
-        "--weights",
-        "--a",
-        "--b",
-        "--loggers",
-        "--task",
-        "--save-json",
-        "--save-txt",
-    ]
-)
+_PATHS = {
+    *("command", "--cache", "--check-data", "--evolve", "--hyp", "--resume", "--weights", "--a", "--b"),
+    *("--loggers", "--task", "--save-json", "--save-txt"),
+}
 _CONTENT = "content of "
 
 
 def require_same_command(config: Options, world: World) -> None:
-    """Refuse ranks that were asked for different work, before the first collective of any. Every rank calls this.
-
-    Raises:
-        UserError: on every rank, with all that differs.
-    """
+    """Raise UserError on every rank where they were asked for different work, before the first collective of any."""
     if world.size == 1:
         return
     everyone = world.all_gather(_command(config))
@@ -78,21 +62,9 @@ def _command(config: Options) -> dict[str, str]:
 
 def _contents(files: Sequence[str]) -> str:
     """Hashes of files on this rank's host; "" where one is missing."""
-    found = list(map(_content, files))
-    return " ".join(found) if all(found) else ""
-
-
-def _content(file: str) -> str:
-    """Hash of a file on this rank's host; "" where there is none."""
     try:
-        path = Path(file).expanduser()
-        if not path.is_file():
-            return ""
-        state = hashlib.blake2b(digest_size=6)
-        with path.open("rb") as opened:
-            while chunk := opened.read(2**20):
-                state.update(chunk)
-        return state.hexdigest()
+        paths = [Path(file).expanduser() for file in files]
+        return " ".join(sha256(path)[:12] for path in paths) if all(path.is_file() for path in paths) else ""
     except (OSError, ValueError, RuntimeError):  # found and reported where the file is needed
         return ""
 
@@ -133,11 +105,7 @@ def _data(index: DatasetIndex) -> str:
 
 
 def require_agreement(mine: Mapping[str, str], world: World) -> None:
-    """Compare over the ranks.
-
-    Raises:
-        UserError: on every rank, with the names, values and ranks that differ.
-    """
+    """Raise UserError on every rank, with the names, values and ranks that differ, where any do."""
     if found := _differences(world.all_gather(dict(mine))):
         raise _disagreement(found)
 

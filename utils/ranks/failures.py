@@ -38,15 +38,10 @@ class PeerError(UserError):
 
 
 class FirstFailure(NamedTuple):
-    """The first failure of a job.
+    """The first failure of a job; its methods raise RuntimeError or OSError where the store is gone."""
 
-    Attributes:
-        reporter: who reports it: "rank 1", or "heartbeat 1" for that rank's heartbeat thread.
-        exit_code: of all ranks.
-    """
-
-    reporter: str
-    exit_code: int
+    reporter: str  # "rank 1", or "heartbeat 1" for that rank's heartbeat thread
+    exit_code: int  # of all ranks
 
     @property
     def rank(self) -> int:
@@ -54,20 +49,12 @@ class FirstFailure(NamedTuple):
         return int(self.reporter.split()[-1])
 
     def claim(self, store: Store) -> FirstFailure:
-        """Become the job's first failure, unless there is one; return the one that is first.
-
-        Raises:
-            RuntimeError, OSError: the store is gone.
-        """
+        """Become the job's first failure, unless there is one; return the one that is first."""
         return FirstFailure(*json.loads(store.compare_set(_KEY, "", json.dumps(self))))
 
     @classmethod
     def read(cls, store: Store) -> FirstFailure | None:
-        """The first failure so far; None where no rank has failed.
-
-        Raises:
-            RuntimeError, OSError: the store is gone.
-        """
+        """The first failure so far; None where no rank has failed."""
         line = read(store, _KEY)
         return None if line is None else cls(*json.loads(line))
 
@@ -84,12 +71,11 @@ class Result(Protocol):
 
 
 def run_command(options: type[Options], argv: Sequence[str], start: Callable[[dict[str, Any]], Result | None]) -> int:
-    """The command line of one rank; returns the exit code. With `--json` the result is printed, or the failure.
+    """Run the command line of one rank and return the exit code. With `--json` the result is printed, or the failure.
 
     Args:
-        options: the flags of the command.
-        argv: its words.
-        start: does what the flags ask for; None of a rank that does nothing.
+        options, argv: flags of the command, and its words.
+        start: does what the flags ask for; returns None on a rank that does nothing.
     """
     if not gc.isenabled():  # since `check_command_line`
         gc.freeze()

@@ -11,12 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from tessera.utils.environment import (
-    Launch,
-    connecting_over_loopback,
-    control_timeout_s,
-    join_timeout_s,
-)
+from tessera.utils.environment import Launch, connecting_over_loopback, control_timeout_s, join_timeout_s
 from tessera.utils.errors import ConfigError, Interrupted, UserError, exit_code_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.choose import choose_accelerator
@@ -54,8 +49,7 @@ def open_world(
         device: `--device`: "", "cpu", "mps", "0" or "0,1".
         local_rank: `--local-rank` of torch.distributed.launch; the environment wins.
         batch_size: images a batch over all ranks, checked before anybody waits; 0 or -1 = not checked.
-        call: what this rank is asked for, in words that it has again when it is restarted: what the world remembers
-            belongs to this call, see `Memory`.
+        call: what this rank is asked for, in the same words after a restart; see `Memory`.
         threads: of this rank's computation on the CPU; 0 = one a processor that it has.
         launch: where this process stands, `Launch()` by itself; None = as the launcher says.
 
@@ -154,11 +148,7 @@ def _own_threads(world: World, threads: int) -> Iterator[None]:
 
 
 def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbeat: Heartbeat) -> dist.ProcessGroup:
-    """Make the default group; return the control group.
-
-    Raises:
-        UserError: the host grants this process too few open files, or the ranks cannot connect to each other.
-    """
+    """Make the default group; return the control group."""
     needed = _FILES * launch.size
     if (left := open_files_left(needed)) < needed:
         raise UserError(
@@ -191,7 +181,7 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
 def _with_reporter(
     error: Exception | Interrupted, rank: int, store: Store, heartbeat: Heartbeat
 ) -> Exception | Interrupted:
-    """What this rank raises in place of `error`, once it is settled which rank reports the job's failure."""
+    """Settle which rank reports the job's failure; return what this rank raises in place of `error`."""
     is_cut_off = _is_lost_connection(error)
     # A launcher that has lost a rank sends SIGTERM to the others.
     lost = heartbeat.silent() if is_cut_off or isinstance(error, Interrupted) else []
@@ -210,18 +200,12 @@ def _with_reporter(
 
 def _is_lost_connection(error: BaseException) -> bool:
     """Whether a collective, or a call of the store, failed because the other end of its connection did."""
-    text = str(error)
-    if isinstance(error, dist.DistNetworkError):  # of a store
-        return True
-    return isinstance(error, RuntimeError) and any(word in text for word in ("onnection", "ocket", "peer", "NCCL"))
+    is_text_of_one = any(word in str(error) for word in ("onnection", "ocket", "peer", "NCCL"))
+    return isinstance(error, dist.DistNetworkError) or (isinstance(error, RuntimeError) and is_text_of_one)
 
 
 def check_batch_size(batch_size: int, ranks: int) -> None:
-    """Refuse a global batch that the ranks do not divide.
-
-    Raises:
-        ConfigError: names the nearest sizes that work.
-    """
+    """Raise ConfigError for a global batch that the ranks do not divide; it names the nearest sizes that work."""
     if batch_size > 0 and batch_size % ranks:
         below = batch_size // ranks * ranks
         sizes = f"{below} or {below + ranks}" if below else f"{ranks}"

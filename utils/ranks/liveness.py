@@ -1,8 +1,7 @@
 """What ends a process that hangs: a watchdog over its calls, and heartbeats, by which the ranks miss one another.
 
 Both are threads, so they work while the main thread waits in a collective, which is where a job would hang.
-`open_world` owns both. The watchdog lasts from before the first call to the job's store until after the process group
-is gone. The heartbeat begins as soon as the ranks have met, and ends with a goodbye before the process group does.
+`open_world` owns both; the watchdog begins before the job's store is asked, and ends after the process group.
 """
 
 from __future__ import annotations
@@ -47,14 +46,7 @@ class AwakeClock:
 
 @dataclass(eq=False)  # two may look alike, and each ends by itself
 class _Call:
-    """A call that is under way.
-
-    Attributes:
-        answers: who has to answer it, as the begin of a sentence; "" = the server of the job's store.
-        timeout_s: after so many seconds the process ends.
-        notice: printed once where the call takes seconds; "" = nothing.
-        waited_s: seconds so far.
-    """
+    """A call that is under way; see `Watchdog.over`."""
 
     answers: str
     timeout_s: float
@@ -69,7 +61,7 @@ class Watchdog:
 
     Args:
         rank: of this process.
-        server: of the job's store, as the begin of a sentence.
+        server: of the job's store, as the beginning of a sentence.
 
     Attributes:
         server_pid: process id of the server where it is a rank on this machine. It is killed when the store does not
@@ -93,11 +85,11 @@ class Watchdog:
         """Inside, this thread waits for `answers`, and the process ends where that takes too long.
 
         Args:
-            answers: who has to answer, as the begin of a sentence; "" = the server of the job's store.
+            answers: who has to answer, as the beginning of a sentence; "" = the server of the job's store.
             timeout_s: seconds; TESSERA_PEER_TIMEOUT where None.
             notice: printed once after some seconds of waiting; "" = nothing.
         """
-        call = _Call(answers, peer_timeout_s() if timeout_s is None else timeout_s, notice)
+        call = _Call(answers, timeout_s or peer_timeout_s(), notice)
         self._calls.append(call)
         try:
             yield
@@ -148,29 +140,18 @@ class _WatchedStore(Store):
 
 
 class Sign(NamedTuple):
-    """A rank's sign of life.
+    """A rank's sign of life."""
 
-    Attributes:
-        tick: counts up while the process lives; -1 after a regular end.
-        messages: control messages that the rank has entered.
-        host, activity: where it is, and what it published last as its activity.
-        pid, namespace: its process id, and where that is valid; see `tessera.utils.machine.host.namespace`.
-    """
-
-    tick: int
-    messages: int
+    tick: int  # counts up while the process lives; -1 after a regular end
+    messages: int  # control messages that the rank has entered
     host: str
     activity: str
     pid: int
-    namespace: str
-
-    def encode(self) -> str:
-        """As one line."""
-        return json.dumps(self)
+    namespace: str  # where the process id is valid; see `tessera.utils.machine.namespaces`
 
     @classmethod
     def decode(cls, line: bytes) -> Sign:
-        """From `encode`."""
+        """Read a sign from JSON."""
         return cls(*json.loads(line))
 
     @property
@@ -179,17 +160,19 @@ class Sign(NamedTuple):
         return self.pid if self.namespace and self.namespace == namespace("pid") else None
 
     def is_dead(self) -> bool:
-        """Whether the rank is of this machine, has not said goodbye, and no such process is there any more."""
+        """Whether the rank is of this machine, has not said goodbye, and its process is gone."""
         number = self.pid_here
         if number is None or self.tick == _ENDED:
             return False
         try:
             os.kill(number, 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, ProcessLookupError)
         return False
+
+
+def _key(rank: int) -> str:
+    return f"heartbeat/{rank}"
 
 
 class Heartbeat:
@@ -203,8 +186,7 @@ class Heartbeat:
         rank, size: this rank among all.
 
     Attributes:
-        activity: what the rank is doing, for messages.
-        messages: control messages that it has entered.
+        activity, messages: what the rank is doing, and how many control messages it has entered.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
@@ -229,57 +211,29 @@ class Heartbeat:
 
     def signs(self) -> list[Sign | None]:
         """Every rank's latest sign, None where it never gave one."""
-        keys = [self._key(rank) for rank in range(self._size)]
+        keys = [_key(rank) for rank in range(self._size)]
         if self._store.check(keys):
             return [Sign.decode(line) for line in self._store.multi_get(keys)]
         return [self.sign_of(rank) for rank in range(self._size)]
 
     def sign_of(self, rank: int) -> Sign | None:
         """The latest sign of a rank; None where it never gave one."""
-        key = self._key(rank)
+        key = _key(rank)
         return Sign.decode(self._store.get(key)) if self._store.check([key]) else None
 
     def silent(self) -> list[tuple[int, Sign]]:
-        """Ranks that show no more signs of life and have not ended regularly; takes a few seconds.
-
-        A broken collective lets all ranks ask at once: the first of them looks, the others take what it has found.
-        Where that is nobody, whoever asks later begins another turn.
-        """
+        """Ranks that show no more signs of life and have not ended regularly; takes a few seconds."""
         try:
-            turn = self._store.add("silent/turn", 0)
-            key = f"silent/found/{turn}"
-            if self._store.add(f"silent/asked/{turn}", 1) > 1 and (found := self._found_by_another(key)):
-                return [(rank, Sign(*sign)) for rank, sign in json.loads(found)]
             before = self.signs()
             time.sleep(_LOOK * INTERVAL_S)
             pairs = enumerate(zip(before, self.signs(), strict=True))
-            lost = [(rank, a) for rank, (b, a) in pairs if a and b and a.tick == b.tick != _ENDED]
-            self._store.set(key, json.dumps(lost))
-            if not lost:
-                self._store.add("silent/turn", 1)
         except (RuntimeError, OSError):  # the store is gone, and with it what it knew
             return []
-        return lost
-
-    def _found_by_another(self, key: str) -> bytes:
-        """What the rank that looks for silent ones has found; nothing where it does not say so in time."""
-        end = time.monotonic() + 2 * _LOOK * INTERVAL_S
-        while not self._store.check([key]):
-            if time.monotonic() > end:
-                return b""
-            time.sleep(INTERVAL_S / 2)
-        return self._store.get(key)
-
-    def _key(self, rank: int) -> str:
-        return f"heartbeat/{rank}"
+        return [(rank, a) for rank, (b, a) in pairs if a and b and a.tick == b.tick != _ENDED]
 
     def _publish(self) -> None:
         sign = Sign(self._tick, self.messages, socket.gethostname(), self.activity, *self._place)
-        self._store.set(self._key(self._rank), sign.encode())
-
-    def _latest(self, rank: int) -> Sign:
-        """The latest sign of a rank that has given one: from then on there always is one."""
-        return Sign.decode(self._store.get(self._key(rank)))
+        self._store.set(_key(self._rank), json.dumps(sign))
 
     def _beat(self) -> None:
         neighbour = (self._rank + 1) % self._size
@@ -293,11 +247,11 @@ class Heartbeat:
                 if (first := FirstFailure.read(self._store)) is not None:
                     self._end_after_grace("", first.exit_code)  # silently: the reason is reported
                     return
-                seen, sign = sign, self.sign_of(neighbour) if sign is None else self._latest(neighbour)
+                seen, sign = sign, self.sign_of(neighbour)
                 silence_s = silence_s if sign == seen else 0.0
                 if sign is not None and sign.is_dead():
-                    sign = self._latest(neighbour)  # its goodbye may have come meanwhile
-                    if sign.tick != _ENDED:
+                    sign = self.sign_of(neighbour)  # its goodbye may have come meanwhile
+                    if sign is not None and sign.tick != _ENDED:
                         self._report_dead(neighbour, sign)
                         return
                 elif silence_s > self._timeout_s and (sign is None or sign.tick != _ENDED):
@@ -339,7 +293,7 @@ def where(rank: int, sign: Sign | None) -> str:
 
 
 def is_gone(lost: Iterable[tuple[int, Sign]]) -> str:
-    """Message about ranks that ended without reporting why."""
+    """Say that ranks ended without reporting why."""
     named = ", ".join(where(rank, sign) for rank, sign in lost)
     return f"{named} is gone: killed, or its host is. See the launcher's lines, and dmesg on that host."
 

@@ -35,13 +35,8 @@ class Host(NamedTuple):
 
 
 def preflight(world: World, folder: Path) -> None:
-    """Log ranks per host, devices, the speed of an all-reduce, free /dev/shm and disk; all ranks call this.
-
-    Args:
-        world: the ranks.
-        folder: of the run, on rank 0's host.
-    """
-    speed = all_reduce_mib_s(world)
+    """Log ranks per host, devices, the speed of an all-reduce, free /dev/shm and disk; all ranks call this."""
+    speed = _all_reduce_mib_s(world)
     hosts = world.all_gather(_here(world, folder))
     if not world.is_main:
         return
@@ -58,7 +53,7 @@ def preflight(world: World, folder: Path) -> None:
         log.warning(advice)
 
 
-def all_reduce_mib_s(world: World) -> float:
+def _all_reduce_mib_s(world: World) -> float:
     """MiB of gradients a second that the ranks sum up; infinite with a single rank."""
     if world.size == 1:
         return float("inf")

@@ -31,15 +31,9 @@ def open_store(launch: Launch, watchdog: Watchdog) -> Store:
     if launch.has_store or launch.rank:
         return connect_to_store(launch, watchdog)
     address, port = _address(launch)
-    try:
-        return TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=join_timeout_s()),
-            multi_tenant=True,  # a second run in this process may find the first one's
-        )
+    timeout = timedelta(seconds=join_timeout_s())
+    try:  # multi-tenant: a second run in this process may find the first one's
+        return TCPStore(address, port, is_master=True, wait_for_workers=False, timeout=timeout, multi_tenant=True)
     except RuntimeError as error:
         raise UserError(
             f"rank 0 cannot listen on port {port} of this host: {first_line(error)}. Another job has the port, or "
@@ -83,11 +77,7 @@ def _address(launch: Launch) -> tuple[str, int]:
 
 
 def _await_listener(launch: Launch, timeout_s: float) -> None:
-    """Wait until somebody listens at the job's address; torch itself would try for minutes and print nothing.
-
-    Raises:
-        UserError: nobody does within `timeout_s` seconds.
-    """
+    """Wait until somebody listens at the job's address; torch itself would try for minutes and print nothing."""
     server, found = server_of(launch), ""
     address, port = _address(launch)
 
@@ -122,9 +112,7 @@ def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> st
     Raises:
         UserError: ranks are missing when the time is up.
     """
-    if rank:
-        return _follow(store, rank, size, timeout_s)
-    return _lead(store, size, timeout_s)
+    return _follow(store, rank, size, timeout_s) if rank else _lead(store, size, timeout_s)
 
 
 def _lead(store: Store, size: int, timeout_s: float) -> str:
@@ -197,11 +185,9 @@ def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
 
 
 def _hint(rank: int, found: str, size: int) -> str:
-    """What to say of another rank that was started with another number of ranks, as far as the store remembers."""
+    """Name a rank that was started with another number of ranks, as far as the store remembers."""
     return (
-        f" (rank {rank} was started as one of {found}, this one as one of {size})"
-        if found not in ("", str(size))
-        else ""
+        "" if found in ("", str(size)) else f" (rank {rank} was started as one of {found}, this one as one of {size})"
     )
 
 
@@ -212,7 +198,7 @@ def _wait(
     late: Callable[[], UserError],
     pauses: Backoff,
 ) -> str:
-    """Repeat `step` until it gives something; say once whom it waits for, and raise `late` in the end."""
+    """Repeat `step` until it returns something; print once whom it waits for, and raise `late` in the end."""
     started, noticed = time.monotonic(), False
     while not (found := step()):
         waited = time.monotonic() - started
@@ -227,18 +213,10 @@ def _wait(
 
 
 def require_own_devices(store: Store, rank: int, size: int, accelerator: Accelerator) -> bool:
-    """Refuse ranks that compute on one device together, and ranks whose collectives run over different backends.
-
-    Args:
-        store: with keys of this session.
-        rank, size: this rank among all.
-        accelerator: of this rank.
-
-    Returns:
-        Whether all ranks reach each other over one loopback interface.
+    """Return whether all ranks reach each other over one loopback interface.
 
     Raises:
-        ConfigError: on every rank.
+        ConfigError: on every rank; ranks share a device, or their collectives run over different backends.
     """
     store.set(f"device/{rank}", f"{namespace('net')} {accelerator.backend} {accelerator.identity}")
     values = store.multi_get([f"device/{other}" for other in range(size)])
@@ -248,7 +226,7 @@ def require_own_devices(store: Store, rank: int, size: int, accelerator: Acceler
             f"the ranks compute on different kinds of devices, and cannot exchange gradients: {by_value(backends)}. "
             f"Does a host not see its GPUs? Give --device on all of them."
         )
-    for device, ranks in ranks_by_value(devices).items():
+    for device, ranks in _ranks_by_value(devices).items():
         if device and len(ranks) > 1:
             raise ConfigError(
                 f"ranks {', '.join(map(str, ranks))} share one CUDA device ({device}). Start as many ranks a "
@@ -257,8 +235,7 @@ def require_own_devices(store: Store, rank: int, size: int, accelerator: Acceler
     return len(set(networks)) == 1 and networks[0] != ""
 
 
-def ranks_by_value(values: Iterable[str]) -> dict[str, list[int]]:
-    """Which ranks have a value, of values by rank."""
+def _ranks_by_value(values: Iterable[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         found.setdefault(value, []).append(rank)
@@ -267,5 +244,5 @@ def ranks_by_value(values: Iterable[str]) -> dict[str, list[int]]:
 
 def by_value(values: Iterable[str]) -> str:
     """Values by rank, as messages list them: "gloo on rank 0, 2; nccl on rank 1"."""
-    shares = ranks_by_value(values).items()
+    shares = _ranks_by_value(values).items()
     return "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in shares)

@@ -156,12 +156,7 @@ def remove_if_empty(run: Path) -> None:
 
 @contextmanager
 def hold_run(
-    run: Path,
-    world: World,
-    *,
-    waits: bool = True,
-    reads: bool = False,
-    instead: str = "give another --name",
+    run: Path, world: World, *, waits: bool = True, reads: bool = False, instead: str = "give another --name"
 ) -> Iterator[Path]:
     """Hold the lock on a run directory, which is made where it is missing; every rank enters this, and rank 0 has it.
 
@@ -176,8 +171,8 @@ def hold_run(
         instead: a remedy, for the message.
 
     Raises:
-        RunTakenError: on every rank, where the other process has not ended.
-        UserError: on every rank, where the directory cannot be made or written to.
+        RunTakenError: on every rank; the other process has not ended.
+        UserError: on every rank; the directory cannot be made or written to.
     """
     world.set_activity("waiting for the run directory")
     timeout_s = lock_timeout_s() if waits else 0.0

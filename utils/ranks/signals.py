@@ -89,8 +89,7 @@ class Interruption:
         # No promise of a checkpoint: launchers send SIGTERM too where a rank is gone, without which there is none.
         how = "stopping soon; Ctrl-C ends at once" if self._deferred else "stopping"
         if self._is_main:
-            with contextlib.suppress(OSError):  # a print may be under way, which this must not enter
-                os.write(2, f"\n{signal.Signals(self.requested).name}: {how}.\n".encode())
+            _write_line(f"{signal.Signals(self.requested).name}: {how}.")
 
     def begin_end(self) -> None:
         """The run ends from now on: for a while, no other Ctrl-C cuts off what is being closed."""
@@ -105,14 +104,7 @@ class Interruption:
         self._deferred = True
 
     def act_at_once(self, when: str) -> None:
-        """From now on end the run at once again, also where a signal has been noted.
-
-        Args:
-            when: end of the sentence "Stopped by SIGTERM …".
-
-        Raises:
-            Interrupted: a signal has been noted.
-        """
+        """From now on end the run at once again; now where a signal has been noted: "Stopped by SIGTERM `when`."."""
         self._when, self._deferred = when, False
         if self.requested:
             raise self._end()
@@ -123,9 +115,15 @@ class Interruption:
         return Interrupted(f"Stopped by {name}{' ' if self._when else ''}{self._when}.", self.requested)
 
 
+def _write_line(text: str) -> None:
+    """Write to stderr itself: a print may be under way, which a handler must not enter."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())
+
+
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """Inside, the signals that an `Interruption` handles wait: the first of them is handled at the end.
+    """Inside, the signals that an `Interruption` handles wait; the first of them is handled at the end.
 
     For what has to be closed whole: the exception would leave the rest of it open, and be lost inside a `__del__`.
     """
@@ -174,24 +172,18 @@ def ignore_sigterm_at_the_end() -> None:
 def start_signal_thread(who: str) -> Callable[[], None]:
     """Start a thread that acts on signals at once, whatever the main thread is in.
 
-    SIGUSR2 prints the stack of each thread of this process to stderr, and the process continues: also while the main
-    thread waits in a collective, which is where a job would hang. The dumps go where stderr is now, also while
-    `words_of_libraries` holds stderr back. The thread reads the stacks while it holds the interpreter's lock:
-    faulthandler, which reads them within the signal handler, can crash a process with busy threads. Code that never
-    releases the lock delays the dump.
+    SIGUSR2 prints the stack of each thread of this process to stderr, under the name `who`, and the process continues:
+    also while the main thread waits in a collective. The thread reads the stacks while it holds the interpreter's lock:
+    faulthandler, which reads them within the signal handler, can crash a process with busy threads.
 
     A signal that an `Interruption` handles ends the process where the main thread does not come to handle it: some time
-    after the signal, and sooner after another one. Where it is only noted, for a training to save and end after its
-    step, nothing is done: a step may take long.
+    after the signal, and sooner after another one. Where it is only noted, nothing is done: a step may take long.
 
     Does nothing outside the main thread, which alone may set handlers, and without a stderr. A forked process has to
     call this too: until then its parent acts instead.
 
-    Args:
-        who: the process's part in the job, which heads the dump.
-
     Returns:
-        Ends it, so that this thread is gone before the interpreter is. SIGUSR2 is ignored afterwards.
+        Ends the thread, before the interpreter does. SIGUSR2 is ignored afterwards.
     """
     if threading.current_thread() is not threading.main_thread() or sys.__stderr__ is None:
         return lambda: None
@@ -231,11 +223,9 @@ def _act_on_signals(who: str, asked: int, to: int) -> None:
 
 
 def _end_if_stuck(number: int, handler: Interruption) -> None:
-    """End the process where `handler` is still to handle signal `number`, and not only to note it."""
     if not handler.asked() and not handler._deferred and signal.getsignal(number) is handler:
         name = signal.Signals(number).name
-        with contextlib.suppress(OSError):
-            os.write(2, f"\n{name}: ended in the middle of a call that does not return.\n".encode())
+        _write_line(f"{name}: ended in the middle of a call that does not return.")
         answer.fail(Interrupted.kind, f"Stopped by {name}.", 128 + number)
         os._exit(128 + number)
 

@@ -4,8 +4,8 @@ One rank, or torchrun, serves it (rendezvous.py); hundreds of ranks ask it. Its 
 
     rendezvous/…            rendezvous.py; the next start of the ranks overwrites it
     default/SESSION/…       torch, for the process groups of one start of the ranks
-    tessera/SESSION/…       one start of the ranks: heartbeat/RANK and silent/… (liveness.py), failure (failures.py),
-                            device/RANK (rendezvous.py), zero_first/… (world.py)
+    tessera/SESSION/…       one start of the ranks: heartbeat/RANK (liveness.py), failure (failures.py), device/RANK
+                            (rendezvous.py), zero_first/… (world.py)
     tessera/call/…          Memory: which id a call of `open_world` has; until the server ends
     tessera/kept/ID/…       Memory: the texts of that call; until the server ends
 
@@ -56,10 +56,10 @@ class Backoff:
 class Memory:
     """Texts that rank 0 keeps for its own restart: a job that torchrun restarts finds what it had begun.
 
-    Its world owns it, and its scope is one call of `open_world` by all ranks. Restarted, a process makes the same calls
-    in the same order; so a call is known by what it is asked for, and by its number among the calls for the same. Ranks
-    may be asked in different words (their hosts may have the data in other folders), and another rank may be rank 0
-    after a restart; so each of them notes under its own words the one id under which the texts lie.
+    Its scope is one call of `open_world` by all ranks. Restarted, a process makes the same calls in the same order; so
+    a call is known by what it is asked for, and by its number among the calls for the same. Ranks may be asked in
+    different words (their hosts may have the data in other folders), and another rank may be rank 0 after a restart; so
+    each of them notes under its own words the one id under which the texts lie.
 
     Args:
         store: of the job, watched; it outlives the ranks where torchrun is its server, else nothing is ever found.

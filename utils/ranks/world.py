@@ -37,9 +37,7 @@ class World:
     Args:
         launch: where this process stands in the job.
         accelerator: what this rank computes on; the CPU where None.
-        collectives: over all ranks.
-        store: of this session, without waiting calls; None for a single rank.
-        heartbeat: of this rank; None for a single rank.
+        collectives, store, heartbeat: of all ranks, of this session, of this rank; None for a single rank.
         memory: texts that outlive the ranks; None where no store does.
 
     Attributes:
@@ -90,38 +88,33 @@ class World:
 
     def broadcast(self, value: T, source: int = 0) -> T:
         """Return the value of rank `source` on every rank."""
-        if self.size == 1:
-            return value
         with self._control_message():
-            return self.collectives.broadcast(value, source)
+            return self.collectives.broadcast(value, source) if self.size > 1 else value
 
     def all_gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank, on every rank."""
-        if self.size == 1:
-            return [value]
         with self._control_message():
-            return self.collectives.all_gather(value)
+            return self.collectives.all_gather(value) if self.size > 1 else [value]
 
     def gather(self, value: T) -> list[T]:
         """Return every rank's value, by rank, on rank 0; nothing on the others. For what is large."""
-        if self.size == 1:
-            return [value]
         with self._control_message():
-            return self.collectives.gather(value)
+            return self.collectives.gather(value) if self.size > 1 else [value]
 
     @contextmanager
     def _control_message(self) -> Iterator[None]:
         """Around a control message: it is counted, and a timeout names the missing ranks and their activity."""
-        assert self._heartbeat is not None
+        if self._heartbeat is None:
+            yield
+            return
         self._heartbeat.messages += 1
         started = time.monotonic()
         try:
             yield
         except RuntimeError as error:
-            waited = time.monotonic() - started
+            waited, number = time.monotonic() - started, self._heartbeat.messages
             if waited < control_timeout_s() * 0.9:
                 raise  # a peer is gone, which its own rank or the launcher reports
-            number = self._heartbeat.messages
             signs = enumerate(self._heartbeat.signs())
             missing = [where(rank, sign) for rank, sign in signs if sign is None or sign.messages < number]
             raise UserError(
@@ -195,9 +188,8 @@ def _first_of_node(rank: int, hosts: Sequence[str], firsts: Sequence[int]) -> in
 def torch_distributed_zero_first(local_rank: int, world: World | None = None) -> Iterator[dict[str, str]]:
     """Let the first rank of each node run the body; once all first ranks are through, the other ranks run it.
 
-    For caches: the first rank builds, the others find. The body is given a dict. What a first rank puts into its own,
-    the other ranks of its node find in theirs. Where the body fails on a first rank, the others raise its error.
-    Waiting has no time limit of its own: the first rank may need minutes.
+    For caches: the first rank builds, the others find. The body is given a dict; what a first rank puts into it, the
+    other ranks of its node find there. Waiting has no time limit of its own: the first rank may need minutes.
 
     Args:
         local_rank: this rank on its node; 0 or -1 = the first.
@@ -230,15 +222,10 @@ def torch_distributed_zero_first(local_rank: int, world: World | None = None) ->
     if store.add(f"{turn}/came", 1) == size:
         store.set(f"{turn}/over", "")
     if local_rank not in (-1, 0):
-        _await_end(store, f"{turn}/over")
+        pauses = Backoff()
+        while (failure := read(store, f"{turn}/over")) is None:
+            pauses.wait()
+        if failure:
+            code, message = failure.split(" ", 1)
+            raise PeerError(message, int(code))
         yield json.loads(read(store, f"{turn}/{first}") or "{}")  # nothing where no rank of this node has the number 0
-
-
-def _await_end(store: Store, key: str) -> None:
-    """Wait until `key` is there; raise the error that it holds."""
-    pauses = Backoff()
-    while (found := read(store, key)) is None:
-        pauses.wait()
-    if found:
-        code, message = found.split(" ", 1)
-        raise PeerError(message, int(code))

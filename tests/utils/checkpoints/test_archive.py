@@ -1,7 +1,8 @@
-"""A checkpoint's archive: no bit of it is wrong, and nothing in it unfolds beyond the file."""
+"""A checkpoint's archive: no wrong bit of it is read, and nothing in it unfolds beyond the file."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import zipfile
 from pathlib import Path
@@ -35,30 +36,27 @@ def refused(
             read(path)
 
 
-def test_every_flipped_bit_is_found(tmp_path: Path, whole: bytes) -> None:
-    """Also in headers, padding and times, which no member's own checksum covers."""
-    directory = whole.index(b"PK\1\2")
-    rng = np.random.default_rng(0)
+def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path, whole: bytes) -> None:
+    """It changes nothing in padding and dates; all that is read has a checksum."""
+    path = tmp_path / "last.pt"
+    path.write_bytes(whole)
+    state, directory = load_checkpoint(path), whole.index(b"PK\1\2")
+    rng, found = np.random.default_rng(0), 0
     anywhere = rng.integers(0, len(whole), 200).tolist()
     for position in [*anywhere, *rng.integers(directory, len(whole), 50).tolist(), *range(len(whole) - 40, len(whole))]:
         damaged = bytearray(whole)
         damaged[position] ^= 1 << int(rng.integers(8))
-        refused(tmp_path / "last.pt", damaged)
-
-
-def test_a_lost_seal_is_found(tmp_path: Path, whole: bytes) -> None:
-    for missing in range(1, 20):
-        refused(tmp_path / "last.pt", whole[:-missing])
-
-
-def test_a_checkpoint_from_before_there_were_seals(tmp_path: Path) -> None:
-    state = full(make_state())
-    torch.save(state, tmp_path / "last.pt")
-    assert_equal(state, load_checkpoint(tmp_path / "last.pt"))
+        path.write_bytes(damaged)
+        with contextlib.suppress(UserError):
+            assert_equal(state, load_checkpoint(path))
+            continue
+        found += 1
+        refused(path, damaged)
+    assert found > 100
 
 
 def repacked(whole: bytes, packed: str = "", method: int = zipfile.ZIP_STORED) -> bytes:
-    """The same archive without a seal, the members whose name ends with `packed` compressed."""
+    """The same archive, the members whose name ends with `packed` compressed."""
     file = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(whole)) as source, zipfile.ZipFile(file, "w") as target:
         for name in source.namelist():

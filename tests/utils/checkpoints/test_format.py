@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import gzip
 import os
@@ -47,16 +46,6 @@ def test_round_trip_is_bit_equal(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "weights").iterdir()] == ["last.pt"]
 
 
-def test_a_later_save_does_not_change_what_was_loaded(tmp_path: Path) -> None:
-    state = make_state()
-    save_checkpoint(tmp_path / "last.pt", full(state))
-    loaded = load_checkpoint(tmp_path / "last.pt")
-    before = copy.deepcopy(loaded["model"])
-    train(state, 1)
-    save_checkpoint(tmp_path / "last.pt", full(state))
-    assert_equal(before, loaded["model"])
-
-
 def test_a_file_of_before_a_key_has_nothing_there(tmp_path: Path) -> None:
     added = ("imgsz", "pixels", "metrics", "thresholds", "tessera_version")
     torch.save({key: value for key, value in full(make_state()).items() if key not in added}, tmp_path / "last.pt")
@@ -74,14 +63,8 @@ def test_loads_in_a_fresh_process(tmp_path: Path) -> None:
         "assert not [m for m in sys.modules if m.split('.')[0] in ('utils', 'models', 'data')]; "
         "print(len(s), float(s['ema']['model.0.weight'].double().sum()))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "last.pt")],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=True,
-    )
-    count, total = done.stdout.split()
+    command = [sys.executable, "-c", code, "last.pt"]
+    count, total = subprocess.check_output(command, text=True, cwd=tmp_path).split()
     assert int(count) == len(KEYS)
     assert float(total) == float(state.ema.model.state_dict()["model.0.weight"].double().sum())
 
@@ -181,13 +164,6 @@ def test_defects_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         save_checkpoint(tmp_path / "last.pt", full(make_state()))
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes into any folder")
-def test_a_folder_that_is_read_only(tmp_path: Path) -> None:
-    (tmp_path / "weights").mkdir(mode=0o500)
-    with pytest.raises(UserError, match="Permission denied"):
-        save_checkpoint(tmp_path / "weights/last.pt", full(make_state()))
-
-
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("")
     with pytest.raises(UserError, match=r"weights/last\.pt: cannot write the checkpoint: .*--project"):
@@ -237,8 +213,8 @@ def test_a_torn_file(tmp_path: Path, whole: bytes, share: float) -> None:
         load_checkpoint(path)
 
 
-def test_missing_files(tmp_path: Path, whole: bytes) -> None:
-    (tmp_path / "last.pt").write_bytes(whole)
+def test_missing_files(tmp_path: Path) -> None:
+    (tmp_path / "last.pt").touch()
     with pytest.raises(UserError, match=r"lst\.pt: no such checkpoint\. Did you mean 'last\.pt'\?"):
         load_checkpoint(tmp_path / "lst.pt")
     with pytest.raises(UserError, match="no such checkpoint"):

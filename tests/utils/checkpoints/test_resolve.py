@@ -27,10 +27,10 @@ from tests.system.launch import ROOT
 HTML = b"<!DOCTYPE html>\n<html><head><title>Log in to the network</title></head></html>"
 
 
-def saved() -> bytes:
+def saved(numbers: int = 50_000) -> bytes:
     """A small file as torch.save makes it."""
     file = io.BytesIO()
-    torch.save({"model": {"weight": torch.arange(50_000.0)}}, file)
+    torch.save({"model": {"weight": torch.arange(float(numbers))}}, file)
     return file.getvalue()
 
 
@@ -39,18 +39,14 @@ DIGEST = hashlib.sha256(BODY).hexdigest()
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=30.0))
-
-
-@pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fetch", lambda *a, **k: pytest.fail("nothing may be downloaded"))
 
 
 @pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Iterator[FileServer]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     """A server of BODY under every published name, and a table that knows its address, size and digest."""
+    monkeypatch.setattr(network, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=30.0))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     with FileServer(BODY).running() as server:
@@ -73,10 +69,6 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "weights"
 
 
-def get(name: str) -> Path:
-    return resolve_weights(name)
-
-
 def test_existing_files(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
     (tmp_path / "best.pt").write_bytes(b"x")
     assert resolve_weights(str(tmp_path / "best.pt")) == tmp_path / "best.pt"
@@ -97,7 +89,7 @@ def test_existing_files(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyP
 def test_every_name_is_downloaded_once_into_the_cache(server: FileServer, tmp_path: Path, cache: Path) -> None:
     for weights in PUBLISHED:
         for name in (weights.name, weights.stem, Path(weights.cfg).stem, f"{Path(weights.cfg).stem}.pt"):
-            assert get(name) == cache / weights.name
+            assert resolve_weights(name) == cache / weights.name
     assert server.asked == [f"/{weights.name}" for weights in PUBLISHED]
     assert list((tmp_path / "work").iterdir()) == []
     notes = {path.name for path in cache.iterdir()} - {weights.name for weights in PUBLISHED}
@@ -107,15 +99,15 @@ def test_every_name_is_downloaded_once_into_the_cache(server: FileServer, tmp_pa
 
 def test_a_download_is_reported_in_one_line(server: FileServer, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    get("yolox_s")
+    resolve_weights("yolox_s")
     place = server.folder.removeprefix("http://").rstrip("/")
     assert caplog.messages == [
         f"yolox_s.pth: 0.2 MB from {place}, Apache-2.0, SHA-256 {DIGEST}, kept as {cache / 'yolox_s.pth'}."
     ]
     caplog.clear()
-    get("yolox_s")
+    resolve_weights("yolox_s")
     assert caplog.messages == []
-    get("yolov5n.pt")
+    resolve_weights("yolov5n.pt")
     (line,) = caplog.messages
     assert ", AGPL-3.0, SHA-256 " in line and "Mind its terms" in line and "--list-weights" in line
 
@@ -123,11 +115,11 @@ def test_a_download_is_reported_in_one_line(server: FileServer, cache: Path, cap
 def test_an_interrupted_download_is_resumed_by_the_next_command(server: FileServer, cache: Path) -> None:
     server.break_after = [50_000, 10_000, 0, 0, 0]
     with pytest.raises(UserError, match=r"the connection ended after 60,000 of .* bytes") as caught:
-        get("v9-t.pt")
+        resolve_weights("v9-t.pt")
     assert str(cache / "v9-t.pt") in str(caught.value)
     assert not (cache / "v9-t.pt").exists() and not (cache / "v9-t.pt.sha256").exists()
     server.break_after = []
-    assert get("v9-t.pt").read_bytes() == BODY
+    assert resolve_weights("v9-t.pt").read_bytes() == BODY
     assert server.seen[-1] == "bytes=60000-"
 
 
@@ -151,37 +143,29 @@ def test_what_is_not_the_published_file_is_refused(
     with pytest.raises(
         UserError, match=rf"^Cannot use http://127.*/yolox_m\.pth: {said}.* Nothing of it is kept"
     ) as caught:
-        get("yolox_m.pth")
+        resolve_weights("yolox_m.pth")
     assert "\n" not in str(caught.value)
     assert not (cache / "yolox_m.pth").exists() and not (cache / "yolox_m.pth.sha256").exists()
     server.body = BODY
-    assert get("yolox_m.pth").read_bytes() == BODY  # from its beginning
+    assert resolve_weights("yolox_m.pth").read_bytes() == BODY  # from its beginning
     assert server.seen == [None, None]
 
 
-def test_a_truncated_file_is_refused_though_its_size_is_unknown(unpinned: FileServer, cache: Path) -> None:
-    unpinned.body, unpinned.length = BODY[:-1000], False
-    with pytest.raises(UserError, match=r"bytes whose end is missing, expected a checkpoint of about 0\.2 MB\. Noth"):
-        get("v9-c")
-    assert not (cache / "v9-c.pt").exists()
-    unpinned.body = BODY
-    assert get("v9-c").read_bytes() == BODY and (cache / "v9-c.pt.sha256").is_file()
-
-
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [(BODY[:-1000], r"[\d,]+ bytes whose end is missing"), (saved(100_000), r"4\d\d,\d{3} bytes")],
+    ids=["truncated", "another"],
+)
 def test_another_file_is_refused_where_megabytes_alone_are_known(
-    unpinned: FileServer, cache: Path, caplog: pytest.LogCaptureFixture
+    unpinned: FileServer, cache: Path, caplog: pytest.LogCaptureFixture, body: bytes, said: str
 ) -> None:
-    file = io.BytesIO()
-    torch.save({"model": {"weight": torch.arange(100_000.0)}}, file)
-    unpinned.body = file.getvalue()
-    with pytest.raises(
-        UserError, match=r"the server sent 4\d\d,\d{3} bytes, expected a checkpoint of about 0\.2 MB\. No"
-    ):
-        get("v9-c")
+    unpinned.body, unpinned.length = body, False
+    with pytest.raises(UserError, match=rf"the server sent {said}, expected a checkpoint of about 0\.2 MB\. Noth"):
+        resolve_weights("v9-c")
     assert not (cache / "v9-c.pt").exists()
     unpinned.body = BODY
     caplog.set_level(logging.INFO)
-    get("v9-c")
+    assert resolve_weights("v9-c").read_bytes() == BODY and (cache / "v9-c.pt.sha256").is_file()
     (line,) = caplog.messages
     assert f"MIT, SHA-256 {DIGEST} (not pinned: no digest of this file is known to compare it with), kept as" in line
 
@@ -192,23 +176,25 @@ def test_a_file_of_no_known_size_is_taken(
     known = tuple(replace(weights, size=None, sha256="") for weights in table.PUBLISHED)
     monkeypatch.setattr(table, "PUBLISHED", known)
     caplog.set_level(logging.INFO)
-    assert get("v9-t").read_bytes() == BODY and "(not pinned: " in caplog.text
+    assert resolve_weights("v9-t").read_bytes() == BODY and "(not pinned: " in caplog.text
 
 
 @pytest.mark.parametrize("note", [None, "", "0" * 64, "\x1b[2J"], ids=["", "emptied", "other", "control"])
 def test_a_file_that_has_changed_in_the_cache_is_refused(unpinned: FileServer, cache: Path, note: str | None) -> None:
-    path = get("v9-s")
+    path = resolve_weights("v9-s")
     if note is None:
         path.write_bytes(BODY[:9000] + b"!" + BODY[9001:])
     else:
         (cache / "v9-s.pt.sha256").write_text(note)
-    with pytest.raises(UserError, match=r"v9-s\.pt has changed since it was downloaded: .* Delete both, and") as caught:
-        get("v9-s")
+    with pytest.raises(
+        UserError, match=r"v9-s\.pt has changed since it was downloaded: .* Delete it and v9-s\.pt\.sha256, and"
+    ) as caught:
+        resolve_weights("v9-s")
     assert str(path) in str(caught.value) and str(caught.value).isprintable()
     assert resolve_weights(str(path)) == path  # where it is meant
     path.unlink()
     (cache / "v9-s.pt.sha256").unlink()
-    assert get("v9-s").read_bytes() == BODY and unpinned.asked == ["/v9-s.pt"] * 2
+    assert resolve_weights("v9-s").read_bytes() == BODY and unpinned.asked == ["/v9-s.pt"] * 2
 
 
 @pytest.mark.parametrize(
@@ -221,21 +207,21 @@ def test_where_a_digest_is_pinned_it_decides_what_is_used_of_the_cache(
     cache.mkdir(parents=True)
     path = cache / "yolox_l.pth"
     path.write_bytes(BODY)
-    assert get("yolox_l") == path  # put there by hand
+    assert resolve_weights("yolox_l") == path  # put there by hand
     path.write_bytes(BODY[::-1])
     if note:
         (cache / "yolox_l.pth.sha256").write_text(note)
     with pytest.raises(UserError, match=rf"yolox_l\.pth is not the published file: .* expected '{DIGEST}'\. Delete it"):
-        get("yolox_l")
+        resolve_weights("yolox_l")
     assert resolve_weights(str(path)) == path and server.asked == []  # where this very file is meant
     path.unlink()
-    assert get("yolox_l").read_bytes() == BODY
+    assert resolve_weights("yolox_l").read_bytes() == BODY
 
 
 def test_a_file_without_a_note_is_used_where_no_digest_is_known(unpinned: FileServer, cache: Path) -> None:
     cache.mkdir(parents=True)
     (cache / "v9-s.pt").write_bytes(BODY[::-1])
-    assert get("v9-s") == cache / "v9-s.pt" and unpinned.asked == []
+    assert resolve_weights("v9-s") == cache / "v9-s.pt" and unpinned.asked == []
 
 
 def test_without_a_network(server: FileServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,10 +232,10 @@ def test_without_a_network(server: FileServer, cache: Path, monkeypatch: pytest.
     with pytest.raises(
         UserError, match=r"Cannot download http://.*/yolox_s\.pth: .*refused.*Check the network"
     ) as caught:
-        get("yolox_s")
+        resolve_weights("yolox_s")
     (cache / "yolox_s.pth").write_bytes(BODY)  # by other means, to where the message says
     assert f"download the file by other means to {cache / 'yolox_s.pth'}" in str(caught.value)
-    assert get("yolox_s") == cache / "yolox_s.pth"
+    assert resolve_weights("yolox_s") == cache / "yolox_s.pth"
 
 
 def test_processes_at_once_download_once(server: FileServer, cache: Path, tmp_path: Path) -> None:
@@ -287,12 +273,14 @@ def test_the_published_file_itself(shared: Path, server: FileServer, monkeypatch
     """Its size and digest are the table's."""
     server.body = (shared / "weights" / "yolov5n.pt").read_bytes()
     monkeypatch.setattr(table, "PUBLISHED", tuple(replace(w, folder=server.folder) for w in PUBLISHED))
-    assert get("yolov5n").read_bytes() == server.body
+    assert resolve_weights("yolov5n").read_bytes() == server.body
     with pytest.raises(UserError, match="expected a checkpoint of 14,808,437 bytes"):
-        get("yolov5s")
+        resolve_weights("yolov5s")
 
 
-def test_names_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
+def test_a_name_of_nothing_is_reported_with_the_places_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
         resolve_weights("yolov5ss.pt")
@@ -301,32 +289,33 @@ def test_names_of_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offli
     assert str(tmp_path / "yolov5ss.pt") in message and str(tmp_path / "cache/weights/yolov5ss.pt") in message
     assert "Did you mean 'yolov5s.pt'? Expected a checkpoint, or a published one by name: --list-weights" in message
     assert message.count("yolov5") == message.count("yolov5ss") + 1  # not every name
-    with pytest.raises(
-        UserError, match=r"yolov5z\.pt: no such .* Published ones of YOLOv5: yolov5n\.pt, .*yolov5x6\.pt\. Exp"
-    ):
-        resolve_weights("yolov5z.pt")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs/best.pt").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"Did you mean 'best\.pt'"):
-        resolve_weights("runs/bst.pt")
+
+
+OWN = r"tessera-n{}: no such file; tried .* No weights of tessera-n are .* --cfg tessera-n\.yaml; or"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("yolov5z.pt", r"yolov5z\.pt: no such .* Published ones of YOLOv5: yolov5n\.pt, .*yolov5x6\.pt\. Exp"),
+        ("runs/bst.pt", r"Did you mean 'best\.pt'"),
+        ("runs/last.pt", r"runs/last\.pt: no such file; tried \S+ Did you mean 'best\.pt'"),  # never itself
+        ("nowhere/yolov5s.pt", "no such file"),  # a path is meant, not the published name
+        ("", "--weights is empty, expected a checkpoint"),
+        ("tessera-n.pt", OWN.format(r"\.pt")),
+        ("tessera-n", OWN.format("")),
+        ("tessera-n.yaml", OWN.format(r"\.yaml")),
+        ("runs", "found a folder, expected a checkpoint file"),
+        ("exp", r"found a folder, .* Its best one is --weights exp/weights/best\.pt\.$"),
+        ("yolov5n", "yolov5n: found a folder"),
+    ],
+)
+def test_names_of_nothing(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs", "exp/weights", "yolov5n"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("runs/best.pt", "exp/weights/best.pt"):
+        (tmp_path / file).write_bytes(b"x")
     (tmp_path / "runs/last.pt").symlink_to("gone")
-    with pytest.raises(UserError, match=r"runs/last\.pt: no such file; tried \S+ Did you mean 'best\.pt'"):
-        resolve_weights("runs/last.pt")  # which is never offered in place of itself
-    with pytest.raises(UserError, match="no such file"):
-        resolve_weights("nowhere/yolov5s.pt")  # a path is meant, not the published name
-    with pytest.raises(UserError, match="--weights is empty, expected a checkpoint"):
-        resolve_weights("")
-    for own in ("tessera-n.pt", "tessera-n", "tessera-n.yaml"):
-        message = rf"--weights {own}: no such file; tried .* No weights of tessera-n are .* --cfg tessera-n\.yaml; or"
-        with pytest.raises(UserError, match=message):
-            resolve_weights(own)
-    (tmp_path / "folder.pt").mkdir()
-    with pytest.raises(UserError, match="found a folder, expected a checkpoint file"):
-        resolve_weights(str(tmp_path / "folder.pt"))
-    (tmp_path / "exp/weights").mkdir(parents=True)
-    (tmp_path / "exp/weights/best.pt").write_bytes(b"x")
-    with pytest.raises(UserError, match=r"found a folder, .* Its best one is --weights exp/weights/best\.pt\.$"):
-        resolve_weights("exp")
-    (tmp_path / "yolov5n").mkdir()
-    with pytest.raises(UserError, match="yolov5n: found a folder"):
-        resolve_weights("yolov5n")
+    with pytest.raises(UserError, match=said):
+        resolve_weights(name)

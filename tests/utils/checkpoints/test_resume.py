@@ -11,115 +11,109 @@ import pytest
 import torch
 
 from tessera.utils.checkpoints.resume import ResumedRun, run_of_checkpoint
-from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
 from tests.utils.checkpoints.made_state import full, make_state
 
-
-def checkpoint() -> dict[str, Any]:
-    hyp = load_hyp("hyp.scratch-low.yaml")
-    return {"config": TrainConfig(name="mine", epochs=5).as_dict(), "hyp": hyp.as_dict(), "names": ["cat", "dog"]}
+LAST = Path("mine/weights/last.pt")
 
 
-def test_flags_take_the_place_of_saved_ones_but_the_run_keeps_its_folder(tmp_path: Path) -> None:
-    last = tmp_path / "mine" / "weights" / "last.pt"
-    given = {"epochs": 9, "name": "other", "project": "elsewhere"}
-    config, _, resumed = run_of_checkpoint(given, last, checkpoint(), World())
+def checkpoint(**config: Any) -> dict[str, Any]:
+    hyp, saved = load_hyp("hyp.scratch-low.yaml"), TrainConfig(name="mine", epochs=5).as_dict()
+    return {"config": {**saved, **config}, "hyp": hyp.as_dict(), "names": ["cat", "dog"]}
+
+
+def resumed(given: dict[str, Any], saved: dict[str, Any] | None = None) -> tuple[TrainConfig, Hyp, ResumedRun]:
+    return run_of_checkpoint(given, LAST, saved or checkpoint(), World())
+
+
+def test_flags_take_the_place_of_saved_ones_but_the_run_keeps_its_folder() -> None:
+    config, _, run = resumed({"epochs": 9, "name": "other", "project": "elsewhere"})
     assert (config.epochs, config.name, config.project) == (9, "mine", TrainConfig.project)
-    assert resumed.run == tmp_path / "mine"
+    assert run.run == Path("mine")
 
 
-def test_a_run_saved_before_log_became_loggers_resumes(tmp_path: Path) -> None:
+def test_a_run_saved_before_log_became_loggers_resumes() -> None:
     older = checkpoint()
     older["config"]["log"] = older["config"].pop("loggers").replace("tensorboard", "wandb")
-    last = tmp_path / "mine" / "weights" / "last.pt"
-    assert run_of_checkpoint({}, last, older, World())[0].loggers == "wandb"
-    assert run_of_checkpoint({"loggers": "none"}, last, older, World())[0].loggers == "none"
+    assert resumed({}, older)[0].loggers == "wandb"
+    assert resumed({"loggers": "none"}, older)[0].loggers == "none"
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("saved", "given", "asked", "has"),
     [
-        ({"hyp": "hyp.short.yaml"}, "--hyp 'hyp.short.yaml'"),
-        ({"optimizer": "Adam"}, "--optimizer Adam"),
-        ({"hyp": "hyp.scratch-low.yaml", "optimizer": "AdamW"}, "--optimizer AdamW"),
+        ({}, {"hyp": "hyp.short.yaml"}, "--hyp 'hyp.short.yaml'", "the optimizer SGD .* Adam"),
+        ({}, {"optimizer": "Adam"}, "--optimizer Adam", "the optimizer SGD .* Adam"),
+        ({}, {"hyp": "hyp.scratch-low.yaml", "optimizer": "AdamW"}, "--optimizer AdamW", "the optimizer SGD .* Adam"),
+        ({"freeze": [3]}, {"freeze": 2}, "--freeze 2", r"--freeze 3 \(the"),
+        ({"tile": 640}, {"tile": 320}, "--tile 320 --overlap 0.2", r"--tile 640 --overlap 0.2 \("),
+        ({"tile": 640}, {"tile": 640, "overlap": 0.3}, "--tile 640 --overlap 0.3", r"--tile 640 --overlap 0.2 \("),
+        ({"tile": 640}, {"overlap": 0.3}, "--tile 640 --overlap 0.3", r"--tile 640 --overlap 0.2 \("),
+        ({"tile": 640}, {"tile": 0}, "--tile 0 --overlap 0.2", r"--tile 640 --overlap 0.2 \("),
+        ({}, {"sampling": "balanced"}, "--sampling balanced", r"--sampling shuffled \(its"),
+        ({}, {"image_weights": True}, "--image-weights", r"--sampling shuffled \(its"),
+        (
+            {},
+            {"freeze": 2, "sampling": "balanced", "optimizer": "Adam"},
+            "--optimizer Adam, --freeze 2, --sampling balanced",
+            r"the optimizer SGD \(.*\), --freeze 0 \(.*\), --sampling shuffled \(.*\)",
+        ),
     ],
 )
-def test_another_kind_of_optimizer_is_refused_with_what_names_it(
-    tmp_path: Path, given: dict[str, str], named: str
+def test_flags_with_which_a_run_cannot_be_continued_are_named_together(
+    saved: dict[str, Any], given: dict[str, Any], asked: str, has: str
 ) -> None:
-    last = tmp_path / "mine" / "weights" / "last.pt"
-    with pytest.raises(
-        ConfigError, match=rf"^{named} with --resume: .*/last.pt has the optimizer SGD.* Adam.* Leave {named} out, or"
-    ):
-        run_of_checkpoint(given, last, checkpoint(), World())
-    config, hyp, _ = run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "SGD"}, last, checkpoint(), World())
-    assert (config.optimizer, hyp.optimizer) == ("SGD", "AdamW"), "the flag wins"
-    older = checkpoint()
-    older["config"]["optimizer"] = "Adam"
-    assert run_of_checkpoint({"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, last, older, World())[1].lr0 == 0.002
-
-
-def test_other_frozen_layers_are_refused(tmp_path: Path) -> None:
-    last, older = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
-    older["config"]["freeze"] = [3]
-    assert run_of_checkpoint({"freeze": (0, 1, 2)}, last, older, World())[0].frozen_layers == (0, 1, 2), "the same"
-    with pytest.raises(ConfigError, match=r"--freeze 2 with --resume: the run of .*/last.pt has --freeze 3 \(the"):
-        run_of_checkpoint({"freeze": 2}, last, older, World())
-
-
-@pytest.mark.parametrize("given", [{"tile": 320}, {"tile": 640, "overlap": 0.3}, {"overlap": 0.3}, {"tile": 0}])
-def test_other_tiles_are_refused(tmp_path: Path, given: dict[str, Any]) -> None:
-    last, saved = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
-    saved["config"]["tile"] = 640
-    config, _, _ = run_of_checkpoint({"tile": 640, "overlap": 0.2}, last, saved, World())
-    assert (config.tile, config.overlap) == (640, 0.2), "the same"
-    with pytest.raises(
-        ConfigError, match=r"^--tile \d+ --overlap 0.\d with --resume: .* has --tile 640 --overlap 0.2 \("
-    ):
-        run_of_checkpoint(given, last, saved, World())
+    message = rf"^{asked} with --resume: the run of {LAST} has {has}.* Leave {asked} out, or"
+    with pytest.raises(ConfigError, match=message):
+        resumed(given, checkpoint(**saved))
 
 
 @pytest.mark.parametrize(
-    ("given", "asked"),
-    [({"sampling": "balanced"}, "--sampling balanced"), ({"image_weights": True}, "--image-weights")],
+    ("saved", "given", "name", "value"),
+    [
+        ({}, {"hyp": "hyp.short.yaml", "optimizer": "SGD"}, "optimizer", "SGD"),  # the flag wins over hyp's AdamW
+        ({"optimizer": "Adam"}, {"hyp": "hyp.short.yaml", "optimizer": "AdamW"}, "optimizer", "AdamW"),
+        ({"freeze": [3]}, {"freeze": (0, 1, 2)}, "frozen_layers", (0, 1, 2)),
+        ({"tile": 640}, {"tile": 640, "overlap": 0.2}, "overlap", 0.2),
+        ({"sampling": "balanced"}, {"sampling": "balanced"}, "sampling", "balanced"),
+        ({"image_weights": True}, {"image_weights": True}, "image_weights", True),
+    ],
 )
-def test_other_sampling_is_refused(tmp_path: Path, given: dict[str, Any], asked: str) -> None:
-    last, saved = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
-    with pytest.raises(ConfigError, match=rf"^{asked} with --resume: the run of .* has --sampling shuffled \(its"):
-        run_of_checkpoint(given, last, saved, World())
-    saved["config"].update(given)
-    assert run_of_checkpoint(given, last, saved, World())[0].sampling == given.get("sampling", "shuffled"), "the same"
+def test_the_same_in_other_words_is_taken(
+    saved: dict[str, Any], given: dict[str, Any], name: str, value: object
+) -> None:
+    config, hyp, _ = resumed(given, checkpoint(**saved))
+    assert getattr(config, name) == value
+    assert hyp.lr0 == (0.002 if "hyp" in given else 0.01)
 
 
 def test_rates_by_layer_cannot_begin_or_end_at_a_resume(tmp_path: Path) -> None:
-    last, older = tmp_path / "mine" / "weights" / "last.pt", checkpoint()
-    file = tmp_path / "decay.yaml"
+    older, file = checkpoint(), tmp_path / "decay.yaml"
     file.write_text("\n".join(f"{k}: {v}" for k, v in {**older["hyp"], "layer_decay": 0.9}.items()))
     given = {"hyp": str(file)}
-    assert run_of_checkpoint(given, last, older, World())[1].layer_decay == 0.9, "from scratch it is not read"
+    assert resumed(given, older)[1].layer_decay == 0.9, "from scratch it is not read"
     older["config"]["weights"] = "some.pt"
     with pytest.raises(ConfigError, match=r"the run of .*/last.pt has layer_decay 1 \(with 0.9 the optimizer"):
-        run_of_checkpoint(given, last, older, World())
+        resumed(given, older)
     older["hyp"]["layer_decay"] = 0.8
-    assert run_of_checkpoint(given, last, older, World())[1].layer_decay == 0.9, "another one is only a rate"
+    assert resumed(given, older)[1].layer_decay == 0.9, "another one is only a rate"
 
 
-def test_all_that_differs_is_one_message(tmp_path: Path) -> None:
-    last, given = tmp_path / "mine" / "weights" / "last.pt", {"freeze": 2, "sampling": "balanced", "optimizer": "Adam"}
-    flags = "--optimizer Adam, --freeze 2, --sampling balanced"
-    has = r"the optimizer SGD \(.*\), --freeze 0 \(.*\), --sampling shuffled \(.*\)"
-    with pytest.raises(ConfigError, match=rf"^{flags} with --resume: the run of {last} has {has}. Leave {flags} out"):
-        run_of_checkpoint(given, last, checkpoint(), World())
-
-
-@pytest.mark.parametrize("names", [["cat"], ["cat", "dog", "cow"]])
-def test_data_with_other_classes_is_refused(tmp_path: Path, names: list[str]) -> None:
-    run = ResumedRun(tmp_path, checkpoint())
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["cat"], "another number of classes, 1, than the run, 2"),
+        (["cat", "dog", "cow"], "another number of classes, 3, than the run, 2"),
+        (["dog", "cat"], r"the classes in another order than the run \('cat' is 0 in the checkpoint.* --weights"),
+    ],
+)
+def test_data_with_other_classes_is_refused(names: list[str], said: str) -> None:
+    run = ResumedRun(Path("mine"), checkpoint())
     run.check_classes(["cat", "mouse"], TrainConfig(data="pets.yaml"))
-    with pytest.raises(UserError, match=rf"pets.yaml has another number of classes, {len(names)}, than the run, 2"):
+    with pytest.raises(UserError, match=rf"pets\.yaml has {said}"):
         run.check_classes(names, TrainConfig(data="pets.yaml"))
 
 
@@ -146,10 +140,10 @@ def test_a_run_that_had_stopped_early_has_nothing_left(tmp_path: Path) -> None:
     state.progress.epoch, state.stopper.best_epoch, state.stopper.best_fitness = 4, 0, 0.5
     saved = full(state, config=TrainConfig(epochs=9).as_dict())
     for patience, left in ((4, [4, 5, 6, 7, 8]), (3, [])):
-        resumed, config = make_state(seed=1), TrainConfig(epochs=9, patience=patience)
-        resumed.stopper.patience = patience
-        ResumedRun(tmp_path, dict(saved)).restore(resumed, config, 100, "abc", World())
-        assert list(resumed.epochs_left(9)) == left
+        again, config = make_state(seed=1), TrainConfig(epochs=9, patience=patience)
+        again.stopper.patience = patience
+        ResumedRun(tmp_path, dict(saved)).restore(again, config, 100, "abc", World())
+        assert list(again.epochs_left(9)) == left
 
 
 def test_an_epoch_that_is_shorter_now_is_done(tmp_path: Path) -> None:
@@ -172,20 +166,8 @@ def test_a_restored_checkpoint_is_released(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("flag", "value"), [("sharpness", 3), ("epochs", "many"), ("freeze", [None]), ("x\x1b[2J", 1)])
-def test_flags_of_another_version_are_named_with_their_file(tmp_path: Path, flag: str, value: Any) -> None:
-    other = checkpoint()
-    other["config"][flag] = value
-    last = tmp_path / "mine" / "weights" / "last.pt"
-    with pytest.raises(
-        UserError, match=r"last\.pt: this version does not take the flags of the run \(.*--weights"
-    ) as e:
-        run_of_checkpoint({}, last, other, World())
+def test_flags_of_another_version_are_named_with_their_file(flag: str, value: Any) -> None:
+    message = r"last\.pt: this version does not take the flags of the run \(.*--weights"
+    with pytest.raises(UserError, match=message) as e:
+        resumed({}, checkpoint(**{flag: value}))
     assert "\x1b" not in str(e.value) and len(str(e.value)) < 600
-
-
-def test_data_with_the_classes_in_another_order_is_refused(tmp_path: Path) -> None:
-    run = ResumedRun(tmp_path, checkpoint())
-    run.check_classes(["cat", "hound"], TrainConfig(data="pets.yaml"))
-    message = r"pets\.yaml has the classes in another order than the run \('cat' is 0 in the checkpoint.* --weights"
-    with pytest.raises(UserError, match=message):
-        run.check_classes(["dog", "cat"], TrainConfig(data="pets.yaml"))

@@ -58,18 +58,6 @@ def test_training_continues_while_the_file_is_written(tmp_path: Path, disk: Slow
     assert loaded["step"] == 2 and state.progress.step == 5
 
 
-def test_a_save_waits_for_the_one_before(tmp_path: Path, disk: SlowDisk) -> None:
-    state = make_state()
-    with open_saver(tmp_path, state) as saver:
-        train(state, 1)
-        save_epoch(saver)
-        threading.Timer(0.2, disk.go.set).start()
-        train(state, 1)
-        save_epoch(saver)
-        assert load_checkpoint(saver.folder / "last.pt")["step"] >= 1  # the first is whole; the second may be, too
-    assert load_checkpoint(saver.folder / "last.pt")["step"] == 2
-
-
 def test_the_state_is_serialised_once_for_all_files(tmp_path: Path, disk: SlowDisk) -> None:
     state = make_state()
     disk.go.set()

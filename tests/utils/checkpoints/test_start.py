@@ -41,20 +41,6 @@ def test_the_head_is_that_of_the_model_that_is_built(cfg: str) -> None:
     assert head_class(asked, NAMES, weights).__name__ == FILES[other], "but --cfg wins"
 
 
-@pytest.mark.parametrize("cfg", FILES)
-def test_what_starts_anew_is_told_apart(cfg: str, caplog: pytest.LogCaptureFixture) -> None:
-    other = {"yolov5n.yaml": "yolov5n-free.yaml", "tessera-n.yaml": "yolov5n.yaml"}[cfg]
-    said = {"yolov5n.yaml": "have another kind of head", "tessera-n.yaml": "are of another architecture"}[cfg]
-    trained = DetectionModel(cfg, nc=3)
-    weights = Weights(trained.state_dict(), trained.yaml, (), "a file")
-    with caplog.at_level("INFO"):
-        build_model(TrainConfig(weights="best.pt"), HYP, NAMES, weights)
-        build_model(TrainConfig(weights="best.pt", cfg=other), HYP, NAMES, weights)
-    classes, head = (record.message for record in caplog.records if record.message.startswith("Loaded "))
-    assert "; the rest is reinitialised, as with other classes: " in classes
-    assert f"; the rest is reinitialised, for the weights {said}: " in head
-
-
 @pytest.mark.parametrize(
     ("freeze", "found"),
     [

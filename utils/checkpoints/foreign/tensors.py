@@ -22,17 +22,11 @@ _COUNTER = "num_batches_tracked"  # of a normalisation: the only whole numbers o
 
 @dataclass(frozen=True)
 class Imported:
-    """Weights of another program in this one's names.
+    """Weights of another program in this one's names."""
 
-    Attributes:
-        state_dict: float32 tensors, and counters, by name.
-        model_yaml: the architecture, plain.
-        names: class names by index; () where the file has none.
-    """
-
-    state_dict: dict[str, Tensor]
+    state_dict: dict[str, Tensor]  # float32, and counters
     model_yaml: dict[str, Any]
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # classes by index; () where the file has none
 
 
 class UnfitWeights(Exception):
@@ -40,12 +34,7 @@ class UnfitWeights(Exception):
 
 
 def find_table(content: Any, marker: str) -> dict[str, Tensor] | None:
-    """The tensors of a family by the names that its own code gives them; None where there are none of it.
-
-    Args:
-        content: of a file: plain values, tensors and records.
-        marker: a tensor's name that the family's files all have, and other files do not.
-    """
+    """Return the tensors of a family by the names that its own code gives them; None where none is called `marker`."""
     for table in _tables(content):
         for prefix in _PREFIXES:
             if isinstance(table.get(prefix + marker), Tensor):
@@ -58,7 +47,7 @@ def find_table(content: Any, marker: str) -> dict[str, Tensor] | None:
 
 
 def find_name(content: Any, pattern: re.Pattern[str]) -> str:
-    """The first tensor's name that ends with a match, without what stands before it; "" where there is none."""
+    """Return the first match in a tensor's name; "" where there is none."""
     for table in _tables(content):
         for name, value in table.items():
             if isinstance(value, Tensor) and isinstance(name, str) and (found := pattern.search(name)):
@@ -75,11 +64,7 @@ def _tables(content: Any) -> Iterator[dict[Any, Any]]:
 
 
 def loaded(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
-    """The same as tensors of their own: floating ones as float32, others as they are.
-
-    Args:
-        tensors: by name.
-        limit: elements that they may have together.
+    """Copy tensors, which may have `limit` elements together: floating ones as float32, others as they are.
 
     Raises:
         UnfitWeights: there are too many, they overlap, or one is of another kind or has a number that is not finite.
@@ -106,11 +91,7 @@ def loaded(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
 
 
 def shape_of(tensors: Mapping[str, Tensor], name: str, sides: int) -> tuple[int, ...]:
-    """Shape of a tensor that a model of the family has.
-
-    Raises:
-        UnfitWeights: it is missing, or has another number of sides.
-    """
+    """Return the shape of a tensor; UnfitWeights where it is missing, empty or has another number of sides."""
     if name not in tensors:
         raise UnfitWeights(f"it has no {name}")
     shape = tuple(tensors[name].shape)
@@ -120,12 +101,9 @@ def shape_of(tensors: Mapping[str, Tensor], name: str, sides: int) -> tuple[int,
 
 
 def require_shape(tensors: Mapping[str, Tensor], name: str, expected: tuple[int, ...]) -> None:
-    """Refuse a table where a tensor is not of the shape that others ask for.
+    """Raise UnfitWeights where a tensor is not of the shape that others ask for.
 
     A model of a size that one tensor claims takes no more memory than the file where its largest ones are there too.
-
-    Raises:
-        UnfitWeights: it is missing, or of another shape.
     """
     found = shape_of(tensors, name, len(expected))
     if found != expected:
@@ -133,9 +111,4 @@ def require_shape(tensors: Mapping[str, Tensor], name: str, expected: tuple[int,
 
 
 def refuse_tensor(name: str, found: object, expected: object) -> NoReturn:
-    """Refuse a tensor.
-
-    Raises:
-        UnfitWeights: always.
-    """
     raise UnfitWeights(f"{shown(name)} is {found}, expected {expected}")

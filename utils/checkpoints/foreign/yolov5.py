@@ -15,21 +15,13 @@ _MOST_PARTS = 20_000  # modules and tensors, or plain values; far more than any 
 
 
 def find_module(content: Any) -> Record | None:
-    """The pickled module in a file, the averaged one first; None where there is none.
-
-    Args:
-        content: of the file: plain values, tensors and records.
-    """
+    """Return the pickled module in a file's content, the averaged one first; None where there is none."""
     candidates = [content.get("ema"), content.get("model")] if isinstance(content, dict) else [content]
     return next((part for part in candidates if isinstance(part, Record) and isinstance(part.state, dict)), None)
 
 
 def convert(module: Record, limit: int) -> Imported:
-    """Weights, architecture and class names of a module.
-
-    Args:
-        module: from `find_module`.
-        limit: elements that its tensors may have together.
+    """Return weights, architecture and class names of a module, whose tensors may have `limit` elements together.
 
     Raises:
         UnfitWeights: it does not say its architecture, or has a tensor that no model has.

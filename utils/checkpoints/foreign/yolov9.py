@@ -21,6 +21,7 @@ _MOST_SIDES = 4 * 64  # bins of all sides, as a head has
 MARKER = "22.heads.0.class_conv.0.conv.weight"
 MARKER_OF_RELATED = re.compile(r"\b\d{1,3}\.heads\.\d\.\w+\.")  # of their other models too: another layer is the head
 EXPECTED_SIZES = "t, s, m and c"
+_CLASSES, _BOXES = "22.heads.0.class_conv.2.weight", "22.heads.0.anchor_conv.2.weight"
 
 _HEAD = 22  # its layer; what comes after it is the auxiliary branch
 _SPP = 9
@@ -32,10 +33,7 @@ _SIZES = {(16, True): "t", (32, True): "s", (32, False): "m", (64, False): "c"} 
 
 
 def convert(tensors: Mapping[str, Tensor]) -> Imported:
-    """Weights of YOLOv9 in this program's names, without the auxiliary branch.
-
-    Args:
-        tensors: float32, by the names of the authors' release.
+    """Return the weights in this program's names, without the auxiliary branch.
 
     Raises:
         UnfitWeights: a tensor has no place here.
@@ -47,25 +45,24 @@ def convert(tensors: Mapping[str, Tensor]) -> Imported:
             raise UnfitWeights(f"{shown(name)} has no place in YOLOv9 {EXPECTED_SIZES}")
         index, rest = int(found[1]), found[2]
         if index == _HEAD and _BINS.fullmatch(rest):
-            _require_whole_bins(name, tensor)
+            # The distances that the bins of a side stand for are no parameters here.
+            if not torch.equal(tensor.flatten(), torch.arange(tensor.numel(), dtype=tensor.dtype)):
+                raise UnfitWeights(f"{name} is not 0, 1, 2 …, so that its boxes mean something else than YOLOv9's")
         elif index <= _HEAD:
             state[f"model.{index}.{_renamed(index, rest)}"] = tensor
     stem, simple = shape_of(tensors, "0.conv.weight", 4)[0], "2.conv2.conv.weight" in tensors
     size = _SIZES.get((stem, simple))
     if size is None:
         refuse_tensor("0.conv.weight", f"of {stem} channels", "16 (YOLOv9-t), 32 (s, m) or 64 (c)")
-    width = shape_of(tensors, MARKER, 4)[0]
-    nc = shape_of(tensors, "22.heads.0.class_conv.2.weight", 4)[0]
+    width, classes, boxes = (shape_of(tensors, name, 4)[0] for name in (MARKER, _CLASSES, _BOXES))
     require_shape(tensors, "22.heads.0.class_conv.1.conv.weight", (width, width, 3, 3))
-    require_shape(tensors, "22.heads.0.class_conv.2.weight", (nc, width, 1, 1))
-    sides = shape_of(tensors, "22.heads.0.anchor_conv.2.weight", 4)[0]
-    if sides % 4 or sides > _MOST_SIDES:
-        expected = f"4 to {_MOST_SIDES}, as many for each side"
-        refuse_tensor("22.heads.0.anchor_conv.2.weight", f"of {sides} channels", expected)
+    require_shape(tensors, _CLASSES, (classes, width, 1, 1))
+    if boxes % 4 or boxes > _MOST_SIDES:
+        refuse_tensor(_BOXES, f"of {boxes} channels", f"4 to {_MOST_SIDES}, as many for each side")
     described = dict(read_yaml(MODELS_DIR / f"yolov9-{size}.yaml", "a model").values)
     *rows, (sources, repeats, module, _) = described["head"]
-    head = [sources, repeats, module, ["nc", width, sides // 4]]
-    return Imported(state, {**described, "head": [*rows, head], "nc": nc, "name": f"yolov9-{size}"})
+    head = [sources, repeats, module, ["nc", width, boxes // 4]]
+    return Imported(state, {**described, "head": [*rows, head], "nc": classes, "name": f"yolov9-{size}"})
 
 
 def _renamed(index: int, name: str) -> str:
@@ -78,9 +75,3 @@ def _renamed(index: int, name: str) -> str:
     if index == _SPP:
         name = name.replace("conv5.", "cv2.", 1)
     return re.sub(r"\bbottleneck\b", "m", re.sub(r"\bconv([1-4])\b", r"cv\1", name))
-
-
-def _require_whole_bins(name: str, tensor: Tensor) -> None:
-    """The distances that the bins of a side stand for are 0, 1, 2 …: they are no parameters here."""
-    if not torch.equal(tensor.flatten(), torch.arange(tensor.numel(), dtype=tensor.dtype)):
-        raise UnfitWeights(f"{name} is not 0, 1, 2 …, so that its boxes mean something else than YOLOv9's")

@@ -1,6 +1,6 @@
 """YOLOX's weights (Ge et al., arXiv 2107.08430; Megvii, Apache-2.0): a body as YOLOv5's, with a head of its own.
 
-YOLOX takes pictures as BGR in 0 … 255. Its first convolution is brought to RGB in 0 … 1: the channels of each of the
+YOLOX takes images as BGR in 0 … 255. Its first convolution is brought to RGB in 0 … 1: the channels of each of the
 four pixels that it joins in reverse, and all weights times 255, to a rounding.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from torch import Tensor
 
@@ -60,10 +59,7 @@ _SIZES = {(24, 1): "tiny", (32, 1): "s", (48, 2): "m", (64, 3): "l", (80, 4): "x
 
 
 def convert(tensors: Mapping[str, Tensor]) -> Imported:
-    """Weights of YOLOX in this program's names, for its pictures.
-
-    Args:
-        tensors: float32, by YOLOX's names.
+    """Return the weights in this program's names, for its images.
 
     Raises:
         UnfitWeights: a tensor has no place here.
@@ -82,7 +78,12 @@ def convert(tensors: Mapping[str, Tensor]) -> Imported:
     require_shape(tensors, "backbone.backbone.dark5.0.conv.weight", (16 * channels, 8 * channels, 3, 3))
     nc = shape_of(tensors, "head.cls_preds.0.weight", 4)[0]
     require_shape(tensors, "head.cls_preds.0.weight", (nc, 4 * channels, 1, 1))
-    return Imported(state, {**_described(channels, bottlenecks), "nc": nc})
+    size = _SIZES.get((channels, bottlenecks))
+    described = {**read_yaml(MODELS_DIR / f"yolox-{size or 's'}.yaml", "a model").values, "nc": nc, "name": "yolox"}
+    if size is None:  # another than the published ones, by its multiples
+        multiples = {"depth_multiple": bottlenecks / _REPEATS, "width_multiple": channels / _STEM}
+        return Imported(state, described | multiples)
+    return Imported(state, described | {"name": f"yolox-{size}"})
 
 
 def _renamed(name: str) -> str:
@@ -102,12 +103,3 @@ def _bottlenecks(tensors: Mapping[str, Tensor]) -> int:
             f"its first stage has the bottlenecks {listed or 'none'}, expected 0 to at most {_MOST_REPEATS - 1}"
         )
     return len(found)
-
-
-def _described(stem: int, bottlenecks: int) -> dict[str, Any]:
-    """The model YAML of a size; of another than the published ones, by its multiples."""
-    size = _SIZES.get((stem, bottlenecks))
-    described = dict(read_yaml(MODELS_DIR / f"yolox-{size or 's'}.yaml", "a model").values)
-    if size is None:
-        described |= {"depth_multiple": bottlenecks / _REPEATS, "width_multiple": stem / _STEM}
-    return {**described, "name": f"yolox-{size}" if size else "yolox"}

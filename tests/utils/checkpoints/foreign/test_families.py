@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
-from tessera.utils.checkpoints.fitting import intersect_weights
 from tessera.utils.checkpoints.start import build_model
 from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from tessera.utils.config import TrainConfig, load_hyp
@@ -214,12 +213,6 @@ def test_other_classes_start_the_last_class_convolutions_anew_and_nothing_else(
     assert said.startswith(f"Loaded {total - 6} of {total} tensors from ")
     assert said.endswith("; class layer: 1 of 3 classes known by name (cow), 2 reinitialised")
     assert torch.equal(state[min(anew)][2], weights.state_dict[min(anew)][19]), "COCO's cow"
-
-
-def test_the_same_classes_keep_everything(yolox: Weights) -> None:
-    fitting, said = intersect_weights(model_of_weights(yolox, "given").state_dict(), yolox.state_dict)
-    assert fitting.keys() == yolox.state_dict.keys()
-    assert said == ""
 
 
 def test_the_input_of_yolox_is_brought_to_rgb_in_0_to_1(shared: Path, yolox: Weights) -> None:
