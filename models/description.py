@@ -16,8 +16,11 @@ from typing import Any
 
 from torch import nn
 
+from tessera.models.heads.anchor.head import Detect
+from tessera.models.heads.free.head import DetectFree
 from tessera.models.heads.head import Head
-from tessera.models.heads.kinds import HEADS
+from tessera.models.heads.yolov9 import DetectYOLOv9
+from tessera.models.heads.yolox import DetectYOLOX
 from tessera.models.layers.arguments import Reader, checked, count, is_whole, positive
 from tessera.models.layers.blocks import SiLU
 from tessera.utils.errors import ConfigError, did_you_mean
@@ -29,6 +32,12 @@ MODELS_DIR = Path(__file__).resolve().parent
 IMAGE = -1  # the source that stands for the images themselves
 MAX_LAYERS, MAX_REPEATS = 1000, 1000
 
+HEADS: dict[str, type[Head]] = {  # by their name in a model YAML
+    "Detect": Detect,
+    "DetectFree": DetectFree,
+    "DetectYOLOX": DetectYOLOX,
+    "DetectYOLOv9": DetectYOLOv9,
+}
 _REQUIRED = ("nc", "backbone", "head")
 _OPTIONAL = ("depth_multiple", "width_multiple", "ch", "activation", "name", "inplace")
 _DEFAULTS = {"ch": 3, "depth_multiple": 1.0, "width_multiple": 1.0}
