@@ -16,15 +16,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the cells of an image are.
+    """Where the cells of an image are."""
 
-    Attributes:
-        centres: float32 (A, 2), x, y in pixels.
-        strides: float32 (A, 1), pixels a cell.
-    """
-
-    centres: Tensor
-    strides: Tensor
+    centres: Tensor  # float32 (A, 2), x, y in pixels
+    strides: Tensor  # float32 (A, 1), pixels a cell
 
     def at(self, cells: Tensor) -> Grid:
         """Some cells of a batch, int64 (P,) of image · A + cell, in place of the A of an image."""

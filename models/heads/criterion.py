@@ -49,16 +49,13 @@ def checked_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the host works out of a batch's targets before the forward. A head adds fields; tensors go to the device.
+    """What the host works out of a batch's targets before the forward. A head adds fields; tensors go to the device."""
 
-    Attributes:
-        counts: float32, of any shape, `(0,)` included: sums that the loss is divided by and that are known before the
-            forward. They are all-reduced while the model computes.
-        ignored: bool, of all predictions of the batch end to end: those in an ignored region, which are not trained to
-            find nothing. None where the batch has no region.
-    """
-
+    # float32, of any shape, `(0,)` included: sums that the loss is divided by and that are known before the forward.
+    # They are all-reduced while the model computes.
     counts: Tensor
+    # bool, of all predictions of the batch end to end: those in an ignored region, which are not trained to find
+    # nothing. None where the batch has no region.
     ignored: Tensor | None = field(default=None, kw_only=True)
 
 

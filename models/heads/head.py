@@ -57,28 +57,18 @@ class Head(nn.Module, ABC):
     In training mode a forward returns raw outputs, made for the head's own criterion. In evaluation mode it returns
     (decoded, raw): `decoded` float32 (B, A, 4 + C), or (B, A, 5 + C) with objectness; rows of centre x, centre y,
     width, height in pixels, [objectness,] class probabilities; level by level.
-
-    Attributes:
-        nc: classes.
-        strides: pixels a cell of each level.
-        has_objectness: whether decoded rows have an objectness between box and classes.
-        rows_per_cell: decoded rows of a cell.
-        needs_suppression: whether several rows predict an object, so that NMS must follow.
-        recipes: hyperparameter files of this head's models.
-        yaml_keys: required keys at the top of a model YAML that are this head's own, with their readers.
-        yaml_tensors: names of the head's buffers that come from the YAML: where a user gives one, pretrained weights
-            do not replace them.
-        outputs_before_classes: of the class layers, for each of the `rows_per_cell`.
     """
 
-    has_objectness: ClassVar[bool] = False
+    has_objectness: ClassVar[bool] = False  # whether decoded rows have an objectness between box and classes
     recipes: ClassVar[Recipes] = Recipes("hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.known.yaml", "hyp.short.yaml")
+    # Required keys at the top of a model YAML that are this head's own, with their readers.
     yaml_keys: ClassVar[Mapping[str, Reader]] = MappingProxyType({})
+    # Buffers that come from the YAML: where a user gives one, pretrained weights do not replace them.
     yaml_tensors: ClassVar[tuple[str, ...]] = ()
-    outputs_before_classes: ClassVar[int] = 0
+    outputs_before_classes: ClassVar[int] = 0  # of the class layers, for each of the `rows_per_cell`
 
-    rows_per_cell: int = 1
-    needs_suppression: bool = True
+    rows_per_cell: int = 1  # decoded
+    needs_suppression: bool = True  # whether several rows predict an object, so that NMS must follow
 
     def __init__(self, nc: int, strides: Sequence[float]) -> None:
         super().__init__()

@@ -32,29 +32,17 @@ class AnchorAssignment(Assignment):
 
     A cell here is one prediction: image, anchor, y, x. Candidates are ordered by level, then by step (centre, left, up,
     right, down), anchor and target; several may lie in one cell.
-
-    Attributes:
-        cells: int64 (4, U), image, anchor, y, x; level by level, each cell once.
-        last_candidates: int64 (U,), the candidate that sets the objectness target of each cell.
-        candidate_cells: int64 (P,), the column of `cells` that each candidate lies in.
-        classes: int64 (P,).
-        boxes: float32 (P, 4), cxcywh in grid units, the centre counted from the cell's corner.
-        anchors: float32 (P, 2), width and height in grid units.
-        counts: float32 (L, 2), positives and predictions of each level.
-        cells_per_level, positives_per_level: how U and P are made up, known to the host.
-        grids_hw: height and width of each level's grid.
-        batch_size: images.
-        ignored: level by level; of no cell of `cells`.
+    `counts` is float32 (L, 2), positives and predictions of each level; `ignored` is true of no cell of `cells`.
     """
 
-    cells: Tensor
-    last_candidates: Tensor
-    candidate_cells: Tensor
-    classes: Tensor
-    boxes: Tensor
-    anchors: Tensor
-    cells_per_level: tuple[int, ...]
-    positives_per_level: tuple[int, ...]
+    cells: Tensor  # int64 (4, U), image, anchor, y, x; level by level, each cell once
+    last_candidates: Tensor  # int64 (U,), the candidate that sets the objectness target of each cell
+    candidate_cells: Tensor  # int64 (P,), the column of `cells` that each candidate lies in
+    classes: Tensor  # int64 (P,)
+    boxes: Tensor  # float32 (P, 4), cxcywh in grid units, the centre counted from the cell's corner
+    anchors: Tensor  # float32 (P, 2), width and height in grid units
+    cells_per_level: tuple[int, ...]  # how U is made up, known to the host
+    positives_per_level: tuple[int, ...]  # the same of P
     grids_hw: tuple[tuple[int, int], ...]
     batch_size: int
 

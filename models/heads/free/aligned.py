@@ -38,26 +38,16 @@ Matched = tuple[tuple[Tensor, ...], Matches]
 
 @dataclass(frozen=True)
 class Slots:
-    """What the slots of all objects are trained for.
+    """What the slots of all objects are trained for."""
 
-    Attributes:
-        cells: int64 (S,), image · A + cell.
-        targets: float32 (S,), 0 where a slot is not used.
-        largest: float32 (S,), of all targets of the object.
-        classes: int64 (S,), of the object.
-        boxes_xyxy: float32 (S, 4), of the object in pixels.
-        centres, strides: float32 (S, 2) and (S, 1), of the cell in pixels.
-        ignored: bool (B·A,), cells in an ignored region that find no object; None where the batch has no region.
-    """
-
-    cells: Tensor
-    targets: Tensor
-    largest: Tensor
-    classes: Tensor
-    boxes_xyxy: Tensor
-    centres: Tensor
-    strides: Tensor
-    ignored: Tensor | None
+    cells: Tensor  # int64 (S,), image · A + cell
+    targets: Tensor  # float32 (S,), 0 where a slot is not used
+    largest: Tensor  # float32 (S,), of all targets of the object
+    classes: Tensor  # int64 (S,), of the object
+    boxes_xyxy: Tensor  # float32 (S, 4), of the object in pixels
+    centres: Tensor  # float32 (S, 2), of the cell in pixels
+    strides: Tensor  # float32 (S, 1), pixels a cell
+    ignored: Tensor | None  # bool (B·A,), cells in an ignored region that find no object; None without regions
 
 
 class AlignedLoss(Criterion[FreeAssignment]):

@@ -41,29 +41,18 @@ class Part:
 class FreeAssignment(Assignment):
     """The candidates of one batch, sorted by object, level, y, x.
 
-    Attributes:
-        counts: (0,): what the loss is divided by, only the predictions tell.
-        rectangles: int64 (5, N): object; first cell as image · A + cell; cells a row; cells from the end of a
-            row to the next; cells in all.
-        classes: int64 (G,).
-        boxes_xyxy: float32 (G, 4) in pixels of the batch.
-        slots: int64 (G, K), places of each object's first K candidates in its part; the last one again where it has
-            fewer.
-        filled: bool (G, K), false where it has fewer.
-        parts: all objects, in order.
-        batch_size: images.
-        grids_hw: height and width of each level's grid.
-        ignored: (B·A,).
+    `counts` is (0,): what the loss is divided by, only the predictions tell. `ignored` is (B·A,).
     """
 
+    # int64 (5, N): object; first cell as image · A + cell; cells a row; from the end of a row to the next; in all
     rectangles: Tensor
-    classes: Tensor
-    boxes_xyxy: Tensor
-    slots: Tensor
-    filled: Tensor
-    parts: tuple[Part, ...]
+    classes: Tensor  # int64 (G,)
+    boxes_xyxy: Tensor  # float32 (G, 4) in pixels of the batch
+    slots: Tensor  # int64 (G, K), places of each object's first K candidates in its part; else the last one again
+    filled: Tensor  # bool (G, K), false where an object has fewer
+    parts: tuple[Part, ...]  # all objects, in order
     batch_size: int
-    grids_hw: tuple[tuple[int, int], ...]
+    grids_hw: tuple[tuple[int, int], ...]  # of each level
 
     @property
     def cells(self) -> int:
