@@ -16,8 +16,8 @@ from tessera.models.layers.arguments import (
     Reader,
     axis,
     count,
+    counts,
     flag,
-    list_of,
     margin,
     one_of,
     optional,
@@ -27,8 +27,7 @@ from tessera.models.layers.arguments import (
     size,
 )
 from tessera.models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
-from tessera.models.layers.down import AConv, ADown
-from tessera.models.layers.elan import ConvElan, Elan, RepElan
+from tessera.models.layers.elan import AConv, ADown, ConvElan, Elan, RepElan
 from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from tessera.models.layers.inverted import ConvReLU6, InvertedResidual
 from tessera.models.layers.transformer import C3TR
@@ -42,23 +41,14 @@ MAX_CELLS = 2**24  # numbers in a layer's output at the size of the probe; 64 Mi
 
 @dataclass(frozen=True)
 class Kind:
-    """What a module's name in a YAML means.
-
-    Attributes:
-        make: the class.
-        arguments: name and reader of each argument, in the YAML's order.
-        required: how many of them must be given.
-        channelled: `make` takes (c_in, c_out, ...), and c_out, the first argument, is scaled by the width multiple.
-        deep: `make` takes the repeats itself, behind c_out; others are chained.
-        joins: takes a list of several maps.
-    """
+    """What a module's name in a YAML means."""
 
     make: Callable[..., nn.Module]
-    arguments: tuple[tuple[str, Reader], ...] = ()
-    required: int = 0
-    channelled: bool = False
-    deep: bool = False
-    joins: bool = False
+    arguments: tuple[tuple[str, Reader], ...] = ()  # in the YAML's order
+    required: int = 0  # how many of them must be given
+    channelled: bool = False  # takes (c_in, c_out, ...); c_out, the first argument, is scaled by the width multiple
+    deep: bool = False  # takes the repeats itself, behind c_out; others are chained
+    joins: bool = False  # takes a list of several maps
 
 
 def _channelled(make: Callable[..., nn.Module], *arguments: tuple[str, Reader], deep: bool = False) -> Kind:
@@ -89,7 +79,7 @@ KINDS: dict[str, Kind] = {
     "InvertedResidual": _channelled(
         InvertedResidual, ("kernel", count), ("stride", count), ("expansion", count), deep=True
     ),
-    "SPP": _channelled(SPP, ("kernels", list_of(count))),
+    "SPP": _channelled(SPP, ("kernels", counts)),
     "SPPF": _channelled(SPPF, ("kernel", count)),
     "Concat": Kind(Concat, (("dim", axis),), joins=True),
     "nn.Upsample": Kind(
@@ -104,12 +94,8 @@ KINDS: dict[str, Kind] = {
 def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head, int]:
     """Make every layer, the head last; and the largest stride of any map between them, which the head may not read.
 
-    Each layer is first made without memory, on the meta device, and run there on a small image. That gives the channels
-    that the next one reads and the strides, finds maps that do not fit together on the line that joins them, and what
-    is too large for any machine before memory is taken for it.
-
-    Raises:
-        ConfigError: with file and line.
+    Each layer is first made on the meta device, without memory, and run there on a small image. That gives channels and
+    strides, finds maps that do not fit together on the line that joins them, and what is too large for any machine.
     """
     maps = {IMAGE: torch.empty(1, spec.channels, PROBE_SIZE, PROBE_SIZE, device="meta")}
     layers: list[nn.Module] = []
@@ -138,14 +124,8 @@ def _build_head(spec: ModelSpec, layer: LayerSpec, features: list[Tensor]) -> He
                 f"{layer.where}: layer {source} makes {x.shape[2]}×{x.shape[3]} cells of {PROBE_SIZE}×{PROBE_SIZE} px, "
                 "expected a whole stride. Check strides and padding of the layers before it."
             )
-    described = HeadSpec(
-        nc=spec.nc,
-        arguments=layer.arguments,
-        keys=spec.head_keys,
-        channels=tuple(x.shape[1] for x in features),
-        strides=tuple(strides),
-        where=layer.where,
-    )
+    channels = tuple(x.shape[1] for x in features)
+    described = HeadSpec(spec.nc, layer.arguments, spec.head_keys, channels, tuple(strides), layer.where)
     with torch.device("meta"):
         _require_small(layer, _size(spec.head.from_spec(described)), features[0])
     return spec.head.from_spec(described)
@@ -199,13 +179,11 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
 
 def _make(kind: Kind, repeats: int, c_in: int, values: list[Any], width: float) -> nn.Module:
     """Instance of a kind, or a chain of them."""
-    if not kind.channelled:
-        return _chain([kind.make(*values) for _ in range(repeats)])
-    c_out, *rest = math.ceil(values[0] * width / 8) * 8, *values[1:]
-    if kind.deep:
-        return kind.make(c_in, c_out, repeats, *rest)
-    return _chain([kind.make(c_out if i else c_in, c_out, *rest) for i in range(repeats)])
-
-
-def _chain(modules: list[nn.Module]) -> nn.Module:
-    return modules[0] if len(modules) == 1 else nn.Sequential(*modules)
+    if kind.channelled:
+        c_out, *rest = math.ceil(values[0] * width / 8) * 8, *values[1:]
+        if kind.deep:
+            return kind.make(c_in, c_out, repeats, *rest)
+        modules = [kind.make(c_out if i else c_in, c_out, *rest) for i in range(repeats)]
+    else:
+        modules = [kind.make(*values) for _ in range(repeats)]
+    return modules[0] if repeats == 1 else nn.Sequential(*modules)

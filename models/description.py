@@ -16,9 +16,12 @@ from typing import Any
 
 from torch import nn
 
+from tessera.models.heads.anchor.head import Detect
+from tessera.models.heads.free.head import DetectFree
 from tessera.models.heads.head import Head
-from tessera.models.heads.kinds import HEADS
-from tessera.models.layers.arguments import Reader, checked, count, is_whole, positive
+from tessera.models.heads.yolov9 import DetectYOLOv9
+from tessera.models.heads.yolox import DetectYOLOX
+from tessera.models.layers.arguments import Reader, checked, count, is_whole, optional, positive
 from tessera.models.layers.blocks import SiLU
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import user_path
@@ -29,8 +32,15 @@ MODELS_DIR = Path(__file__).resolve().parent
 IMAGE = -1  # the source that stands for the images themselves
 MAX_LAYERS, MAX_REPEATS = 1000, 1000
 
+HEADS: dict[str, type[Head]] = {  # by their name in a model YAML
+    "Detect": Detect,
+    "DetectFree": DetectFree,
+    "DetectYOLOX": DetectYOLOX,
+    "DetectYOLOv9": DetectYOLOv9,
+}
 _REQUIRED = ("nc", "backbone", "head")
 _OPTIONAL = ("depth_multiple", "width_multiple", "ch", "activation", "name", "inplace")
+_READERS: dict[str, Reader] = {"nc": count, "ch": count, "depth_multiple": positive, "width_multiple": positive}
 _DEFAULTS = {"ch": 3, "depth_multiple": 1.0, "width_multiple": 1.0}
 _WORDS = {"None": None, "True": True, "False": False}  # Python's spelling, which YAML reads as strings
 _ACTIVATIONS: dict[str, Callable[..., nn.Module]] = {
@@ -49,58 +59,33 @@ _ACTIVATIONS_WITH_SLOPE = ("LeakyReLU", "ELU")
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One row of the YAML.
+    """One row of the YAML."""
 
-    Attributes:
-        index: its number over backbone and head.
-        sources: indices of the layers that it reads, IMAGE for the images.
-        repeats: after the depth multiple.
-        module: name of a kind of layer or of a head.
-        arguments: plain values, as written.
-        where: "yolov5n.yaml:17: layer 3 (Conv)", for messages.
-    """
-
-    index: int
-    sources: tuple[int, ...]
-    repeats: int
-    module: str
-    arguments: tuple[Any, ...]
-    where: str
+    index: int  # over backbone and head
+    sources: tuple[int, ...]  # indices of the layers that it reads, IMAGE for the images
+    repeats: int  # after the depth multiple
+    module: str  # name of a kind of layer or of a head
+    arguments: tuple[Any, ...]  # plain values, as written
+    where: str  # "yolov5n.yaml:17: layer 3 (Conv)", for messages
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model YAML after all checks that need no tensor.
+    """A model YAML after all checks that need no tensor."""
 
-    Attributes:
-        name: such as "yolov5n".
-        nc: classes.
-        head: class of the detection head, which the last layer names.
-        head_keys: the head's own keys (`Head.yaml_keys`), as their readers return them.
-        channels: of the images.
-        width: factor on channels.
-        activation: what stands in for SiLU, or None.
-        layers: backbone and head, the detection head last.
-        plain: the same as a plain dictionary that can be read again, with nc and the head's keys as they are here.
-    """
-
-    name: str
+    name: str  # such as "yolov5n"
     nc: int
-    head: type[Head]
-    head_keys: Mapping[str, Any]
-    channels: int
-    width: float
-    activation: nn.Module | None
-    layers: tuple[LayerSpec, ...]
-    plain: dict[str, Any]
+    head: type[Head]  # which the last layer names
+    head_keys: Mapping[str, Any]  # the head's own keys (`Head.yaml_keys`), as their readers return them
+    channels: int  # of the images
+    width: float  # factor on channels
+    activation: nn.Module | None  # what stands in for SiLU
+    layers: tuple[LayerSpec, ...]  # backbone and head, the detection head last
+    plain: dict[str, Any]  # the same, to be read again, with nc and the head's keys as they are here
 
 
 def find_model_yaml(cfg: str | Path) -> Path:
-    """Path of a model YAML given as a path, or as a name in models/ with or without its suffix.
-
-    Raises:
-        ConfigError: there is none; the message lists the places that were tried and the closest name.
-    """
+    """Path of a model YAML given as a path, or as a name in models/ with or without its suffix."""
     path = user_path(cfg, "--cfg")
     tried = [path, MODELS_DIR / path.name]
     if path.suffix not in (".yaml", ".yml"):
@@ -116,14 +101,9 @@ def find_model_yaml(cfg: str | Path) -> Path:
 
 
 def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> ModelSpec:
-    """Read and check a model description.
+    """Read and check a model description: a path, a name in models/, or itself, such as `ModelSpec.plain`.
 
-    Args:
-        cfg: a path, a name in models/, or the description itself, such as `ModelSpec.plain`.
-        overrides: values in place of the description's own, by key; those that are None are left out.
-
-    Raises:
-        ConfigError: with file and line.
+    `overrides` are values in place of its own, by key; those that are None are left out.
     """
     if isinstance(cfg, Mapping):
         plain = copy.deepcopy(dict(cfg))
@@ -137,13 +117,11 @@ def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]
 
     named = HEADS.get(_last_module(plain))
     every = {key for head in HEADS.values() for key in head.yaml_keys}
-    required = (*_REQUIRED, *(named.yaml_keys if named else ()))
-    _check_keys(source, plain, required, _OPTIONAL if named else (*_OPTIONAL, *every))
-    readers: dict[str, Reader] = {"nc": count, "ch": count, "depth_multiple": positive, "width_multiple": positive}
     head_readers = named.yaml_keys if named else {}
-    for key, read in {**readers, **head_readers}.items():
+    _check_keys(source, plain, (*_REQUIRED, *head_readers), _OPTIONAL if named else (*_OPTIONAL, *every))
+    for key, read in {**_READERS, **head_readers}.items():
         plain[key] = checked(source.at(key), key, plain.get(key, _DEFAULTS.get(key)), read)
-    activation = plain.get("activation")
+    activation = checked(source.at("activation"), "activation", plain.get("activation"), optional(_activation))
     layers = _layers(plain, source)
     return ModelSpec(
         name=str(plain.get("name", "model")),
@@ -152,9 +130,7 @@ def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]
         head_keys={key: plain[key] for key in head_readers},
         channels=plain["ch"],
         width=plain["width_multiple"],
-        activation=None
-        if activation is None
-        else checked(source.at("activation"), "activation", activation, _activation),
+        activation=activation,
         layers=layers,
         plain=plain,
     )
@@ -224,18 +200,9 @@ def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, .
                     f"{where}: {scaled:g} repeats after depth_multiple, at most {MAX_REPEATS} are allowed."
                 )
             repeats = max(round(scaled), 1)
-        specs.append(
-            LayerSpec(
-                index=index,
-                sources=tuple(
-                    _absolute(where, index, s) for s in (sources if isinstance(sources, list) else [sources])
-                ),
-                repeats=repeats,
-                module=str(module),
-                arguments=tuple(_WORDS.get(a, a) if isinstance(a, str) else a for a in arguments),
-                where=where,
-            )
-        )
+        read = tuple(_absolute(where, index, s) for s in (sources if isinstance(sources, list) else [sources]))
+        values = tuple(_WORDS.get(a, a) if isinstance(a, str) else a for a in arguments)
+        specs.append(LayerSpec(index, read, repeats, str(module), values, where))
     return tuple(specs)
 
 

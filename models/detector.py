@@ -25,19 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class GraphNode(NamedTuple):
-    """A layer of a model.
+    """A layer of a model."""
 
-    Attributes:
-        name: its own, such as "4_C3".
-        kind: of layer, such as "C3".
-        inputs: names of the nodes that it takes its input from.
-        parameters: numbers that training can change.
-    """
-
-    name: str
-    kind: str
-    inputs: tuple[str, ...] = ()
-    parameters: int = 0
+    name: str  # its own, such as "4_C3"
+    kind: str  # of layer, such as "C3"
+    inputs: tuple[str, ...] = ()  # names of the nodes that it takes its input from
+    parameters: int = 0  # numbers that training can change
 
 
 class DetectionModel(nn.Module):
@@ -106,29 +99,19 @@ class DetectionModel(nn.Module):
     def graph(self) -> tuple[GraphNode, ...]:
         """The images, then the layers in their order, with what each takes its input from. Nothing is run."""
         names = {IMAGE: "images"} | {i: f"{i}_{type(layer).__name__}" for i, layer in enumerate(self.model)}
-        layers = (
-            GraphNode(
-                names[i],
-                type(layer).__name__,
-                tuple(names[source] for source in sources),
-                sum(parameter.numel() for parameter in layer.parameters()),
-            )
-            for i, (layer, sources) in enumerate(zip(self.model, self._sources, strict=True))
-        )
-        return GraphNode(names[IMAGE], "Images"), *layers
+        nodes = [GraphNode(names[IMAGE], "Images")]
+        for i, (layer, sources) in enumerate(zip(self.model, self._sources, strict=True)):
+            parameters = sum(parameter.numel() for parameter in layer.parameters())
+            nodes.append(GraphNode(names[i], type(layer).__name__, tuple(names[s] for s in sources), parameters))
+        return tuple(nodes)
 
     def usable_imgsz(self, imgsz: int) -> int:
         """As the function."""
         return usable_imgsz(imgsz, self.stride)
 
     def forward(self, images: Tensor) -> Any:
-        """Predict.
-
-        Args:
-            images: float (B, ch, H, W) in 0 … 1, RGB, sides multiples of `stride`.
-
-        Returns:
-            What the head returns: raw outputs in training mode, (predictions, raw outputs) in evaluation mode.
+        """Predict from float (B, ch, H, W) in 0 … 1, RGB, sides multiples of `stride`; returns what the head returns:
+        raw outputs in training mode, (predictions, raw outputs) in evaluation mode.
         """
         kept: dict[int, Tensor] = {IMAGE: images}
         x: Any = images
@@ -142,11 +125,7 @@ class DetectionModel(nn.Module):
     def fuse(self, dtype: torch.dtype = torch.float64) -> DetectionModel:
         """Fold normalisations and parallel branches into the convolutions: in place, for evaluation only.
 
-        Args:
-            dtype: to fold in: the widest that the model's device computes in.
-
-        Returns:
-            The model itself.
+        `dtype` to fold in is the widest that the model's device computes in. Returns the model itself.
         """
         for module in self.modules():
             if isinstance(module, (Conv, RepConv)):
@@ -161,11 +140,7 @@ class DetectionModel(nn.Module):
                     module.fixes_statistics = True
 
     def layer_parameters(self, layers: Iterable[int]) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names (as in the state_dict) and parameters of some layers, by index: what `--freeze` takes.
-
-        Raises:
-            ConfigError: there is no such layer.
-        """
+        """Names (as in the state_dict) and parameters of some layers, by index: what `--freeze` takes."""
         for index in layers:
             if not 0 <= index < len(self.model):
                 raise ConfigError(f"{self.name}: there is no layer {index}; the layers are 0 to {len(self.model) - 1}.")

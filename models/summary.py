@@ -27,11 +27,7 @@ def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:
 
     Those of convolutions, linear layers and normalisations are counted; activations, pools, the decoding and the
     products of `C3TR`'s cells with each other are not. They are measured on an image of one cell of the largest
-    stride, because the work grows with the area exactly.
-
-    Args:
-        model: on any device and in any mode, both of which it keeps.
-        imgsz: side of the image in pixels.
+    stride, because the work grows with the area exactly. The model keeps its mode.
     """
     multiply_adds = 0
 

@@ -27,26 +27,16 @@ class Suppression:
 
     A score is the class probability, times objectness where a head has one. Equal scores keep the order of the
     predictions, so the result is determined. There is no time limit: a slow machine finds what a fast one finds.
-
-    Attributes:
-        conf: objectness and score must exceed it.
-        class_confs: what scores of each class must exceed beside it, C numbers; () where `conf` is all. At 1 a class
-            is left out.
-        iou: a box goes where it overlaps a better one by more than this.
-        max_det: most detections an image.
-        multi_label: every class above `conf` makes a candidate, not the best one alone; needs more than one class.
-        agnostic: boxes of different classes compete too.
-        has_objectness: whether rows have an objectness (`Head.has_objectness`).
-        max_candidates: only so many, the best by score, enter an image's suppression.
     """
 
-    conf: float
-    iou: float
-    max_det: int = 300
-    multi_label: bool = True
-    agnostic: bool = False
-    has_objectness: bool = True
-    max_candidates: int = 30_000
+    conf: float  # objectness and score must exceed it
+    iou: float  # a box goes where it overlaps a better one by more than this
+    max_det: int = 300  # most detections an image
+    multi_label: bool = True  # every class above `conf` makes a candidate, not the best one alone
+    agnostic: bool = False  # boxes of different classes compete too
+    has_objectness: bool = True  # whether rows have an objectness (`Head.has_objectness`)
+    max_candidates: int = 30_000  # only so many, the best by score, enter an image's NMS
+    # What scores of each class must exceed beside `conf`, C numbers; () where that is all. At 1 a class is left out.
     class_confs: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -72,11 +62,8 @@ def non_max_suppression(decoded: Tensor, rules: Suppression, widest: torch.dtype
 def strongest_candidates(decoded: Tensor, rules: Suppression) -> Tensor:
     """The candidates of a batch in one tensor whose shape depends on no value, so that no host waits for the device.
 
-    For devices with a queue of their own. Each image's rows, once they are on the host, go to `suppress_candidates`;
-    both together find what `non_max_suppression` finds.
-
-    Args:
-        decoded, rules: as there.
+    Each image's rows, once they are on the host, go to `suppress_candidates`; both together find what
+    `non_max_suppression` finds.
 
     Returns:
         float32 (B, K, 6), K = min(max_candidates, A · C): rows x1, y1, x2, y2 in pixels, score, class, descending by
@@ -95,13 +82,7 @@ def suppress_candidates(rows: Tensor, rules: Suppression) -> Detections:
 
 
 def undo_letterbox(detections: Detections, placement: Tensor, size_hw: tuple[int, int]) -> Detections:
-    """Boxes in pixels of the original image, clipped to it.
-
-    Args:
-        detections: in pixels of the network's input.
-        placement: (4,) scale_x, scale_y, left, top of that image in the batch.
-        size_hw: height and width of the original.
-    """
+    """Boxes in pixels of the original image of `size_hw`, clipped to it; `placement` is scale_x, scale_y, left, top."""
     scale_x, scale_y, left, top = placement.tolist()
     boxes = detections.boxes_xyxy
     moved = (boxes - boxes.new_tensor((left, top, left, top))) / boxes.new_tensor((scale_x, scale_y, scale_x, scale_y))

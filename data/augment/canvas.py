@@ -1,13 +1,9 @@
-"""Pictures on a canvas, brought into a sample.
+"""Images on a canvas, brought into a sample.
 
-Building the whole canvas and warping it would touch each pixel several times; `render` gives the same result in one
-pass where it can:
-
-- zoom, shift and mirror only (the default hyperparameters): every picture is cropped to what will be seen of it and
-  resized straight into its place in the sample, which costs a third of a warp;
-- anything else: only the part of the canvas that will be seen is laid out, by plain copies, and warped once. Warping
-  the pictures one by one instead would compute each pixel about one and a half times, as their bounding rectangles
-  overlap, and a warp costs twenty times a copy.
+- Zoom, shift and mirror only (the default hyperparameters): every image is cropped to what will be seen of it and
+  resized straight into its place in the sample, which costs a third of a warp.
+- Anything else: only the part of the canvas that will be seen is laid out, by plain copies, and warped once. Warping
+  the images one by one would compute each pixel about one and a half times, and a warp costs twenty times a copy.
 
 OpenCV's resize maps whole pixels on whole pixels, so that pixels may lie up to half a pixel of the picture beside the
 exact map that labels follow.
@@ -34,12 +30,7 @@ Part = tuple[slice, slice]  # rows and columns of a picture
 
 
 class Tile(NamedTuple):
-    """A picture on a canvas.
-
-    Attributes:
-        image: uint8 (H, W, 3).
-        left, top: where its corner lies on the canvas, in whole pixels; what is outside is cut off.
-    """
+    """An image, uint8 (H, W, 3), and where its corner lies on a canvas; what is outside is cut off."""
 
     image: NDArray[np.uint8]
     left: int
@@ -53,13 +44,11 @@ def render(
     colours: HsvJitter = NO_JITTER,
     pasted: CanvasLabels | None = None,
 ) -> None:
-    """Render what the sample shows of a canvas with `tiles`.
+    """Render what the sample shows of a canvas with `tiles`, which do not overlap.
 
     Args:
-        tiles: pictures on the canvas; they do not overlap.
-        warp: canvas to sample.
         out: uint8 (*warp.size_hw, 3), overwritten; a view whose pixels are contiguous in a row.
-        colours: changes the colours of the pictures.
+        colours: changes the colours of the images.
         pasted: labels whose polygons are filled from the mirrored canvas, as copy-paste does; None for none.
     """
     assert out.shape == (*warp.size_hw, 3), (out.shape, warp.size_hw)

@@ -9,7 +9,7 @@ Legend: n objects and ignored regions, k polygon vertices of all of them togethe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -38,42 +38,29 @@ def with_regions(sample: Sample, regions_xyxy: NDArray[np.float32]) -> Sample:
 
 @dataclass(frozen=True)
 class CanvasLabels:
-    """Labels on a canvas, flat.
+    """Labels on a canvas, flat."""
 
-    Attributes:
-        boxes_xyxy: float32 (n, 4) canvas pixels, cut to the canvas.
-        classes: int32 (n,), -1 of an ignored region.
-        points: float32 (k, 2) canvas pixels, the polygons end to end, not cut.
-        counts: int64 (n,), vertices of each object's polygon, 0 where it has only a box.
-    """
-
-    boxes_xyxy: NDArray[np.float32]
-    classes: NDArray[np.int32]
-    points: NDArray[np.float32]
-    counts: NDArray[np.int64]
+    boxes_xyxy: NDArray[np.float32]  # (n, 4) canvas pixels, cut to the canvas
+    classes: NDArray[np.int32]  # (n,), -1 of an ignored region
+    points: NDArray[np.float32]  # (k, 2) canvas pixels, the polygons end to end, not cut
+    counts: NDArray[np.int64]  # (n,), vertices of each object's polygon, 0 where it has only a box
 
     @classmethod
     def gather(
         cls, samples: Sequence[Sample], corners_xy: Sequence[tuple[int, int]], canvas_hw: tuple[int, int]
     ) -> CanvasLabels:
         """Labels of `samples`, the top left corners of whose pictures lie at `corners_xy` of a canvas."""
-        offsets = [np.array(corner, np.float32) for corner in corners_xy]
-        boxes = [sample.boxes_xyxy + np.tile(offset, 2) for sample, offset in zip(samples, offsets, strict=True)]
-        points = [
-            np.concatenate(sample.segments) + offset
-            for sample, offset in zip(samples, offsets, strict=True)
-            if sample.segments
-        ]
-        counts = [
-            np.fromiter(map(len, sample.segments), np.int64, len(sample.classes))
-            if sample.segments
-            else np.zeros(len(sample.classes), np.int64)
-            for sample in samples
-        ]
+        boxes, points, counts = [], [np.zeros((0, 2), np.float32)], []
+        for sample, corner in zip(samples, corners_xy, strict=True):
+            offset = np.array(corner, np.float32)
+            boxes.append(sample.boxes_xyxy + np.tile(offset, 2))
+            if sample.segments:
+                points.append(np.concatenate(sample.segments) + offset)
+            counts.append(np.array(list(map(len, sample.segments)) or [0] * len(sample.classes), np.int64))
         return cls(
             clip_boxes(np.concatenate(boxes), canvas_hw),
             np.concatenate([sample.classes for sample in samples]),
-            np.concatenate([np.zeros((0, 2), np.float32), *points]),
+            np.concatenate(points),
             np.concatenate(counts),
         )
 
@@ -84,12 +71,8 @@ class CanvasLabels:
 
     def joined(self, other: CanvasLabels) -> CanvasLabels:
         """These objects and then `other`."""
-        return CanvasLabels(
-            np.concatenate([self.boxes_xyxy, other.boxes_xyxy]),
-            np.concatenate([self.classes, other.classes]),
-            np.concatenate([self.points, other.points]),
-            np.concatenate([self.counts, other.counts]),
-        )
+        pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
+        return CanvasLabels(*map(np.concatenate, pairs))
 
     def mirrored(self, rows: NDArray[np.int64], canvas_w: int) -> CanvasLabels:
         """Objects `rows`, ascending, mirrored left to right about the middle of a canvas `canvas_w` pixels wide."""
@@ -153,11 +136,8 @@ def clip_outlines(
 
     Args:
         points: (k, 2), the polygons end to end.
-        owners: (k,), the polygon of each vertex, ascending.
+        owners: (k,), the polygon of each vertex, ascending; and so in what is returned.
         planes: (p, 3), half-planes a·x + b·y + c ≥ 0.
-
-    Returns:
-        points and owners of what is left; a polygon out of sight has no vertex.
     """
     for *normal, constant in planes:
         distance = points @ np.array(normal) + constant

@@ -35,14 +35,10 @@ SampleLoader = Callable[[int], Sample]  # picture i, the long side at the traini
 def letterbox(
     sample: Sample, size_hw: tuple[int, int], out: NDArray[np.uint8] | None = None
 ) -> tuple[Sample, Placement]:
-    """Centre a picture on grey.
-
-    A picture that fits is only padded; a larger one is shrunk first, its shape kept.
+    """Centre an image on grey of `size_hw`; one that does not fit is shrunk first, its shape kept.
 
     Args:
-        sample: the picture and its labels.
-        size_hw: height and width of the result in pixels.
-        out: uint8 (*size_hw, 3), written into and returned as the picture; a new array where None.
+        out: uint8 (*size_hw, 3), written into and returned as the image; a new array where None.
 
     Returns:
         The sample, and its placement scale_x, scale_y, left, top: x = x_before · scale_x + left.
@@ -84,18 +80,13 @@ def _centred(sample: Sample, size_hw: tuple[int, int]) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Scene:
-    """Which pictures a sample is made of, and how; sampled before any of them is loaded.
+    """Which images a sample is made of, and how; sampled before any of them is loaded."""
 
-    Attributes:
-        indices: one picture, centred on a canvas of the sample's size; or the four of a mosaic, on a canvas twice that
-            size: top left, top right, bottom left, bottom right.
-        centre_xy: where the four meet, canvas pixels; unused for a single picture.
-        warp: canvas to sample.
-    """
-
+    # One image, centred on a canvas of the sample's size; or the four of a mosaic, on a canvas twice that size: the top
+    # left, top right, bottom left and bottom right one.
     indices: tuple[int, ...]
-    centre_xy: tuple[int, int]
-    warp: Warp
+    centre_xy: tuple[int, int]  # where the four meet, canvas pixels; unused for a single image
+    warp: Warp  # canvas to sample
 
 
 def sample_partners(index: int, neighbours: Iterable[int], count: int, rng: np.random.Generator) -> list[int]:
@@ -145,18 +136,10 @@ def render_scene(
     out: NDArray[np.uint8],
     colours: HsvJitter = NO_JITTER,
 ) -> Sample:
-    """Load a scene's pictures and render it.
+    """Load a scene's images and render it into `out`, uint8 (*size_hw, 3).
 
-    Copy-paste works on the canvas, where the four pictures are whole and pasted objects can come from any of them; the
-    labels it adds are warped with the others.
-
-    Args:
-        scene: what to render.
-        load: where pictures come from.
-        copy_paste: probability of pasting an object.
-        rng: only copy-paste takes numbers from it, as many as there are objects.
-        out: uint8 (*size_hw, 3), overwritten; the returned sample's picture.
-        colours: changes the colours of the pictures.
+    Copy-paste, the probability of pasting an object, works on the canvas, where the four images are whole and pasted
+    objects can come from any of them. It alone takes numbers from `rng`, as many as there are objects.
     """
     samples = [load(index) for index in scene.indices]
     if len(samples) == 1:
@@ -170,17 +153,13 @@ def render_scene(
 
 
 def _place(scene: Scene, samples: list[Sample]) -> list[Tile]:
-    if len(samples) == 1:
-        return [Tile(samples[0].image, *_centred(samples[0], scene.warp.canvas_hw))]
+    images = [sample.image for sample in samples]
+    if len(images) == 1:
+        return [Tile(images[0], *_centred(samples[0], scene.warp.canvas_hw))]
     x, y = scene.centre_xy
-    return [
-        Tile(
-            sample.image,
-            x - sample.image.shape[1] if corner in (0, 2) else x,
-            y - sample.image.shape[0] if corner in (0, 1) else y,
-        )
-        for corner, sample in enumerate(samples)
-    ]
+    lefts = x - images[0].shape[1], x, x - images[2].shape[1], x
+    tops = y - images[0].shape[0], y - images[1].shape[0], y, y
+    return list(map(Tile, images, lefts, tops))
 
 
 def choose_pasted(
@@ -190,13 +169,7 @@ def choose_pasted(
 
     Each is chosen with `probability`, and pasted where its mirrored box covers every existing box, the pasted ones
     included, by less than 0.3 of that box's area. What an ignored region overlaps is not pasted: the copy would show
-    some of the region outside of any.
-
-    Args:
-        labels: of the canvas.
-        probability: of each object.
-        canvas_w: width of the canvas in pixels.
-        rng: takes one number an object, none where `probability` is 0.
+    some of the region outside of any. Takes one number an object from `rng`, none where `probability` is 0.
 
     Returns:
         The mirrored objects, or None where none is pasted.
@@ -256,15 +229,15 @@ def train_sample(
     """One augmented training sample.
 
     Args:
-        draw: which picture, its neighbours, and the sample's size.
-        load: the loaded pictures and their labels.
+        draw: which image, its neighbours, and the sample's size.
+        load: the loaded images and their labels.
         hyp: probabilities and ranges; mosaic 0 turns mixup off as well.
         rng: the sample's own generator; the result is a function of it and the dataset.
-        out: uint8 (*draw.size_hw, 3), such as one row of the batch; the picture is written into it.
+        out: uint8 (*draw.size_hw, 3), such as one row of the batch, written into.
         colour: filters after the HSV jitter.
 
     Returns:
-        The sample: its picture is `out`, its boxes are inside it, and it has no polygons.
+        The sample: its image is `out`, its boxes are inside it, and it has no polygons.
     """
     size_hw, copy_paste = draw.size_hw, hyp.copy_paste
     jitter = HsvJitter(sample_hsv_gains(hyp, rng))

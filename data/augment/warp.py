@@ -22,24 +22,15 @@ HORIZON = 1e-6  # depths below this lie on or behind the horizon of a perspectiv
 class Warp:
     """A map from a canvas to a sample: perspective, rotation with zoom, and shear about the canvas's centre, then a
     shift, then mirrors.
-
-    Attributes:
-        canvas_hw, size_hw: height and width of canvas and sample in pixels.
-        degrees: rotation, clockwise as seen.
-        zoom: factor of lengths.
-        shear_xy: angles in degrees.
-        perspective_xy: growth of depth per pixel from the canvas's centre.
-        shift_xy: where the canvas's centre is in the sample, as a share of the sample's width and height.
-        flip_ud, flip_lr: mirror the sample upside down, left to right.
     """
 
     canvas_hw: tuple[int, int]
-    size_hw: tuple[int, int]
-    degrees: float = 0.0
-    zoom: float = 1.0
-    shear_xy: tuple[float, float] = (0.0, 0.0)
-    perspective_xy: tuple[float, float] = (0.0, 0.0)
-    shift_xy: tuple[float, float] = (0.5, 0.5)
+    size_hw: tuple[int, int]  # of the sample
+    degrees: float = 0.0  # rotation, clockwise as seen
+    zoom: float = 1.0  # factor of lengths
+    shear_xy: tuple[float, float] = (0.0, 0.0)  # degrees
+    perspective_xy: tuple[float, float] = (0.0, 0.0)  # growth of depth per pixel from the canvas's centre
+    shift_xy: tuple[float, float] = (0.5, 0.5)  # the canvas's centre, as a share of the sample's width and height
     flip_ud: bool = False
     flip_lr: bool = False
 

@@ -35,13 +35,7 @@ def open_images(
 
     "ram" is a file without a name in /dev/shm: it is gone with the last process that holds it, however that ends.
     "disk" is a file in TESSERA_CACHE that later runs use again. The first rank of each node builds it, the others wait.
-
-    Args:
-        index: the images.
-        imgsz, interpolation: as in ImageStore.
-        cache: where resized images are kept.
-        world: this rank.
-        memory: the node's account of shared memory; a new one where None.
+    `memory` is the node's account of shared memory; a new one where None.
 
     Raises:
         UserError: the file of an image cannot be read, or there is too little memory or disk.
@@ -65,13 +59,7 @@ def open_images(
 
 
 class _CacheBuilder:
-    """Writes the cache of a node.
-
-    Args:
-        store: the images, not cached.
-        mode: "ram" or "disk", for messages.
-        show_progress: with a bar on stderr.
-    """
+    """Writes the cache of a node, of a store without one."""
 
     def __init__(self, store: ImageStore, mode: CacheMode, show_progress: bool) -> None:
         self._store, self._mode, self._show_progress = store, mode, show_progress

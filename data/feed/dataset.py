@@ -30,12 +30,7 @@ _NOT_INVERTIBLE = (math.nan,) * 4
 
 
 class DetectionDataset(Dataset[Batch]):
-    """Images and labels of an index at loading size, indexed by the `Draw`s of a whole batch.
-
-    Args:
-        index: the images and labels.
-        store: the same images, opened.
-    """
+    """Images and labels of an index at loading size, indexed by the `Draw`s of a whole batch."""
 
     def __init__(self, index: DatasetIndex, store: ImageStore | RecentImages) -> None:
         self.index, self.store = index, store
@@ -111,14 +106,7 @@ class DetectionDataset(Dataset[Batch]):
 
 
 class TrainDataset(DetectionDataset):
-    """Augmented samples, each a pure function of (seed, epoch, position).
-
-    Args:
-        index, store: as in DetectionDataset.
-        hyp: strengths of the augmentations.
-        seed: the run's seed, the same on every rank.
-        mosaic_epochs: mosaic and mixup are on in epochs below this one.
-    """
+    """Augmented samples, each a pure function of (seed, epoch, position); no mosaic from `mosaic_epochs` on."""
 
     def __init__(
         self, index: DatasetIndex, store: ImageStore | RecentImages, hyp: Hyp, seed: int, mosaic_epochs: int

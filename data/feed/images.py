@@ -42,12 +42,9 @@ class ImageStore:
         imgsz: long side in pixels.
         interpolation: "area" averages pixels when shrinking (validation), "linear" does not; both enlarge linearly.
         cache: open file of all resized images, see `open_images`; None decodes at each call. The store owns it.
-
-    Attributes:
-        noun: what its images are called.
     """
 
-    noun = "images"
+    noun = "images"  # what its images are called
 
     def __init__(
         self, index: DatasetIndex, imgsz: int, interpolation: Interpolation, cache: IO[bytes] | None = None
@@ -110,12 +107,7 @@ class ImageStore:
         return nullcontext()
 
     def write_cache(self, file: IO[bytes], show_progress: bool) -> None:
-        """Decode all images in parallel into `file`, from its start; those that do not decode are marked.
-
-        Raises:
-            UserError: a file cannot be read.
-            OSError: the file system is full, among others.
-        """
+        """Decode all images in parallel into `file`, from its start; those that do not decode are marked."""
 
         def write(images: range) -> int:
             with suppress(UndecodableImage):  # `load` says so when the image is asked for

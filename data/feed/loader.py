@@ -20,7 +20,6 @@ from tessera.data.feed.recent import RecentImages, share_recent, share_small
 from tessera.data.feed.sampler import BLOCK, EpochOrder, EpochSampler, ShardSampler, near_batches, repeat_factors
 from tessera.data.feed.shapes import padded_shapes, validation_shapes
 from tessera.data.feed.shared_memory import SharedMemory
-from tessera.data.feed.view_order import ViewOrder
 from tessera.data.feed.views import ViewIndex
 from tessera.data.feed.workers import (
     PREFETCH,
@@ -53,8 +52,7 @@ class Loader(Generic[S]):
         sampler: says which, in which order.
         world: this rank; batches come in page-locked memory where its accelerator copies from there.
         workers: worker processes; 0 builds batches in this one.
-        seed: the run's seed. Process-level generators of the workers start from it offset by rank; no sample depends
-            on them.
+        seed: of the workers' process-level generators, offset by rank; no sample depends on them.
     """
 
     def __init__(self, dataset: DetectionDataset, sampler: S, world: World, workers: int, seed: int) -> None:
@@ -133,10 +131,6 @@ class TrainLoader(Loader[EpochSampler]):
 
     When the last batch of an epoch is handed over, the workers begin the next epoch, so that they do not idle while
     the model is validated and saved. Not so under `--image-weights`: there the next epoch depends on that validation.
-
-    Args:
-        dataset, sampler, workers: as in Loader.
-        run: the run; nothing is prepared beyond its last epoch.
     """
 
     def __init__(self, dataset: TrainDataset, sampler: EpochSampler, run: RunContext, workers: int) -> None:
@@ -213,32 +207,26 @@ class ValLoader(Loader[ShardSampler]):
 
 
 def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory | None = None) -> TrainLoader:
-    """Open the training stream of this rank. All ranks call it together.
+    """Open the training stream of this rank, of images opened with "linear" interpolation. All ranks call it together.
 
-    Args:
-        run: the run.
-        store: the training images, opened with "linear" interpolation.
-        memory: the node's account of shared memory; a new one where None.
+    `memory` is the node's account of shared memory; a new one where None.
 
     Raises:
         ConfigError: the ranks do not divide the batch.
     """
     config, index, world = run.config, store.index, run.world
+    views = index if isinstance(index, ViewIndex) else None
     repeats = repeat_factors(index) if config.sampling == "balanced" else None
     if repeats is not None:
-        own = repeats[index.of_epoch(config.seed, 0)] if isinstance(index, ViewIndex) else repeats
+        own = repeats[views.of_epoch(config.seed, 0)] if views is not None else repeats
         least, most = own.min() / own.mean(), own.max() / own.mean()
         log.info(f"--sampling balanced: an image comes {least:.2f} to {most:.2f} times an epoch")
     shapes_hw = padded_shapes(index.sizes_hw, run.imgsz, run.stride) if config.rect else None
-    settings = run.batch_size, config.seed, run.imgsz, shapes_hw, repeats
-    order = ViewOrder(index, *settings) if isinstance(index, ViewIndex) else EpochOrder(len(index), *settings)
+    order = EpochOrder(len(index), run.batch_size, config.seed, run.imgsz, shapes_hw, repeats, views)
     sampler = EpochSampler(order, world.rank, world.size)
-    workers = affordable_workers(
-        cap_workers(config.workers, world),
-        run.rank_batch_size * run.imgsz**2 * 3,
-        world,
-        SharedMemory(world) if memory is None else memory,
-    )
+    memory = memory or SharedMemory(world)
+    batch_bytes = run.rank_batch_size * run.imgsz**2 * 3
+    workers = affordable_workers(cap_workers(config.workers, world), batch_bytes, world, memory)
     images: ImageStore | RecentImages = store
     if (run.mosaic_epochs > 0 or store.files < len(index)) and not store.is_cached:
         # Those that a mosaic looks back at, and those that the fastest worker may be ahead of the slowest. Views need
@@ -267,7 +255,6 @@ def build_val_loader(
 
     Args:
         store: the images, opened with "area" interpolation.
-        world: this rank.
         batch_size: largest batch of this rank.
         stride: multiple that sides are padded to.
         workers: workers asked for; see `cap_workers`.
@@ -278,13 +265,10 @@ def build_val_loader(
     shapes = validation_shapes(store.index.sizes_hw, store.imgsz, stride)
     if size_hw is not None:
         shapes = np.broadcast_to(np.array(size_hw, np.int64), shapes.shape)
-    workers = affordable_workers(
-        cap_workers(workers, world),
-        batch_size * int(shapes.prod(axis=1).max()) * 3,
-        world,
-        SharedMemory(world) if memory is None else memory,
-    )
-    sampler = ShardSampler(len(store.index), world.rank, world.size, batch_size, shapes)
+    memory = memory or SharedMemory(world)
+    batch_bytes = batch_size * int(shapes.prod(axis=1).max()) * 3
+    workers = affordable_workers(cap_workers(workers, world), batch_bytes, world, memory)
+    sampler = ShardSampler(world.rank, world.size, batch_size, shapes)
     images = share_small(store, world) if repeats and not store.is_cached else store
     return ValLoader(ValDataset(store.index, images), sampler, world, workers, seed=0)
 

@@ -1,11 +1,10 @@
 """Images decoded recently, kept once a node: what one worker decodes for a mosaic serves the others.
 
-Mosaics take their partners from the last batches, so about four samples need an image, and the workers of all the
-node's ranks build them. Each place of these batches has a slot in a file without a name; the first process that needs
-an image decodes it into its slot. A slot is guarded by a record lock on the byte of its number, which the kernel
-releases when a process dies. An image that finds no free slot is decoded for one use: how full or contended the slots
-are changes the time that a sample takes, never the sample. Where a file holds several images (views of a picture), the
-others that are near come into their slots with the one that is asked for: the file is decoded once for all.
+About four samples need an image, and the workers of all the node's ranks build them. Each place of the last batches has
+a slot in a file without a name; the first process that needs an image decodes it into its slot, guarded by a record
+lock on the byte of its number, which the kernel releases when a process dies. An image that finds no free slot is
+decoded for one use: the slots change the time that a sample takes, never the sample. Where a file holds several images
+(views), the others that are near come into their slots with the one that is asked for.
 """
 
 from __future__ import annotations
@@ -43,9 +42,6 @@ class RecentImages:
         slots: images to keep. With as many slots as images, each image has its own slot; with fewer, each place of the
             order has. Only slots that are used take memory.
         shared: file of another rank or process of this node, see `share`; a new one where it is None.
-
-    Raises:
-        OSError: the file cannot be opened or mapped.
     """
 
     def __init__(self, store: ImageStore, slots: int, shared: SharedFile | None = None) -> None:
@@ -87,11 +83,7 @@ class RecentImages:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def load(self, index: int) -> NDArray[np.uint8]:
-        """Image `index`, as ImageStore.load; read-only, and only until the end of `near`, where it is in a slot.
-
-        Raises:
-            UserError: as ImageStore.load.
-        """
+        """Image `index`, as ImageStore.load; read-only, and only until the end of `near`, where it is in a slot."""
         slot = self._slot(index)
         if slot is None:
             return self._store.load(index)
@@ -107,15 +99,10 @@ class RecentImages:
         """The slot of an image; None outside of a draw, and where it is not near and not all are kept."""
         if self._draw is None:
             return None
-        if self._all_kept:
+        if len(self._store) == self.slots:  # each image has its own
             return index
         place = self._draw.neighbours.get(index)
         return None if place is None else place % self.slots
-
-    @property
-    def _all_kept(self) -> bool:
-        """Whether each image has its own slot."""
-        return len(self._store) == self.slots
 
     def _hold(self, slot: int, index: int) -> None:
         """Lock `slot` for reading if image `index` is there, or can be decoded into it now."""
@@ -132,7 +119,11 @@ class RecentImages:
         """Decode image `index` into `slot`, unless another process reads or writes it now; and others of its file."""
         if not self._lock(slot) or self._owners[slot] == index + 1:
             return
-        others = self._missing_beside(slot, index)
+        others = {}  # of the same file, that may be kept and are not there: their slots
+        for other in self._store.of_file(index):
+            place = self._slot(other)
+            if place is not None and place not in (slot, *self._held) and self._owners[place] != other + 1:
+                others[other] = place
         images = self._store.load_together([index, *others])
         self._owners[slot] = 0  # if this process ends in between, there is no image here
         try:
@@ -147,15 +138,6 @@ class RecentImages:
                 self._image(place, other)[:] = image
                 self._owners[place] = other + 1
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
-
-    def _missing_beside(self, slot: int, index: int) -> dict[int, int]:
-        """Other images of the file of `index`, which gets `slot`, that may be kept and are not there: their slots."""
-        found = {}
-        for other in self._store.of_file(index):
-            place = self._slot(other)
-            if place is not None and place not in (slot, *self._held) and self._owners[place] != other + 1:
-                found[other] = place
-        return found
 
     def _lock(self, slot: int) -> bool:
         """Lock `slot` for writing; False where another process reads or writes it."""
@@ -181,15 +163,8 @@ def share_recent(
 ) -> RecentImages | ImageStore:
     """Keep recent images of `store` once a node; the store itself where that is impossible. All ranks call it together.
 
-    A small set is kept whole, for the run. Of a larger one the last batches are kept, so that a node of many uses
-    the slots of its own share only.
-
-    Args:
-        store: the training images.
-        world: this rank.
-        batch_size: images of a global batch.
-        share: how many of them this node decodes at most.
-        batches: how many batches to keep.
+    A small set is kept whole, for the run. Of a larger one the last `batches` are kept, of whose `batch_size` images
+    this node decodes `share` at most: a node of many uses the slots of its own share only.
     """
     most = min(batches * share, _room(store))
     is_small = len(store) <= max(most, min(_SMALL // _slot_bytes(store), _room(store)))

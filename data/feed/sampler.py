@@ -17,46 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
+from tessera.data.feed.views import ViewIndex
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import DatasetIndex, Draw
 
 BLOCK = 32  # places side by side in a batch whose images may meet in a mosaic
 NEAR = 128  # images that may: those at the block's places in this batch and the ones before it
-
-
-def batches_per_epoch(length: int, batch_size: int) -> int:
-    """Global batches of an epoch, K = ceil(N / B)."""
-    return -(-length // batch_size)
-
-
-def epoch_order(
-    length: int,
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    weights: NDArray[np.float64] | None = None,
-    repeats: NDArray[np.float64] | None = None,
-) -> NDArray[np.int64]:
-    """Global order of an epoch: every image once, then images from the epoch's own start until the last batch is full.
-
-    Args:
-        length: N.
-        batch_size: B, over all ranks.
-        seed, epoch: what the order is a function of.
-        weights: (N,), not negative; where given, N images are sampled with replacement in proportion to them.
-        repeats: (N,), positive; where given instead, each image comes as often as its share of N images says, rounded
-            up or down.
-
-    Returns:
-        int64 (K · B,): a whole number of global batches, so that no rank ever sees a smaller one.
-    """
-    rng = sample_rng(seed, epoch, 0, "order")
-    order = rng.permutation(length) if weights is None else rng.choice(length, length, p=weights / weights.sum())
-    if repeats is not None:
-        order = repeated(order, repeats, rng)
-    # np.resize repeats from the start: that is the padding, also where N < B.
-    return np.resize(order, batches_per_epoch(length, batch_size) * batch_size)
+RUN = 4  # views of an image side by side: a batch of 16 shows four images, where decoding one takes longest
 
 
 def repeated(order: NDArray[np.int64], repeats: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -82,8 +50,6 @@ def bucket_by_aspect(
     Args:
         order: int64 (K · B,), shuffled.
         shapes_hw: int64 (N, 2), each image's own padded shape.
-        batch_size: B.
-        rng: for the order of the batches.
 
     Returns:
         The new order, int64 (K · B,), and the shape of each batch, int64 (K, 2).
@@ -93,6 +59,15 @@ def bucket_by_aspect(
     batches = order[np.argsort(height - width, kind="stable")].reshape(-1, batch_size)
     batches = batches[rng.permutation(len(batches))]
     return batches.reshape(-1), shapes_hw[batches].max(axis=1)
+
+
+def in_runs(views: NDArray[np.int64], owners: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Rearrange shuffled views, (n,), so that up to `RUN` of one owner, (n,), are side by side, the runs at random."""
+    by_owner = np.argsort(owners, kind="stable")
+    _, starts, counts = np.unique(owners[by_owner], return_index=True, return_counts=True)
+    place = np.arange(len(views)) - np.repeat(starts, counts)  # within its image
+    run = np.cumsum(place % RUN == 0) - 1
+    return views[by_owner][np.argsort(rng.permutation(run[-1] + 1)[run], kind="stable")]
 
 
 def near_batches(batch_size: int) -> int:
@@ -109,14 +84,8 @@ def neighbours(order: NDArray[np.int64], batch_size: int, batch: int, block: int
     """The images that may meet in the mosaics of a block: those of the same block in this batch and the ones before it.
 
     They are 128, or a few more where blocks are not of 32; before the epoch's first batch comes its last. All this
-    depends on the order and the batch size alone, not on ranks or workers. Images decoded recently (recent.py)
-    serve several mosaics, and a rank with whole blocks needs none but its own.
-
-    Args:
-        order: int64 (K · B,).
-        batch_size: B.
-        batch: number of the global batch.
-        block: see `block_of`.
+    depends on the order, (K · B,), and the batch size alone, not on ranks or workers. Images decoded recently
+    (recent.py) serve several mosaics, and a rank with whole blocks needs none but its own.
 
     Returns:
         Each image with its place in the order; places before the first count down from −1.
@@ -133,16 +102,16 @@ def _blocks(batch_size: int) -> int:
 
 
 class EpochOrder:
-    """The order of each epoch, all ranks together.
+    """The order of each epoch, all ranks together: every image once, then images from its start to fill the last batch.
 
     Args:
         length: N.
         batch_size: B, over all ranks.
         seed: the run's seed, the same on every rank.
         imgsz: side of a sample in pixels.
-        shapes_hw: int64 (N, 2), each image's own padded shape, see `padded_shapes`; where given, batches are
-            rectangular (`--rect`).
-        repeats: float64 (N,), how often each image comes relative to the others, see `repeat_factors`; None = once.
+        shapes_hw: int64 (N, 2), each image's own padded shape; where given, batches are rectangular (`--rect`).
+        repeats: float64 (N,), positive; where given, each image comes as often as its share of an epoch says.
+        views: where the images are these; an epoch has some of them, and those of one image side by side.
     """
 
     def __init__(
@@ -153,22 +122,24 @@ class EpochOrder:
         imgsz: int,
         shapes_hw: NDArray[np.int64] | None = None,
         repeats: NDArray[np.float64] | None = None,
+        views: ViewIndex | None = None,
     ) -> None:
         assert length > 0 and batch_size > 0, (length, batch_size)
         self.length, self.batch_size, self.seed, self.imgsz = length, batch_size, seed, imgsz
-        self._images = length  # of the dataset
-        self._shapes_hw, self._repeats = shapes_hw, repeats
+        self._shapes_hw, self._repeats, self._views = shapes_hw, repeats, views
         self._weights: NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
-        return batches_per_epoch(self.length, self.batch_size)
+        """Global batches of an epoch, K."""
+        images = self.length if self._views is None else self._views.images_per_epoch
+        return -(-images // self.batch_size)
 
     def reweight(self, weights: NDArray[np.float64]) -> None:
         """Sample with replacement in proportion to `weights`, one an image, in an order without repeats, from now on.
 
         They are part of what an epoch is a function of: to enter an epoch again, set the same weights first.
         """
-        assert self._repeats is None and weights.shape == (self._images,) and np.isfinite(weights).all(), weights
+        assert self._repeats is None and weights.shape == (self.length,) and np.isfinite(weights).all(), weights
         assert (weights >= 0).all() and weights.sum() > 0, weights
         self._weights = weights
 
@@ -180,7 +151,19 @@ class EpochOrder:
         return bucket_by_aspect(order, self._shapes_hw, self.batch_size, sample_rng(self.seed, epoch, 1, "order"))
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
-        return epoch_order(self.length, self.batch_size, self.seed, epoch, self._weights, self._repeats)
+        rng = sample_rng(self.seed, epoch, 0, "order")
+        views, weights = self._views, self._weights
+        images = np.arange(self.length) if views is None else views.of_epoch(self.seed, epoch)
+        if weights is None:
+            order = rng.permutation(images)
+        else:
+            order = rng.choice(images, len(images), p=weights[images] / weights[images].sum())
+        if self._repeats is not None:
+            order = repeated(order, self._repeats, rng)
+        if views is not None:
+            order = in_runs(order, views.owners[order], rng)
+        # np.resize repeats from the start: that is the padding, also where there are less images than in a batch.
+        return np.resize(order, len(self) * self.batch_size)
 
 
 class EpochSampler(Sampler[list[Draw]]):
@@ -188,13 +171,6 @@ class EpochSampler(Sampler[list[Draw]]):
 
     Each `iter()` is one epoch of this rank's batches; its first `next()` moves the sampler to the next epoch, so a
     loader that begins the next epoch early neither repeats one nor has to say so. `len()` is the whole epoch's batches.
-
-    Args:
-        order: of all ranks.
-        rank, size: this rank among W.
-
-    Raises:
-        ConfigError: W does not divide B.
     """
 
     def __init__(self, order: EpochOrder, rank: int = 0, size: int = 1) -> None:
@@ -238,15 +214,14 @@ class ShardSampler(Sampler[list[Draw]]):
     `Draw.position` is the image's place in the sorted order, `Draw.epoch` is 0.
 
     Args:
-        length: N.
         rank, size: this rank among all.
         batch_size: largest batch of this rank.
         shapes: int (N, 2), height and width of each image as the model sees it; see `validation_shapes`.
     """
 
-    def __init__(self, length: int, rank: int, size: int, batch_size: int, shapes: NDArray[np.int64]) -> None:
-        assert shapes.shape == (length, 2) and batch_size > 0 and 0 <= rank < size, (shapes.shape, batch_size, rank)
-        area = shapes[:, 0] * shapes[:, 1]
+    def __init__(self, rank: int, size: int, batch_size: int, shapes: NDArray[np.int64]) -> None:
+        assert batch_size > 0 and 0 <= rank < size, (batch_size, rank)
+        length, area = len(shapes), shapes[:, 0] * shapes[:, 1]
         order = np.lexsort((np.arange(length), shapes[:, 1], shapes[:, 0], -area))
         self._draws: list[list[Draw]] = []
         for position in range(rank, length, size):
@@ -270,11 +245,7 @@ def image_weights(index: DatasetIndex, class_maps: Sequence[float] | NDArray[np.
 
     A class weighs (1 − mAP)² / (its objects in the dataset), an image the sum over its objects. An image without any
     weight (background, or nothing but perfectly found classes) gets the smallest positive weight among the others, so
-    that none is left out.
-
-    Args:
-        index: the training images.
-        class_maps: (nc,), mAP50-95 of each class in [0, 1]; 0 where not known yet.
+    that none is left out. `class_maps`, (nc,), are mAP50-95 in [0, 1], 0 where not known yet.
 
     Returns:
         float64 (N,), positive, summing to 1.

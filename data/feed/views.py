@@ -35,19 +35,12 @@ _SOON_S = 1.0  # what is done by then needs no progress bar
 
 @dataclass(frozen=True, kw_only=True)
 class ViewIndex(DatasetIndex):
-    """An index whose images are views; sizes and labels are in pixels of the window.
+    """An index whose images are views; sizes and labels are in pixels of the window."""
 
-    Attributes:
-        pictures: the index of the whole pictures; paths, in files as in memory, are its own.
-        view_offsets: int64 (P + 1,), where the views of each picture start.
-        windows: int32 (N, 4), left, top, right, bottom in pixels of the picture.
-        unseen: how many objects no view has as one.
-    """
-
-    pictures: DatasetIndex
-    view_offsets: NDArray[np.int64]
-    windows: NDArray[np.int32]
-    unseen: int
+    pictures: DatasetIndex  # the whole ones; paths, in files as in memory, are its own
+    view_offsets: NDArray[np.int64]  # (P + 1,), where the views of each picture start
+    windows: NDArray[np.int32]  # (N, 4), left, top, right, bottom in pixels of the picture
+    unseen: int  # how many objects no view has as one
 
     def path(self, index: int) -> Path:
         """Path of the picture that view `index` is of."""
@@ -95,9 +88,8 @@ class ViewIndex(DatasetIndex):
 
     def __str__(self) -> str:
         """One line: what the pictures became."""
-        unseen = (
-            f"; {self.unseen:,} of {len(self.pictures.classes):,} objects are ignored in all" if self.unseen else ""
-        )
+        objects = len(self.pictures.classes)
+        unseen = f"; {self.unseen:,} of {objects:,} objects are ignored in all" if self.unseen else ""
         return (
             f"{self.split}: {len(self.pictures):,} images become {len(self):,} views, {self.with_objects:,} of them "
             f"with objects; an epoch has {self.images_per_epoch:,}{unseen}"
@@ -121,14 +113,12 @@ class _Cut(NamedTuple):
 def view_index(
     pictures: DatasetIndex, tile: int, overlap: float, imgsz: int, *, show_progress: bool = False
 ) -> ViewIndex:
-    """The views of an index of pictures.
+    """The views of an index of pictures that has objects.
 
     Args:
-        pictures: at least one of its labels is an object.
         tile: side in pixels of the pictures; what is not larger is one view, as it is.
         overlap: least share of a tile that the next one overlaps.
         imgsz: training size: of a picture that is cut, a label of 2 px or less there is none, as in augmentation.
-        show_progress: with a bar on stderr, where it takes more than a second.
 
     Raises:
         ConfigError: a number is out of range.
@@ -192,13 +182,10 @@ def _refuse_large_objects(pictures: DatasetIndex, tile: int) -> None:
 def _as_it_is(pictures: DatasetIndex, picture: int) -> _Cut:
     """The one view of a picture that is not larger than a tile."""
     height, width = pictures.sizes_hw[picture].tolist()
-    classes, boxes = pictures.labels(picture)
-    ignored_classes, ignored_boxes = pictures.ignored(picture)
-    counts, ignored_counts = np.array([len(classes)]), np.array([len(ignored_classes)])
-    outlines = pictures.segments(picture)
-    return _Cut(
-        [Tile(0, 0, width, height)], counts, classes, boxes, outlines, ignored_counts, ignored_classes, ignored_boxes, 0
-    )
+    (classes, boxes), (ignored, regions) = pictures.labels(picture), pictures.ignored(picture)
+    counts, ignored_counts = np.array([len(classes)]), np.array([len(ignored)])
+    outlines, whole = pictures.segments(picture), [Tile(0, 0, width, height)]
+    return _Cut(whole, counts, classes, boxes, outlines, ignored_counts, ignored, regions, 0)
 
 
 def _cut(pictures: DatasetIndex, picture: int, windows: Sequence[Tile], imgsz: int) -> _Cut:
@@ -232,13 +219,9 @@ def _with_parts(
     parts: NDArray[np.float64],
     is_ignored: NDArray[np.bool_],
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """What windows show of ignored regions, and the parts of objects that are to be ignored, as in `_Cut`.
+    """What windows show of r ignored regions, and the parts of objects that are to be ignored, as in `_Cut`.
 
-    Args:
-        classes, boxes: of the r regions, (r,) and (r, 4) in pixels of the picture.
-        spans: as in `_seen`.
-        parts: (w, m, 4), what windows show of the objects.
-        is_ignored: (w, m), which of the parts are to be ignored.
+    `parts`, (w, m, 4), are what windows show of the objects; `is_ignored`, (w, m), which of them are to be ignored.
     """
     region_parts, share = _seen(boxes, spans)
     shown = np.concatenate((share > 0, is_ignored), 1)
@@ -249,15 +232,10 @@ def _with_parts(
 
 
 def _seen(boxes: NDArray[np.float32], spans: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What windows show of boxes.
-
-    Args:
-        boxes: (m, 4), pixels of the picture.
-        spans: (w, 4), windows in pixels of the picture, the last of them the whole.
+    """What windows (w, 4), the last of them the whole picture, show of boxes (m, 4), all in pixels of the picture.
 
     Returns:
-        The parts, (w, m, 4) in pixels of the picture, and the share of what is in the picture, (w, m): 0 for a box
-        without an area.
+        The parts, (w, m, 4), and the share of what is in the picture, (w, m): 0 for a box without an area.
     """
     inside = clip_boxes(boxes.astype(np.float64), (int(spans[-1, 3]), int(spans[-1, 2])))
     low = np.maximum(inside[None, :, :2], spans[:, None, :2])

@@ -12,7 +12,7 @@ _SMALLEST, _LARGEST, _MOST_OVERLAP = 32, 65536, 0.9
 
 
 class Tile(NamedTuple):
-    """A part of a picture, in its pixels; right and bottom lie outside."""
+    """A part of an image, in its pixels; right and bottom lie outside."""
 
     left: int
     top: int
@@ -21,11 +21,7 @@ class Tile(NamedTuple):
 
 
 def check_tiles(tile: int, overlap: float) -> None:
-    """Refuse numbers out of range.
-
-    Raises:
-        ConfigError: names the one.
-    """
+    """Refuse numbers out of range, with a ConfigError."""
     if not _SMALLEST <= tile <= _LARGEST:
         raise ConfigError(f"tile: found {tile}, allowed is {_SMALLEST} to {_LARGEST} pixels, or 0 for no tiles.")
     if not 0 <= overlap <= _MOST_OVERLAP:
@@ -33,22 +29,15 @@ def check_tiles(tile: int, overlap: float) -> None:
 
 
 def windows_of(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:
-    """What is looked at of a picture: its tiles and, last, the whole for what is larger; the whole alone if it fits.
-
-    Args:
-        size_hw, tile, overlap: as of `cut`.
-    """
+    """What is looked at of an image: its tiles and, last, the whole for what is larger; the whole alone if it fits."""
     whole = Tile(0, 0, size_hw[1], size_hw[0])
     return [whole] if max(size_hw) <= tile else [*cut(size_hw, tile, overlap), whole]
 
 
 def cut(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:
-    """The fewest tiles that cover a picture, evenly spread, row by row.
+    """The fewest tiles that cover an image, evenly spread, row by row.
 
-    Args:
-        size_hw: height and width of the picture.
-        tile: side in pixels; a shorter side of the picture is not cut.
-        overlap: least share of a tile that neighbours share.
+    A side shorter than `tile` pixels is not cut; neighbours share at least `overlap` of a tile.
     """
     rows, columns = (_starts(side, tile, overlap) for side in size_hw)
     height, width = (min(side, tile) for side in size_hw)

@@ -38,23 +38,15 @@ _FILES = 20  # that a rank opens for a worker: its queues, and the tensors of it
 
 
 def cap_workers(asked: int, world: World) -> int:
-    """Workers for this rank: as asked, but no more than its processors.
-
-    At least 1 where any were asked for: even a single processor overlaps decoding with a GPU's work.
-    """
+    """Workers for this rank: as asked, but no more than its processors."""
     return min(asked, world.cpus)
 
 
 def affordable_workers(workers: int, batch_bytes: int, world: World, memory: SharedMemory) -> int:
     """Workers whose batches fit into what is left of shared memory; that much is promised to them. All ranks call it.
 
-    None where processes cannot share memory at all, and no more than this process may open files for.
-
-    Args:
-        workers: as many as the processors allow.
-        batch_bytes: size of the largest batch of a rank.
-        world: this rank.
-        memory: the node's account.
+    None where processes cannot share memory at all, and no more than this process may open files for. `batch_bytes` is
+    the size of the largest batch of a rank.
     """
     if workers and multiprocessing.current_process().daemon:
         _warn_of_pool()
@@ -165,9 +157,6 @@ class StoppedWorkers:
 
     One that is stopped or hangs is alive for its rank, which would wait for it without end; and so would the workers of
     other ranks for what it has locked. Only Linux says which processes are stopped.
-
-    Args:
-        rank: of this process, for the message.
     """
 
     def __init__(self, rank: int) -> None:

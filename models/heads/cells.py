@@ -1,42 +1,83 @@
-"""Which cells of the levels lie in a box.
+"""The cells of a head's levels: where they are, and which of them lie in a box.
 
-Legend: T boxes, L levels.
+Legend: T boxes, L levels, A cells of an image, level by level, in a level by y, then x.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 
-def widened(boxes_xyxy: NDArray[np.float64], least: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Low and high corners (T, 2) of boxes, sides below `least` widened to twice that about their middle."""
-    low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
-    small = high - low < least
-    middle = (low + high) / 2
-    return np.where(small, middle - least, low), np.where(small, middle + least, high)
+@dataclass(frozen=True)
+class Grid:
+    """Where the cells of an image are."""
+
+    centres: Tensor  # float32 (A, 2), x, y in pixels
+    strides: Tensor  # float32 (A, 1), pixels a cell
+
+    def at(self, cells: Tensor) -> Grid:
+        """Some cells of a batch, int64 (P,) of image · A + cell, in place of the A of an image."""
+        place = cells % len(self.centres)
+        return Grid(self.centres[place], self.strides[place])
+
+
+def make_grid(shapes_hw: Sequence[tuple[int, int]], strides: Sequence[float], device: torch.device) -> Grid:
+    """Cells of levels whose maps have `shapes_hw` cells and `strides` pixels a cell."""
+    centres, sizes = [], []
+    for (ny, nx), stride in zip(shapes_hw, strides, strict=True):
+        x = (torch.arange(nx, device=device, dtype=torch.float32) + 0.5) * stride
+        y = (torch.arange(ny, device=device, dtype=torch.float32) + 0.5) * stride
+        centres.append(torch.stack((x.expand(ny, nx), y[:, None].expand(ny, nx)), -1).view(-1, 2))
+        sizes.append(torch.full((ny * nx, 1), stride, device=device))
+    return Grid(torch.cat(centres), torch.cat(sizes))
+
+
+def cells_last(x: Tensor) -> Tensor:
+    """A level's map (B, C, ny, nx) as (B, ny·nx, C), in the order of the cells: a view of channels-last memory."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def cells_inside(
     boxes_xyxy: NDArray[np.float64], strides: Sequence[float], grids_hw: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The cells whose centre lies in each box, on every level: its first column and row, and how many of each.
+    """The cells whose centre lies in each box (T, 4) in pixels, on every level of `grids_hw` cells.
 
     A side below the smallest stride counts as twice that stride, so that a small box has a few cells too (YOLO26, arXiv
     2606.03748, section on small targets).
 
-    Args:
-        boxes_xyxy: (T, 4) in pixels.
-        strides: pixels a cell of each of L levels.
-        grids_hw: height and width of each level in cells.
-
     Returns:
         x, y of the first cell, and numbers of columns and rows, int64 (T, L, 2) each; a number below 1 is none.
     """
-    grids, sizes = np.array(grids_hw), np.array(strides)[:, None]
-    low, high = (side[:, None] / sizes for side in widened(boxes_xyxy, min(strides)))  # (T, L, 2) in cells
-    # A centre i + ½ lies in [low, high).
-    first = np.clip(np.ceil(low - 0.5), 0, grids[:, ::-1]).astype(np.int64)
-    return first, np.clip(np.ceil(high - 0.5), 0, grids[:, ::-1]).astype(np.int64) - first
+    grids, sizes, least = np.array(grids_hw), np.array(strides)[:, None], min(strides)
+    low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
+    small, middle = high - low < least, (low + high) / 2
+    low, high = np.where(small, middle - least, low), np.where(small, middle + least, high)
+    # A centre i + ½ lies in [low, high), in cells.
+    first, end = (
+        np.clip(np.ceil(side[:, None] / sizes - 0.5), 0, grids[:, ::-1]).astype(np.int64) for side in (low, high)
+    )
+    return first, end - first
+
+
+def ignored_cells(
+    regions: NDArray[np.float32], strides: Sequence[float], batch_size: int, grids_hw: Sequence[tuple[int, int]]
+) -> list[NDArray[np.bool_]]:
+    """Whether a cell's centre lies in an ignored region, where nothing is learnt: bool (B, ny, nx) of each level.
+
+    Args:
+        regions: float32 (R, 6): image, class -1, x1, y1, x2, y2 in pixels of the batch.
+        strides, grids_hw: pixels a cell, and height and width in cells, of each level.
+        batch_size: B.
+    """
+    levels = [np.zeros((batch_size, *grid_hw), np.bool_) for grid_hw in grids_hw]
+    first, counts = cells_inside(regions[:, 2:].astype(np.float64), strides, grids_hw)
+    for image, corners, sizes in zip(regions[:, 0].astype(np.int64), first.tolist(), counts.tolist(), strict=True):
+        for level, (x, y), (columns, rows) in zip(levels, corners, sizes, strict=True):
+            level[image, y : y + max(rows, 0), x : x + max(columns, 0)] = True
+    return levels

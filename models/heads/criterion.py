@@ -30,22 +30,14 @@ def sum_of_one_rank(tensor: Tensor) -> Callable[[], Tensor]:
 
 
 class Targets(NamedTuple):
-    """The targets of a batch, rows as in `Criterion.assign`.
-
-    Attributes:
-        objects: float32 (T, 6).
-        regions: float32 (R, 6), the ignored ones.
-    """
+    """The objects (T, 6) and the ignored regions (R, 6) of a batch, rows as in `Criterion.assign`."""
 
     objects: NDArray[np.float32]
     regions: NDArray[np.float32]
 
 
 def checked_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
-    """The targets of a batch as arrays; they fit its images and the classes.
-
-    Without regions the objects and the tensor share their memory.
-    """
+    """The targets of a batch as arrays, checked to fit its images and the classes."""
     assert targets.ndim == 2 and targets.shape[1] == 6, targets.shape
     rows = targets.detach().numpy().astype(np.float32, copy=False)
     if len(rows):
@@ -57,16 +49,13 @@ def checked_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the host works out of a batch's targets before the forward. A head adds fields; tensors go to the device.
+    """What the host works out of a batch's targets before the forward. A head adds fields; tensors go to the device."""
 
-    Attributes:
-        counts: float32, of any shape, `(0,)` included: sums that the loss is divided by and that are known before the
-            forward. They are all-reduced while the model computes.
-        ignored: bool, of all predictions of the batch end to end: those in an ignored region, which are not trained to
-            find nothing. None where the batch has no region.
-    """
-
+    # float32, of any shape, `(0,)` included: sums that the loss is divided by and that are known before the forward.
+    # They are all-reduced while the model computes.
     counts: Tensor
+    # bool, of all predictions of the batch end to end: those in an ignored region, which are not trained to find
+    # nothing. None where the batch has no region.
     ignored: Tensor | None = field(default=None, kw_only=True)
 
 
@@ -77,8 +66,7 @@ class Criterion(ABC, Generic[A]):
     """The loss of a head.
 
     Attributes:
-        names: of the losses, such as ("box", "obj", "cls"): columns `train/box_loss`, `val/box_loss` … of results.csv
-            and `box_loss` … of the progress bar.
+        names: of the losses, such as ("box", "obj", "cls"), in results.csv and the progress bar.
         class_weights: float32 (C,), on the device that computes: what a class loss counts at a cell that is trained
             to find an object of the class; None = as much for each.
     """
@@ -115,30 +103,25 @@ class Criterion(ABC, Generic[A]):
             predictions: what the head returns in training mode.
             assignment: of the same batch, on the same device.
             global_counts: `assignment.counts` added up over the ranks; None with a single rank.
-            sum_over_ranks: for counts that only the predictions tell, such as a sum of target scores. Every rank must
-                call it equally often, also for a batch without objects; begin early, wait late. A count has no
-                gradient: detach it.
+            sum_over_ranks: for counts that only the predictions tell, such as a sum of target scores, detached. Every
+                rank must call it equally often, also for a batch without objects; begin early, wait late.
 
         Returns:
             The loss, a scalar; and its parts, detached float32 (len(names),). Added up over the ranks, both are the
-            mean losses of the whole batch (not multiplied by its size), so that the gradient of an optimizer step is
-            that of the sum of (images of the global batch × global mean loss) over its batches.
+            mean losses of the whole batch, not multiplied by its size.
         """
 
     @abstractmethod
     def totals(self, predictions: Any, assignment: A) -> Tensor:
-        """Everything of a batch that `losses` needs, as sums: of one shape for all batches, added up over all of them.
-
-        Nothing is read back from the device.
-        """
+        """Everything of a batch that `losses` needs, as sums of one shape for all batches; all on the device."""
 
     @abstractmethod
     def losses(self, totals: NDArray[np.float64]) -> tuple[float, ...]:
-        """The mean losses, one for each of `names`, from the sum of any number of `totals`."""
+        """The mean losses, one for each of `names`, from a sum of `totals`."""
 
 
 class LossMeter:
-    """Validation losses as means over the whole set, whatever its batches and ranks."""
+    """Validation losses as means over the whole set, whatever its batches and ranks; no batch is read back."""
 
     def __init__(self, criterion: Criterion[Any]) -> None:
         self.criterion = criterion
@@ -146,7 +129,7 @@ class LossMeter:
 
     @torch.no_grad()
     def update(self, predictions: Any, assignment: Assignment) -> None:
-        """Add a batch; nothing is read back from the device."""
+        """Add a batch."""
         self._batches.append(self.criterion.totals(predictions, assignment))
 
     def total(self) -> NDArray[np.float64] | None:
@@ -156,6 +139,6 @@ class LossMeter:
         return torch.stack(self._batches).cpu().double().sum(0).numpy()
 
     def losses(self, totals: Iterable[NDArray[np.float64] | None]) -> tuple[float, ...]:
-        """The criterion's losses over the `totals` of all ranks, None where a rank measured nothing; 0 over nothing."""
+        """The criterion's losses over the `totals` of all ranks; 0 where none has any."""
         measured = [total for total in totals if total is not None]
         return self.criterion.losses(np.sum(measured, axis=0)) if measured else (0.0,) * len(self.criterion.names)

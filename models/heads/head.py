@@ -26,49 +26,29 @@ OBJECTS, OBJECTS_PX = 8, 640  # objects of a fresh dataset in an image of so man
 
 
 def object_share(stride: float) -> float:
-    """Share of a level's cells that find an object in a fresh dataset.
-
-    Heads start from it: otherwise the first steps would be spent on learning that most cells are empty (Lin et al.
-    2017, section 3.3).
-    """
+    """Share of a level's cells that find an object in a fresh dataset, where heads start (Lin et al. 2017, 3.3)."""
     return OBJECTS / (OBJECTS_PX / stride) ** 2
 
 
 class Recipes(NamedTuple):
-    """Hyperparameter files (data/hyps) of a head's models.
+    """Hyperparameter files (data/hyps) of a head's models."""
 
-    Attributes:
-        long: of long runs.
-        short: of short ones, from scratch or from weights.
-        known: of short ones from weights that know all of the data's classes.
-        body: of short ones from a classifier's body.
-    """
-
-    long: str
-    short: str
-    known: str
-    body: str
+    long: str  # of long runs
+    short: str  # of short ones, from scratch or from weights
+    known: str  # of short ones from weights that know all of the data's classes
+    body: str  # of short ones from a classifier's backbone
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """What a model YAML says of its head, and the maps that the head reads.
-
-    Attributes:
-        nc: classes.
-        arguments: of the head's row, as written.
-        keys: the YAML's keys that are the head's own (`Head.yaml_keys`), checked by their readers.
-        channels: of each map.
-        strides: pixels a cell of each map, whole numbers.
-        where: place of the head's row, for messages.
-    """
+    """What a model YAML says of its head, and the maps that the head reads."""
 
     nc: int
-    arguments: tuple[Any, ...]
-    keys: Mapping[str, Any]
-    channels: tuple[int, ...]
-    strides: tuple[float, ...]
-    where: str
+    arguments: tuple[Any, ...]  # of the head's row, as written
+    keys: Mapping[str, Any]  # the YAML's keys that are the head's own (`Head.yaml_keys`), checked by their readers
+    channels: tuple[int, ...]  # of each map
+    strides: tuple[float, ...]  # pixels a cell of each map, whole numbers
+    where: str  # place of the head's row, for messages
 
 
 class Head(nn.Module, ABC):
@@ -77,31 +57,18 @@ class Head(nn.Module, ABC):
     In training mode a forward returns raw outputs, made for the head's own criterion. In evaluation mode it returns
     (decoded, raw): `decoded` float32 (B, A, 4 + C), or (B, A, 5 + C) with objectness; rows of centre x, centre y,
     width, height in pixels, [objectness,] class probabilities; level by level.
-
-    Args:
-        nc: classes.
-        strides: pixels a cell of each level, in the order of the levels.
-
-    Attributes:
-        nc, strides: the same; the strides as floats.
-        has_objectness: whether decoded rows have an objectness between box and classes.
-        rows_per_cell: decoded rows of a cell.
-        needs_suppression: whether several rows predict an object, so that all but the best must be suppressed.
-        recipes: hyperparameter files of this head's models.
-        yaml_keys: keys at the top of a model YAML that are this head's own, all of them required, with their readers.
-        yaml_tensors: names of the head's buffers that come from the YAML: where a user gives one, pretrained weights
-            do not replace them.
-        outputs_before_classes: of the class layers, for each of the `rows_per_cell`.
     """
 
-    has_objectness: ClassVar[bool] = False
+    has_objectness: ClassVar[bool] = False  # whether decoded rows have an objectness between box and classes
     recipes: ClassVar[Recipes] = Recipes("hyp.scratch-low.yaml", "hyp.short.yaml", "hyp.known.yaml", "hyp.short.yaml")
+    # Required keys at the top of a model YAML that are this head's own, with their readers.
     yaml_keys: ClassVar[Mapping[str, Reader]] = MappingProxyType({})
+    # Buffers that come from the YAML: where a user gives one, pretrained weights do not replace them.
     yaml_tensors: ClassVar[tuple[str, ...]] = ()
-    outputs_before_classes: ClassVar[int] = 0
+    outputs_before_classes: ClassVar[int] = 0  # of the class layers, for each of the `rows_per_cell`
 
-    rows_per_cell: int = 1
-    needs_suppression: bool = True
+    rows_per_cell: int = 1  # decoded
+    needs_suppression: bool = True  # whether several rows predict an object, so that NMS must follow
 
     def __init__(self, nc: int, strides: Sequence[float]) -> None:
         super().__init__()
@@ -111,11 +78,7 @@ class Head(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def from_spec(cls, spec: HeadSpec) -> Head:
-        """The head that a model YAML describes.
-
-        Raises:
-            ConfigError: the description is wrong; with `spec.where`.
-        """
+        """The head that a model YAML describes; ConfigError where the description is wrong."""
 
     @abstractmethod
     def forward(self, features: list[Tensor]) -> Any:
@@ -123,10 +86,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def class_layers(self) -> list[str]:
-        """Return the names of the convolutions that have an output a class.
-
-        Their outputs are, for each of the `rows_per_cell`, `outputs_before_classes` others and then the classes.
-        """
+        """Names of the convolutions to, for each of the `rows_per_cell`, `outputs_before_classes` and the classes."""
 
     def class_tensors(self, offered: Mapping[str, Tensor], nc: int, known: Sequence[int]) -> dict[str, Tensor]:
         """Return the tensors of the class layers with what another head of this kind knows of the same classes.
@@ -156,33 +116,18 @@ class Head(nn.Module, ABC):
     def criterion(
         self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
     ) -> Criterion[Any]:
-        """The loss that trains this head.
-
-        Args:
-            hyp: hyperparameters, as given.
-            imgsz: training size in pixels.
-            label_smoothing: ε of the class targets.
-            class_weights: as of Criterion.
-        """
+        """The loss that trains this head at `imgsz` pixels; `label_smoothing` is the ε of the class targets."""
 
     def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
         """Fit to a dataset what the head assumes of it, in place and on every rank alike; here nothing.
 
         Every rank of a fresh run calls this once, before the model is on its device; a resumed run does not.
-
-        Args:
-            labels_wh: (M, 2), widths and heights of the training labels in pixels at the training size; a sample of
-                them in a large dataset.
-            config, hyp: of the run.
-            world: rank 0 decides.
+        `labels_wh`, (M, 2), are sizes of training labels in pixels at the training size: a sample of a large dataset.
         """
         return
 
     def keep_inference(self, *, end2end: bool) -> None:
-        """Drop what training alone needs, for good.
-
-        Args:
-            end2end: decode rows that predict each object once, and need no suppression.
+        """Drop what training alone needs, for good; `end2end`: decode rows that predict each object once, without NMS.
 
         Raises:
             ConfigError: nothing of this head was trained for `end2end`.

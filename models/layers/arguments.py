@@ -14,11 +14,7 @@ Reader = Callable[[Any], Any]
 
 
 def checked(where: str, name: str, value: object, read: Reader) -> Any:
-    """Value as `read` returns it.
-
-    Raises:
-        ConfigError: `read` refuses it; with the place, the value and what was expected.
-    """
+    """Value as `read` returns it; where it refuses, a ConfigError with the place, the value and what was expected."""
     try:
         return read(value)
     except ValueError as error:
@@ -28,17 +24,7 @@ def checked(where: str, name: str, value: object, read: Reader) -> Any:
 def read_arguments(
     where: str, values: Sequence[Any], readers: Sequence[tuple[str, Reader]], required: int = 0
 ) -> list[Any]:
-    """Check the arguments of one layer.
-
-    Args:
-        where: the layer's place, for messages.
-        values: as written.
-        readers: name and reader of each argument that the layer takes, in order.
-        required: how many of them must be given.
-
-    Raises:
-        ConfigError: too many, too few, or a value that its reader refuses.
-    """
+    """Check the arguments of the layer at `where`, of which the first `required` must be given; `readers` in order."""
     if not required <= len(values) <= len(readers):
         least = "" if required == len(readers) else f"{required} to "
         names = ", ".join(name for name, _ in readers)
@@ -84,22 +70,20 @@ def flag(value: object) -> bool:
     raise ValueError("true or false")
 
 
-def size(value: object) -> int | tuple[int, int]:
-    """Pixels from 1: a side, or [height, width]."""
-    return _size_from(1, value)
+def sides_from(least: int) -> Reader:
+    """Pixels from `least`: a side, or [height, width]."""
+
+    def read(value: object) -> int | tuple[int, int]:
+        if is_whole(value) and value >= least:
+            return value
+        if isinstance(value, list) and len(value) == 2 and all(is_whole(side) and side >= least for side in value):
+            return value[0], value[1]
+        raise ValueError(f"a whole number of at least {least}, or [height, width]")
+
+    return read
 
 
-def margin(value: object) -> int | tuple[int, int]:
-    """Pixels from 0: a side, or [height, width]."""
-    return _size_from(0, value)
-
-
-def _size_from(least: int, value: object) -> int | tuple[int, int]:
-    if is_whole(value) and value >= least:
-        return value
-    if isinstance(value, list) and len(value) == 2 and all(is_whole(side) and side >= least for side in value):
-        return value[0], value[1]
-    raise ValueError(f"a whole number of at least {least}, or [height, width]")
+size, margin = sides_from(1), sides_from(0)
 
 
 def axis(value: object) -> int:
@@ -133,15 +117,11 @@ def one_of(*choices: str) -> Reader:
     return read
 
 
-def list_of(read: Reader) -> Reader:
-    """A list, each entry of which `read` accepts."""
-
-    def read_all(value: object) -> list[Any]:
-        if isinstance(value, list) and value:
-            try:
-                return [read(entry) for entry in value]
-            except ValueError as error:
-                raise ValueError(f"a list, each entry {error}") from error
-        raise ValueError("a list")
-
-    return read_all
+def counts(value: object) -> list[int]:
+    """Whole numbers from 1."""
+    if isinstance(value, list) and value:
+        try:
+            return [count(entry) for entry in value]
+        except ValueError as error:
+            raise ValueError(f"a list, each entry {error}") from error
+    raise ValueError("a list")

@@ -1,13 +1,13 @@
-"""Cross-stage partial blocks that keep what every stage makes (Wang et al., ELAN, arXiv 2211.04800)."""
+"""Blocks that keep what every stage makes (Wang et al., ELAN, arXiv 2211.04800), and YOLOv9's ways to halve a map."""
 
 from __future__ import annotations
 
 from typing import cast
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from tessera.models.layers.blocks import Conv
-from tessera.models.layers.joining import joined
+from tessera.models.layers.blocks import Conv, joined
 from tessera.models.layers.rep import RepC3
 
 
@@ -44,13 +44,7 @@ class Elan(nn.Module):
     """
 
     def __init__(
-        self,
-        c_in: int,
-        c_out: int,
-        repeats: int = 1,
-        shortcut: bool = True,
-        groups: int = 1,
-        expansion: float = 0.5,
+        self, c_in: int, c_out: int, repeats: int = 1, shortcut: bool = True, groups: int = 1, expansion: float = 0.5
     ) -> None:
         super().__init__()
         hidden = int(c_out * expansion)
@@ -131,3 +125,38 @@ class RepElan(_TwoStages):
         c = self.stage
         self.cv2 = nn.Sequential(RepC3(c, c, repeats), Conv(c, c, 3))
         self.cv3 = nn.Sequential(RepC3(c, c, repeats), Conv(c, c, 3))
+
+
+class AConv(nn.Module):
+    """A 2×2 mean at stride 1, then a 3×3 convolution at stride 2 (Wang et al., YOLOv9, arXiv 2402.13616)."""
+
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        self.conv = Conv(c_in, c_out, 3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, 2H, 2W) to (B, c_out, H, W)."""
+        return cast(Tensor, self.conv(F.avg_pool2d(x, 2, 1)))
+
+
+class ADown(nn.Module):
+    """The same mean, then a 3×3 convolution at stride 2 of one half of the channels, and a 3×3 maximum of the other.
+
+    Args:
+        c_in, c_out: channels, both even.
+
+    Raises:
+        ValueError: channels without two equal halves.
+    """
+
+    def __init__(self, c_in: int, c_out: int) -> None:
+        super().__init__()
+        if c_in % 2 or c_out % 2:
+            raise ValueError(f"halves of {c_in} and {c_out} channels, expected even numbers")
+        self.cv1 = Conv(c_in // 2, c_out // 2, 3, 2)
+        self.cv2 = Conv(c_in // 2, c_out // 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, c_in, 2H, 2W) to (B, c_out, H, W)."""
+        first, second = F.avg_pool2d(x, 2, 1).chunk(2, 1)
+        return joined((self.cv1(first), self.cv2(F.max_pool2d(second, 3, 2, 1))))

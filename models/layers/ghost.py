@@ -6,8 +6,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from tessera.models.layers.blocks import C3, Conv, DWConv, Size
-from tessera.models.layers.joining import joined
+from tessera.models.layers.blocks import C3, Conv, DWConv, Size, joined
 
 CHEAP_KERNEL = 5  # of the depth-wise convolution that makes the second half
 

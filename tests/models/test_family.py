@@ -17,8 +17,8 @@ from tessera.models.description import MODELS_DIR
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.free.head import DetectFree
 from tessera.models.heads.head import Head
-from tessera.models.heads.yolov9.head import DetectYOLOv9
-from tessera.models.heads.yolox.head import DetectYOLOX
+from tessera.models.heads.yolov9 import DetectYOLOv9
+from tessera.models.heads.yolox import DetectYOLOX
 from tessera.models.layers.rep import RepConv
 from tessera.models.summary import count_gflops, count_parameters
 from tessera.utils.checkpoints.start import build_model

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tessera.models.heads.cells import ignored_cells
 from tessera.models.heads.criterion import Assignment, Targets
-from tessera.models.heads.ignored import ignored_cells
 from tessera.utils.boxes import xyxy_to_cxcywh
 
 # Steps (x, y) from the centre's cell: none, then left, up, right, down. The order decides whose write is the last.
@@ -31,31 +31,18 @@ class AnchorAssignment(Assignment):
     """The positives of one batch.
 
     A cell here is one prediction: image, anchor, y, x. Candidates are ordered by level, then by step (centre, left, up,
-    right, down), anchor and target; several may lie in one cell, and the last of them sets its objectness target.
-
-    Attributes:
-        cells: int64 (4, U), image, anchor, y, x; level by level, each cell once.
-        last_candidates: int64 (U,), the candidate that sets the objectness target of each cell.
-        candidate_cells: int64 (P,), the column of `cells` that each candidate lies in.
-        classes: int64 (P,).
-        boxes: float32 (P, 4), cxcywh in grid units, the centre counted from the cell's corner.
-        anchors: float32 (P, 2), width and height in grid units.
-        counts: float32 (L, 2), positives and predictions of each level. Summed over the ranks they are what the
-            loss is divided by.
-        cells_per_level, positives_per_level: how U and P are made up, known to the host.
-        grids_hw: height and width of each level's grid.
-        batch_size: images.
-        ignored: level by level; of no cell of `cells`.
+    right, down), anchor and target; several may lie in one cell.
+    `counts` is float32 (L, 2), positives and predictions of each level; `ignored` is true of no cell of `cells`.
     """
 
-    cells: Tensor
-    last_candidates: Tensor
-    candidate_cells: Tensor
-    classes: Tensor
-    boxes: Tensor
-    anchors: Tensor
-    cells_per_level: tuple[int, ...]
-    positives_per_level: tuple[int, ...]
+    cells: Tensor  # int64 (4, U), image, anchor, y, x; level by level, each cell once
+    last_candidates: Tensor  # int64 (U,), the candidate that sets the objectness target of each cell
+    candidate_cells: Tensor  # int64 (P,), the column of `cells` that each candidate lies in
+    classes: Tensor  # int64 (P,)
+    boxes: Tensor  # float32 (P, 4), cxcywh in grid units, the centre counted from the cell's corner
+    anchors: Tensor  # float32 (P, 2), width and height in grid units
+    cells_per_level: tuple[int, ...]  # how U is made up, known to the host
+    positives_per_level: tuple[int, ...]  # the same of P
     grids_hw: tuple[tuple[int, int], ...]
     batch_size: int
 
@@ -81,62 +68,55 @@ def assign_targets(
 ) -> AnchorAssignment:
     """Match targets with anchors and cells on every level.
 
-    An anchor matches a target where neither side is `anchor_t` times as long as the other's, or more. The match counts
-    in the cell of the target's centre and in up to two neighbours within half a cell of it, none across the border.
-
-    Args:
-        targets: of the batch.
-        anchors: float32 (L, A, 2), in grid units of their level.
-        strides: pixels a cell of each level.
-        anchor_t: the limit on the ratio of sides.
-        batch_size: images of the batch.
-        grids_hw: height and width of each level in cells.
+    An anchor, of float32 (L, A, 2) in grid units of its level, matches a target where neither side is `anchor_t` times
+    as long as the other's, or more. The match counts in the cell of the target's centre and in up to two neighbours
+    within half a cell of it, none across the border. `grids_hw` are sizes of the levels in cells.
     """
     levels: list[_Level] = []
     cells_per_level: tuple[int, ...] = ()
     positives_per_level: tuple[int, ...] = ()
     for level_anchors, stride, grid_hw in zip(anchors, strides, grids_hw, strict=True):
         level = _assign_level(targets.objects, level_anchors, np.float32(stride), anchor_t, batch_size, grid_hw)
-        last_candidates = level.last_candidates + sum(positives_per_level)
-        candidate_cells = level.candidate_cells + sum(cells_per_level)
-        levels.append(level._replace(last_candidates=last_candidates, candidate_cells=candidate_cells))
-        cells_per_level += (len(last_candidates),)
-        positives_per_level += (len(candidate_cells),)
-    whole = _Level(*map(np.concatenate, zip(*levels, strict=True)))
+        last = level.last_candidates + sum(positives_per_level)
+        lies_in = level.candidate_cells + sum(cells_per_level)
+        levels.append(level._replace(last_candidates=last, candidate_cells=lies_in))
+        cells_per_level += (len(last),)
+        positives_per_level += (len(lies_in),)
+    whole = [torch.from_numpy(np.concatenate(parts)) for parts in zip(*levels, strict=True)]
+    cells, last_candidates, candidate_cells, classes, boxes, matched = whole
     ignored = None
     if len(targets.regions):
         alone = Targets(targets.regions, targets.regions[:0])
         as_objects = assign_targets(alone, anchors, strides, anchor_t, batch_size, grids_hw)
         inside = ignored_cells(targets.regions, strides, batch_size, grids_hw)
-        ignored = _ignored(inside, len(anchors[0]), as_objects, [level.cells for level in levels])
+        ignored = _ignored(inside, as_objects, [level.cells for level in levels], len(anchors[0]))
     predictions_per_level = [batch_size * anchors.shape[1] * ny * nx for ny, nx in grids_hw]
     return AnchorAssignment(
-        cells=torch.from_numpy(np.ascontiguousarray(whole.cells.T)),
-        last_candidates=torch.from_numpy(whole.last_candidates),
-        candidate_cells=torch.from_numpy(whole.candidate_cells),
-        classes=torch.from_numpy(whole.classes),
-        boxes=torch.from_numpy(whole.boxes),
-        anchors=torch.from_numpy(whole.anchors),
-        counts=torch.tensor(list(zip(positives_per_level, predictions_per_level, strict=True)), dtype=torch.float32),
-        cells_per_level=cells_per_level,
-        positives_per_level=positives_per_level,
-        grids_hw=grids_hw,
-        batch_size=batch_size,
+        torch.tensor(list(zip(positives_per_level, predictions_per_level, strict=True)), dtype=torch.float32),
+        cells.T.contiguous(),
+        last_candidates,
+        candidate_cells,
+        classes,
+        boxes,
+        matched,
+        cells_per_level,
+        positives_per_level,
+        grids_hw,
+        batch_size,
         ignored=ignored,
     )
 
 
 def _ignored(
     inside: Sequence[NDArray[np.bool_]],
-    anchors: int,
     as_objects: AnchorAssignment,
     positives: Sequence[NDArray[np.int64]],
+    anchors: int,
 ) -> Tensor:
     """Which predictions would find an ignored region and are not trained to find an object, of all levels end to end.
 
     Args:
         inside: bool (B, ny, nx) of each level, the cells whose centre lies in a region.
-        anchors: A.
         as_objects: the assignment if the regions were objects.
         positives: (U, 4) of each level, the cells that objects are matched with.
     """
@@ -170,13 +150,8 @@ def _assign_level(
     corner = np.clip(np.floor(centre).astype(np.int64), 0, (nx - 1, ny - 1))
     within = centre - corner
     near_low, near_high = within < 0.5, within > 0.5
-    in_cell = np.concatenate(
-        (
-            np.ones((1, len(target)), bool),
-            (near_low & (corner > 0)).T,
-            (near_high & (corner < (nx - 1, ny - 1))).T,
-        )
-    )
+    reached = (near_low & (corner > 0)).T, (near_high & (corner < (nx - 1, ny - 1))).T
+    in_cell = np.concatenate((np.ones((1, len(target)), bool), *reached))
     step, match = np.nonzero(in_cell)
     anchor, target = anchor[match], target[match]
     cell_xy = corner[match] + _STEPS[step]

@@ -6,7 +6,7 @@ Legend: B images, L detection layers, A anchors of a layer, C classes, P positiv
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.models.heads.anchor.assignment import AnchorAssignment, assign_targets
-from tessera.models.heads.anchor.layers import AnchorLayers
 from tessera.models.heads.criterion import Criterion, SumOverRanks, checked_targets, sum_of_one_rank
 from tessera.utils.boxes import complete_iou
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tessera.models.heads.anchor.head import Detect
 
 OBJECTNESS = 4  # channel of a prediction: x, y, w, h, objectness, classes
 FOCAL_ALPHA = 0.25  # Lin et al., Focal Loss for Dense Object Detection, ICCV 2017
@@ -39,30 +41,23 @@ class DetectionLoss(Criterion[AnchorAssignment]):
 
     def __init__(
         self,
-        head: AnchorLayers,
+        head: Detect,
         hyp: Hyp,
         *,
         imgsz: int,
         label_smoothing: float = 0.0,
         class_weights: Tensor | None = None,
     ) -> None:
-        """Prepare the loss.
+        """Prepare the loss of a head, whose anchors are followed when they change; class targets are 1 - ε/2 and ε/2.
 
-        Args:
-            head: the model's last module; its anchors are followed when they change.
-            hyp: hyperparameters; box, obj, cls, obj_pw, cls_pw, fl_gamma and anchor_t are read.
-            imgsz: training size in pixels, which the objectness gain is scaled by.
-            label_smoothing: ε of the class targets 1 - ε/2 and ε/2.
-            class_weights: as of Criterion.
+        Of `hyp` box, obj, cls, obj_pw, cls_pw, fl_gamma and anchor_t are read.
         """
         self.nc = head.nc
         self.label_smoothing, self.class_weights = label_smoothing, class_weights
-        self.gains = scaled_gains(hyp, nc=head.nc, nl=head.nl, imgsz=imgsz)
-        self._hyp = hyp
-        self._head = head
+        self._hyp, self._head = hyp, head
         self._anchors = head.anchors.detach().cpu().float().numpy().copy()
         self._anchors_seen = (head.anchors, head.anchors._version)
-        box, obj, cls = self.gains
+        box, obj, cls = scaled_gains(hyp, nc=head.nc, nl=head.nl, imgsz=imgsz)
         weights = torch.tensor([[box, obj * balance, cls / head.nc] for balance in objectness_balance(head.nl)])
         self._weights = {weights.device: weights}  # a copy for each device that computes with them
 
@@ -79,28 +74,23 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         global_counts: Tensor | None = None,
         sum_over_ranks: SumOverRanks = sum_of_one_rank,
     ) -> tuple[Tensor, Tensor]:
-        """As Criterion: `predictions` are L raw outputs (B, A, ny, nx, 5 + C), in any memory format and float dtype.
-
-        All counts are known before the forward: `sum_over_ranks` is not called.
-        """
+        """As Criterion; all counts are known before the forward, and `sum_over_ranks` is not called."""
         counts = assignment.counts if global_counts is None else global_counts
         parts = self._means(self.sums(predictions, assignment), counts)
         return parts.sum(), parts.detach()
 
     def sums(self, predictions: Sequence[Tensor], assignment: AnchorAssignment) -> Tensor:
-        """Sums of the plain losses, before gains and means: float32 (L, 3), columns box, obj, cls."""
+        """Sums of the plain losses, before gains and means: float32 (L, 3), columns box, obj, cls.
+
+        `predictions` are L raw outputs (B, A, ny, nx, 5 + C), in any memory format and float dtype.
+        """
         for prediction, (ny, nx) in zip(predictions, assignment.grids_hw, strict=True):
             expected = (assignment.batch_size, self._head.na, ny, nx, 5 + self.nc)
             assert prediction.shape == expected, (prediction.shape, expected)
         cells_per_level, positives_per_level = list(assignment.cells_per_level), list(assignment.positives_per_level)
         cells = assignment.cells.split(cells_per_level, dim=1)
-        objectness: list[Tensor] = []
-        taken: list[Tensor] = []
-        for prediction, level_cells in zip(predictions, cells, strict=True):
-            # In float32 from here on; autocast lowers none of the operations below.
-            logits, rows = _TakeCells.apply(prediction, level_cells)
-            objectness.append(logits)
-            taken.append(rows)
+        # In float32 from here on; autocast lowers none of the operations below.
+        objectness, taken = zip(*map(_TakeCells.apply, predictions, cells), strict=True)
         # An embedding is an index_select whose backward adds up a repeated row's gradients in a fixed order; on
         # CUDA only under torch.use_deterministic_algorithms.
         candidates = F.embedding(assignment.candidate_cells, torch.cat(taken))
@@ -112,8 +102,8 @@ class DetectionLoss(Criterion[AnchorAssignment]):
 
         quality = iou.detach().clamp(min=0).index_select(0, assignment.last_candidates).split(cells_per_level)
         dense = [
-            self._binary_loss(logits, _scatter(logits, level_cells, values), self._hyp.obj_pw)
-            for logits, level_cells, values in zip(objectness, cells, quality, strict=True)
+            self._binary_loss(logits, torch.zeros_like(logits).index_put_(at.unbind(0), values), self._hyp.obj_pw)
+            for logits, at, values in zip(objectness, cells, quality, strict=True)
         ]
         if assignment.ignored is not None:
             inside = assignment.ignored.split([level.numel() for level in dense])
@@ -138,8 +128,7 @@ class DetectionLoss(Criterion[AnchorAssignment]):
     def losses(self, totals: NDArray[np.float64]) -> tuple[float, ...]:
         """Box, objectness and class loss from a sum of `totals`, (L, 5)."""
         sums_and_counts = torch.from_numpy(totals)
-        box, obj, cls = self._means(sums_and_counts[:, :3], sums_and_counts[:, 3:]).tolist()
-        return box, obj, cls
+        return tuple(self._means(sums_and_counts[:, :3], sums_and_counts[:, 3:]).tolist())
 
     def _means(self, sums: Tensor, counts: Tensor) -> Tensor:
         """Parts (3,) of the loss from sums (L, 3) and counts (L, 2); a level without positives gives 0 / 1."""
@@ -181,11 +170,7 @@ def scaled_gains(hyp: Hyp, *, nc: int, nl: int, imgsz: int) -> tuple[float, floa
 
 
 def objectness_balance(nl: int) -> tuple[float, ...]:
-    """Weight of each level's objectness loss, finest first: the finer, the fewer of its predictions are positive.
-
-    Raises:
-        ConfigError: more than 5 layers.
-    """
+    """Weight of each level's objectness loss, finest first; ConfigError for more than 5 layers."""
     if nl == 3:
         return 4.0, 1.0, 0.4
     weights = (4.0, 1.0, 0.25, 0.06, 0.02)
@@ -197,19 +182,11 @@ def objectness_balance(nl: int) -> tuple[float, ...]:
     return weights[:nl]
 
 
-def _scatter(like: Tensor, cells: Tensor, values: Tensor) -> Tensor:
-    """Zeros (B, A, ny, nx) with `values` (U,) at `cells` (4, U)."""
-    dense = torch.zeros_like(like)
-    dense[cells.unbind(0)] = values
-    return dense
-
-
 class _TakeCells(torch.autograd.Function):
-    """Objectness everywhere and the whole rows of some cells, as float32.
+    """Objectness everywhere and the whole rows of some cells, each once, as float32.
 
     The gradient of a layer's output is dense and large (137 MB for 16 images at 640 pixels and 80 classes). Left to
-    autograd, each of the two selections would fill one of its own, to be added up afterwards; here both write into
-    the same. It has the layout of the output, and since no cell occurs twice, it is the same in every run.
+    autograd, each of the two selections would fill one of its own, to be added up; here both write into the same.
     """
 
     @staticmethod
@@ -224,7 +201,7 @@ class _TakeCells(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_objectness: Tensor, grad_rows: Tensor) -> tuple[Tensor, None]:
-        """The gradient of the prediction, in its dtype."""
+        """The gradient of the prediction, in its dtype and layout."""
         (cells,) = ctx.saved_tensors
         grad = torch.zeros_like(ctx.layout, device=cells.device)
         grad[cells.unbind(0)] = grad_rows.to(grad.dtype)

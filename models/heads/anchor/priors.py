@@ -1,8 +1,7 @@
 """AutoAnchor: do the anchors fit the labels, and if not, which would?
 
-A label can be learned only where some anchor's sides are within a factor `anchor_t` of its own. In logarithms that is a
-distance: max over both sides of |log label - log anchor|, which must stay below log anchor_t. All of this file works
-with that distance; exp(-distance) is the ratio of the worse side, 1 for a perfect fit.
+A label can be learned only where some anchor's sides are within a factor `anchor_t` of its own: a distance in
+logarithms, max over both sides of |log label - log anchor|. exp(-distance) is the ratio of the worse side.
 
 Legend: M labels, A anchors of all layers, L layers. Sizes are width, height in pixels of the training size.
 """
@@ -10,12 +9,14 @@ Legend: M labels, A anchors of all layers, L layers. Sizes are width, height in 
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tessera.models.heads.anchor.layers import AnchorLayers
+if TYPE_CHECKING:
+    from tessera.models.heads.anchor.head import Detect
 
 SUFFICIENT_RECALL = 0.98
 SMALLEST_SIDE = 2.0  # px; smaller labels are noise that anchors should not be fitted to
@@ -28,16 +29,7 @@ GENERATIONS = 1000  # mutations tried
 def best_possible_recall(
     wh: NDArray[np.floating], anchors: NDArray[np.floating], anchor_t: float
 ) -> tuple[float, float]:
-    """Share of labels that some anchor fits, and the mean number of anchors that fit a label.
-
-    Args:
-        wh: (M, 2), sizes of the labels.
-        anchors: (A, 2), in the same units.
-        anchor_t: largest ratio of sides, exclusive.
-
-    Returns:
-        Both 0 where there are no labels.
-    """
+    """Share of labels (M, 2) that some anchor (A, 2) fits, and the mean number of anchors that fit one; 0 of none."""
     if len(wh) == 0:
         return 0.0, 0.0
     fits = _distance(_log(wh), _log(anchors)) < math.log(anchor_t)
@@ -50,22 +42,14 @@ def kmeans_anchors(wh: NDArray[np.floating], n: int, anchor_t: float, rng: np.ra
     Labels below 2 px are left out, and at most 20,000 sampled from the rest. Each is scaled by a factor in 0.9-1.1, as
     augmentation will: that separates labels that are all alike.
 
-    Args:
-        wh: (M, 2), sizes of the labels.
-        n: how many anchors.
-        anchor_t: largest ratio of sides. The fitness is the mean over the labels of the smaller ratio (lesser side by
-            greater) to the best anchor, 0 where that is beyond the limit.
-        rng: source of all randomness.
+    The fitness is the mean over the labels (M, 2) of the smaller ratio (lesser side by greater) to the best anchor, 0
+    where that is beyond `anchor_t`. There must be at least `n` labels of at least 2 px.
 
     Returns:
         float32 (n, 2), in order of area.
-
-    Raises:
-        ValueError: fewer labels of at least 2 px than anchors.
     """
     usable = wh[(wh >= SMALLEST_SIDE).all(1)].astype(np.float64)
-    if len(usable) < n:
-        raise ValueError(f"found {len(usable)} labels with sides of at least 2 px, expected at least {n}")
+    assert len(usable) >= n, (len(usable), n)
     if len(usable) > LARGEST_FIT:
         usable = usable[rng.choice(len(usable), LARGEST_FIT, replace=False)]
     usable = usable * rng.uniform(0.9, 1.1, usable.shape)
@@ -78,11 +62,9 @@ def kmeans_anchors(wh: NDArray[np.floating], n: int, anchor_t: float, rng: np.ra
 
 
 def check_anchors(
-    head: AnchorLayers, wh: NDArray[np.floating], anchor_t: float, rng: np.random.Generator
+    head: Detect, wh: NDArray[np.floating], anchor_t: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], str]:
     """AutoAnchor: keep the head's anchors where they fit at least 98 % of the labels; else look for better ones.
-
-    Changes nothing: `set_anchors` does, on every rank, with what one of them decided.
 
     Args:
         head: its anchors and strides are read.
@@ -91,8 +73,7 @@ def check_anchors(
         rng: source of all randomness.
 
     Returns:
-        The anchors to train with, float32 (L, A / L, 2) in pixels: the head's own or new ones; and one line for the
-        user.
+        The anchors to train with, float32 (L, A / L, 2) in pixels, the head's own or new ones; and a line for the user.
     """
     strides = np.array(head.strides)
     own = head.anchors.detach().cpu().double().numpy() * strides[:, None, None]
@@ -125,7 +106,7 @@ def check_anchors(
     )
 
 
-def set_anchors(head: AnchorLayers, anchors_px: NDArray[np.floating]) -> None:
+def set_anchors(head: Detect, anchors_px: NDArray[np.floating]) -> None:
     """Set the anchors of a head, (L, A / L, 2) in pixels; in place, so that every holder of the buffer sees them."""
     assert anchors_px.shape == tuple(head.anchors.shape), (anchors_px.shape, head.anchors.shape)
     pixels = torch.as_tensor(anchors_px).to(head.anchors)
@@ -140,10 +121,7 @@ def _log(wh: NDArray[np.floating]) -> NDArray[np.float64]:
 
 def _distance(log_wh: NDArray[np.float64], log_anchors: NDArray[np.float64]) -> NDArray[np.float64]:
     """Logarithm of the worse ratio of sides: (M, 2) and (A, 2) to (M, A)."""
-    return np.maximum(
-        np.abs(log_wh[:, :1] - log_anchors[:, 0]),
-        np.abs(log_wh[:, 1:] - log_anchors[:, 1]),
-    )
+    return np.maximum(np.abs(log_wh[:, :1] - log_anchors[:, 0]), np.abs(log_wh[:, 1:] - log_anchors[:, 1]))
 
 
 def _fitness(log_wh: NDArray[np.float64], anchors: NDArray[np.float64], anchor_t: float) -> float:

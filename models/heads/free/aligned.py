@@ -12,6 +12,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +20,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tessera.models.heads.cells import Grid, make_grid
 from tessera.models.heads.criterion import Criterion, SumOverRanks, checked_targets, sum_of_one_rank
-from tessera.models.heads.free.alignment import Matches, align
-from tessera.models.heads.free.assignment import FreeAssignment, assign_candidates
-from tessera.models.heads.free.grid import Grid, make_grid
+from tessera.models.heads.free.assignment import FreeAssignment, Matches, align, assign_candidates
 from tessera.models.heads.head import Head
 from tessera.utils.config import Hyp
 
@@ -32,41 +32,22 @@ log = logging.getLogger(__name__)
 UNIT = 2**16
 
 
-@dataclass(frozen=True)
-class Matched:
-    """What branches of one kind predict, and the cells that are trained.
-
-    Attributes:
-        outputs: of the head, (B·A, …) each.
-        matches: of the objects with the cells.
-    """
-
-    outputs: tuple[Tensor, ...]
-    matches: Matches
+# What branches of one kind predict, (B·A, …) each, and what the slots of the objects are trained for.
+Matched = tuple[tuple[Tensor, ...], Matches]
 
 
 @dataclass(frozen=True)
 class Slots:
-    """What the slots of all objects are trained for.
+    """What the slots of all objects are trained for."""
 
-    Attributes:
-        cells: int64 (S,), image · A + cell.
-        targets: float32 (S,), 0 where a slot is not used.
-        largest: float32 (S,), of all targets of the object.
-        classes: int64 (S,), of the object.
-        boxes_xyxy: float32 (S, 4), of the object in pixels.
-        centres, strides: float32 (S, 2) and (S, 1), of the cell in pixels.
-        ignored: bool (B·A,), cells in an ignored region that find no object; None where the batch has no region.
-    """
-
-    cells: Tensor
-    targets: Tensor
-    largest: Tensor
-    classes: Tensor
-    boxes_xyxy: Tensor
-    centres: Tensor
-    strides: Tensor
-    ignored: Tensor | None
+    cells: Tensor  # int64 (S,), image · A + cell
+    targets: Tensor  # float32 (S,), 0 where a slot is not used
+    largest: Tensor  # float32 (S,), of all targets of the object
+    classes: Tensor  # int64 (S,), of the object
+    boxes_xyxy: Tensor  # float32 (S, 4), of the object in pixels
+    centres: Tensor  # float32 (S, 2), of the cell in pixels
+    strides: Tensor  # float32 (S, 1), pixels a cell
+    ignored: Tensor | None  # bool (B·A,), cells in an ignored region that find no object; None without regions
 
 
 class AlignedLoss(Criterion[FreeAssignment]):
@@ -85,15 +66,11 @@ class AlignedLoss(Criterion[FreeAssignment]):
         label_smoothing: float,
         class_weights: Tensor | None,
     ) -> None:
-        """Prepare the loss.
+        """Prepare the loss of a head, with `hyp`'s topk, alpha and beta.
 
         Args:
-            head: the model's last module.
-            hyp: hyperparameters; topk, alpha and beta are read here.
             gains: of the losses of one kind of branches, by their names.
             widths: numbers a cell of each output of one kind of branches.
-            label_smoothing: has no effect; a warning says so.
-            class_weights: as of Criterion.
         """
         if label_smoothing:
             log.warning("--label-smoothing has no effect: the targets of this head are soft already.")
@@ -155,8 +132,7 @@ class AlignedLoss(Criterion[FreeAssignment]):
             outputs = tuple(output.flatten(0, 1) for output in raw)
             boxes = self._boxes_at(raw[0].detach(), grid, assignment)
             scores = functools.partial(self._scores, outputs)
-            matches = align(boxes, scores, assignment, self._hyp.alpha, self._hyp.beta, most)
-            found.append(Matched(outputs, matches))
+            found.append((outputs, align(boxes, scores, assignment, self._hyp.alpha, self._hyp.beta, most)))
         return grid, found
 
     def _boxes_at(self, raw: Tensor, grid: Grid, assignment: FreeAssignment) -> Callable[[Tensor], Tensor]:
@@ -170,8 +146,8 @@ class AlignedLoss(Criterion[FreeAssignment]):
     def _sums(self, assignment: FreeAssignment, grid: Grid, found: Sequence[Matched]) -> Tensor:
         """The losses of each kind of branches with their gains, as sums: float32 (kinds, losses)."""
         sums = []
-        for matched in found:
-            losses = self._losses(matched.outputs, _slots(assignment, grid, matched.matches))
+        for outputs, matches in found:
+            losses = self._losses(outputs, _slots(assignment, grid, matches))
             sums.append(torch.stack([gain * part for gain, part in zip(self._gains, losses, strict=True)]))
         return torch.stack(sums)
 
@@ -183,6 +159,41 @@ def take_rows(outputs: Tensor, cells: Tensor) -> Tensor:
     under torch.use_deterministic_algorithms.
     """
     return F.embedding(cells, outputs).float()
+
+
+class SoftCrossEntropy(torch.autograd.Function):
+    """Binary cross-entropy, summed over all cells and classes, against targets that are 0 but for a few.
+
+    Ignored cells have neither loss nor gradient; no target above 0 is in one.
+
+    BCE(x, t) = softplus(x) − x t, and its gradient σ(x) − t. Left to autograd, the two terms would fill a dense
+    gradient each (43 MB for 16 images at 640 pixels and 80 classes), to be added up afterwards.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, cells: Tensor, classes: Tensor, targets: Tensor, ignored: Tensor | None
+    ) -> Tensor:
+        """(N, C), (S,) where the targets are, which are added up, and bool (N,) or None; float32 ()."""
+        ctx.save_for_backward(logits, cells, classes, targets, ignored)
+        losses = F.softplus(logits.float())
+        if ignored is not None:
+            losses.masked_fill_(ignored[:, None], 0)
+        return losses.sum() - (logits[cells, classes].float() * targets).sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """The gradient of the logits, in their dtype."""
+        logits, cells, classes, targets, ignored = ctx.saved_tensors
+        dense = logits.float().sigmoid().contiguous()
+        flat, place = dense.view(-1), cells * logits.shape[1] + classes
+        # A place comes twice only where a target is 0, so that σ − t is the least of what is found for it, whatever
+        # the order. Subtracting in place would wait: before an index_put_ that accumulates CUDA reads back the indices.
+        flat.scatter_reduce_(0, place, flat[place] - targets, "amin")
+        if ignored is not None:
+            dense.masked_fill_(ignored[:, None], 0)
+        return dense.mul_(grad).to(logits.dtype), None, None, None, None
 
 
 def class_losses(logits: Tensor, slots: Slots, targets: Tensor) -> Tensor:
@@ -201,7 +212,10 @@ def _slots(assignment: FreeAssignment, grid: Grid, matches: Matches) -> Slots:
     owners = torch.arange(len(matches.cells), device=cells.device).repeat_interleave(
         matches.cells.shape[1], output_size=len(cells)
     )
-    targets, of_slots = matches.targets.flatten(), grid.at(cells)
+    targets, ignored, of_slots = matches.targets.flatten(), assignment.ignored, grid.at(cells)
+    if ignored is not None:
+        used = torch.zeros(len(ignored), device=ignored.device).scatter_reduce_(0, cells, targets, "amax")
+        ignored = ignored & (used == 0)
     return Slots(
         cells,
         targets,
@@ -210,16 +224,10 @@ def _slots(assignment: FreeAssignment, grid: Grid, matches: Matches) -> Slots:
         assignment.boxes_xyxy[owners],
         of_slots.centres,
         of_slots.strides,
-        None if assignment.ignored is None else _unmatched(assignment.ignored, cells, targets),
+        ignored,
     )
-
-
-def _unmatched(ignored: Tensor, cells: Tensor, targets: Tensor) -> Tensor:
-    """The ignored cells, bool (B·A,), but for those of used slots, (S,), which are trained to find an object."""
-    used = torch.zeros(len(ignored), device=ignored.device).scatter_reduce_(0, cells, targets, "amax")
-    return ignored & (used == 0)
 
 
 def _units(found: Sequence[Matched]) -> Tensor:
     """Σ t of each kind of branches in units of 1 / UNIT, int64 (kinds,)."""
-    return torch.stack([(matched.matches.targets * UNIT).round().long().sum() for matched in found])
+    return torch.stack([(matches.targets * UNIT).round().long().sum() for _, matches in found])

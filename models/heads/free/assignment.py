@@ -1,73 +1,58 @@
-"""Which cells could be trained to find which objects: it follows from the labels alone.
+"""Which cells could be trained to find which objects, and which are: the task-aligned assignment (Feng et al., 2021).
 
-Choosing among them needs the predictions, and is done on the device (alignment.py); every shape is known here.
+The candidates follow from the labels alone: of an object, rectangles of cells, one a level. The host describes these,
+so that every shape is known; the device lists the pairs of an object and a cell, for so few objects at a time that a
+crowd of large ones does not take its memory. Those whose prediction is the best already are chosen there. Nothing is
+read back, and equal values go to the candidate that comes first, so that the result is determined.
 
-The candidates of an object are rectangles of cells, one a level. The host describes these; the device lists the pairs
-of an object and a cell, for so few objects at a time that a crowd of large ones does not take its memory.
-
-Legend: T targets of a batch, G of them with candidates ("objects"), A cells of an image over all levels, N rectangles,
-P pairs of a part, K cells that an object may get.
+Legend: B images, T targets of a batch, G of them with candidates ("objects"), A cells of an image over all levels, N
+rectangles, P pairs of an object and a cell, K cells that an object may get.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.models.heads.cells import cells_inside
+from tessera.models.heads.cells import cells_inside, ignored_cells
 from tessera.models.heads.criterion import Assignment, Targets
-from tessera.models.heads.ignored import ignored_cells
+from tessera.utils.boxes import box_iou
 
 PAIRS = 2**19  # in a part begin no more
+# An alignment below this is none: float32 has no more digits for it. With a larger limit small objects would never be
+# trained: of a fresh head's boxes of 32 pixels, the best for an object of 4 has an alignment of 1e-12 or less.
+NOTHING = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some objects, known to the host.
-
-    Attributes:
-        objects: which they are.
-        rectangles: theirs.
-        pairs: of them and their candidates: P.
-    """
+    """Some objects with their rectangles, known to the host."""
 
     objects: slice
     rectangles: slice
-    pairs: int
+    pairs: int  # P
 
 
 @dataclass(frozen=True)
 class FreeAssignment(Assignment):
     """The candidates of one batch, sorted by object, level, y, x.
 
-    Attributes:
-        counts: (0,): what the loss is divided by, only the predictions tell.
-        rectangles: int64 (5, N): object; first cell as image · A + cell; cells a row; cells from the end of a
-            row to the next; cells in all.
-        classes: int64 (G,).
-        boxes_xyxy: float32 (G, 4) in pixels of the batch.
-        slots: int64 (G, K), places of each object's first K candidates in its part; the last one again where it has
-            fewer.
-        filled: bool (G, K), false where it has fewer.
-        parts: all objects, in order.
-        batch_size: images.
-        grids_hw: height and width of each level's grid.
-        ignored: (B·A,).
+    `counts` is (0,): what the loss is divided by, only the predictions tell. `ignored` is (B·A,).
     """
 
+    # int64 (5, N): object; first cell as image · A + cell; cells a row; from the end of a row to the next; in all
     rectangles: Tensor
-    classes: Tensor
-    boxes_xyxy: Tensor
-    slots: Tensor
-    filled: Tensor
-    parts: tuple[Part, ...]
+    classes: Tensor  # int64 (G,)
+    boxes_xyxy: Tensor  # float32 (G, 4) in pixels of the batch
+    slots: Tensor  # int64 (G, K), places of each object's first K candidates in its part; else the last one again
+    filled: Tensor  # bool (G, K), false where an object has fewer
+    parts: tuple[Part, ...]  # all objects, in order
     batch_size: int
-    grids_hw: tuple[tuple[int, int], ...]
+    grids_hw: tuple[tuple[int, int], ...]  # of each level
 
     @property
     def cells(self) -> int:
@@ -87,16 +72,9 @@ def assign_candidates(
     batch_size: int,
     grids_hw: tuple[tuple[int, int], ...],
 ) -> FreeAssignment:
-    """List the cells whose centre lies in an object, on every level.
+    """List the cells whose centre lies in an object, on every level; `most` is K, `grids_hw` are sizes in cells.
 
     An object has none where it lies outside the image.
-
-    Args:
-        targets: of the batch.
-        strides: pixels a cell of each level.
-        most: K.
-        batch_size: images of the batch.
-        grids_hw: height and width of each level in cells.
     """
     rows = targets.objects.astype(np.float64)
     grids = np.array(grids_hw)
@@ -121,8 +99,12 @@ def assign_candidates(
         slots[objects] += (start[objects] - start[objects][:1])[:, None]
         its_rectangles = slice(*np.searchsorted(owners, (objects.start, objects.stop)).tolist())
         parts.append(Part(objects, its_rectangles, int(length[objects].sum())))
+    ignored = None
+    if len(targets.regions):
+        levels = ignored_cells(targets.regions, strides, batch_size, grids_hw)
+        ignored = torch.from_numpy(np.concatenate([inside.reshape(batch_size, -1) for inside in levels], 1)).flatten()
     return FreeAssignment(
-        counts=torch.zeros(0),
+        torch.zeros(0),
         rectangles=torch.from_numpy(rectangles),
         classes=torch.from_numpy(rows[:, 1].astype(np.int64)),
         boxes_xyxy=torch.from_numpy(rows[:, 2:].astype(np.float32)),
@@ -131,16 +113,8 @@ def assign_candidates(
         parts=tuple(parts),
         batch_size=batch_size,
         grids_hw=grids_hw,
-        ignored=_ignored(targets.regions, strides, batch_size, grids_hw) if len(targets.regions) else None,
+        ignored=ignored,
     )
-
-
-def _ignored(
-    regions: NDArray[np.float32], strides: Sequence[float], batch_size: int, grids_hw: tuple[tuple[int, int], ...]
-) -> Tensor:
-    """Whether a cell lies in an ignored region, bool (B·A,)."""
-    levels = ignored_cells(regions, strides, batch_size, grids_hw)
-    return torch.from_numpy(np.concatenate([level.reshape(batch_size, -1) for level in levels], 1)).flatten()
 
 
 def list_candidates(assignment: FreeAssignment, part: Part) -> tuple[Tensor, Tensor]:
@@ -149,3 +123,60 @@ def list_candidates(assignment: FreeAssignment, part: Part) -> tuple[Tensor, Ten
     runs = torch.arange(len(owners), device=owners.device).repeat_interleave(length, output_size=part.pairs)
     place = torch.arange(part.pairs, device=owners.device) - (length.cumsum(0) - length)[runs]
     return owners[runs], cells[runs] + place + place // width[runs] * gap[runs]
+
+
+@dataclass(frozen=True)
+class Matches:
+    """What the slots of each object are trained for; no cell is used twice."""
+
+    cells: Tensor  # int64 (G, K), image · A + cell
+    targets: Tensor  # float32 (G, K), the class target and the weight of the box; 0 where a slot is not used
+
+
+@torch.no_grad()
+def align(
+    boxes: Callable[[Tensor], Tensor],
+    scores: Callable[[Tensor, Tensor], Tensor],
+    assignment: FreeAssignment,
+    alpha: float,
+    beta: float,
+    most: int,
+) -> Matches:
+    """Give each object the cells that predict it best.
+
+    The alignment of a prediction with an object is t = s^α · u^β, of the probability s of the object's class and the
+    IoU u. An object gets its K candidates with the largest t; a cell that several objects get stays with the one of the
+    largest u. The target is t, scaled so that the largest of an object is the largest u of its cells.
+
+    Args:
+        boxes: of cells, int64 (P,), what is predicted there, float32 (P, 4), corners in pixels: for a few at a time.
+        scores: of cells and classes, int64 (P,) each, what is predicted there, float32 (P,).
+        assignment: the candidates, on the same device.
+        most: K, at most as many as the assignment has slots.
+    """
+    best = []
+    for part in assignment.parts:
+        owners, cells = list_candidates(assignment, part)
+        overlap = box_iou(boxes(cells), assignment.boxes_xyxy[owners])
+        alignment = scores(cells, assignment.classes[owners]) ** alpha * overlap**beta
+        # By object, in it descending: floats of one sign are ordered as the integers of the same bits.
+        order = ((owners << 32) - alignment.view(torch.int32)).argsort(stable=True)
+        first = order[assignment.slots[part.objects, :most]]
+        best.append((cells[first], overlap[first], alignment[first]))
+    cells, overlap, alignment = map(torch.cat, zip(*best, strict=True))
+    kept = assignment.filled[:, :most] & (alignment > NOTHING)
+    kept = kept & _wins(cells, torch.where(kept, overlap, -1.0), assignment.cells)
+    alignment, overlap = torch.where(kept, alignment, 0.0), torch.where(kept, overlap, 0.0)
+    largest = alignment.amax(1, keepdim=True).clamp(min=NOTHING)
+    return Matches(cells, alignment / largest * overlap.amax(1, keepdim=True))
+
+
+def _wins(cells: Tensor, values: Tensor, count: int) -> Tensor:
+    """Whether a value, (G, K), is the largest of its cell; of equal ones that of the first object. bool (G, K)."""
+    where = cells.flatten()
+    best = values.new_full((count,), -1.0).scatter_reduce_(0, where, values.flatten(), "amax")
+    equal = values == best[cells]
+    objects = torch.arange(len(cells), device=cells.device)[:, None].expand_as(cells)
+    candidates = torch.where(equal, objects, len(cells))
+    first = cells.new_full((count,), len(cells)).scatter_reduce_(0, where, candidates.flatten(), "amin")
+    return equal & (objects == first[cells])

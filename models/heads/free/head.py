@@ -1,17 +1,27 @@
-"""`DetectFree`, the anchor-free head of the tessera models, as a model YAML names it."""
+"""`DetectFree`, the anchor-free head of the tessera models: its layers, how their outputs are decoded, and its loss.
+
+Legend: B images, L levels, A cells of an image over all levels, R bins of a distance, C classes, S slots of all objects
+(see aligned.py).
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Iterable, Sequence
+from typing import cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from tessera.models.heads.free.layers import FreeLayers, light_branches
-from tessera.models.heads.free.loss import FreeLoss
-from tessera.models.heads.head import HeadSpec, Recipes
+from tessera.models.heads.cells import Grid, cells_last, make_grid
+from tessera.models.heads.free.aligned import AlignedLoss, Slots, SoftCrossEntropy, class_losses, take_rows
+from tessera.models.heads.head import Head, HeadSpec, Output, Recipes, object_share
 from tessera.models.layers.arguments import flag, one_of, read_arguments, up_to
+from tessera.models.layers.blocks import Conv
+from tessera.utils.boxes import complete_iou, xyxy_to_cxcywh
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.ranks.world import World
 
@@ -19,27 +29,150 @@ log = logging.getLogger(__name__)
 
 MAX_BINS, MAX_DEPTH = 64, 8  # bins of a distance, 1 = a plain number; 3×3 convolutions of a branch
 DEFAULTS = [16, 1, False]  # reg_max, depth, end2end
+LEAST_WIDTH = 64  # channels of a branch
+BIN_FALL = 0.4  # how much less the bias of each bin is than the one before: a distance of 2 strides
+START_DISTANCE = 2.0  # strides
+START_STD = 0.01  # of the last convolutions' weights
+LARGEST_BIN_SHARE = 0.01  # a distance beyond the last bin is trained as this much less than the last
 
 
-class DetectFree(FreeLayers):
-    """`[[…], 1, DetectFree, [nc, reg_max, depth, end2end]]`; 16, 1 and false where they are left out."""
+class Branches(nn.Module):
+    """A stem a level, then a branch of layers for the boxes and one for the classes.
+
+    Args:
+        stems, box, cls: one for each level; the last layers of `box` and `cls` are convolutions to 4 R and C channels.
+    """
+
+    def __init__(self, stems: Iterable[nn.Module], box: Iterable[nn.Sequential], cls: Iterable[nn.Sequential]) -> None:
+        super().__init__()
+        self.stems, self.box, self.cls = nn.ModuleList(stems), nn.ModuleList(box), nn.ModuleList(cls)
+
+    @torch.no_grad()
+    def start_from_priors(self, nc: int, strides: Sequence[float], reg_max: int) -> None:
+        """Start at the odds of a fresh dataset, and at boxes of four strides, which overlap what they could learn.
+
+        Otherwise no box would be near enough to an object to be trained for it.
+        """
+        bins = -BIN_FALL * torch.arange(reg_max) if reg_max > 1 else torch.tensor([START_DISTANCE])
+        for box, cls, stride in zip(self.box, self.cls, strides, strict=True):
+            probability = object_share(stride) / nc
+            last_box, last_cls = (cast(nn.Conv2d, cast(nn.Sequential, branch)[-1]) for branch in (box, cls))
+            for last in (last_box, last_cls):
+                nn.init.normal_(last.weight, std=START_STD)
+            cast(Tensor, last_cls.bias).fill_(math.log(probability / (1 - probability)))
+            cast(Tensor, last_box.bias).copy_(bins.repeat(4))
+
+    def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
+        """[boxes (B, A, 4 R), classes (B, A, C)] of L maps (B, channels, ny, nx): logits, or with R = 1 distances."""
+        stems = [stem(x) for stem, x in zip(self.stems, features, strict=True)]
+        return [
+            torch.cat([cells_last(layer(x)) for layer, x in zip(branch, stems, strict=True)], 1)
+            for branch in (self.box, self.cls)
+        ]
+
+
+def light_branches(
+    nc: int, channels: Sequence[int], strides: Sequence[float], reg_max: int = 16, depth: int = 1
+) -> Branches:
+    """Branches of `depth` 3×3 convolutions behind a 1×1 stem a level, as wide as the finest map."""
+    width = max(channels[0], LEAST_WIDTH)
+
+    def branch(c_out: int) -> nn.Sequential:
+        return nn.Sequential(*(Conv(width, width, 3) for _ in range(depth)), nn.Conv2d(width, c_out, 1))
+
+    made = Branches(
+        [Conv(c, width) for c in channels], [branch(4 * reg_max) for _ in channels], [branch(nc) for _ in channels]
+    )
+    made.start_from_priors(nc, strides, reg_max)
+    return made
+
+
+class DetectFree(Head):
+    """`[[…], 1, DetectFree, [nc, reg_max, depth, end2end]]`; 16, 1 and false where they are left out.
+
+    A box is the four distances from the cell's centre to its sides (Tian et al., FCOS, 2019), in strides: each the mean
+    of a distribution over 0 … R − 1 (Li et al., Generalized Focal Loss, 2020), or with R = 1 a plain number.
+
+    Several cells predict each object. There may be a second set of branches that learns to predict it once
+    (Wang et al., YOLOv10, arXiv 2405.14458); its gradient does not reach the maps, so that the first is as without it.
+
+    Args:
+        nc, strides: as of Head.
+        reg_max: R.
+        one_to_many, one_to_one: the branches, and the second set; None = without.
+    """
 
     recipes = Recipes(
         "hyp.tessera-long.yaml", "hyp.tessera-short.yaml", "hyp.tessera-known.yaml", "hyp.tessera-body.yaml"
     )
 
+    def __init__(
+        self, nc: int, strides: Sequence[float], reg_max: int, one_to_many: Branches, one_to_one: Branches | None = None
+    ) -> None:
+        super().__init__(nc, strides)
+        self.reg_max = reg_max
+        self.one_to_many: Branches | None = one_to_many
+        self.one_to_one = one_to_one
+
     @classmethod
     def from_spec(cls, spec: HeadSpec) -> DetectFree:
-        """The head that a model YAML describes.
-
-        Raises:
-            ConfigError: other arguments.
-        """
+        """As Head."""
         readers = (("nc", one_of("nc")), ("reg_max", up_to(MAX_BINS)), ("depth", up_to(MAX_DEPTH)), ("end2end", flag))
         given = read_arguments(spec.where, spec.arguments, readers, required=1)[1:]
         reg_max, deep, end2end = given + DEFAULTS[len(given) :]
         sets = [light_branches(spec.nc, spec.channels, spec.strides, reg_max, deep) for _ in range(2 if end2end else 1)]
         return cls(spec.nc, spec.strides, reg_max, *sets)
+
+    def class_layers(self) -> list[str]:
+        """As Head."""
+        return [
+            f"{name}.cls.{level}.{len(cast(nn.Sequential, branch)) - 1}"
+            for name, branches in self.named_children()
+            for level, branch in enumerate(cast(Branches, branches).cls)
+        ]
+
+    def keep_inference(self, *, end2end: bool) -> None:
+        """As Head."""
+        if self.one_to_one is None:
+            super().keep_inference(end2end=end2end)
+        self.needs_suppression = not end2end
+        if end2end:
+            self.one_to_many = None
+        else:
+            self.one_to_one = None
+
+    def forward(self, features: list[Tensor]) -> Output:
+        """Predict from L maps (B, channels, ny, nx).
+
+        Returns:
+            In training mode the outputs of the branches, [boxes, classes] or [boxes, classes, boxes, classes]. In
+            evaluation mode (decoded, the same list), decoded float32 (B, A, 4 + C) from the first branches: cx, cy, w,
+            h in pixels, class probabilities.
+        """
+        raw: list[Tensor] = []
+        if self.one_to_many is not None:
+            raw += self.one_to_many(features)
+        if self.one_to_one is not None:
+            raw += self.one_to_one([x.detach() for x in features])
+        if self.training:
+            return raw
+        grid = make_grid([(x.shape[2], x.shape[3]) for x in features], self.strides, features[0].device)
+        boxes, logits = raw[:2]
+        return torch.cat((xyxy_to_cxcywh(self.boxes(boxes, grid)), logits.float().sigmoid()), -1), raw
+
+    def distances(self, raw: Tensor) -> Tensor:
+        """Distances left, top, right, bottom in strides, float32 (…, 4), of raw boxes (…, 4 R)."""
+        if self.reg_max == 1:
+            return raw.float()
+        bins = torch.arange(self.reg_max, device=raw.device, dtype=torch.float32)
+        # Not a matrix product, which autocast would do in half precision.
+        return (raw.float().unflatten(-1, (4, self.reg_max)).softmax(-1) * bins).sum(-1)
+
+    def boxes(self, raw: Tensor, grid: Grid) -> Tensor:
+        """Raw boxes (…, A, 4 R) to boxes_xyxy in pixels, float32 (…, A, 4); sides are 0 at least."""
+        low, high = (self.distances(raw) * grid.strides).split(2, -1)
+        first, second = grid.centres - low, grid.centres + high
+        return torch.cat((first, second if self.reg_max > 1 else torch.maximum(first, second)), -1)
 
     def criterion(
         self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
@@ -60,3 +193,69 @@ class DetectFree(FreeLayers):
                 f"reg_max {self.reg_max}: {share:.1%} of the objects are larger than {largest:g} px, the largest box "
                 f"that {type(self).__name__} can draw; theirs will be cut. {larger} a smaller --imgsz."
             )
+
+
+class FreeLoss(AlignedLoss):
+    """Box, class and distance loss of an anchor-free head, in float32 whatever the model computes in.
+
+    Over the matched cells, each weighted by its target score t: box = Σ t (1 − CIoU); distance = Σ t · mean over the
+    four sides of the cross-entropy of the two bins next to the true distance (Li et al., Generalized Focal Loss, 2020),
+    or with one bin |error| in strides. Over all cells and classes: class = Σ binary cross-entropy against t for the
+    object's class of a matched cell, 0 elsewhere; a matched cell's counts by the weight of its object's class, other
+    cells in an ignored region have none. All are divided by Σ t of the whole batch.
+
+    Branches that predict each object once have the same three losses, matched with one cell an object, and are added.
+    Predictions are raw boxes (B, A, 4 R) and classes (B, A, C) of each kind of branches.
+    """
+
+    _head: DetectFree
+
+    def __init__(
+        self, head: DetectFree, hyp: Hyp, *, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+    ) -> None:
+        gains = {"box": hyp.box, "cls": hyp.cls, "dfl" if head.reg_max > 1 else "l1": hyp.dfl}
+        super().__init__(head, hyp, gains, (4 * head.reg_max, head.nc), label_smoothing, class_weights)
+        if head.one_to_one is not None:
+            self._most = (*self._most, 1)
+            self.names = (*gains, *(f"one_{name}" for name in gains))
+
+    def _boxes(self, raw: Tensor, grid: Grid) -> Tensor:
+        return self._head.boxes(raw, grid)
+
+    def _scores(self, outputs: Sequence[Tensor], cells: Tensor, classes: Tensor) -> Tensor:
+        return outputs[1][cells, classes].float().sigmoid()
+
+    def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> tuple[Tensor, ...]:
+        raw, logits = outputs
+        cls = SoftCrossEntropy.apply(logits, slots.cells, slots.classes, slots.targets, slots.ignored)
+        if self.class_weights is not None:
+            matched = class_losses(logits, slots, slots.targets)
+            cls = cls + torch.where(slots.targets > 0, self.weighted(matched, slots.classes) - matched, 0).sum()
+        rows = take_rows(raw, slots.cells)
+        low, high = slots.boxes_xyxy.split(2, 1)
+        wanted = torch.cat((slots.centres - low, high - slots.centres), 1) / slots.strides
+        found = self._head.distances(rows)
+        box = (slots.targets * (1 - complete_iou(_cxcywh(found), _cxcywh(wanted)))).sum()
+        if self._head.reg_max > 1:
+            off = _distribution_loss(rows.unflatten(1, (4, -1)), wanted)
+        else:
+            off = (found - wanted).abs()
+        return box, cls, (slots.targets * off.mean(1)).sum()
+
+
+def _cxcywh(distances: Tensor) -> Tensor:
+    """Distances left, top, right, bottom (S, 4) to boxes (S, 4) about the cell's centre."""
+    low, high = distances.split(2, 1)
+    return torch.cat(((high - low) / 2, high + low), 1)
+
+
+def _distribution_loss(logits: Tensor, wanted: Tensor) -> Tensor:
+    """Cross-entropy of the two bins next to the wanted distance, (S, 4), of logits (S, 4, R).
+
+    A distance outside the bins is trained as the nearest that they can express.
+    """
+    reg_max = logits.shape[2]
+    wanted = wanted.clamp(0, reg_max - 1 - LARGEST_BIN_SHARE)
+    bins = torch.arange(reg_max, device=logits.device)
+    shares = (1 - (bins - wanted[..., None]).abs()).clamp(min=0)
+    return -(logits.log_softmax(2) * shares).sum(2)

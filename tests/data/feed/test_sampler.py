@@ -18,7 +18,6 @@ from tessera.data.feed.sampler import (
     EpochSampler,
     ShardSampler,
     block_of,
-    epoch_order,
     image_weights,
     near_batches,
     repeat_factors,
@@ -39,6 +38,10 @@ def make_sizes(length: int) -> np.ndarray:
     """Sizes of all aspects, wide, tall and square."""
     rng = np.random.default_rng(length)
     return rng.integers(20, 400, (length, 2)).astype(np.int32)
+
+
+def epoch_order(length: int, batch: int, seed: int, epoch: int, repeats: np.ndarray | None = None) -> np.ndarray:
+    return EpochOrder(length, batch, seed, 64, repeats=repeats).plan(epoch)[0]
 
 
 def epoch_of(sampler: EpochSampler, epoch: int) -> list[list[Draw]]:
@@ -167,7 +170,7 @@ def test_image_weights_decide_the_order_until_changed() -> None:
 @example([(64, 96)] * 3, 8, 4)
 def test_validation_shards(shapes: list[tuple[int, int]], ranks: int, batch: int) -> None:
     table = np.array(shapes)
-    shards = [ShardSampler(len(table), rank, ranks, batch, table) for rank in range(ranks)]
+    shards = [ShardSampler(rank, ranks, batch, table) for rank in range(ranks)]
     counts = [sum(map(len, shard)) for shard in shards]
     assert sorted(draw.index for shard in shards for draws in shard for draw in draws) == list(range(len(table)))
     assert max(counts) - min(counts) <= 1

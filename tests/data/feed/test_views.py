@@ -20,9 +20,8 @@ from tessera.data.feed.cache import open_images
 from tessera.data.feed.images import ImageStore, image_store
 from tessera.data.feed.loader import TrainLoader, build_train_loader
 from tessera.data.feed.recent import RecentImages
-from tessera.data.feed.sampler import repeat_factors
+from tessera.data.feed.sampler import RUN, EpochOrder, repeat_factors
 from tessera.data.feed.shapes import resized
-from tessera.data.feed.view_order import RUN, ViewOrder
 from tessera.data.feed.views import ViewIndex, view_index
 from tessera.data.source.decode import read_image
 from tessera.utils.config import CacheMode, Hyp
@@ -177,13 +176,13 @@ def test_an_epoch_has_every_object_every_whole_picture_and_other_empty_tiles(tmp
     views = many(tmp_path, 12, background=1)
     assert (len(views), views.with_objects, len(views.empty_tiles)) == (13 * 17, 24, 12 * 15 + 16)
     assert views.images_per_epoch == 49, "with the whole picture of the background"
-    order = ViewOrder(views, 7, 3, IMGSZ)
+    order = EpochOrder(len(views), 7, 3, IMGSZ, views=views)
     kept = set(range(len(views))) - set(views.empty_tiles.tolist())
     epochs = [order.plan(epoch)[0].tolist() for epoch in range(40)]
     for views_of_epoch in epochs:
         assert len(views_of_epoch) == len(set(views_of_epoch)) == 49 and kept <= set(views_of_epoch)
     assert len(set().union(*epochs)) > 0.97 * len(views), "in the course of a run nearly all are seen"
-    assert epochs == [ViewOrder(views, 7, 3, IMGSZ).plan(epoch)[0].tolist() for epoch in range(40)]
+    assert epochs == [EpochOrder(len(views), 7, 3, IMGSZ, views=views).plan(epoch)[0].tolist() for epoch in range(40)]
     assert len({tuple(sorted(epoch)) for epoch in epochs}) == 40
     order.reweight(np.where(np.arange(len(views)) == 0, 1.0, 1e-9))
     assert Counter(order.plan(0)[0].tolist())[0] > 40
@@ -198,7 +197,7 @@ def test_what_is_said_of_balanced_sampling_holds_of_the_views_of_an_epoch(
     boxes = [[[2, 2, 14, 14]]] * 5 + [[[2, 2, 14, 14], [20, 2, 32, 14]]]  # one has the rare class
     views = view_index(labelled(sizes, boxes, paths=write_images(tmp_path, sizes)), 64, 0.2, 64)
     made = loader(views, image_store(views, IMGSZ, "area"), sampling="balanced")
-    order = ViewOrder(views, 1, 5, IMGSZ, repeats=repeat_factors(views))
+    order = EpochOrder(len(views), 1, 5, IMGSZ, repeats=repeat_factors(views), views=views)
     drawn = Counter(view for epoch in range(500) for view in order.plan(epoch)[0].tolist())
     said = [float(number) for number in re.findall(r"comes (\S+) to (\S+) times", caplog.text)[0]]
     kept = sorted(set(range(len(views))) - set(views.empty_tiles.tolist()))
@@ -208,7 +207,7 @@ def test_what_is_said_of_balanced_sampling_holds_of_the_views_of_an_epoch(
 
 def test_views_of_a_picture_come_in_short_runs(tmp_path: Path) -> None:
     views = many(tmp_path, 30)
-    owners = views.owners[ViewOrder(views, 8, 0, IMGSZ).plan(0)[0]]
+    owners = views.owners[EpochOrder(len(views), 8, 0, IMGSZ, views=views).plan(0)[0]]
     runs = np.diff(np.flatnonzero(np.diff(owners, prepend=-1, append=-1)))
     assert runs.max() <= 2 * RUN and runs.mean() > RUN / 2
     assert (np.diff(owners[np.diff(owners, prepend=-1) != 0]) < 0).any(), "in random order"

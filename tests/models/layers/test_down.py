@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
-from tessera.models.layers.down import AConv, ADown
+from tessera.models.layers.elan import AConv, ADown
 from tessera.utils.errors import ConfigError
 from tests.models.hub import conv
 from tests.models.layers.made_blocks import assert_learns_in_half_precision, image, parameters, randomised

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.models.layers.joining import joined
+from tessera.models.layers.blocks import joined
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

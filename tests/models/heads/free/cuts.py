@@ -20,10 +20,10 @@ def matched(criterion: AlignedLoss, predictions: list[Tensor], targets: Tensor) 
     """(image, cell) to target score."""
     assignment = criterion.assign(targets, len(predictions[0]), SIZE_HW)
     _, (branch,) = criterion._match(predictions, assignment)
-    used = branch.matches.targets > 0
-    places = [divmod(cell, A) for cell in branch.matches.cells[used].tolist()]
+    used = branch[1].targets > 0
+    places = [divmod(cell, A) for cell in branch[1].cells[used].tolist()]
     assert len(set(places)) == len(places), "a cell is used twice"
-    return dict(zip(places, branch.matches.targets[used].tolist(), strict=True))
+    return dict(zip(places, branch[1].targets[used].tolist(), strict=True))
 
 
 def assert_cuts_add_up(criterion: AlignedLoss, whole: list[Tensor], targets: Tensor, cuts: Sequence[range]) -> None:

@@ -7,8 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from tessera.models.heads.free.head import DetectFree
-from tessera.models.heads.free.layers import light_branches
+from tessera.models.heads.free.head import DetectFree, light_branches
 from tessera.utils.config import Hyp, load_hyp
 from tests.models.heads.free.oracle import STRIDES, cells_of
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 import tessera.models.heads.free.assignment
 from tessera.models.heads.criterion import LossMeter, Targets
+from tessera.models.heads.free.aligned import SoftCrossEntropy
 from tessera.models.heads.free.assignment import PAIRS, assign_candidates, list_candidates
-from tessera.models.heads.free.cross_entropy import SoftCrossEntropy
-from tessera.models.heads.free.loss import FreeLoss
+from tessera.models.heads.free.head import FreeLoss
 from tests.models.heads.free.cuts import A, matched
 from tests.models.heads.free.made import HYP, SIZE_HW, made_head, random_targets, raw_predictions
 from tests.models.heads.free.oracle import STRIDES, cells_of, oracle_loss, oracle_targets
@@ -97,7 +97,7 @@ def test_in_parts_the_matches_are_the_same() -> None:
     with mock.patch.object(tessera.models.heads.free.assignment, "PAIRS", 90):
         parts = criterion.assign(targets, 3, SIZE_HW)
     assert len(parts.parts) > 5 and len(whole.parts) == 1
-    one, other = (criterion._match(predictions, assignment)[1][0].matches for assignment in (whole, parts))
+    one, other = (criterion._match(predictions, assignment)[1][0][1] for assignment in (whole, parts))
     assert torch.equal(one.cells, other.cells) and one.targets.any()
     # A CPU's vector instructions round otherwise than what is left for the end of a tensor.
     torch.testing.assert_close(one.targets, other.targets, rtol=1e-5, atol=0)
@@ -111,8 +111,8 @@ def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None
     predictions = [whole_image.float()[None], torch.full((1, A, 1), math.log(9))]
     assignment = criterion.assign(targets, 1, SIZE_HW)
     _, (branch,) = criterion._match(predictions, assignment)
-    assert branch.matches.cells[0].tolist() == [0, 1, 2]
-    assert (branch.matches.targets[0] > 0.99).all() and not branch.matches.targets[1].any()
+    assert branch[1].cells[0].tolist() == [0, 1, 2]
+    assert (branch[1].targets[0] > 0.99).all() and not branch[1].targets[1].any()
 
 
 def test_branches_that_predict_once_are_matched_with_one_cell_and_leave_the_others_alone() -> None:

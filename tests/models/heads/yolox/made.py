@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tessera.models.heads.yolox.head import DetectYOLOX
+from tessera.models.heads.yolox import DetectYOLOX
 from tests.models.heads.free.made import SIZE_HW
 from tests.models.heads.free.oracle import STRIDES, cells_of
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.models.heads.criterion import LossMeter
-from tessera.models.heads.yolox.loss import YoloxLoss
+from tessera.models.heads.yolox import YoloxLoss
 from tests.models.heads.free.cuts import matched
 from tests.models.heads.free.made import HYP, SIZE_HW, random_targets
 from tests.models.heads.yolox.made import made_head, raw_predictions
@@ -72,7 +72,7 @@ def test_no_offset_makes_the_loss_infinite_or_moves_the_other_cells(column: int,
     criterion = YoloxLoss(made_head(), HYP)
     predictions = [p.detach() for p in raw_predictions(1)]
     targets = torch.tensor([[0, 1, 0, 0, 96, 64], [0, 2, 10, 10, 50, 60]], dtype=torch.float32)
-    spoiled = int(criterion._match(predictions, criterion.assign(targets, 1, SIZE_HW))[1][0].matches.cells[0, 0])
+    spoiled = int(criterion._match(predictions, criterion.assign(targets, 1, SIZE_HW))[1][0][1].cells[0, 0])
     predictions[0][0, spoiled, column] = value
     predictions = [p.requires_grad_() for p in predictions]
     loss, _ = criterion(predictions, criterion.assign(targets, 1, SIZE_HW))

@@ -1,11 +1,10 @@
-"""`DetectYOLOv9`, as a model YAML names it."""
+"""`DetectYOLOv9`: the branches of YOLOv9's weights, decoded and trained as those of the anchor-free head."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from tessera.models.heads.free.head import MAX_BINS, DetectFree
-from tessera.models.heads.free.layers import Branches
+from tessera.models.heads.free.head import MAX_BINS, Branches, DetectFree
 from tessera.models.heads.head import HeadSpec
 from tessera.models.layers.arguments import count, one_of, read_arguments, up_to
 from tessera.models.layers.blocks import Conv

@@ -1,0 +1,177 @@
+"""`DetectYOLOX`, the head of YOLOX (Ge et al., arXiv 2107.08430): no anchors, one box and one objectness a cell.
+
+Legend: B images, L levels, A cells of an image over all levels, C classes, S slots (see free/aligned.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from tessera.models.heads.cells import Grid, cells_last, make_grid
+from tessera.models.heads.free.aligned import AlignedLoss, Slots, SoftCrossEntropy, class_losses, take_rows
+from tessera.models.heads.free.head import START_STD, DetectFree
+from tessera.models.heads.head import Head, HeadSpec, Output, object_share
+from tessera.models.layers.arguments import one_of, read_arguments
+from tessera.models.layers.blocks import Conv
+from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
+from tessera.utils.config import Hyp
+
+START_SIDE = 4.0  # strides
+LARGEST_LOG = 16.0  # of a side in strides: what lies beyond is no size of anything, and its square is not finite
+# Centres are trained no further from the cell than so many strides. What lies beyond overlaps nothing, and its square
+# would not be finite.
+FARTHEST = 2.0**20
+
+
+class DetectYOLOX(Head):
+    """`[[…], 1, DetectYOLOX, [nc]]`.
+
+    A box's centre is counted from the cell's corner in strides, its sides are exponentials in strides. Its score is
+    objectness · class probability.
+
+    The original's weights are mapped to these modules by name, with `level` counted from the finest:
+    `stems.{level}` (Conv 1×1); `cls.{level}.0`, `cls.{level}.1` (Conv 3×3), `cls.{level}.2` (nn.Conv2d 1×1 to C);
+    `box.{level}.0`, `box.{level}.1` (Conv 3×3), behind which `offsets.{level}` (nn.Conv2d 1×1 to 4) and
+    `objectness.{level}` (nn.Conv2d 1×1 to 1).
+
+    Args:
+        nc, strides: as of Head.
+        channels: of the maps that the levels read; those of the first are the channels of all branches.
+    """
+
+    has_objectness = True
+    recipes = DetectFree.recipes
+
+    def __init__(self, nc: int, channels: Sequence[int], strides: Sequence[float]) -> None:
+        super().__init__(nc, strides)
+        width = channels[0]
+        self.stems = nn.ModuleList(Conv(c, width) for c in channels)
+        self.cls = nn.ModuleList(nn.Sequential(*_pair(width), nn.Conv2d(width, nc, 1)) for _ in channels)
+        self.box = nn.ModuleList(nn.Sequential(*_pair(width)) for _ in channels)
+        self.offsets = nn.ModuleList(nn.Conv2d(width, 4, 1) for _ in channels)
+        self.objectness = nn.ModuleList(nn.Conv2d(width, 1, 1) for _ in channels)
+        self._start_from_priors()
+
+    @classmethod
+    def from_spec(cls, spec: HeadSpec) -> DetectYOLOX:
+        """As Head."""
+        read_arguments(spec.where, spec.arguments, (("nc", one_of("nc")),), required=1)
+        return cls(spec.nc, spec.channels, spec.strides)
+
+    def class_layers(self) -> list[str]:
+        """As Head."""
+        return [f"cls.{level}.2" for level in range(len(self.cls))]
+
+    @torch.no_grad()
+    def _start_from_priors(self) -> None:
+        """Start at the odds of a fresh dataset, and at boxes of four strides about the middle of their cell.
+
+        Of boxes of one stride few would overlap an object enough to be trained for it, and of all objects those of a
+        stride's size alone. The classes are learnt where there is an object: C odds to 1 against each.
+        """
+        for level, stride in enumerate(self.strides):
+            last = cast(nn.Conv2d, cast(nn.Sequential, self.cls[level])[-1])
+            offsets, objectness = (cast(nn.Conv2d, layers[level]) for layers in (self.offsets, self.objectness))
+            for layer in (last, offsets, objectness):
+                nn.init.normal_(layer.weight, std=START_STD)
+            probability = object_share(stride)
+            cast(Tensor, objectness.bias).fill_(math.log(probability / (1 - probability)))
+            cast(Tensor, last.bias).fill_(-math.log(self.nc))
+            side = math.log(START_SIDE)
+            cast(Tensor, offsets.bias).copy_(torch.tensor([0.5, 0.5, side, side]))
+
+    def forward(self, features: list[Tensor]) -> Output:
+        """Predict from L maps (B, channels, ny, nx).
+
+        Returns:
+            In training mode [offsets (B, A, 4), objectness (B, A, 1), classes (B, A, C)] before any decoding, the
+            latter two logits. In evaluation mode (decoded, the same list), decoded float32 (B, A, 5 + C): cx, cy, w, h
+            in pixels, objectness, class probabilities.
+        """
+        stems = [stem(x) for stem, x in zip(self.stems, features, strict=True)]
+        boxes = [branch(x) for branch, x in zip(self.box, stems, strict=True)]
+        raw = [
+            torch.cat([cells_last(layer(x)) for layer, x in zip(layers, maps, strict=True)], 1)
+            for layers, maps in ((self.offsets, boxes), (self.objectness, boxes), (self.cls, stems))
+        ]
+        if self.training:
+            return raw
+        grid = make_grid([(x.shape[2], x.shape[3]) for x in features], self.strides, features[0].device)
+        return torch.cat((self.boxes(raw[0], grid), *(logits.float().sigmoid() for logits in raw[1:])), -1), raw
+
+    def boxes(self, offsets: Tensor, grid: Grid) -> Tensor:
+        """Offsets (…, A, 4) to boxes cx, cy, w, h in pixels, float32 (…, A, 4)."""
+        xy, wh = offsets.float().split(2, -1)
+        # From the cell's corner, half a stride before its centre. Both are exact.
+        return torch.cat(
+            (xy * grid.strides + (grid.centres - grid.strides / 2), wh.clamp(max=LARGEST_LOG).exp() * grid.strides), -1
+        )
+
+    def criterion(
+        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+    ) -> YoloxLoss:
+        """Box, objectness and class loss."""
+        return YoloxLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
+
+
+def _pair(width: int) -> tuple[Conv, Conv]:
+    return Conv(width, width, 3), Conv(width, width, 3)
+
+
+class YoloxLoss(AlignedLoss):
+    """Box, objectness and class loss of YOLOX's head, in float32 whatever the model computes in.
+
+    A prediction's score is σ(objectness) · σ(class), in the assignment too. Its target score t is u, the largest IoU of
+    the cells of its object, times r, how well it is aligned with it relative to the best of these. Over the matched
+    cells: box = Σ t (1 − CIoU) of the decoded boxes, in strides; class = Σ t · binary cross-entropy over the classes,
+    against u for the object's and 0 for others, times the weight of the object's class. Over all cells: objectness =
+    Σ binary cross-entropy against r of a matched cell, 0 elsewhere; other cells in an ignored region have none. All are
+    divided by Σ t of the whole batch.
+
+    So objectness says which cells find an object, and the class how well the object is found. That is near to what the
+    original's weights mean, whose objectness is 1 for every match and whose class target is the IoU of the cell's own
+    box: there matches are few, and all of them good. Of the ten of this assignment some hardly overlap their object.
+
+    Predictions are offsets (B, A, 4), objectness (B, A, 1) and classes (B, A, C).
+    """
+
+    _head: DetectYOLOX
+
+    def __init__(
+        self, head: DetectYOLOX, hyp: Hyp, *, label_smoothing: float = 0.0, class_weights: Tensor | None = None
+    ) -> None:
+        gains = {"box": hyp.box, "obj": hyp.obj, "cls": hyp.cls}
+        super().__init__(head, hyp, gains, (4, 1, head.nc), label_smoothing, class_weights)
+
+    def _boxes(self, raw: Tensor, grid: Grid) -> Tensor:
+        return cxcywh_to_xyxy(self._head.boxes(_bounded(raw), grid))
+
+    def _scores(self, outputs: Sequence[Tensor], cells: Tensor, classes: Tensor) -> Tensor:
+        _, objectness, logits = outputs
+        return objectness[cells, 0].float().sigmoid() * logits[cells, classes].float().sigmoid()
+
+    def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> tuple[Tensor, ...]:
+        offsets, objectness, logits = outputs
+        shares = slots.targets / slots.largest.clamp(min=torch.finfo(torch.float32).tiny)
+        obj = SoftCrossEntropy.apply(objectness, slots.cells, torch.zeros_like(slots.classes), shares, slots.ignored)
+
+        xy, log_wh = _bounded(take_rows(offsets, slots.cells)).split(2, 1)
+        corners = (slots.centres - slots.strides / 2).repeat(1, 2)
+        wanted = xyxy_to_cxcywh((slots.boxes_xyxy - corners) / slots.strides)
+        iou = complete_iou(torch.cat((xy, log_wh.exp()), 1), wanted)
+        box = (slots.targets * (1 - iou)).sum()
+
+        classes = self.weighted(class_losses(logits, slots, slots.largest), slots.classes)
+        cls = (slots.targets * classes).sum()
+        return box, obj, cls
+
+
+def _bounded(offsets: Tensor) -> Tensor:
+    """Offsets (…, 4) as float32 whose boxes have finite squares."""
+    xy, log_wh = offsets.float().split(2, -1)
+    return torch.cat((xy.clamp(-FARTHEST, FARTHEST), log_wh.clamp(max=LARGEST_LOG)), -1)

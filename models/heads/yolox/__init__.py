@@ -1,1 +1,0 @@
-"""YOLOX's head: no anchors, one box and one objectness a cell."""
