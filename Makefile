@@ -1,4 +1,4 @@
-.PHONY: fmt lint type test test-slow compat build release gpu gpu-stand-in chaos hostile bench bench-peers
+.PHONY: fmt lint type test test-slow compat build release gpu gpu-stand-in chaos hostile bench
 
 fmt:
 	uv run ruff format .
@@ -44,9 +44,6 @@ gpu:
 gpu-stand-in:
 	$(PYTEST) -m "not gpu" tests/gpu
 	$(PYTHON) -m tests.benchmarks.gpu --stand-in --json gpu-stand-in.json
-	$(PYTHON) -m tests.benchmarks.gpu --stand-in --cfg tiny-free
-	$(PYTHON) -m tests.benchmarks.gpu --stand-in --cfg tiny-yolox
-	$(PYTHON) -m tests.benchmarks.gpu --stand-in --cfg tiny-yolov9
 
 KILLS = 1000
 
@@ -68,11 +65,3 @@ bench:
 	uv run torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data $(DATA)
 	uv run python -m tests.benchmarks.scaling
 	uv run python -m tests.benchmarks.detect
-
-# Beside YOLOv5 and Ultralytics where they are installed; each is named by hand.
-YOLOV5 =
-YOLOV5_PYTHON = python3
-YOLO = yolo
-
-bench-peers:
-	uv run python -m tests.benchmarks.peers --data $(DATA) --yolov5 "$(YOLOV5)" --yolov5-python "$(YOLOV5_PYTHON)" --yolo "$(YOLO)"
