@@ -1,4 +1,4 @@
-"""Traced: no command writes outside its run, the cache and the temporary folder, or starts programs; only ranks talk."""
+"""Traced: commands write to their run, the cache and the temporary folder alone, start nothing, and only ranks talk."""
 
 from __future__ import annotations
 
