@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,7 @@ REQUESTS: dict[str, tuple[ModuleType, list[str] | Words, int, tuple[str, ...]]] 
         2,
         ("--find-errors --single-cls", "Leave --single-cls out"),
     ),
+    "errors at full speed": (val, ["--find-errors", "--task", "speed"], 2, ("--find-errors --task speed",)),
     "errors of no split": (val, ["--find-errors", "--task", "test"], 1, ("expected `test`",)),
     "requirement of a word": (compare, ["%/best.pt", "--require", "map"], 2, ("found 'map', expected a",)),
     "requirement of a typo": (
@@ -119,3 +121,17 @@ def test_one_message_and_nothing_is_touched(
     for part in said:
         assert part in message, outcome.said
     assert files(folder) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a folder into which root cannot write either")
+@pytest.mark.parametrize("module", [train, val, detect])
+def test_a_working_directory_that_cannot_be_written_is_one_message(
+    module: ModuleType, pristine: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/sys")
+    words = {train: ["--epochs", "1", "--imgsz", "64"], val: [], detect: ["--source", "%/shapes/images/val"]}[module]
+    outcome = command(module.main, *(word.replace("%", str(pristine)) for word in [*GOOD[module], *words]))
+    (line,) = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    name = module.__name__.rpartition(".")[2]
+    assert outcome.code == 1 and "Traceback" not in outcome.err, outcome.said
+    assert line.startswith(f"error: Run directory /sys/runs/{name}/exp: cannot be made or written to"), outcome.said

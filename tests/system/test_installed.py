@@ -15,8 +15,6 @@ import pytest
 
 import tessera
 from tests.system.launch import ROOT, Outcome, run_command
-from tests.system.tiny import make_data
-from tests.utils.exporting.made import ANCHORED, checkpoint
 
 STRANGER = "raise RuntimeError('the module of another project was imported')\n"
 STRANGERS = {"utils.py": "utils.py", "train.py": "train.py", "models": "models/__init__.py", "data": "data/__init__.py"}
@@ -141,19 +139,3 @@ def test_every_command_works_beside_modules_of_the_same_names(python: Path, proj
     assert alone["boxes"][0] == pytest.approx(expected[0]["box_xyxy"], abs=0.1)
     assert {path.name for path in project.iterdir()} == {*STRANGERS, "alone.py", "datasets", "runs"}
     assert contents(site) == before
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a folder into which root cannot write either")
-@pytest.mark.parametrize("command", ["train", "val", "detect"])
-def test_a_working_directory_that_cannot_be_written_is_one_message(command: str, python: Path, tmp_path: Path) -> None:
-    weights, data = checkpoint(tmp_path / "best.pt", ANCHORED), make_data(tmp_path)
-    flags = {
-        "train": ("--data", str(data), "--epochs", "1"),
-        "val": ("--weights", str(weights), "--data", str(data), "--single-cls"),
-        "detect": ("--weights", str(weights), "--source", str(tmp_path / "shapes" / "images" / "val")),
-    }
-    done = run(python, Path("/sys"), "tessera", command, *flags[command], *ON_CPU, code=1)
-    (line,) = [line for line in done.err.splitlines() if line.startswith("error: ")]
-    assert done.err.endswith(f"{line}\n") and "Traceback" not in done.err
-    assert line.startswith(f"error: Run directory /sys/runs/{command}/exp: cannot be made or written to"), done.said
