@@ -63,10 +63,7 @@ def main() -> None:
         add("of it not overlapped with the backward", f"{exposed:.2f} ms")
         add("all-reduce of counts and flags, during the forward", f"{counts:.3f} ms")
         add("--sync-bn, between layers", f"{sync_bn:.1f} ms")
-        add(
-            "efficiency without, with --sync-bn",
-            f"{given.step_ms / plain:.0%}, {given.step_ms / synced:.0%}",
-        )
+        add("efficiency without, with --sync-bn", f"{given.step_ms / plain:.0%}, {given.step_ms / synced:.0%}")
         add("images/s", f"{rate:.0f}")
         add("files read by a host", f"{min(ranks, 8) / ranks * rate * given.image_kb / 1e6:.2f} GB/s")
         add("files read in all", f"{rate * given.image_kb / 1e6:.1f} GB/s")

@@ -142,10 +142,7 @@ def decodes(world: World, data: str) -> Found:
     hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), mosaic=1.0)
     run = made_run(hyp, world, imgsz=64, batch_size=8, epochs=1, workers=2)
     store = CountedStore(index, 64, "linear")
-    with (
-        mock.patch.object(world, "cpus", 2),
-        build_train_loader(run, store) as batches,
-    ):
+    with mock.patch.object(world, "cpus", 2), build_train_loader(run, store) as batches:
         samples = 0
         for batch in batches.batches(0):
             samples += len(batch)

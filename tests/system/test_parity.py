@@ -68,10 +68,7 @@ CASES = {
     "accumulation": Case(images=64, flags=("--after-warmup",), hyp=(("lr0", 1e-3),), windows=(4, 4, 4)),
     "empty-share": Case(hyp=(("mosaic", 0.0), ("translate", 0.0)), empty_share=True),
     "free-accumulation": Case(
-        images=64,
-        flags=("--cfg", "tessera-n.yaml", "--after-warmup"),
-        hyp=(*FREE, ("lr0", 1e-3)),
-        windows=(4, 4, 4),
+        images=64, flags=("--cfg", "tessera-n.yaml", "--after-warmup"), hyp=(*FREE, ("lr0", 1e-3)), windows=(4, 4, 4)
     ),
     "free-empty-share": Case(
         flags=("--cfg", "tessera-n.yaml"), hyp=(*FREE, ("mosaic", 0.0), ("translate", 0.0)), empty_share=True
