@@ -25,7 +25,6 @@ build:
 	rm -rf dist
 	uv build
 	uvx "twine>=6.1" check --strict dist/*
-	uv run python -m tests.release dist
 
 release:
 	uv run python -m tests.release

@@ -15,9 +15,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -77,28 +76,6 @@ class Outcome:
     number: int
     kind: str
     failure: str
-
-
-@dataclass
-class Tally:
-    """The outcomes of a subject."""
-
-    subject: str
-    kinds: Counter[str] = field(default_factory=Counter)
-    failures: list[Outcome] = field(default_factory=list)
-
-    def add(self, outcome: Outcome) -> None:
-        """Count one more."""
-        if outcome.failure:
-            self.failures.append(outcome)
-        else:
-            self.kinds[outcome.kind] += 1
-
-    @property
-    def row(self) -> tuple[str, str, str, str]:
-        """Subject, cases, kinds and failures."""
-        cases = self.kinds.total() + len(self.failures)
-        return self.subject, f"{cases:,}", str(len(self.kinds)), str(len(self.failures))
 
 
 def run_cases(subject: Subject, seed: int, numbers: Iterable[int], home: Path, jobs: int) -> Iterator[Outcome]:

@@ -21,7 +21,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.capture import Capture
 from tessera.utils.machine.opencv import cv2
 from tests.hostile.expect import checked
-from tests.utils.exporting.made import ANCHORED, checkpoint, lively, picture
+from tests.utils.exporting.made import ANCHORED, checkpoint, lively
 
 _kept = ExitStack()
 FLAGS: dict[str, Any] = {"device": "cpu", "imgsz": 64, "max_det": 4}
@@ -107,12 +107,6 @@ def frames_of(path: Path) -> int:
             count += 1
     assert count == stated, (path, count, stated)
     return count
-
-
-def coloured(height: int, width: int, number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A picture that a result of it can be told by."""
-    image = picture(height, width, number)
-    return np.asarray(image, np.uint8)
 
 
 def write_video(path: Path, frames: list[np.ndarray[Any, np.dtype[np.uint8]]], codec: str = "mp4v") -> Path:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tessera.commands import detect
 from tessera.utils.machine.opencv import cv2
-from tests.hostile.detections import coloured, found, require_whole, weights, weights_with, write_video
+from tests.hostile.detections import found, require_whole, weights, weights_with, write_video
 from tests.hostile.expect import raw_characters
+from tests.utils.exporting.made import picture
 
 CASES, FAST_CASES = 400, 3
 TIME_LIMIT_S = 120
@@ -124,10 +125,10 @@ def _make(path: str, number: int, rng: random.Random) -> bool:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if path.endswith(".mp4"):
-            write_video(Path(path), [coloured(32, 48, number + n) for n in range(rng.randint(1, 3))])
+            write_video(Path(path), [picture(32, 48, number + n) for n in range(rng.randint(1, 3))])
             return True
         suffix = os.path.splitext(path)[1].lower()
-        done, content = cv2.imencode(suffix if suffix not in ("", ".txt") else ".png", coloured(40, 32, number))
+        done, content = cv2.imencode(suffix if suffix not in ("", ".txt") else ".png", picture(40, 32, number))
         assert done
         Path(path).write_bytes(content.tobytes())
     except OSError:

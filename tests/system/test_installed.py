@@ -106,10 +106,13 @@ def test_the_archives_hold_the_files_and_the_licences(archives: Path) -> None:
             assert opened.read(f"{about}licenses/{name}") == (ROOT / name).read_bytes()
     assert {name for name in inside if not name.startswith(about)} == files
     assert f"\nVersion: {tessera.__version__}\n" in metadata and "\nLicense-Expression: Apache-2.0\n" in metadata
+    assert all(f"\nLicense-File: {name}\n" in metadata for name in ("LICENSE", "NOTICE"))
     with tarfile.open(archive) as opened:
         members = {member.name.partition("/")[2]: member for member in opened.getmembers()}
     assert "tests" not in {name.partition("/")[0] for name in members}
-    assert files <= members.keys() and all(member.isfile() or member.isdir() for member in members.values())
+    assert files | {"LICENSE", "NOTICE"} <= members.keys() and all(
+        member.isfile() or member.isdir() for member in members.values()
+    )
 
 
 @pytest.mark.slow

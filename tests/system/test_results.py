@@ -90,6 +90,16 @@ def test_results_replace_no_source(
     )
 
 
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_results_are_not_written_through_links(weights: str, inside: Path, tmp_path: Path, link: Any) -> None:
+    before = {path: sha256(path) for path in inside.iterdir()}
+    (tmp_path / "runs" / "exp").mkdir(parents=True)
+    for path in before:
+        link(tmp_path / "runs" / "exp" / path.name, path)
+    assert run(weights, str(inside), tmp_path, **ALL, exist_ok=True).pictures == 4
+    assert {path: sha256(path) for path in before} == before
+
+
 @pytest.mark.parametrize("glob", ["", "/**/*"])
 def test_results_inside_the_source_twice(
     weights: str, inside: Path, tmp_path: Path, glob: str, caplog: pytest.LogCaptureFixture
