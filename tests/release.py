@@ -14,7 +14,6 @@ from tests.house import ROOT
 
 
 def version_of(root: Path) -> str:
-    """The version that the source says."""
     text = (root / "utils" / "flags" / "version.py").read_text()
     (version,) = re.findall(r'^__version__ = "(.+)"$', text, flags=re.MULTILINE)
     return str(version)

@@ -24,7 +24,6 @@ def git(root: Path, *words: str) -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A repository whose commit is to be released."""
     root = tmp_path / "clone"
     (root / "utils" / "flags").mkdir(parents=True)
     (root / "utils" / "flags" / "version.py").write_text('"""Doc."""\n\n__version__ = "1.2.0"\n')

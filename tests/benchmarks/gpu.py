@@ -112,7 +112,6 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table; write it as JSON where asked."""
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--stand-in", action="store_true", help="on the tests' stand-in for a GPU, in small sizes")
     flags.add_argument("--json", type=Path, help="write the table here too")
@@ -133,7 +132,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(given: argparse.Namespace, device: Accelerator) -> None:
-    """Everything on `device`."""
     device.activate()
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)

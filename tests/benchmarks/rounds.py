@@ -29,7 +29,6 @@ class Rate(float):
 
     @classmethod
     def of(cls, found: Sequence[float]) -> Rate:
-        """Of the rounds' rates."""
         made = cls(statistics.median(found))
         made.slowest, made.fastest = min(found), max(found)
         return made
@@ -57,7 +56,6 @@ def show(rates: Mapping[str, Rate], baseline: str, unit: str = "images/s") -> No
 
 
 def machine() -> str:
-    """The machine in a line."""
     model = str(processor())
     if torch.cuda.is_available():
         model += f", {torch.cuda.get_device_name()}"
@@ -114,7 +112,6 @@ class Apart:
         self._process.start()
 
     def __call__(self) -> int:
-        """One round there."""
         self._here.send(True)
         return int(self._here.recv())
 
@@ -131,5 +128,4 @@ def _serve(pipe: Connection, make: Callable[..., Callable[[], int]], arguments: 
 
 
 def indexed(data: str, split: str = "train") -> DatasetIndex:
-    """The index of a dataset's split."""
     return build_index(load_spec(data), split)

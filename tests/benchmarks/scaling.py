@@ -18,7 +18,6 @@ from tests.benchmarks.rounds import parser
 
 
 def all_reduce_ms(size: float, ranks: int, gigabytes: float, hop_us: float) -> float:
-    """Milliseconds of an all-reduce of `size` bytes."""
     hops = min(2 * (ranks - 1), 2 * math.ceil(math.log2(ranks)))
     return 1000 * 2 * (ranks - 1) / ranks * size / (gigabytes * 1e9) + hops * hop_us / 1000
 

@@ -108,7 +108,6 @@ def untrained(images: int, size: int, nc: int) -> torch.Tensor:
 
 
 def made_matches(images: int, detections: int, nc: int) -> Accumulator:
-    """Random matches of a large set."""
     rng = np.random.default_rng(0)
     found = Accumulator()
     for image in range(images):

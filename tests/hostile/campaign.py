@@ -60,7 +60,6 @@ class Subject:
 
 
 def subject_names() -> list[str]:
-    """Every subject of this folder."""
     return sorted(path.stem for path in FOLDER.glob("*.py") if "\ndef trial(" in path.read_text())
 
 
@@ -91,8 +90,6 @@ def run_cases(subject: Subject, seed: int, numbers: Iterable[int], home: Path, j
 
 
 class _Case:
-    """One case that is running."""
-
     def __init__(self, subject: Subject, seed: int, number: int, home: Path) -> None:
         self._number = number
         self._home = home / f"{subject.name}{number}"

@@ -65,7 +65,6 @@ def file_of(family: str, content: dict[Any, Any]) -> bytes:
 
 @functools.cache
 def whole(family: str) -> bytes:
-    """A good file."""
     return file_of(family, tensors(family))
 
 

@@ -43,7 +43,6 @@ _CLASSES = (
 
 
 def prepare() -> None:
-    """The checkpoint of all cases."""
     weights()
 
 
@@ -105,7 +104,6 @@ def require_all(outcome: detect.Summary, made: dict[str, str]) -> None:
 
 
 def _seen(folder: Path) -> dict[str, str]:
-    """The sources that a run has read."""
     with (folder / "predictions.jsonl").open() as file:
         lines = [json.loads(line) for line in file][1:]
     return {line["source"]: "picture" if line["frame"] is None else "video" for line in lines if "detections" in line}

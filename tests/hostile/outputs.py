@@ -40,12 +40,10 @@ print(judged(found(**flags), Path(flags["project"])))
 
 
 def prepare() -> None:
-    """What all cases share."""
     weights()
 
 
 def trial(rng: random.Random, folder: Path) -> str:
-    """Detect with some outputs in one hostile place."""
     make_sources(rng, folder / "in")
     kind = rng.choice([*_KINDS])
     return kind + _KINDS[kind](rng, folder)

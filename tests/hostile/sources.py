@@ -149,7 +149,6 @@ def _damaged_picture(rng: random.Random, folder: Path) -> Made:
 
 
 def _odd_sizes(rng: random.Random, folder: Path) -> Made:
-    """Pictures and videos of odd sizes."""
     height, width = rng.choice(((1, 1), (1, 3000), (3000, 1), (2, 2), (1, 70_000), (17_000, 3), (3, 5), (64, 1)))
     suffix = rng.choice((".png", ".bmp", ".tif"))
     cv2.imwrite(str(folder / f"odd{suffix}"), picture(height, width, 2))
@@ -170,7 +169,6 @@ def _motion_jpeg(rng: random.Random, folder: Path) -> Made:
 
 
 def _other_size(rng: random.Random, jpeg: bytes) -> bytes:
-    """A header that states another size."""
     changed, sides = bytearray(jpeg), (0, 1, 64, 4000, 5000, 12_000, 65_000, 65_535)
     struct.pack_into(">HH", changed, changed.index(b"\xff\xc0") + 5, rng.choice(sides), rng.choice(sides))
     return bytes(changed)
@@ -211,7 +209,6 @@ def _stdin(rng: random.Random, folder: Path) -> Made:
 
 
 def _twice(rng: random.Random, folder: Path) -> Made:
-    """The same file several times."""
     (folder / "a.mp4").write_bytes(_kept["mp4"])
     return [str(folder / rng.choice(("a.mp4", "zzz.png"))) for _ in range(3)] + [str(folder / "zzz.png")], False
 

@@ -57,12 +57,10 @@ class Job:
 
     @property
     def out(self) -> str:
-        """What it has printed to stdout so far."""
         return self._out.read_text(errors="replace")
 
     @property
     def err(self) -> str:
-        """What it has printed to stderr so far."""
         return self._err.read_text(errors="replace")
 
     def processes(self) -> list[int]:
@@ -126,7 +124,6 @@ class Job:
 
     @property
     def said(self) -> str:
-        """Everything it has printed so far."""
         return f"exit code {self.process.poll()}\n--- stdout\n{self.out[-4000:]}\n--- stderr\n{self.err[-16000:]}"
 
 

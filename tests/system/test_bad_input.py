@@ -20,7 +20,6 @@ Mistake = Callable[[Path], list[str]]
 
 
 def edit_yaml(file: Path, **changes: object) -> Path:
-    """A changed copy beside the file."""
     content = {**yaml.safe_load(file.read_text()), **changes}
     copy = file.with_name("changed.yaml")
     copy.write_text(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
@@ -143,7 +142,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(pristine: Path, tmp_path: Path) -> Path:
-    """A dataset of its own, to be spoilt."""
     copy = tmp_path / "data"
     shutil.copytree(pristine, copy)
     edit_yaml(copy / "tiny.yaml", path=str(copy / "shapes")).replace(copy / "tiny.yaml")

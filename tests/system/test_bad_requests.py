@@ -98,7 +98,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(folder: Path) -> dict[Path, bytes | None]:
-    """Everything in a folder, with its content."""
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 

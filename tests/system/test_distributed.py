@@ -19,7 +19,6 @@ Lines = Callable[[str], list[dict[str, Any]]]
 
 
 def read(outcome: Outcome, program: str) -> list[dict[str, Any]]:
-    """What the ranks print of a program, by rank."""
     assert outcome.code == 0, outcome.said
     lines = [json.loads(line) for line in outcome.out.splitlines() if line.startswith("{")]
     return sorted((line for line in lines if line["program"] == program), key=lambda line: line["rank"])

@@ -129,7 +129,6 @@ def test_ranks_that_differ_are_refused_with_what_differs(data: Path, tmp_path: P
 
 
 def state(folder: Path) -> dict[str, Any]:
-    """last.pt of the run in `folder`."""
     loaded: dict[str, Any] = torch.load(folder / "exp" / "weights" / "last.pt", weights_only=True)
     return loaded
 

@@ -47,7 +47,6 @@ class Tuned:
 
 
 def described(path: Path, root: Path, train: str, val: str, names: tuple[str, ...] = COCO_NAMES) -> Path:
-    """A dataset's YAML at `path`."""
     path.write_text(yaml.safe_dump({"path": str(root), "train": train, "val": val, "names": list(names)}))
     return path
 
@@ -60,7 +59,6 @@ def pictures(shared: Path) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def few(pictures: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`pictures`, for training and validation."""
     folder = tmp_path_factory.mktemp("few")
     (folder / "few.txt").write_text("\n".join(map(str, pictures)))
     return described(folder / "few.yaml", folder, "few.txt", "few.txt")

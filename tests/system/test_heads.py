@@ -29,7 +29,6 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Two epochs of tessera-n."""
     folder = tmp_path_factory.mktemp("free")
     data, cfg, hyp = make_data(folder), folder / "changed.yaml", folder / "hyp.yaml"
     described = (ROOT / "models" / "tessera-n.yaml").read_text()

@@ -84,7 +84,6 @@ def run(python: Path, folder: Path, *command: str, code: int = 0) -> Outcome:
 
 
 def contents(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Size and time of every file below a folder."""
     return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in folder.rglob("*") if path.is_file()}
 
 

@@ -26,7 +26,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def listed(run: Path) -> list[dict[str, object]]:
-    """The suspects of a run."""
     return [json.loads(line) for line in (run / "label_errors.jsonl").read_text().splitlines()]
 
 

@@ -36,7 +36,6 @@ def srun_environments(ranks: int = 2) -> list[dict[str, str]]:
 
 
 def free_job() -> int:
-    """A job number whose port nobody listens on."""
     for number in range(os.getpid() % 20000, 20000):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", 20000 + number))
@@ -130,7 +129,6 @@ def test_the_sbatch_file_stops_at_the_warning_and_resumes_when_requeued(tmp_path
 
 
 def assert_trained_by_two(outcome: Outcome, project: Path) -> None:
-    """One run, made by two ranks."""
     assert outcome.code == 0 and "2 ranks (2 on " in outcome.err, outcome.said
     assert [path.name for path in project.iterdir()] == ["exp"]
     assert (project / "exp" / "weights" / "last.pt").is_file()

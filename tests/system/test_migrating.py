@@ -46,7 +46,6 @@ class Row(NamedTuple):
 
 
 def section(title: str) -> list[Row]:
-    """The table of a section."""
     text = (ROOT / "docs" / "migrating.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
     return [Row(*row) for row in re.findall(r"^\| `(.+)` \| (works|differs|refused) \| (.*) \|$", text, re.MULTILINE)]
 

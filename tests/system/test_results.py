@@ -37,7 +37,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def inside(tmp_path: Path) -> Path:
-    """A folder with a picture and a video."""
     folder = tmp_path / "in"
     folder.mkdir()
     cv2.imwrite(str(folder / "p.png"), picture(40, 50))

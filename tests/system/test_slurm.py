@@ -93,7 +93,6 @@ class Cluster:
                 daemon.wait()
 
     def said(self, *command: str) -> str:
-        """What a command of SLURM's prints."""
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=300, check=False)
         return done.stdout + done.stderr
 

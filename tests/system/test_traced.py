@@ -80,7 +80,6 @@ def trace(command: list[str], folder: Path, temporary: Path, code: int = 0) -> T
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the test, with a home."""
     forget_tests(monkeypatch)
     (tmp_path / "home").mkdir()
     return tmp_path

@@ -25,7 +25,6 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def figures(outcome: Outcome) -> list[str]:
-    """The last line "all", as printed."""
     assert outcome.code == 0, outcome.said
     return [line.split() for line in outcome.out.splitlines() if line.split()[:1] == ["all"]][-1]
 

@@ -72,7 +72,6 @@ def test_three_steps_on_two_hosts_are_those_of_one_rank(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> NDArray[np.float64]:
-    """Losses of one rank that nobody disturbs."""
     folder = tmp_path_factory.mktemp("alone")
     data = make_data(folder, train=36, val=6)
     outcome = run_python(ROOT / "train.py", *flags(data, folder, *FLAGS), timeout=240)
@@ -141,5 +140,4 @@ def train(hosts: Sequence[Host], disks: Sequence[Path], args: Sequence[Sequence[
 
 
 def said(outcomes: Sequence[Outcome]) -> str:
-    """What both hosts printed."""
     return "\n".join(outcome.said for outcome in outcomes)

@@ -32,14 +32,12 @@ VAL = ROOT / "val.py"
 
 
 def figures(outcome: Outcome) -> list[str]:
-    """The figures of the line "all", as printed."""
     assert outcome.code == 0, outcome.said
     (line,) = [line for line in outcome.out.splitlines() if line.split()[:1] == ["all"]]
     return line.split()[1:]
 
 
 def errors_in(run: Path) -> list[tuple[object, ...]]:
-    """The errors in a run's folder, without figures."""
     rows = [json.loads(line) for line in (run / "errors.jsonl").read_text().splitlines()]
     return sorted((row["image"], row["kind"], row["predicted"] or "", row["line"] or 0) for row in rows)
 
