@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +14,6 @@ from tessera.commands import compare, detect, train, val
 from tests.system.launch import Command
 from tests.utils.exporting.made import ANCHORED, checkpoint, dataset
 
-Words = Callable[[Path], list[str]]
 GOOD = {  # what each request begins with; `%` is the folder
     train: ["--data", "%/tiny.yaml", "--device", "cpu"],
     val: ["--weights", "%/best.pt", "--data", "%/tiny.yaml", "--device", "cpu"],
@@ -24,18 +22,7 @@ GOOD = {  # what each request begins with; `%` is the folder
 }
 
 
-def with_classes(value: object) -> Words:
-    """`--check-data` of a dataset whose YAML has these `classes`."""
-
-    def given(folder: Path) -> list[str]:
-        content = {**yaml.safe_load((folder / "tiny.yaml").read_text()), "classes": value}
-        (folder / "chosen.yaml").write_text(yaml.safe_dump(content))
-        return ["--check-data", "--data", str(folder / "chosen.yaml")]
-
-    return given
-
-
-REQUESTS: dict[str, tuple[ModuleType, list[str] | Words, int, tuple[str, ...]]] = {
+REQUESTS: dict[str, tuple[ModuleType, list[str], int, tuple[str, ...]]] = {
     "errors at a threshold": (val, ["--find-errors", "--conf-thres", "0.3"], 2, ("--conf-thres 0.3", "at most 0.01")),
     "errors of one class": (
         val,
@@ -63,17 +50,6 @@ REQUESTS: dict[str, tuple[ModuleType, list[str] | Words, int, tuple[str, ...]]] 
     "text for a model": (compare, ["%/tiny.yaml"], 1, ("--b", "tiny.yaml: damaged, or not a checkpoint")),
     "text for an export": (val, ["--weights", "%/b.onnx", "--find-errors"], 1, ("b.onnx: ONNX Runtime",)),
     "runs of nobody": (detect, ["--source", "%", "--project", "~no-such-user/p"], 2, ("--project: found",)),
-    "class that is not there": (train, with_classes(["circel"]), 2, ("'circel'", "Did you mean 'circle'")),
-    "no classes": (train, with_classes([]), 2, ("classes: found []", "Leave it out to keep all")),
-    "class of nothing": (train, with_classes({"round": []}), 2, ("'round' is made of no class",)),
-    "class without a name": (train, with_classes({"": ["circle"]}), 2, ("classes: found the name ''",)),
-    "class in two": (
-        train,
-        with_classes({"round": ["circle"], "all": ["circle", "star"]}),
-        2,
-        ("'circle' twice, in 'all' and in 'round'",),
-    ),
-    "class beyond the last": (train, with_classes([9]), 2, ("found 9", "0 to 2")),
     "page of nothing": (train, ["--report"], 2, ("--report without --check-data",)),
     "page below a file": (train, ["--check-data", "--report", "%/tiny.yaml/x"], 1, ("--report", "folder")),
     "unknown objective": (train, ["--evolve", "2", "--objective", "mapp"], 2, ("Did you mean 'map'",)),
@@ -105,12 +81,11 @@ def files(folder: Path) -> dict[Path, bytes | None]:
 def test_one_message_and_nothing_is_touched(
     name: str, pristine: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, given, code, said = REQUESTS[name]
+    module, words, code, said = REQUESTS[name]
     folder = tmp_path / "it's ü"
     shutil.copytree(pristine, folder)
     data = yaml.safe_load((folder / "tiny.yaml").read_text())
     (folder / "tiny.yaml").write_text(yaml.safe_dump({**data, "path": str(folder / "shapes")}))
-    words = given(folder) if callable(given) else given
     monkeypatch.chdir(folder)  # where runs would go
     before = files(folder)
     outcome = command(module.main, *(word.replace("%", str(folder)) for word in [*GOOD[module], *words]))

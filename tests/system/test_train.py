@@ -26,7 +26,7 @@ from tessera.utils.training.data import warn_of_problems
 from tessera.utils.training.validation import Validation
 from tests.data.made_index import make_index
 from tests.system import jobs
-from tests.system.launch import Command, torchrun
+from tests.system.launch import ROOT, Command, torchrun
 from tests.system.tiny import assert_same_checkpoint, flags, ignore_every_third, losses, make_data
 
 ONE_EPOCH = "weights/best.pt"  # of the run that the tests share
@@ -178,9 +178,7 @@ def test_two_epochs_resume_two_more_are_four(
 
 
 def test_two_ranks_train_what_one_does(data: Path, one_epoch: Path, tmp_path: Path) -> None:
-    """And need not measure the last epoch twice."""
-    program = Path(__file__).with_name("measured_program.py")
-    both = torchrun(program, *flags(data, tmp_path / "both", "--epochs", "1", *FLOAT32))
+    both = torchrun(ROOT / "train.py", *flags(data, tmp_path / "both", "--epochs", "1", *FLOAT32))
     assert both.code == 0, both.said
     assert "Best epoch 0; the last epoch has measured" in both.out
     assert [p.name for p in (tmp_path / "both").iterdir()] == ["exp"]
