@@ -28,7 +28,6 @@ build:
 	rm -rf dist
 	uv build
 	uvx "twine>=6.1" check --strict dist/*
-	uv run python -m tests.release dist
 
 release:
 	uv run python -m tests.release
@@ -47,9 +46,6 @@ gpu:
 gpu-stand-in:
 	$(PYTEST) -m "not gpu" tests/gpu
 	$(PYTHON) -m tests.benchmarks.gpu --stand-in --json gpu-stand-in.json
-	$(PYTHON) -m tests.benchmarks.gpu --stand-in --cfg tiny-free
-	$(PYTHON) -m tests.benchmarks.gpu --stand-in --cfg tiny-yolox
-	$(PYTHON) -m tests.benchmarks.gpu --stand-in --cfg tiny-yolov9
 
 KILLS = 1000
 

@@ -52,7 +52,6 @@ class Tab:
             time.sleep(0.05)
 
     def ask(self, method: str, **params: Any) -> Any:
-        """The answer to a command."""
         self._number += 1
         command = {"id": self._number, "method": method, "params": params}
         if self._session:
@@ -72,13 +71,11 @@ class Tab:
         return done["result"].get("value")
 
     def resize(self, width: int, *, dark: bool = False) -> None:
-        """Make the window so wide, and light or dark."""
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
 
     def picture(self, *, whole: bool = False) -> bytes:
-        """PNG of the window, or of the whole page."""
         return base64.b64decode(self.ask("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
 
     def _next(self) -> dict[str, Any]:

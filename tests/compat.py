@@ -57,7 +57,6 @@ class CompatError(Exception):
 
 
 def main() -> int:
-    """Try both environments; return the exit code."""
     required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     oldest = int(required.removeprefix(">=3."))
     of_extras, lowest = "--extras" in sys.argv, interpreter(oldest)

@@ -45,17 +45,14 @@ class FileServer(ThreadingHTTPServer):
 
     @property
     def folder(self) -> str:
-        """Its address, with a slash at the end."""
         return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/"
 
     @property
     def url(self) -> str:
-        """The address of a file."""
         return f"{self.folder}data.zip"
 
     @contextmanager
     def running(self) -> Iterator[FileServer]:
-        """Answer in a thread."""
         with self, serving(self, threading.Event()):
             yield self
 

@@ -61,7 +61,6 @@ def room_of(module: str) -> str:
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree of a file."""
     return ast.parse(path.read_text())
 
 
@@ -106,7 +105,6 @@ def picture() -> str:
 
 
 def drawn(page: str) -> str:
-    """The page with the picture as it is now."""
     before, _, rest = page.partition("```mermaid")
     return before + picture() + rest.partition("\n```")[2]
 

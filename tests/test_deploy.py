@@ -29,7 +29,6 @@ each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: f"{
 
 
 def jobs() -> list[dict[str, Any]]:
-    """Specification of the Job in either file."""
     by_kind = {document["kind"]: document["spec"] for document in DOCUMENTS}
     (replicated,) = by_kind["TrainingRuntime"]["template"]["spec"]["replicatedJobs"]
     return [by_kind["Job"], replicated["template"]["spec"]]

@@ -13,16 +13,7 @@ import pytest
 import tessera
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = {
-    "data",
-    "models",
-    "utils",
-    "train",
-    "val",
-    "detect",
-    "export",
-    "compare",
-}  # tessera.… is their only name
+OUTSIDE = {"data", "models", "utils", "train", "val", "detect", "export", "compare"}  # tessera.… is their only name
 EVERY_MODULE = """
 import importlib, sys
 from pathlib import Path

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -41,14 +40,10 @@ from tests.benchmarks.rounds import machine, repeated, rounds
 from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
 from tests.system.tiny import make_data
-from tests.utils.engine.trainer import FREE, TINY, YOLOV9, YOLOX
+from tests.utils.engine.trainer import TINY
 from tests.utils.machine.stand_in import StandIn
 
 HYP = "hyp.scratch-low.yaml"
-SMALL: dict[str, dict[str, Any]] = {
-    name: {**described, "nc": 3}
-    for name, described in (("tiny", TINY), ("tiny-free", FREE), ("tiny-yolox", YOLOX), ("tiny-yolov9", YOLOV9))
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +112,6 @@ def _short(dtype: torch.dtype) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table; write it as JSON where asked."""
     flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     flags.add_argument("--stand-in", action="store_true", help="on the tests' stand-in for a GPU, in small sizes")
     flags.add_argument("--json", type=Path, help="write the table here too")
@@ -138,7 +132,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(given: argparse.Namespace, device: Accelerator) -> None:
-    """Everything on `device`."""
     device.activate()
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(0)
@@ -147,7 +140,7 @@ def measure(given: argparse.Namespace, device: Accelerator) -> None:
         os.environ.setdefault("TESSERA_CACHE", folder)
         spec = load_spec(str(make_data(Path(folder), train=drawn, val=drawn, size=given.imgsz)))
         indexes = [repeated(build_index(spec, split), given.images // drawn) for split in ("train", "val")]
-        model = DetectionModel(SMALL.get(given.cfg, given.cfg), names=indexes[0].names)
+        model = DetectionModel(TINY if given.cfg == "tiny" else given.cfg, names=indexes[0].names)
         rows = [
             *training(model, indexes[0], given, device),
             *feeding(indexes[0], given),

@@ -41,8 +41,6 @@ CLEANLAB_CONF = 0.5  # of detections that cleanlab counts as sure; by itself 0.9
 
 
 class Kept(Sink):
-    """Keeps all detections, by image."""
-
     def __init__(self) -> None:
         self.found: dict[int, Detections] = {}
 

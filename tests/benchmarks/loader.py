@@ -28,7 +28,6 @@ ORIGINAL_OVER_PLAIN_MS = 1000 / 293 - (1.55 + 1.18 + 0.3)
 
 
 def plain_rivals(index: DatasetIndex, imgsz: int, hyp_name: str):  # type: ignore[no-untyped-def]
-    """The plain loader, from memory and from files."""
 
     def read(number: int) -> np.ndarray:
         image = cv2.imread(str(index.path(number)))

@@ -35,7 +35,6 @@ MIB = 2**20
 
 
 def descendants(pid: int) -> list[int]:
-    """`pid` and all processes below it."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except FileNotFoundError:

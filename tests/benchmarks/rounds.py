@@ -33,7 +33,6 @@ class Rate(float):
 
     @classmethod
     def of(cls, found: Sequence[float]) -> Rate:
-        """Of the rounds' rates."""
         made = cls(statistics.median(found))
         made.slowest, made.fastest = min(found), max(found)
         return made
@@ -120,7 +119,6 @@ class Apart:
         self._process.start()
 
     def __call__(self) -> int:
-        """One round there."""
         self._here.send(True)
         return int(self._here.recv())
 
@@ -137,5 +135,4 @@ def _serve(pipe: Connection, make: Callable[..., Callable[[], int]], arguments: 
 
 
 def indexed(data: str, split: str = "train") -> DatasetIndex:
-    """The index of a dataset's split."""
     return build_index(load_spec(data), split)

@@ -18,7 +18,6 @@ from tests.benchmarks.rounds import parser
 
 
 def all_reduce_ms(size: float, ranks: int, gigabytes: float, hop_us: float) -> float:
-    """Milliseconds of an all-reduce of `size` bytes."""
     hops = min(2 * (ranks - 1), 2 * math.ceil(math.log2(ranks)))
     return 1000 * 2 * (ranks - 1) / ranks * size / (gigabytes * 1e9) + hops * hop_us / 1000
 
@@ -63,10 +62,7 @@ def main() -> None:
         add("of it not overlapped with the backward", f"{exposed:.2f} ms")
         add("all-reduce of counts and flags, during the forward", f"{counts:.3f} ms")
         add("--sync-bn, between layers", f"{sync_bn:.1f} ms")
-        add(
-            "efficiency without, with --sync-bn",
-            f"{given.step_ms / plain:.0%}, {given.step_ms / synced:.0%}",
-        )
+        add("efficiency without, with --sync-bn", f"{given.step_ms / plain:.0%}, {given.step_ms / synced:.0%}")
         add("images/s", f"{rate:.0f}")
         add("files read by a host", f"{min(ranks, 8) / ranks * rate * given.image_kb / 1e6:.2f} GB/s")
         add("files read in all", f"{rate * given.image_kb / 1e6:.1f} GB/s")

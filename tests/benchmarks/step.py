@@ -49,13 +49,10 @@ def made_batch(index: DatasetIndex, batch: int, imgsz: int) -> Batch:
 
 
 class Stages(NoProfile):
-    """Adds up the seconds of each stage."""
-
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     def stage(self, name: str):  # type: ignore[no-untyped-def]
-        """Time the inside."""
         return _Stage(self, name)
 
 

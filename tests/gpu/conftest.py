@@ -130,7 +130,6 @@ class Gate:
         return "" if self.is_stand_in else "0"
 
     def folder(self, name: str) -> Path:
-        """The run directory of a training."""
         return self.project / name
 
 
@@ -164,7 +163,6 @@ def gate(request: pytest.FixtureRequest, data: Path, tmp_path: Path, monkeypatch
 
 
 def pinned(gate: Gate, batch: Batch) -> Batch:
-    """As the loader hands it over."""
     return batch.pin_memory() if gate.accelerator.pins_memory else batch
 
 

@@ -22,8 +22,6 @@ EPOCHS = 3
 
 
 class Pinning(Accelerator):
-    """Asks for page-locked batches, as CUDA does."""
-
     pins_memory = True
 
 

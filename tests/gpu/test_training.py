@@ -22,12 +22,10 @@ from tests.utils.machine.stand_in import StandIn
 
 
 def last(gate: Gate, name: str) -> dict[str, Any]:
-    """The checkpoint of a training."""
     return torch.load(gate.folder(name) / "weights" / "last.pt", weights_only=True)
 
 
 def difference(one: dict[str, Any], other: dict[str, Any]) -> float:
-    """Largest difference of the models' weights."""
     mine, theirs = tensors(one["model"]), tensors(other["model"])
     return max(float((mine[name].double() - theirs[name].double()).abs().max()) for name in mine)
 

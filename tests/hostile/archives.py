@@ -43,7 +43,6 @@ def trial(rng: random.Random, folder: Path) -> str:
 
 @functools.cache
 def whole(kind: str) -> bytes:
-    """A good archive."""
     return _pack(kind, list(FILES.items()))
 
 

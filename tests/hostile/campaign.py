@@ -15,9 +15,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -61,7 +60,6 @@ class Subject:
 
 
 def subject_names() -> list[str]:
-    """Every subject of this folder."""
     return sorted(path.stem for path in FOLDER.glob("*.py") if "\ndef trial(" in path.read_text())
 
 
@@ -79,28 +77,6 @@ class Outcome:
     failure: str
 
 
-@dataclass
-class Tally:
-    """The outcomes of a subject."""
-
-    subject: str
-    kinds: Counter[str] = field(default_factory=Counter)
-    failures: list[Outcome] = field(default_factory=list)
-
-    def add(self, outcome: Outcome) -> None:
-        """Count one more."""
-        if outcome.failure:
-            self.failures.append(outcome)
-        else:
-            self.kinds[outcome.kind] += 1
-
-    @property
-    def row(self) -> tuple[str, str, str, str]:
-        """Subject, cases, kinds and failures."""
-        cases = self.kinds.total() + len(self.failures)
-        return self.subject, f"{cases:,}", str(len(self.kinds)), str(len(self.failures))
-
-
 def run_cases(subject: Subject, seed: int, numbers: Iterable[int], home: Path, jobs: int) -> Iterator[Outcome]:
     """Run these cases below `home`, `jobs` at a time; what they leave behind is removed."""
     waiting, running = list(numbers)[::-1], list[_Case]()
@@ -114,8 +90,6 @@ def run_cases(subject: Subject, seed: int, numbers: Iterable[int], home: Path, j
 
 
 class _Case:
-    """One case that is running."""
-
     def __init__(self, subject: Subject, seed: int, number: int, home: Path) -> None:
         self._number = number
         self._home = home / f"{subject.name}{number}"

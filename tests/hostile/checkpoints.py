@@ -84,7 +84,6 @@ def continue_run(path: Path) -> int:
 
 
 def made_state(model: DetectionModel, config: TrainConfig, hyp: Any) -> TrainState[DetectionModel]:
-    """A run that has taken no step."""
     optimizer = build_optimizer(model, config.optimizer or hyp.optimizer, hyp, config.batch_size)
     precision, progress = Precision(Accelerator(), torch.float32), Progress(torch.zeros(3))
     return TrainState(model, ModelEMA(model), optimizer, precision, EarlyStopping(config.patience), progress)
@@ -92,7 +91,6 @@ def made_state(model: DetectionModel, config: TrainConfig, hyp: Any) -> TrainSta
 
 @functools.cache
 def content() -> dict[str, Any]:
-    """A checkpoint of a small detector after a step."""
     torch.manual_seed(0)
     config, hyp = TrainConfig(epochs=3), load_hyp(HYP)
     state = made_state(DetectionModel(ARCHITECTURE, names=NAMES), config, hyp)
@@ -107,7 +105,6 @@ def content() -> dict[str, Any]:
 
 @functools.cache
 def whole() -> bytes:
-    """The same as a file's bytes."""
     return file_of(content())
 
 

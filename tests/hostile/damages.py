@@ -17,7 +17,6 @@ def named(*functions: F) -> dict[str, F]:
 
 
 def flipped(rng: random.Random, raw: bytes) -> bytes:
-    """A few bits are others."""
     changed = bytearray(raw)
     for _ in range(rng.randint(1, 3)):
         changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
@@ -25,7 +24,6 @@ def flipped(rng: random.Random, raw: bytes) -> bytes:
 
 
 def cut(rng: random.Random, raw: bytes) -> bytes:
-    """The first bytes alone."""
     return raw[: rng.randrange(len(raw))]
 
 
@@ -36,13 +34,11 @@ def zeroed(rng: random.Random, raw: bytes, block: int = 1) -> bytes:
 
 
 def left_out(rng: random.Random, raw: bytes, block: int = 1) -> bytes:
-    """A stretch is missing; of whole blocks."""
     start, end = _stretch(rng, raw, block)
     return raw[:start] + raw[end:]
 
 
 def repeated(rng: random.Random, raw: bytes) -> bytes:
-    """A stretch twice."""
     start, end = _stretch(rng, raw, 1)
     return raw[:end] + raw[start:]
 

@@ -99,7 +99,6 @@ class Plan:
         return self.free[split or self.rng.choice(("train", "val"))].pop()
 
     def image(self, name: str) -> Image:
-        """Another picture, with boxes inside it."""
         boxes = [self.box() for _ in range(self.rng.randint(2, 4))]
         size_hw = self.rng.randint(24, 40), self.rng.randint(24, 40)
         return Image(name, self.rng.randrange(2**32), size_hw, boxes)
@@ -190,7 +189,6 @@ def make_plan(rng: random.Random, kind: str) -> Plan:
 
 
 def picture(image: Image) -> bytes:
-    """The bytes of its JPEG."""
     path = Path(f"{image.seed}.jpg")
     try:
         return write_image(path, image.size_hw, image.seed).read_bytes()
@@ -296,7 +294,6 @@ _PLANT = {
 
 
 def write(plan: Plan, folder: Path, held_out: float | None) -> Path:
-    """Write pictures, labels and the YAML."""
     entries = []
     for split, images in plan.splits.items():
         for image in images:

@@ -21,7 +21,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.capture import Capture
 from tessera.utils.machine.opencv import cv2
 from tests.hostile.expect import checked
-from tests.utils.exporting.made import ANCHORED, checkpoint, lively, picture
+from tests.utils.exporting.made import ANCHORED, checkpoint, lively
 
 _kept = ExitStack()
 FLAGS: dict[str, Any] = {"device": "cpu", "imgsz": 64, "max_det": 4}
@@ -35,7 +35,6 @@ def weights() -> str:
 
 
 def weights_with(names: list[str], path: Path) -> str:
-    """The same for classes of these names."""
     model = lively(DetectionModel({**ANCHORED, "nc": len(names)}, names=tuple(names)))
     run = describe_run(model, {"data": "made.yaml"}, {}, 64, "c0ffee")
     save_checkpoint(path, {**run, **describe_metrics(None), "ema": model.state_dict(), "epoch": 0})
@@ -98,7 +97,6 @@ def require_whole(folder: Path) -> dict[str, int]:
 
 
 def frames_of(path: Path) -> int:
-    """How many frames decode."""
     with Capture(str(path)) as capture:
         assert capture.is_open, f"{path!r} is no video"
         stated, count = capture.facts.frames, 0
@@ -109,14 +107,7 @@ def frames_of(path: Path) -> int:
     return count
 
 
-def coloured(height: int, width: int, number: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """A picture that a result of it can be told by."""
-    image = picture(height, width, number)
-    return np.asarray(image, np.uint8)
-
-
 def write_video(path: Path, frames: list[np.ndarray[Any, np.dtype[np.uint8]]], codec: str = "mp4v") -> Path:
-    """A video of frames of one size."""
     height, width = frames[0].shape[:2]
     with tempfile.TemporaryDirectory() as folder:  # OpenCV takes no name that is not UTF-8
         made = Path(folder) / f"made{'.avi' if codec == 'MJPG' else '.mp4'}"

@@ -124,6 +124,6 @@ def _address(rng: random.Random) -> str:
 
 
 _ANSWERS = named(
-    *(_noise, _header_flipped, _length, _cut, _trickle, _silence, _endless, _chunks, _redirect, _status, _made_well),
+    *(_noise, _header_flipped, _length, _cut, _trickle, _silence, _endless, _chunks, _redirect, _status, _made_well)
 )
 _WHOLE = frozenset({"cut", "made well"})

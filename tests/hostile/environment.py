@@ -58,7 +58,6 @@ def trial(rng: random.Random, folder: Path) -> str:
 
 
 def training(folder: Path) -> list[str]:
-    """The command of a training of a second or two."""
     data, model = make_data(folder, train=8, val=4), folder / "model.yaml"
     model.write_text(json.dumps(ARCHITECTURE | {"nc": 3}))
     words = f"train.py --data {data} --cfg {model} --project {folder / 'runs'} --epochs 1 --imgsz 64 --batch 4"

@@ -192,7 +192,6 @@ def _impossible_answer(rng: random.Random, folder: Path, trace: Path) -> Path:
 
 
 def _weights_not_finite(rng: random.Random, folder: Path, trace: Path) -> Path:
-    """A checkpoint with a number that is none."""
     path = _put(folder, good()["best.pt"])
     state = load_any_checkpoint(path)
     tensors = {name: tensor.clone() for name, tensor in state["ema"].items()}

@@ -70,7 +70,6 @@ def trial(rng: random.Random, folder: Path) -> str:
 
 
 def text_rows(rng: random.Random, folder: Path) -> None:
-    """Rows of odd tokens."""
     rows = [
         " ".join(rng.choice(_TOKENS) for _ in range(rng.choice((5, 5, 7, 9, 3)))) for _ in range(rng.randint(1, 20))
     ]
@@ -103,7 +102,6 @@ def special_file(rng: random.Random, folder: Path) -> None:
 
 
 def coco_values(rng: random.Random, folder: Path) -> None:
-    """A COCO file with odd values in some places."""
     content: Any = coco()
     for _ in range(rng.randint(1, 3)):
         part = content[rng.choice([*content])]
@@ -179,7 +177,6 @@ def coco_bytes(rng: random.Random, folder: Path) -> None:
 
 
 def voc_parts(rng: random.Random, folder: Path) -> None:
-    """A VOC file with odd parts, in some encoding."""
     text = voc(rng.choice(("cat", "dog", "猫", "\u202e", "x" * 3000)), rng.choice(_TOKENS[:12]))
     for _ in range(rng.randint(0, 3)):
         at = rng.randrange(len(text))
@@ -190,14 +187,12 @@ def voc_parts(rng: random.Random, folder: Path) -> None:
 
 
 def voc_numbers(rng: random.Random, folder: Path) -> None:
-    """A VOC file with a huge number."""
     text = voc("cat", "3")
     found = rng.choice([*re.finditer(r"(?<=>)\d+(?=<)", text)])
     put(folder, "images/a.xml", (text[: found.start()] + rng.choice(_NUMBERS) + text[found.end() :]).encode())
 
 
 def voc_bytes(rng: random.Random, folder: Path) -> None:
-    """A VOC file with bytes changed."""
     raw = bytearray(voc("cat", "3").encode())
     for _ in range(rng.randint(1, 10)):
         raw[rng.randrange(len(raw))] = rng.randrange(256)
@@ -224,13 +219,11 @@ def coco() -> dict[str, Any]:
 
 
 def voc(name: str, left: str) -> str:
-    """An annotation of one object."""
     box = f"<bndbox><xmin>{left}</xmin><ymin>2</ymin><xmax>30</xmax><ymax>20</ymax></bndbox>"
     size = "<size><width>64</width><height>48</height><depth>3</depth></size>"
     return f"<annotation>\n{size}\n<object><name>{name}</name>{box}</object>\n</annotation>"
 
 
 def put(folder: Path, place: str, raw: bytes) -> None:
-    """Write a file and its folder."""
     (folder / place).parent.mkdir(parents=True, exist_ok=True)
     (folder / place).write_bytes(raw)

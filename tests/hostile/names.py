@@ -12,8 +12,9 @@ from pathlib import Path
 
 from tessera.commands import detect
 from tessera.utils.machine.opencv import cv2
-from tests.hostile.detections import coloured, found, require_whole, weights, weights_with, write_video
+from tests.hostile.detections import found, require_whole, weights, weights_with, write_video
 from tests.hostile.expect import raw_characters
+from tests.utils.exporting.made import picture
 
 CASES, FAST_CASES = 400, 3
 TIME_LIMIT_S = 120
@@ -42,7 +43,6 @@ _CLASSES = (
 
 
 def prepare() -> None:
-    """The checkpoint of all cases."""
     weights()
 
 
@@ -104,7 +104,6 @@ def require_all(outcome: detect.Summary, made: dict[str, str]) -> None:
 
 
 def _seen(folder: Path) -> dict[str, str]:
-    """The sources that a run has read."""
     with (folder / "predictions.jsonl").open() as file:
         lines = [json.loads(line) for line in file][1:]
     return {line["source"]: "picture" if line["frame"] is None else "video" for line in lines if "detections" in line}
@@ -124,10 +123,10 @@ def _make(path: str, number: int, rng: random.Random) -> bool:
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if path.endswith(".mp4"):
-            write_video(Path(path), [coloured(32, 48, number + n) for n in range(rng.randint(1, 3))])
+            write_video(Path(path), [picture(32, 48, number + n) for n in range(rng.randint(1, 3))])
             return True
         suffix = os.path.splitext(path)[1].lower()
-        done, content = cv2.imencode(suffix if suffix not in ("", ".txt") else ".png", coloured(40, 32, number))
+        done, content = cv2.imencode(suffix if suffix not in ("", ".txt") else ".png", picture(40, 32, number))
         assert done
         Path(path).write_bytes(content.tobytes())
     except OSError:

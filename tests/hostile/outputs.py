@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import resource
 import shutil
@@ -13,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from tessera.commands import detect
-from tessera.utils.files import sha256
 from tessera.utils.inference.outputs import PictureFiles
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.streams import keep_streams
 from tests.hostile.campaign import may_mount
 from tests.hostile.damages import named
-from tests.hostile.detections import coloured, found, require_whole, weights, write_video
+from tests.hostile.detections import found, require_whole, weights, write_video
 from tests.hostile.expect import checked
-from tests.hostile.names import require_all
 from tests.system.launch import ROOT
+from tests.utils.exporting.made import picture
 
 CASES, FAST_CASES = 300, 3
 TIME_LIMIT_S = 120
@@ -42,46 +40,29 @@ print(judged(found(**flags), Path(flags["project"])))
 
 
 def prepare() -> None:
-    """What all cases share."""
     weights()
 
 
 def trial(rng: random.Random, folder: Path) -> str:
-    """Detect with some outputs in one hostile place."""
     make_sources(rng, folder / "in")
     kind = rng.choice([*_KINDS])
     return kind + _KINDS[kind](rng, folder)
 
 
-def make_sources(rng: random.Random, folder: Path) -> dict[str, str]:
-    """Pictures and videos whose names are like those of frames and crops; each file by what it is."""
-    made: dict[str, str] = {}
+def make_sources(rng: random.Random, folder: Path) -> None:
+    """Pictures and videos whose names are like those of frames and crops."""
     for number in range(rng.randint(2, 6)):
         path = folder / rng.choice(("", "", "sub", "labels", "crops/circle")) / rng.choice(_STEMS)
         path = path.with_name(path.name + rng.choice((".jpg", ".png", ".mp4", ".mp4")))
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".mp4":
-            write_video(path, [coloured(32, 48, number + n) for n in range(rng.randint(1, 4))])
+            write_video(path, [picture(32, 48, number + n) for n in range(rng.randint(1, 4))])
         else:
-            cv2.imwrite(str(path), coloured(40, 32, number))
-        made[str(path)] = "video" if path.suffix == ".mp4" else "picture"
-    return made
+            cv2.imwrite(str(path), picture(40, 32, number))
 
 
 def _flags(rng: random.Random) -> dict[str, Any]:
     return {name: rng.random() < 0.6 for name in _FLAGS if name != "nosave"} | {"nosave": rng.random() < 0.2}
-
-
-def _collisions(rng: random.Random, folder: Path) -> str:
-    everything = dict.fromkeys(("save_txt", "save_csv", "save_json", "save_crop"), True)
-    made = {str(path): "video" if path.suffix == ".mp4" else "picture" for path in (folder / "in").rglob("*.*")}
-    source: Any = str(folder / "in")
-    if rng.random() < 0.5:
-        source = rng.sample([*made], len(made))
-    outcome = found(source=source, project=str(folder / "runs"), conf_thres="0.05", **everything)
-    assert not isinstance(outcome, str), outcome
-    require_all(outcome, made)
-    return ""
 
 
 def _mixed(rng: random.Random, folder: Path) -> str:
@@ -168,39 +149,6 @@ def _vanished(rng: random.Random, folder: Path) -> str:
     return ", went on"
 
 
-def _originals(rng: random.Random, folder: Path) -> str:
-    """The folder of results is that of the sources, above it, a link to it, or has links to them in it."""
-    inside = folder / "in"
-    files = [path for path in inside.rglob("*") if path.is_file()]
-    digests = {path: sha256(path) for path in files}
-    how = rng.choice(("same", "above", "link", "linked picture", "hard link", "moved", "again"))
-    project, name, source = folder, "in", str(inside)
-    if how == "above":
-        project, name = folder.parent, folder.name
-    elif how == "link":
-        (folder / "other").symlink_to(inside)
-        name = "other"
-    elif how in ("linked picture", "hard link"):
-        name = "results"
-        for path in files:
-            place = folder / name / path.relative_to(inside)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.symlink_to(path) if how == "linked picture" else os.link(path, place)
-    elif how == "moved":
-        (folder / "links").mkdir()
-        for path in files:
-            (folder / "links" / str(path.relative_to(inside)).replace("/", "_")).symlink_to(path)
-        source = str(folder / "links")
-    elif how == "again":
-        name = "results"
-    flags = dict.fromkeys(("save_txt", "save_csv", "save_json", "save_crop"), True)
-    for _ in range(2 if how == "again" else 1):
-        outcome = found(source=source, project=str(project), name=name, exist_ok=True, **flags)
-        assert (how in ("same", "above", "link", "moved")) == isinstance(outcome, str), (how, outcome)
-    assert {path: sha256(path) for path in files} == digests, f"{how}: an original is another file now"
-    return f", {how}"
-
-
 def _unwritable(rng: random.Random, folder: Path) -> str:
     """Something else lies where results should."""
     run = folder / "runs" / "exp"
@@ -220,4 +168,4 @@ def _unwritable(rng: random.Random, folder: Path) -> str:
     return ", not met"
 
 
-_KINDS = named(_collisions, _mixed, _limited, _full_disk, _vanished, _originals, _unwritable)
+_KINDS = named(_mixed, _limited, _full_disk, _vanished, _unwritable)

@@ -89,7 +89,6 @@ def spliced(rng: random.Random, raw: bytes) -> bytes:
 
 
 def repeated_often(rng: random.Random, raw: bytes) -> bytes:
-    """A stretch many times over."""
     start = rng.randrange(len(raw))
     stretch = raw[start : start + rng.randint(1, 40)]
     return raw[:start] + stretch * rng.randint(2, 20_000) + raw[start:]
@@ -113,7 +112,6 @@ def noise(rng: random.Random, raw: bytes) -> bytes:
 
 
 def other_suffix(rng: random.Random, raw: bytes) -> bytes:
-    """A picture under the suffix of another format."""
     return raw
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from tessera.utils.machine.opencv import cv2
 from tests.hostile.damages import cut, named, zeroed
-from tests.hostile.detections import coloured, found, require_whole, weights, write_video
+from tests.hostile.detections import found, require_whole, weights, write_video
 from tests.hostile.expect import raw_characters
 from tests.hostile.pictures import encoded, enlarged, flipped, make_special, noise, repeated_often
+from tests.utils.exporting.made import picture
 
 CASES, FAST_CASES = 500, 3
 TIME_LIMIT_S = 120
@@ -37,10 +38,10 @@ def prepare() -> None:
     folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"hostile-sources-{os.getpid()}"
     folder.mkdir()
     try:
-        frames = [coloured(48, 64, n) for n in range(12)]
+        frames = [picture(48, 64, n) for n in range(12)]
         made = {"mp4": write_video(folder / "a.mp4", frames), "avi": write_video(folder / "a.avi", frames, "MJPG")}
         jpegs = [
-            cv2.imencode(".jpg", coloured(*size, 3))[1].tobytes() for size in ((48, 64), (48, 64), (90, 40), (16, 200))
+            cv2.imencode(".jpg", picture(*size, 3))[1].tobytes() for size in ((48, 64), (48, 64), (90, 40), (16, 200))
         ]
         _kept["mjpeg"] = b"".join(jpegs)
         if program := shutil.which("ffmpeg"):
@@ -72,7 +73,7 @@ def trial(rng: random.Random, folder: Path) -> str:
     (folder / "in").mkdir()
     os.chdir(folder)  # a glob must not find all the pictures of this machine
     good = folder / "in" / "zzz.png"
-    cv2.imwrite(str(good), coloured(40, 50, 1))
+    cv2.imwrite(str(good), picture(40, 50, 1))
     kind = rng.choice([*_KINDS])
     sources, is_damaged = _KINDS[kind](rng, folder / "in")
     outcome = found(
@@ -148,14 +149,11 @@ def _damaged_picture(rng: random.Random, folder: Path) -> Made:
 
 
 def _odd_sizes(rng: random.Random, folder: Path) -> Made:
-    """Pictures and videos of odd sizes."""
     height, width = rng.choice(((1, 1), (1, 3000), (3000, 1), (2, 2), (1, 70_000), (17_000, 3), (3, 5), (64, 1)))
     suffix = rng.choice((".png", ".bmp", ".tif"))
-    cv2.imwrite(str(folder / f"odd{suffix}"), coloured(height, width, 2))
+    cv2.imwrite(str(folder / f"odd{suffix}"), picture(height, width, 2))
     if max(height, width) < 4000 and rng.random() < 0.5:
-        write_video(
-            folder / "odd.mp4", [coloured(max(height // 2 * 2, 2), max(width // 2 * 2, 2), n) for n in range(3)]
-        )
+        write_video(folder / "odd.mp4", [picture(max(height // 2 * 2, 2), max(width // 2 * 2, 2), n) for n in range(3)])
     return [str(folder)], False
 
 
@@ -164,14 +162,13 @@ def _motion_jpeg(rng: random.Random, folder: Path) -> Made:
     jpegs = []
     for _ in range(rng.randint(1, 6)):
         size = rng.choice(((48, 64), (64, 48), (8, 8), (200, 30)))
-        raw = bytes(cv2.imencode(".jpg", coloured(*size, 1))[1])
+        raw = bytes(cv2.imencode(".jpg", picture(*size, 1))[1])
         jpegs.append(rng.choice((flipped, _other_size))(rng, raw) if rng.random() < 0.4 else raw)
     (folder / rng.choice(("a.mjpeg", "a.mjpg"))).write_bytes(b"".join(jpegs))
     return [str(folder)], False
 
 
 def _other_size(rng: random.Random, jpeg: bytes) -> bytes:
-    """A header that states another size."""
     changed, sides = bytearray(jpeg), (0, 1, 64, 4000, 5000, 12_000, 65_000, 65_535)
     struct.pack_into(">HH", changed, changed.index(b"\xff\xc0") + 5, rng.choice(sides), rng.choice(sides))
     return bytes(changed)
@@ -212,7 +209,6 @@ def _stdin(rng: random.Random, folder: Path) -> Made:
 
 
 def _twice(rng: random.Random, folder: Path) -> Made:
-    """The same file several times."""
     (folder / "a.mp4").write_bytes(_kept["mp4"])
     return [str(folder / rng.choice(("a.mp4", "zzz.png"))) for _ in range(3)] + [str(folder / "zzz.png")], False
 

@@ -50,12 +50,10 @@ def trial(rng: random.Random, folder: Path) -> str:
 
 
 def binary(rng: random.Random, _: bytes) -> bytes:
-    """Bytes of anything, with line ends."""
     return rng.randbytes(rng.randrange(5000)) + b"\n" + rng.randbytes(rng.randrange(200)) + b"\n"
 
 
 def other_cell(rng: random.Random, raw: bytes) -> bytes:
-    """A cell of another kind."""
     lines = [line.split(",") for line in raw.decode().splitlines()]
     cells = rng.choice(lines)
     cells[rng.randrange(len(cells))] = rng.choice(_CELLS)

@@ -42,7 +42,6 @@ def prepare() -> None:
 
 
 def trial(rng: random.Random, folder: Path) -> str:
-    """Damage one file in one way, and read it."""
     write_image(folder / "pets" / "images" / "train" / "a.jpg")
     subject, damage = rng.choice([*_SUBJECTS]), rng.choice([*_DAMAGES])
     text, read = _SUBJECTS[subject](folder)
@@ -88,7 +87,6 @@ _SUBJECTS = named(_data, _hyp, _model, _journal)
 
 
 def _characters(rng: random.Random, text: str) -> str:
-    """A few characters replaced, left out or added."""
     letters = list(text)
     for _ in range(rng.randint(1, 5)):
         at = rng.randrange(len(letters))
@@ -116,7 +114,6 @@ def _lines(rng: random.Random, text: str) -> str:
 
 
 def _value(rng: random.Random, text: str) -> str:
-    """The value of a key replaced by an odd one."""
     lines = text.splitlines()
     at = rng.choice([i for i, line in enumerate(lines) if ":" in line or "," in line])
     key = lines[at].partition(":")[0]

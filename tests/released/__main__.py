@@ -57,10 +57,7 @@ def keep(kind: str, folder: Path, data: Path, target: Path) -> None:
     begun = {**flags(data, folder / "runs"), "name": kind, "cfg": str(cfg), "hyp": str(hyp)}
     train.run(**begun, epochs=EPOCHS, optimizer="AdamW", noautoanchor=True)
     weights = folder / "runs" / kind / "weights" / KEPT[kind]
-    found: dict[str, Any] = {
-        "metrics": measured(weights, data, folder / "val"),
-        "detections": detections(weights),
-    }
+    found: dict[str, Any] = {"metrics": measured(weights, data, folder / "val"), "detections": detections(weights)}
     check(found, detections(weights, CONFIDENCE - MARGIN))
     target.mkdir(parents=True)
     shutil.copy(weights, target)

@@ -21,18 +21,15 @@ def minor_version() -> str:
 
 
 def kept_files() -> list[Path]:
-    """The checkpoints of all versions."""
     return sorted(FOLDER.glob("*/*/*.pt"))
 
 
 def expected(weights: Path) -> dict[str, Any]:
-    """What its version has found with a checkpoint."""
     found: dict[str, Any] = json.loads(weights.with_name("expected.json").read_text())
     return found
 
 
 def flags(data: Path, project: Path) -> dict[str, Any]:
-    """Of each training of these models."""
     return {
         "data": str(data),
         "project": str(project),
@@ -56,6 +53,5 @@ def detections(weights: Path, confidence: float = CONFIDENCE) -> list[list[list[
 
 
 def measured(weights: Path, data: Path, project: Path) -> dict[str, float]:
-    """What val.py measures of a checkpoint."""
     metrics = val.run(weights=str(weights), data=str(data), project=str(project), device="cpu", workers=0)
     return {"map50": metrics.map50, "map": metrics.map}

@@ -44,7 +44,6 @@ def kill_in_step(number: int) -> None:
 
 
 def main() -> None:
-    """The calls."""
     data, project = sys.argv[1:]
     where = {"data": data, "project": project, "device": "cpu", "imgsz": 64}
     flags = {**where, "cfg": "yolov5n.yaml", "workers": 0, "noplots": True, "loggers": "none", "batch_size": -1}

@@ -117,7 +117,6 @@ class Campaign:
             self._measure()
 
     def _measure(self) -> None:
-        """One run that nobody disturbs."""
         started = time.monotonic()
         with self._start("plain") as job:
             outcome = job.wait(_WHOLE_RUN_S)

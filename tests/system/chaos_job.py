@@ -116,7 +116,6 @@ class ForkedJob:
 
     @property
     def said(self) -> str:
-        """Everything it has printed so far."""
         return self._said.read_text(errors="replace")
 
     def wait(self, timeout: float) -> Outcome | None:
@@ -137,7 +136,6 @@ class ForkedJob:
         return len(self._codes) == len(self.launchers)
 
     def processes(self) -> dict[int, int]:
-        """Living processes of the job and their parents."""
         found = {}
         for folder in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
@@ -147,7 +145,6 @@ class ForkedJob:
         return found
 
     def note(self) -> None:
-        """Remember which processes there are."""
         self.seen |= set(self.processes())
 
     def rank(self, number: int) -> int | None:
@@ -165,7 +162,6 @@ class ForkedJob:
         return found
 
     def tell_where(self) -> None:
-        """Let the ranks print where their threads are."""
         tell_where(self.processes())
 
     def kill(self) -> list[int]:

@@ -31,12 +31,10 @@ class Tally:
 
     @property
     def clean(self) -> bool:
-        """Whether every promise was kept."""
         wrong = (self.hangs, self.unnamed, self.not_resumed, self.corrupt, self.left_over)
         return not any(wrong) and self.equal == self.finished > 0
 
     def table(self) -> str:
-        """For the terminal."""
         rows: list[tuple[str, object]] = [("strikes", self.strikes)]
         rows += [(f"  in {phase}", self.phases[phase]) for phase in PHASES]
         rows += [(f"  {kind}", count) for kind, count in sorted(self.kinds.items())]
@@ -49,7 +47,6 @@ class Tally:
         return "\n".join(f"{name:<48}{value:>6}" for name, value in rows)
 
     def save(self, path: Path) -> None:
-        """Write atomically."""
         new = path.with_suffix(".new")
         new.write_text(json.dumps(vars(self), indent=1))
         new.replace(path)

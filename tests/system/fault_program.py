@@ -43,7 +43,6 @@ PLACES: dict[str, tuple[Any, str]] = {
 
 
 def strike(what: str) -> None:
-    """Do it to this process."""
     print(f"struck at {time.time():.2f}", file=sys.stderr, flush=True)
     if what == "raise":
         raise RuntimeError("broken on purpose")
@@ -79,7 +78,6 @@ def faulty(work: Callable[..., Any], at: int, what: str, count: int) -> Callable
 
 
 def main() -> int:
-    """Set the fault up and train."""
     me = os.environ.get("RANK", "0")
     sys.argv += os.environ.get(f"ARGS_OF_RANK_{me}", "").split()
     for fault in filter(None, os.environ.get("FAULT", "").split(";")):

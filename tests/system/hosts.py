@@ -63,7 +63,6 @@ class Host:
         subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "down"], check=True, timeout=60)
 
     def plug_in(self) -> None:
-        """Put it back."""
         subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "up"], check=True, timeout=60)
 
     def power_off(self) -> None:
@@ -171,7 +170,6 @@ class Job:
             self._processes.append(host.start(command, cwd=folders[number], env=envs[number], log=self._logs[number]))
 
     def running(self) -> bool:
-        """Whether any launcher is."""
         return any(process.poll() is None for process in self._processes)
 
     def until(self, ready: Callable[[], object]) -> None:

@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tests.system.launch import ROOT, Outcome, environment, free_port, python_command, torchrun_command
-from tests.system.tiny import FLAGS
 
 
 class Job:
@@ -57,12 +56,10 @@ class Job:
 
     @property
     def out(self) -> str:
-        """What it has printed to stdout so far."""
         return self._out.read_text(errors="replace")
 
     @property
     def err(self) -> str:
-        """What it has printed to stderr so far."""
         return self._err.read_text(errors="replace")
 
     def processes(self) -> list[int]:
@@ -126,7 +123,6 @@ class Job:
 
     @property
     def said(self) -> str:
-        """Everything it has printed so far."""
         return f"exit code {self.process.poll()}\n--- stdout\n{self.out[-4000:]}\n--- stderr\n{self.err[-16000:]}"
 
 
@@ -145,19 +141,6 @@ def slurm_variables(ranks: int = 2) -> list[dict[str, str]]:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common = {**place, "SLURM_NTASKS": str(ranks), "SLURM_TASKS_PER_NODE": str(ranks)}
     return [{**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(ranks)]
-
-
-def sbatch_script(data: Path, changes: Mapping[str, str]) -> str:
-    """The sbatch file of docs/distributed.md for three epochs of a tiny training, with more words changed."""
-    text = (ROOT / "docs" / "distributed.md").read_text()
-    script = next(block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "#SBATCH" in block)
-    assert "#SBATCH --signal=USR1@120\n" in script
-    tiny = f"{' '.join(FLAGS)} --data {data} --epochs 3"
-    own = {"--data coco.yaml --cfg yolov5s.yaml --batch-size 128": tiny, "--save-steps 1000": "--save-steps 1"}
-    for old, new in {**own, **changes}.items():
-        assert old in script, old
-        script = script.replace(old, new)
-    return script
 
 
 def start(

@@ -55,7 +55,6 @@ def forget_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -67,7 +66,6 @@ def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def python_command(script: Path | str, *args: str) -> list[str]:
-    """Command line of one plain process."""
     return [sys.executable, str(script), *args]
 
 

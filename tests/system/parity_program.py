@@ -56,7 +56,6 @@ def main() -> None:
 
 
 def run(words: list[str], world: World) -> None:
-    """One list of arguments."""
     data, out, *flags = words
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument(AFTER_WARMUP, action="store_true")

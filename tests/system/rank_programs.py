@@ -33,7 +33,6 @@ Found = dict[str, object]
 
 
 def messages(world: World) -> Found:
-    """Every control message once."""
     total = world.sum(torch.tensor([world.rank + 1.0]))
     later = world.sum_later(torch.tensor([10.0 * world.rank]))
     return {
@@ -93,7 +92,6 @@ def _next_thread_state() -> int:
 
 
 def net() -> nn.Sequential:
-    """A little network, the same on all ranks."""
     torch.manual_seed(3)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.Conv2d(4, 2, 1))
 
@@ -120,7 +118,6 @@ def sync_bn(world: World) -> Found:
 
 
 def pairs(a: nn.Module, b: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Parameters side by side."""
     return list(zip(a.parameters(), b.parameters(), strict=True))
 
 
@@ -142,10 +139,7 @@ def decodes(world: World, data: str) -> Found:
     hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), mosaic=1.0)
     run = made_run(hyp, world, imgsz=64, batch_size=8, epochs=1, workers=2)
     store = CountedStore(index, 64, "linear")
-    with (
-        mock.patch.object(world, "cpus", 2),
-        build_train_loader(run, store) as batches,
-    ):
+    with mock.patch.object(world, "cpus", 2), build_train_loader(run, store) as batches:
         samples = 0
         for batch in batches.batches(0):
             samples += len(batch)

@@ -12,7 +12,7 @@ import yaml
 
 from tessera.commands import train, val
 from tessera.utils.training import data
-from tests.system.launch import ROOT, Command, python_command, run_command, torchrun
+from tests.system.launch import ROOT, Command, torchrun
 from tests.system.tiny import flags, make_data
 
 TRAIN = ROOT / "train.py"
@@ -20,7 +20,6 @@ Mistake = Callable[[Path], list[str]]
 
 
 def edit_yaml(file: Path, **changes: object) -> Path:
-    """A changed copy beside the file."""
     content = {**yaml.safe_load(file.read_text()), **changes}
     copy = file.with_name("changed.yaml")
     copy.write_text(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
@@ -69,31 +68,11 @@ MISTAKES: dict[str, tuple[Mistake, int, tuple[str, ...]]] = {
     "damaged weights": (lambda d: ["--weights", write(d / "torn.pt", "PK\x03\x04 torn")], 1, ("torn.pt",)),
     "missing hyp": (lambda d: ["--hyp", "hyp.scratch-lo.yaml"], 2, ("Did you mean 'hyp.scratch-low.yaml'",)),
     "unknown hyp key": (lambda d: ["--hyp", write(d / "h.yaml", HYP + "lr1: 0.1\n")], 2, ("lr1", "Did you mean 'lr")),
-    "hyp out of range": (
-        lambda d: ["--hyp", write(d / "h.yaml", HYP.replace("fliplr: 0.5", "fliplr: 5"))],
-        2,
-        ("fliplr", "0 to 1"),
-    ),
     "hyp lacks a key": (lambda d: ["--hyp", write(d / "h.yaml", "lr0: 0.01\n")], 2, ("missing", "lrf")),
     "class weight of no class": (
         lambda d: ["--hyp", write(d / "h.yaml", HYP + "class_weights: {star: 2, circel: 3}\n")],
         2,
         ("class_weights", "no class 'circel'", "Did you mean 'circle'"),
-    ),
-    "class weight of 0": (
-        lambda d: ["--hyp", write(d / "h.yaml", HYP + "class_weights: {star: 0}\n")],
-        2,
-        ("h.yaml:", "class_weights: 'star'", "found 0", "0.001"),
-    ),
-    "word for class weights": (
-        lambda d: ["--hyp", write(d / "h.yaml", HYP + "class_weights: inverse\n")],
-        2,
-        ("h.yaml:", "'inverse'", "auto"),
-    ),
-    "two ways to sample": (
-        lambda d: ["--sampling", "balanced", "--image-weights"],
-        2,
-        ("--sampling balanced with --image-weights", "Leave one"),
     ),
     "missing cfg": (lambda d: ["--cfg", "yolov5q.yaml"], 2, ("yolov5q.yaml", "yolov5n.yaml")),
     "wrong module in cfg": (
@@ -112,8 +91,6 @@ MISTAKES: dict[str, tuple[Mistake, int, tuple[str, ...]]] = {
     "class beyond nc": (lambda d: label(d, "7 0.5 0.5 0.1 0.1\n"), 1, (".txt:1: class 7", "names 6 classes")),
     "no labels": (lambda d: every_label(d, None), 1, ("no labels found", "Looked for")),
     "overlap without tile": (lambda d: ["--overlap", "0.3"], 2, ("--overlap without --tile",)),
-    "overlap of a whole tile": (lambda d: ["--tile", "64", "--overlap", "1"], 2, ("--overlap: found 1", "0 to 0.9")),
-    "tile of nothing": (lambda d: ["--tile", "31"], 2, ("--tile: found 31", "at least 32, or 0")),
     "tile below the objects": (
         lambda d: ["--tile", "64", *every_label(d, "0 0.5 0.5 0.9 0.2\n")],
         1,
@@ -143,7 +120,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(pristine: Path, tmp_path: Path) -> Path:
-    """A dataset of its own, to be spoilt."""
     copy = tmp_path / "data"
     shutil.copytree(pristine, copy)
     edit_yaml(copy / "tiny.yaml", path=str(copy / "shapes")).replace(copy / "tiny.yaml")
@@ -209,25 +185,11 @@ def test_val_with_another_number_of_classes(folder: Path, tmp_path: Path, shared
     assert "80 classes" in outcome.err and "names 6" in outcome.err
 
 
-@pytest.mark.slow
-def test_a_read_only_working_directory_is_one_message(folder: Path, tmp_path: Path) -> None:
-    words = flags(folder / "tiny.yaml", Path("runs"), "--resume", "auto", "--name", "night")
-    mounted = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && cd "$0" && exec "$@"'
-    inside = ["unshare", "--mount", "sh", "-c", mounted, str(folder)]
-    if shutil.which("unshare") is None or run_command([*inside, "true"]).code != 0:
-        pytest.skip("needs the right to mount a folder read-only")
-    outcome = run_command([*inside, *python_command(TRAIN, *words)])
-    assert outcome.code == 1 and outcome.err.count("error: ") == 1 and "Traceback" not in outcome.err, outcome.said
-    assert f"Run directory {folder}/runs/night: cannot be made or written to" in outcome.err, outcome.said
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         pytest.param(["--batch", "7"], "2 ranks do not divide it. Use 6 or 8", marks=pytest.mark.slow),
         (["--weights", "nowhere/best.pt"], "no such file"),
-        pytest.param(["--data", "coc0128.yaml"], "coc0128.yaml", marks=pytest.mark.slow),
-        (["--epochs", "many"], "whole number"),
     ],
 )
 def test_two_ranks_end_together_with_one_message(folder: Path, tmp_path: Path, more: list[str], message: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +14,6 @@ from tessera.commands import compare, detect, train, val
 from tests.system.launch import Command
 from tests.utils.exporting.made import ANCHORED, checkpoint, dataset
 
-Words = Callable[[Path], list[str]]
 GOOD = {  # what each request begins with; `%` is the folder
     train: ["--data", "%/tiny.yaml", "--device", "cpu"],
     val: ["--weights", "%/best.pt", "--data", "%/tiny.yaml", "--device", "cpu"],
@@ -23,18 +22,7 @@ GOOD = {  # what each request begins with; `%` is the folder
 }
 
 
-def with_classes(value: object) -> Words:
-    """`--check-data` of a dataset whose YAML has these `classes`."""
-
-    def given(folder: Path) -> list[str]:
-        content = {**yaml.safe_load((folder / "tiny.yaml").read_text()), "classes": value}
-        (folder / "chosen.yaml").write_text(yaml.safe_dump(content))
-        return ["--check-data", "--data", str(folder / "chosen.yaml")]
-
-    return given
-
-
-REQUESTS: dict[str, tuple[ModuleType, list[str] | Words, int, tuple[str, ...]]] = {
+REQUESTS: dict[str, tuple[ModuleType, list[str], int, tuple[str, ...]]] = {
     "errors at a threshold": (val, ["--find-errors", "--conf-thres", "0.3"], 2, ("--conf-thres 0.3", "at most 0.01")),
     "errors of one class": (
         val,
@@ -42,6 +30,7 @@ REQUESTS: dict[str, tuple[ModuleType, list[str] | Words, int, tuple[str, ...]]] 
         2,
         ("--find-errors --single-cls", "Leave --single-cls out"),
     ),
+    "errors at full speed": (val, ["--find-errors", "--task", "speed"], 2, ("--find-errors --task speed",)),
     "errors of no split": (val, ["--find-errors", "--task", "test"], 1, ("expected `test`",)),
     "requirement of a word": (compare, ["%/best.pt", "--require", "map"], 2, ("found 'map', expected a",)),
     "requirement of a typo": (
@@ -61,17 +50,6 @@ REQUESTS: dict[str, tuple[ModuleType, list[str] | Words, int, tuple[str, ...]]] 
     "text for a model": (compare, ["%/tiny.yaml"], 1, ("--b", "tiny.yaml: damaged, or not a checkpoint")),
     "text for an export": (val, ["--weights", "%/b.onnx", "--find-errors"], 1, ("b.onnx: ONNX Runtime",)),
     "runs of nobody": (detect, ["--source", "%", "--project", "~no-such-user/p"], 2, ("--project: found",)),
-    "class that is not there": (train, with_classes(["circel"]), 2, ("'circel'", "Did you mean 'circle'")),
-    "no classes": (train, with_classes([]), 2, ("classes: found []", "Leave it out to keep all")),
-    "class of nothing": (train, with_classes({"round": []}), 2, ("'round' is made of no class",)),
-    "class without a name": (train, with_classes({"": ["circle"]}), 2, ("classes: found the name ''",)),
-    "class in two": (
-        train,
-        with_classes({"round": ["circle"], "all": ["circle", "star"]}),
-        2,
-        ("'circle' twice, in 'all' and in 'round'",),
-    ),
-    "class beyond the last": (train, with_classes([9]), 2, ("found 9", "0 to 2")),
     "page of nothing": (train, ["--report"], 2, ("--report without --check-data",)),
     "page below a file": (train, ["--check-data", "--report", "%/tiny.yaml/x"], 1, ("--report", "folder")),
     "unknown objective": (train, ["--evolve", "2", "--objective", "mapp"], 2, ("Did you mean 'map'",)),
@@ -96,7 +74,6 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(folder: Path) -> dict[Path, bytes | None]:
-    """Everything in a folder, with its content."""
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
@@ -104,12 +81,11 @@ def files(folder: Path) -> dict[Path, bytes | None]:
 def test_one_message_and_nothing_is_touched(
     name: str, pristine: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, given, code, said = REQUESTS[name]
+    module, words, code, said = REQUESTS[name]
     folder = tmp_path / "it's ü"
     shutil.copytree(pristine, folder)
     data = yaml.safe_load((folder / "tiny.yaml").read_text())
     (folder / "tiny.yaml").write_text(yaml.safe_dump({**data, "path": str(folder / "shapes")}))
-    words = given(folder) if callable(given) else given
     monkeypatch.chdir(folder)  # where runs would go
     before = files(folder)
     outcome = command(module.main, *(word.replace("%", str(folder)) for word in [*GOOD[module], *words]))
@@ -119,3 +95,17 @@ def test_one_message_and_nothing_is_touched(
     for part in said:
         assert part in message, outcome.said
     assert files(folder) == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a folder into which root cannot write either")
+@pytest.mark.parametrize("module", [train, val, detect])
+def test_a_working_directory_that_cannot_be_written_is_one_message(
+    module: ModuleType, pristine: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/sys")
+    words = {train: ["--epochs", "1", "--imgsz", "64"], val: [], detect: ["--source", "%/shapes/images/val"]}[module]
+    outcome = command(module.main, *(word.replace("%", str(pristine)) for word in [*GOOD[module], *words]))
+    (line,) = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+    name = module.__name__.rpartition(".")[2]
+    assert outcome.code == 1 and "Traceback" not in outcome.err, outcome.said
+    assert line.startswith(f"error: Run directory /sys/runs/{name}/exp: cannot be made or written to"), outcome.said

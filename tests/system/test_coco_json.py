@@ -63,10 +63,7 @@ def pycocotools(truth: Path, results: Path, max_det: int) -> tuple[float, float]
     return float(precision[precision > -1].mean()), float(precision[0][precision[0] > -1].mean())
 
 
-@pytest.mark.parametrize(
-    ("images", "max_det"),
-    [(16, 100), pytest.param(128, 100, marks=pytest.mark.slow), pytest.param(128, 300, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("images", "max_det"), [(16, 100), pytest.param(128, 300, marks=pytest.mark.slow)])
 def test_printed_and_saved_are_pycocotools_own(
     shared: Path, tmp_path: Path, images: int, max_det: int, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,9 +121,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_measured(
     names = content["names"]
     other = tmp_path / "other.yaml"
     state = torch.load(b / "weights" / "best.pt", weights_only=True)
-    altered = {
-        "elsewhere.pt": {**state, "config": {**state["config"], "data": "elsewhere.yaml"}},
-    }
+    altered = {"elsewhere.pt": {**state, "config": {**state["config"], "data": "elsewhere.yaml"}}}
     for name, changed in altered.items():
         torch.save(changed, tmp_path / name)
     other.write_text(yaml.safe_dump({**content, "names": [*"abcdefghi"]}))

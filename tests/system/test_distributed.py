@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.system.launch import Outcome, run_python, torchrun
+from tessera.utils.ranks.world import World
+from tests.system.launch import Outcome, torchrun
+from tests.system.rank_programs import messages
 from tests.system.tiny import make_data
 
 PROGRAM = Path(__file__).with_name("rank_programs.py")
@@ -17,7 +19,6 @@ Lines = Callable[[str], list[dict[str, Any]]]
 
 
 def read(outcome: Outcome, program: str) -> list[dict[str, Any]]:
-    """What the ranks print of a program, by rank."""
     assert outcome.code == 0, outcome.said
     lines = [json.loads(line) for line in outcome.out.splitlines() if line.startswith("{")]
     return sorted((line for line in lines if line["program"] == program), key=lambda line: line["rank"])
@@ -26,7 +27,7 @@ def read(outcome: Outcome, program: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Lines:
     """What two ranks print of a program of `rank_programs`; one job has run them all."""
-    data = make_data(tmp_path_factory.mktemp("data"), train=600)
+    data = make_data(tmp_path_factory.mktemp("data"), train=400)
     programs = ("foreign_threads", "freed_messages", "messages", "sync_bn", "statistics", f"decodes={data}")
     outcome = torchrun(PROGRAM, *programs, env={"OMP_NUM_THREADS": "16"})
     return lambda program: read(outcome, program)
@@ -57,10 +58,8 @@ def test_messages_leave_no_memory_behind(said: Lines) -> None:
 
 
 def test_a_single_process_needs_no_group() -> None:
-    (line,) = read(run_python(PROGRAM, "messages"), "messages")
-    assert line["gathered"] == [0]
-    assert line["on_main"] == [""]
-    assert line["main"] == 100
+    found = messages(World())
+    assert (found["gathered"], found["on_main"], found["main"]) == ([0], [""], 100)
 
 
 def test_sync_bn_on_the_cpu_is_batch_norm_of_the_whole_batch(said: Lines) -> None:
@@ -78,6 +77,6 @@ def test_running_statistics_become_the_mean_over_the_ranks(said: Lines) -> None:
 
 def test_an_image_is_decoded_once_for_all_ranks_and_workers_of_a_node(said: Lines) -> None:
     lines = said("decodes")
-    assert [line["samples"] for line in lines] == [300, 300]
-    # At best 600 and the 128 of the first windows; each of four processes for itself would decode more than 1,500.
-    assert sum(line["decoded"] for line in lines) < 1000, lines
+    assert [line["samples"] for line in lines] == [200, 200]
+    # At best 400 and the 128 of the first windows; each of four processes for itself would decode more than 1,000.
+    assert sum(line["decoded"] for line in lines) < 750, lines

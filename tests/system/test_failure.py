@@ -52,7 +52,6 @@ def reports(outcome: Outcome) -> list[str]:
     "fault",
     [
         "1 loss 6 raise",
-        pytest.param("1 loader 6 raise", marks=pytest.mark.slow),
         pytest.param("0 validation 1 raise", marks=pytest.mark.slow),
         pytest.param("0 save 3 raise", marks=pytest.mark.slow),
         pytest.param("0 scan 1 raise", marks=pytest.mark.slow),
@@ -86,12 +85,11 @@ def test_a_rank_that_does_not_answer_is_named(data: Path, tmp_path: Path, fault:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_loader_worker_ends_the_job(data: Path, tmp_path: Path, rank: int) -> None:
-    outcome = fail(data, tmp_path, f"{rank} step 3 worker")
-    assert reports(outcome) == [str(rank)], outcome.said
+def test_a_killed_loader_worker_ends_the_job(data: Path, tmp_path: Path) -> None:
+    outcome = fail(data, tmp_path, "1 step 3 worker")
+    assert reports(outcome) == ["1"], outcome.said
     assert outcome.err.count("error: a loader worker is gone") == 1, outcome.said
-    assert f"rank {rank}: Traceback" not in outcome.err, outcome.said
+    assert "rank 1: Traceback" not in outcome.err, outcome.said
 
 
 @pytest.mark.slow
@@ -131,7 +129,6 @@ def test_ranks_that_differ_are_refused_with_what_differs(data: Path, tmp_path: P
 
 
 def state(folder: Path) -> dict[str, Any]:
-    """last.pt of the run in `folder`."""
     loaded: dict[str, Any] = torch.load(folder / "exp" / "weights" / "last.pt", weights_only=True)
     return loaded
 

@@ -104,7 +104,6 @@ def test_a_validation_that_is_broken_off_loses_nothing(
             marks=pytest.mark.slow,
         ),
         pytest.param(2, "1 scan 1 SIGTERM", 1, "Stopped by SIGTERM before the first step", marks=pytest.mark.slow),
-        pytest.param(2, "0 scan 1 SIGINT", 1, "Stopped by SIGINT before the first step", marks=pytest.mark.slow),
         pytest.param(2, "1 end 1 SIGUSR1", 1, "Stopped by SIGUSR1 after the last epoch", marks=pytest.mark.slow),
     ],
 )
@@ -161,38 +160,32 @@ def test_a_signal_to_the_launcher_stops_all(data: Path, tmp_path: Path, undistur
 
 
 @pytest.mark.slow
-def test_kill_9_loses_no_step_that_was_saved(data: Path, tmp_path: Path, undisturbed: dict[int, Path]) -> None:
-    args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1")
-    killed = train(tmp_path, 1, *args, fault=f"0 step {STEPS + 3} kill")
-    assert killed.code == -9, killed.said
-    assert torch.load(tmp_path / "exp" / "weights" / "last.pt", weights_only=True)["step"] == STEPS + 2
-    (tmp_path / "exp" / "weights" / ".last.pt.torn_123.another-host.tmp").write_bytes(
-        b"half"
-    )  # what a kill while saving leaves
-    assert_resumes(tmp_path / "exp", 1, undisturbed[1])
-
-
-@pytest.mark.slow
 def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_path: Path) -> None:
-    more = ("--sync-bn", "--amp", "off", "--epochs", "2", "--name", "exp", "--resume", "auto")
+    more = (
+        "--cfg",
+        "tessera-n.yaml",
+        "--sync-bn",
+        "--amp",
+        "off",
+        "--epochs",
+        "2",
+        "--name",
+        "exp",
+        "--resume",
+        "auto",
+    )
     whole = train(tmp_path, 1, *flags(data, tmp_path / "whole", *more))
     assert whole.code == 0, whole.said
-    args = flags(data, tmp_path, *more)
-    stopped = train(tmp_path, 2, *args, fault="1 step 3 SIGTERM")
-    assert "after batch 3" in stopped.err, stopped.said
-    resumed = train(tmp_path, 1, *args)
-    assert resumed.code == 0 and "in epoch 0 after batch 3" in resumed.err, resumed.said
-    ratio = losses(tmp_path / "exp").to_numpy() / losses(tmp_path / "whole" / "exp").to_numpy()
-    assert abs(ratio - 1).max() < 0.01, ratio
-
-
-@pytest.mark.slow
-def test_a_stopped_run_can_go_further_than_planned(data: Path, tmp_path: Path) -> None:
-    stopped = train(tmp_path, 1, *flags(data, tmp_path, "--epochs", "2"), fault="0 step 2 SIGUSR1")
-    assert stopped.code == 138, stopped.said
-    more = train(tmp_path, 1, "--resume", "--project", str(tmp_path), "--epochs", "3", "--device", "cpu")
-    assert more.code == 0, more.said
-    assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1, 2]
+    for before, after in ((2, 1), (1, 2)):
+        project = tmp_path / f"from{before}"
+        args = flags(data, project, *more)
+        stopped = train(tmp_path, before, *args, fault=f"{before - 1} step 3 SIGTERM")
+        assert "after batch 3" in stopped.err, stopped.said
+        resumed = train(tmp_path, after, *args)
+        assert resumed.code == 0 and "in epoch 0 after batch 3" in resumed.err, resumed.said
+        # Rounding apart the same run: a batch that counted twice or not at all would be a fifth of the epoch's mean.
+        ratio = losses(project / "exp").to_numpy() / losses(tmp_path / "whole" / "exp").to_numpy()
+        assert abs(ratio - 1).max() < 0.03, ratio
 
 
 @pytest.mark.slow
@@ -231,9 +224,11 @@ def test_the_same_command_begins_and_goes_on_and_ends(data: Path, tmp_path: Path
     args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1", "--resume", "auto", "--name", "night")
     killed = train(tmp_path, 2, *args, fault=f"1 step {STEPS + 3} kill")
     assert killed.code != 0 and "night; the run begins" in killed.said
-    outcome = train(tmp_path, 2, *args)
-    assert outcome.code == 0, outcome.said
     run = tmp_path / "night"
+    assert torch.load(run / "weights" / "last.pt", weights_only=True)["step"] == STEPS + 2, "no saved step is lost"
+    (run / "weights" / ".last.pt.torn_123.another-host.tmp").write_bytes(b"half")  # what a kill while saving leaves
+    outcome = train(tmp_path, 2, *args)
+    assert outcome.code == 0 and not list(run.rglob("*.tmp")), outcome.said
     assert_same_checkpoint(run / "weights" / "last.pt", undisturbed[2] / "weights" / "last.pt")
     assert losses(run).equals(losses(undisturbed[2]))
     before = (run / "results.csv").read_bytes()

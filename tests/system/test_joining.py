@@ -31,7 +31,6 @@ LIMITS = {"TESSERA_JOIN_TIMEOUT": "12", "TESSERA_PEER_TIMEOUT": "5"}
 
 
 def join(folder: Path, *envs: dict[str, str]) -> list[Outcome]:
-    """Ranks without a launcher that would end them."""
     program = folder / "join.py"
     program.write_text(JOIN)
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **LIMITS}

@@ -43,7 +43,6 @@ def keys(value: Any, name: str = "", *, whole: Mapping[str, Any]) -> set[str]:
 
 
 def said_by(out: str, command: str) -> dict[str, Any]:
-    """The one object of a stdout."""
     assert out.count("\n") == 1 and out.endswith("\n"), out
     found: dict[str, Any] = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert list(found)[:5] == ["schema", "version", "exit_code", "error", "seconds"]
@@ -103,7 +102,6 @@ def test_train(trained: Trained) -> None:
 
 
 def kinds() -> set[str]:
-    """First cells of the table of kinds of errors."""
     return {"flags", "failed", "taken", "rank", "interrupted", "defect"}
 
 

@@ -1,4 +1,4 @@
-"""`val.py --find-errors`: the list and the page; the same on more ranks; refusals."""
+"""`val.py --find-errors`: the list and the page; the same on more ranks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from tessera.commands import train, val
-from tessera.utils.errors import ConfigError
-from tessera.utils.flags.val import ValConfig
 from tests.system.launch import ROOT, Command, torchrun
 from tests.system.tiny import flags, make_data
 from tests.utils.suspects.planted import plant
@@ -28,7 +26,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def listed(run: Path) -> list[dict[str, object]]:
-    """The suspects of a run."""
     return [json.loads(line) for line in (run / "label_errors.jsonl").read_text().splitlines()]
 
 
@@ -54,16 +51,3 @@ def test_list_and_page_and_the_same_on_two_ranks(trained: list[str], tmp_path: P
     names = "label_errors.jsonl", "label_errors.html"
     one, many = ([(tmp_path / run / name).read_bytes() for name in names] for run in ("alone", "together"))
     assert one[0] == many[0]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"find_errors": True, "task": "speed"}, "--find-errors --task speed"),
-        ({"find_errors": True, "single_cls": True}, "--find-errors --single-cls"),
-        ({"find_errors": True, "conf_thres": 0.3}, "--find-errors --conf-thres 0.3"),
-    ],
-)
-def test_flags_that_do_not_go_together(given: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        ValConfig(**given)  # type: ignore[arg-type]

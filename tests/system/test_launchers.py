@@ -1,49 +1,20 @@
-"""Every way to start ranks: torch.distributed.launch, bare variables with either flag, SLURM, and none at all."""
+"""Ways to start ranks: torch.distributed.launch, bare variables, none at all; SLURM is tests/system/test_slurm.py."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import signal
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
 from tessera.commands import train
-from tessera.utils.report.results import read_results
-from tests.system.jobs import Job, sbatch_script, started
+from tests.system.jobs import started
 from tests.system.launch import ROOT, Command, Outcome, free_port, python_command, run_command, torchrun
 from tests.system.tiny import flags, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
 from tests.utils.test_environment import launch_of
 
 TRAIN = ROOT / "train.py"
-PROGRAM = Path(__file__).with_name("rank_programs.py")
-
-
-def srun_environments(ranks: int = 2) -> list[dict[str, str]]:
-    """What srun sets for the tasks of a job on one node."""
-    common = {
-        "SLURM_JOB_ID": str(free_job()),
-        "SLURM_JOB_NODELIST": "127.0.0.1",
-        "SLURM_STEP_NODELIST": "127.0.0.1",
-        "SLURM_STEP_TASKS_PER_NODE": str(ranks),
-        "SLURM_NTASKS": str(ranks),
-        "SLURM_NODEID": "0",
-    }
-    return [{**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(ranks)]
-
-
-def free_job() -> int:
-    """A job number whose port nobody listens on."""
-    for number in range(os.getpid() % 20000, 20000):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", 20000 + number))
-            return number
-    raise AssertionError("no port is free")
 
 
 def test_plain_python_with_two_devices_explains_torchrun(tmp_path: Path, command: Command) -> None:
@@ -72,77 +43,19 @@ def test_torch_distributed_launch_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flag", ["--local-rank", "--local_rank"])
-def test_local_rank_as_a_flag_alone(tmp_path: Path, flag: str) -> None:
-    """Launchers of old set no LOCAL_RANK."""
+def test_local_rank_as_a_flag_alone(tmp_path: Path) -> None:
+    """Launchers of old set no LOCAL_RANK; either spelling is accepted."""
     data = make_data(tmp_path)
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     words = flags(data, tmp_path / "runs", "--epochs", "1")
-    commands = [python_command(TRAIN, f"{flag}={rank}", *words) for rank in range(2)]
+    commands = [python_command(TRAIN, one, *words) for one in ("--local-rank=0", "--local_rank=1")]
     with started(tmp_path, commands, [{**common, "RANK": str(rank)} for rank in range(2)]) as jobs:
         first, second = (job.wait() for job in jobs)
     assert second.code == 0, second.said
     assert_trained_by_two(first, tmp_path / "runs")
 
 
-def test_slurm_without_torchrun_makes_ranks(tmp_path: Path) -> None:
-    with started(tmp_path, [python_command(PROGRAM, "messages")] * 2, srun_environments()) as jobs:
-        outcomes = [job.wait() for job in jobs]
-    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].said + outcomes[1].said
-    lines = [json.loads(outcome.out) for outcome in outcomes]
-    assert [line["local"] for line in lines] == [[0, 2, 0], [1, 2, 0]]
-    assert [line["gathered"] for line in lines] == [[0, 2], [0, 2]]
-
-
-SRUN = """#!/bin/bash
-shift
-for rank in 0 1; do
-    SLURM_PROCID=$rank SLURM_LOCALID=$rank "$@" &
-    ids="$ids $!"
-done
-echo $ids > ranks
-for id in $ids; do
-    wait $id || { this=$?; [ $this -gt ${code:-0} ] && code=$this; }
-done
-exit ${code:-0}
-"""
-
-
-@pytest.mark.slow
-def test_the_sbatch_file_stops_at_the_warning_and_resumes_when_requeued(tmp_path: Path) -> None:
-    """The file from docs/distributed.md as it is, but for what it trains, with a stand-in for SLURM's commands."""
-    (tmp_path / "job.sh").write_text(sbatch_script(make_data(tmp_path), {"train.py": str(TRAIN)}))
-    commands = tmp_path / "bin"
-    commands.mkdir()
-    for name, content in {
-        "srun": SRUN,
-        "scontrol": '#!/bin/sh\necho "$@" >> asked\n',
-        "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
-    }.items():
-        (commands / name).write_text(content)
-        (commands / name).chmod(0o755)
-    environment = {**srun_environments()[0], "PATH": f"{commands}:{os.environ['PATH']}"}
-    run = tmp_path / "runs" / "train" / f"job{environment['SLURM_JOB_ID']}"
-
-    with Job(["bash", "job.sh"], tmp_path / "said", environment, cwd=tmp_path) as job:
-        job.until((run / "weights" / "last.pt").exists)
-        for rank in (tmp_path / "ranks").read_text().split():  # SLURM signals every task of the step
-            os.kill(int(rank), signal.SIGUSR1)
-        outcome = job.wait()
-    assert outcome.code == 128 + signal.SIGUSR1, outcome.said
-    assert outcome.err.count("Stopped as asked") == 1, outcome.said
-    assert (tmp_path / "asked").read_text().split() == ["requeue", environment["SLURM_JOB_ID"]]
-
-    outcome = run_command(["bash", "job.sh"], env=environment, cwd=tmp_path)
-    assert outcome.code == 0, outcome.said
-    assert "Resuming " in outcome.err
-    assert [path.name for path in run.parent.iterdir()] == [run.name]
-    assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1, 2]
-    assert len((tmp_path / "asked").read_text().splitlines()) == 1, "not queued again"
-
-
 def assert_trained_by_two(outcome: Outcome, project: Path) -> None:
-    """One run, made by two ranks."""
     assert outcome.code == 0 and "2 ranks (2 on " in outcome.err, outcome.said
     assert [path.name for path in project.iterdir()] == ["exp"]
     assert (project / "exp" / "weights" / "last.pt").is_file()
@@ -153,7 +66,7 @@ def assert_trained_by_two(outcome: Outcome, project: Path) -> None:
 
 def test_torchruns_variables_win_over_slurms() -> None:
     env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
-    launch = launch_of({**srun_environments()[0], **env, "MASTER_PORT": "1234"})
+    launch = launch_of({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", **env, "MASTER_PORT": "1234"})
     assert (launch.rank, launch.local_rank, launch.size, launch.local_size) == (3, 1, 4, 2)
     assert (launch.address, launch.port, launch.launcher) == ("n1", 1234, "torchrun")
 

@@ -23,21 +23,10 @@ def test_detect_downloads_once_and_finds_the_same_again(
     original = shared / "weights" / "yolov5n.pt"
     Image.fromarray(picture(90, 120)).save(tmp_path / "one.png")
     monkeypatch.chdir(tmp_path)
-    words = [
-        "--source",
-        "one.png",
-        "--imgsz",
-        "96",
-        "--device",
-        "cpu",
-        "--conf-thres",
-        "0.01",
-        "--save-json",
-        "--nosave",
-    ]
 
     def lines(weights: str, name: str) -> list[str]:
-        assert detect.main(["--weights", weights, *words, "--name", name]) == 0
+        words = f"--source one.png --imgsz 96 --device cpu --conf-thres 0.01 --save-json --nosave --name {name}"
+        assert detect.main(["--weights", weights, *words.split()]) == 0
         return (tmp_path / "runs" / "detect" / name / "predictions.jsonl").read_text().splitlines()[1:]
 
     with FileServer(original.read_bytes()).running() as server, caplog.at_level(logging.INFO):

@@ -48,7 +48,6 @@ class Cluster:
         return Job(command, folder / "said", self.variables)
 
     def run(self, folder: Path, *args: str) -> Outcome:
-        """The same to its end."""
         with self.driver(folder, *args) as job:
             return self.end_of(job)
 
@@ -74,7 +73,6 @@ class Cluster:
         os.kill(actor, signal.SIGKILL)
 
     def processes(self) -> list[int]:
-        """Ids of all processes on both hosts."""
         return [pid for host in self.hosts for pid in host.processes()]
 
     def ranks(self) -> list[int]:
@@ -132,12 +130,10 @@ def has_first_row(run: Path) -> bool:
 
 
 def places(words: str, said: str) -> list[tuple[int, int]]:
-    """Epoch and batch of each such line."""
     return [(int(epoch), int(batch)) for epoch, batch in re.findall(rf"{words} epoch (\d+) after batch (\d+)", said)]
 
 
 def assert_same_run(run: Path, whole: Path) -> None:
-    """Equal bits, and equal losses of every epoch."""
     assert_same_checkpoint(run / "weights" / "last.pt", whole / "weights" / "last.pt")
     assert losses(run).equals(losses(whole))
 

@@ -37,7 +37,6 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def inside(tmp_path: Path) -> Path:
-    """A folder with a picture and a video."""
     folder = tmp_path / "in"
     folder.mkdir()
     cv2.imwrite(str(folder / "p.png"), picture(40, 50))
@@ -88,6 +87,16 @@ def test_results_replace_no_source(
     assert (
         run(weights, str(inside), tmp_path, **{**flags, "project": str(tmp_path / "r"), "name": "other"}).pictures == 4
     )
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
+def test_results_are_not_written_through_links(weights: str, inside: Path, tmp_path: Path, link: Any) -> None:
+    before = {path: sha256(path) for path in inside.iterdir()}
+    (tmp_path / "runs" / "exp").mkdir(parents=True)
+    for path in before:
+        link(tmp_path / "runs" / "exp" / path.name, path)
+    assert run(weights, str(inside), tmp_path, **ALL, exist_ok=True).pictures == 4
+    assert {path: sha256(path) for path in before} == before
 
 
 @pytest.mark.parametrize("glob", ["", "/**/*"])

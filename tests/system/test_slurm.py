@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -16,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from tessera.utils.report.results import read_results
-from tests.system.jobs import sbatch_script
 from tests.system.launch import ROOT, free_port, wait_until
-from tests.system.tiny import flags, make_data
+from tests.system.tiny import FLAGS, flags, make_data
 
 pytestmark = pytest.mark.slow
 
@@ -93,7 +93,6 @@ class Cluster:
                 daemon.wait()
 
     def said(self, *command: str) -> str:
-        """What a command of SLURM's prints."""
         done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=300, check=False)
         return done.stdout + done.stderr
 
@@ -128,14 +127,22 @@ def test_srun_starts_the_ranks(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_the_sbatch_file_of_the_docs_stops_at_the_warning_and_is_queued_again(cluster: Cluster, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "distributed.md").read_text()
+    script = next(block for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "#SBATCH" in block)
+    assert "#SBATCH --signal=USR1@120\n" in script
     changes = {
         "--nodes=2": "--nodes=1",
         "--ntasks-per-node=8": "--ntasks-per-node=2",
         "#SBATCH --gpus-per-node=8\n": "",
         "--cpus-per-task=8": "--cpus-per-task=1",
         "python train.py": f"{sys.executable} {ROOT / 'train.py'}",
+        "--data coco.yaml --cfg yolov5s.yaml --batch-size 128": f"{' '.join(FLAGS)} --data {make_data(tmp_path)}",
+        "--save-steps 1000": "--save-steps 1 --epochs 3",
     }
-    (tmp_path / "job.sh").write_text(sbatch_script(make_data(tmp_path), changes))
+    for old, new in changes.items():
+        assert old in script, old
+        script = script.replace(old, new)
+    (tmp_path / "job.sh").write_text(script)
     job = cluster.said("sbatch", "--parsable", f"--chdir={tmp_path}", str(tmp_path / "job.sh")).split()[0]
     run = tmp_path / "runs" / "train" / f"job{job}"
     log = tmp_path / f"slurm-{job}.out"

@@ -1,91 +1,134 @@
-"""Traced: nothing is written outside the run's folder, the cache and the temporary folder; only ranks talk."""
+"""Traced: commands write to their run, the cache and the temporary folder alone, start nothing, and only ranks talk."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from PIL import Image
 
+from tessera.commands import export
 from tests.system.launch import ROOT, forget_tests, python_command, run_command, torchrun_command
 from tests.system.tiny import flags, make_data
+from tests.utils.exporting.made import ANCHORED, checkpoint, picture
 
 WRITING = "creat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,truncate"
 WRITING += ",chmod,fchmodat,utimensat,mknod,mknodat"
 CALL = re.compile(r"(?:\[pid\s+\d+\] |\d+ +)?(\w+)\((.*)\) += (-?\d+|\?)")
 PLACE = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
 ADDRESS = re.compile(r'inet_addr\("([^"]*)"\)|inet_pton\(AF_INET6, "([^"]*)"')
+PROGRAM = re.compile(r'"(?:[^"]*/)?([^"/]+)", \[(.*)\]')
 SYSTEM = (Path("/dev"), Path("/proc"))  # memory, the null device, names of threads
+ASKING = {"ldconfig", "fc-list", "git"}  # programs that say which libraries and fonts there are, and which commit
+LOOPBACK = {"127.0.0.1", "0.0.0.0", "::", "::1", "::ffff:127.0.0.1"}
 
-EXPORTED = ("onnx", "openvino") if all(map(find_spec, ("onnx", "onnxscript", "onnxruntime", "openvino"))) else ()
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, which is not here"),
-]
+pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, which is not here")
 
 
-def trace(command: list[str], folder: Path, temporary: Path) -> list[tuple[str, str]]:
-    """Calls that succeeded, (name, arguments), of a command and all that it starts; its home is in `folder`."""
+class Traced(NamedTuple):
+    """What a command and all that it started did.
+
+    Attributes:
+        written: absolute paths that were opened for writing, made, changed, renamed or removed.
+        talked: whether a socket for a network was made.
+        addresses: that were bound or connected to.
+        programs: that were started, but for Python and those of `ASKING`.
+    """
+
+    written: set[Path]
+    talked: bool
+    addresses: set[str]
+    programs: set[str]
+
+    def outside(self, *own: Path) -> list[str]:
+        """What was written elsewhere."""
+        return sorted(str(place) for place in self.written if not any(map(place.is_relative_to, (*own, *SYSTEM))))
+
+
+def trace(command: list[str], folder: Path, temporary: Path, code: int = 0) -> Traced:
+    """Run a command whose home is in `folder`; calls that failed do not count."""
     log = folder / "trace"
-    watched = f"open,openat,openat2,{WRITING},connect,bind,socket"
+    watched = f"open,openat,openat2,{WRITING},connect,bind,socket,execve"
     env = {"TMPDIR": str(temporary), "HOME": str(folder / "home"), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = run_command(
-        ["strace", "-f", "-y", "-qq", "-e", f"trace={watched}", "-e", "signal=none", "-o", str(log), *command],
-        env=env,
-        timeout=600,
-    )
-    assert done.code == 0, done.said
-    calls = [CALL.match(line) for line in log.read_text(errors="replace").splitlines()]
-    return [(call[1], call[2]) for call in calls if call and not call[3].startswith("-")]
-
-
-def places_written(calls: list[tuple[str, str]]) -> set[Path]:
-    """Absolute paths that were opened for writing, made, changed, renamed or removed."""
-    writing = {*WRITING.split(",")}
-    return {
-        Path(os.path.normpath(Path(folder or ROOT, name)))
+    strace = ["strace", "-f", "--seccomp-bpf", "-y", "-qq", "-e", f"trace={watched}", "-e", "signal=none"]
+    done = run_command([*strace, "-o", str(log), *command], env=env, timeout=600)
+    assert done.code == code, done.said
+    found = [CALL.match(line) for line in log.read_text(errors="replace").splitlines()]
+    calls = [(call[1], call[2]) for call in found if call and not call[3].startswith("-")]
+    written = {
+        Path(os.path.normpath(Path(base or ROOT, name)))
         for call, arguments in calls
-        if call in writing or re.search(r"O_WRONLY|O_RDWR|O_CREAT", arguments)
-        for folder, name in PLACE.findall(arguments)
+        if call in WRITING.split(",") or re.search(r"O_WRONLY|O_RDWR|O_CREAT", arguments)
+        for base, name in PLACE.findall(arguments)
     }
+    said = [text for _, text in calls if "htons(53)" not in text]  # the resolver, which ranks ask for host names
+    started = [PROGRAM.match(arguments) for call, arguments in calls if call == "execve"]
+    programs = {f"{one[1]}: {one[2]}" for one in started if one and one[1] not in ASKING | {Path(sys.executable).name}}
+    return Traced(
+        written,
+        any(call == "socket" and "AF_INET" in arguments for call, arguments in calls),
+        {one for text in said for pair in ADDRESS.findall(text) for one in pair if one},
+        programs,
+    )
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_writes_to_its_own_folders_and_talks_to_its_own_ranks(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
-) -> None:
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     forget_tests(monkeypatch)
-    data = make_data(tmp_path / "datasets", train=16, val=8)
-    runs, cache, home = (tmp_path / name for name in ("runs", "cache", "home"))
-    home.mkdir()
+    (tmp_path / "home").mkdir()
+    return tmp_path
+
+
+def test_the_trace_sees_what_must_not_be(home: Path, temporary: Path) -> None:
+    code = f"""
+import os, socket, subprocess
+os.chdir({str(home)!r})
+open("elsewhere", "w").close()
+os.mkdir({str(home / "made")!r})
+subprocess.run(["true"])
+socket.socket(type=socket.SOCK_DGRAM).connect(("192.0.2.1", 9))
+"""
+    found = trace([sys.executable, "-c", code], home, temporary)
+    assert found.outside(temporary) == [str(home / "elsewhere"), str(home / "made")]
+    assert found.talked and found.addresses == {"192.0.2.1"} and [p.split(":")[0] for p in found.programs] == ["true"]
+
+
+def test_detect(home: Path, temporary: Path) -> None:
+    weights = checkpoint(home / "weights" / "best.pt", ANCHORED)
+    Image.fromarray(picture(80, 100)).save(home / "a.png")
+    words = ["--weights", str(weights), "--source", str(home / "a.png"), "--project", str(home / "runs")]
+    words += ["--device", "cpu", "--save-txt", "--save-json", "--save-csv", "--save-crop"]
+    found = trace(python_command("detect.py", *words), home, temporary)
+    assert found.outside(home / "runs", home / "cache", temporary) == []
+    assert not found.talked and not found.addresses and not found.programs, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_writes_to_its_own_folders_and_talks_to_its_own_ranks(home: Path, temporary: Path, ranks: int) -> None:
+    data = make_data(home / "datasets", train=16, val=8)
+    runs = home / "runs"
     started = torchrun_command if ranks > 1 else python_command
     train = started("train.py", *flags(data, runs, "--epochs", "1"))
     train.remove("--noplots")
     weights = runs / "exp" / "weights" / "best.pt"
     small = ["--imgsz", "64", "--device", "cpu", "--workers", "1", "--save-json", "--save-txt"]
-    val = started("val.py", "--weights", str(weights), "--data", str(data), "--project", str(runs), *small)
+    val = python_command("val.py", "--weights", str(weights), "--data", str(data), "--project", str(runs), *small)
     # Runtimes are compiled code, whose own connections only a trace shows.
-    exported = weights.parent / "best.onnx"
-    export = python_command("export.py", "--weights", str(weights), "--include", *EXPORTED, "--device", "cpu")
-    found = ("--weights", str(exported), "--source", str(tmp_path / "datasets"), "--project", str(runs))
+    formats = [one.name for one in export.FORMATS if all(map(find_spec, one.packages))]
+    written = python_command("export.py", "--weights", str(weights), "--include", *formats, "--device", "cpu")
+    found = ("--weights", str(weights.with_suffix(".onnx")), "--source", str(data.parent), "--project", str(runs))
     detect = python_command("detect.py", *found, "--name", "detected", "--device", "cpu")
-    alone = (export, detect) if ranks == 1 and EXPORTED else ()
-    for command in (train, val, *alone):
-        calls = trace(command, tmp_path, temporary)
-        written = places_written(calls)
-        assert any(place.is_relative_to(runs) for place in written), "the trace has what a run writes"
+    others = (val, written, detect) if "onnx" in formats else (val,)
+    for command in (train, *(others if ranks == 1 else ())):
+        done = trace(command, home, temporary)
+        assert any(place.is_relative_to(runs) for place in done.written), "the trace has what a run writes"
         # Neither the home folder nor the datasets are among these.
-        own = (runs, cache, temporary, *SYSTEM)
-        elsewhere = {str(place) for place in written if not any(map(place.is_relative_to, own))}
-        assert not elsewhere, sorted(elsewhere)
-        networked = [arguments for call, arguments in calls if call == "socket" and "AF_INET" in arguments]
-        said = [text for _, text in calls if "htons(53)" not in text]  # the resolver, which ranks ask for host names
-        addresses = {found for text in said for pair in ADDRESS.findall(text) for found in pair if found}
-        if ranks == 1:
-            assert not networked and not addresses, (networked, addresses)
-        else:
-            assert networked and addresses <= {"127.0.0.1", "0.0.0.0", "::", "::1", "::ffff:127.0.0.1"}, addresses
+        assert done.outside(runs, home / "cache", temporary) == [] and not done.programs, done.programs
+        assert done.talked == (ranks > 1) and done.addresses <= (LOOPBACK if ranks > 1 else set()), done.addresses

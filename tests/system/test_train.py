@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tessera.utils.training.data import warn_of_problems
 from tessera.utils.training.validation import Validation
 from tests.data.made_index import make_index
 from tests.system import jobs
-from tests.system.launch import Command, torchrun
+from tests.system.launch import ROOT, Command, torchrun
 from tests.system.tiny import assert_same_checkpoint, flags, ignore_every_third, losses, make_data
 
 ONE_EPOCH = "weights/best.pt"  # of the run that the tests share
@@ -143,8 +144,7 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("ranks", "hyp", "more"),
     [
-        pytest.param(1, "hyp.scratch-low.yaml", ("--hyp", "hyp.scratch-low.yaml"), marks=pytest.mark.slow),
-        (2, "hyp.short.yaml", ()),
+        (1, "hyp.short.yaml", ()),
         pytest.param(
             *(1, "hyp.tessera-body.yaml", ("--cfg", "tessera-lite0.yaml", "--weights", "imagenet")),
             marks=pytest.mark.slow,
@@ -153,23 +153,22 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
     ],
 )
 def test_two_epochs_resume_two_more_are_four(
-    tmp_path: Path, one_epoch: Path, ranks: int, hyp: str, more: tuple[str, ...]
+    tmp_path: Path, one_epoch: Path, ranks: int, hyp: str, more: tuple[str, ...], command: Command
 ) -> None:
     """With objects and ignored regions."""
     data = make_data(tmp_path)
     ignore_every_third(data)
     more = tuple(str(one_epoch / flag) if flag == ONE_EPOCH else flag for flag in more)
     wanted = flags(data, tmp_path / "whole", "--epochs", "4", "--save-period", "1", *more)
-    whole = jobs.train(tmp_path, ranks, *wanted)
+    start = partial(command, train.main) if ranks == 1 else partial(jobs.train, tmp_path, ranks)
+    whole = start(*wanted)
     assert whole.code == 0, whole.said
     half = tmp_path / "half" / "exp"
     shutil.copytree(tmp_path / "whole" / "exp", half)
     for name in ("best.pt", "last.pt"):
         shutil.copy(tmp_path / "whole" / "exp" / "weights" / "epoch1.pt", half / "weights" / name)
     # Rows that the resumed run will make again must not stay beside its own.
-    resumed = jobs.train(
-        tmp_path, ranks, "--resume", str(half / "weights" / "last.pt"), "--device", "cpu", "--workers", "2"
-    )
+    resumed = start("--resume", str(half / "weights" / "last.pt"), "--device", "cpu", "--workers", "2")
     assert resumed.code == 0, resumed.said
     assert_same_checkpoint(half / "weights" / "last.pt", tmp_path / "whole" / "exp" / "weights" / "last.pt")
     assert losses(half).equals(losses(tmp_path / "whole" / "exp"))
@@ -179,9 +178,7 @@ def test_two_epochs_resume_two_more_are_four(
 
 
 def test_two_ranks_train_what_one_does(data: Path, one_epoch: Path, tmp_path: Path) -> None:
-    """And need not measure the last epoch twice."""
-    program = Path(__file__).with_name("measured_program.py")
-    both = torchrun(program, *flags(data, tmp_path / "both", "--epochs", "1", *FLOAT32))
+    both = torchrun(ROOT / "train.py", *flags(data, tmp_path / "both", "--epochs", "1", *FLOAT32))
     assert both.code == 0, both.said
     assert "Best epoch 0; the last epoch has measured" in both.out
     assert [p.name for p in (tmp_path / "both").iterdir()] == ["exp"]
@@ -207,9 +204,10 @@ def test_a_finished_run_can_be_extended(one_epoch: Path, tmp_path: Path, command
     "extra",
     [
         "--multi-scale --rect --label-smoothing 0.1 --freeze 3",
-        pytest.param("--image-weights --optimizer AdamW --cos-lr", marks=pytest.mark.slow),
-        pytest.param("--single-cls --close-mosaic 1 --cache disk --noautoanchor", marks=pytest.mark.slow),
-        pytest.param("--nosave --noval --deterministic --amp bf16 --optimizer Adam", marks=pytest.mark.slow),
+        pytest.param(
+            "--image-weights --optimizer AdamW --cos-lr --single-cls --close-mosaic 1", marks=pytest.mark.slow
+        ),
+        pytest.param("--nosave --noval --deterministic --amp bf16 --cache disk --noautoanchor", marks=pytest.mark.slow),
     ],
 )
 def test_every_flag_trains(data: Path, tmp_path: Path, extra: str) -> None:
@@ -217,14 +215,14 @@ def test_every_flag_trains(data: Path, tmp_path: Path, extra: str) -> None:
     assert losses(tmp_path / "exp").notna().all().all()
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_patience_stops_all_ranks_together(one_epoch: Path, tmp_path: Path, ranks: int) -> None:
+@pytest.mark.slow
+def test_patience_stops_all_ranks_together(one_epoch: Path, tmp_path: Path) -> None:
     shutil.copytree(one_epoch, tmp_path / "exp")
     last = tmp_path / "exp" / "weights" / "last.pt"
     state = torch.load(last, weights_only=True)
     state["stopper"] = {"best_fitness": 0.9, "best_epoch": 0}  # what no tiny training reaches again
     torch.save(state, last)
-    outcome = jobs.train(tmp_path, ranks, "--resume", str(last), "--epochs", "30", "--patience", "2", "--device", "cpu")
+    outcome = jobs.train(tmp_path, 2, "--resume", str(last), "--epochs", "30", "--patience", "2", "--device", "cpu")
     assert outcome.code == 0, outcome.said
     assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1, 2]
     assert outcome.err.count("Stopped early") == 1
@@ -232,11 +230,11 @@ def test_patience_stops_all_ranks_together(one_epoch: Path, tmp_path: Path, rank
 
 
 @pytest.mark.slow
-def test_evolve_searches_and_resumes(data: Path, tmp_path: Path) -> None:
+def test_evolve_searches_and_resumes(data: Path, tmp_path: Path, command: Command) -> None:
     args = flags(data, tmp_path / "search", "--epochs", "1", "--evolve")
-    first = jobs.train(tmp_path, 1, *args, "2")
+    first = command(train.main, *args, "2")
     assert first.code == 0, first.said
-    more = jobs.train(tmp_path, 1, *args, "3", "--resume")
+    more = command(train.main, *args, "3", "--resume")
     assert more.code == 0, more.said
     folder = tmp_path / "search" / "exp"
     assert len((folder / "evolve.csv").read_text().splitlines()) == 4

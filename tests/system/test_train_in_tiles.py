@@ -9,7 +9,6 @@ import torch
 import yaml
 
 from tessera.commands import train, val
-from tessera.utils.errors import UserError
 from tessera.utils.report.results import read_results
 from tests.system import jobs
 from tests.system.launch import ROOT, Command, Outcome
@@ -25,7 +24,6 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def figures(outcome: Outcome) -> list[str]:
-    """The last line "all", as printed."""
     assert outcome.code == 0, outcome.said
     return [line.split() for line in outcome.out.splitlines() if line.split()[:1] == ["all"]][-1]
 
@@ -37,18 +35,8 @@ def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_pa
     trained = command(train.main, *flags(scenes, tmp_path, "--epochs", "2", "--hyp", str(hyp), *TILES))
     run = tmp_path / "exp"
     best = run / "weights" / "best.pt"
-    measured = command(
-        val.main,
-        "--weights",
-        str(best),
-        *TILES,
-        "--project",
-        str(tmp_path / "val"),
-        "--workers",
-        "0",
-        "--device",
-        "cpu",
-    )
+    words = ["--weights", str(best), *TILES, "--project", str(tmp_path / "val"), "--workers", "0", "--device", "cpu"]
+    measured = command(val.main, *words)
     assert figures(trained)[1:3] == ["3", "12"], "pictures and objects, not views"
     assert figures(trained) == figures(measured)
     assert "--tile 64: train: 5 images become 50 views" in trained.err
@@ -64,18 +52,17 @@ def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_in_tiles_is_resumed_exactly(scenes: Path, tmp_path: Path, ranks: int) -> None:
+def test_a_run_in_tiles_is_resumed_exactly(scenes: Path, tmp_path: Path) -> None:
     """Inside an epoch; also on other workers, and from a cache."""
     whole, stopped = tmp_path / "whole" / "exp", tmp_path / "stopped" / "exp"
     wanted = ("--epochs", "2", *TILES)
-    done = jobs.train(tmp_path, ranks, *flags(scenes, whole.parent, *wanted))
+    done = jobs.train(tmp_path, 2, *flags(scenes, whole.parent, *wanted))
     assert done.code == 0, done.said
-    ended = jobs.train(tmp_path, ranks, *flags(scenes, stopped.parent, *wanted), fault="0 step 8 SIGTERM")
+    ended = jobs.train(tmp_path, 2, *flags(scenes, stopped.parent, *wanted), fault="0 step 8 SIGTERM")
     last = stopped / "weights" / "last.pt"
     state = torch.load(last, weights_only=True)
     assert ended.code != 0 and state["epoch"] == 1 and state["step_in_epoch"] > 0, "inside the second epoch"
-    resumed = jobs.train(tmp_path, ranks, "--resume", str(last), "--device", "cpu", "--workers", "2", "--cache", "ram")
+    resumed = jobs.train(tmp_path, 2, "--resume", str(last), "--device", "cpu", "--workers", "2", "--cache", "ram")
     assert resumed.code == 0 and "50 train views take" in resumed.err, resumed.said
     assert_same_checkpoint(last, whole / "weights" / "last.pt")
     assert losses(stopped).equals(losses(whole))
@@ -87,26 +74,14 @@ def test_tiles_that_cut_nothing_are_warned_of(scenes: Path, tmp_path: Path, comm
     assert "WARNING: --tile 160: no image of train is larger: they are trained on as they are." in outcome.err
 
 
-@pytest.mark.parametrize(("overlap", "what"), [(0.2, "no such dataset YAML"), (0.3, "--overlap without --tile")])
-def test_an_overlap_other_than_the_default_needs_tiles(tmp_path: Path, overlap: float, what: str) -> None:
-    with pytest.raises(UserError, match=what):
-        train.run(data="nowhere.yaml", overlap=overlap, device="cpu", project=str(tmp_path))
-
-
 @pytest.mark.slow
 def test_small_objects_are_learnt_in_tiles_and_not_without(tmp_path: Path, command: Command) -> None:
-    """Of scenes whose objects are 12 of 1,600 pixels, of which one is left on a whole picture at 160."""
-    data = make_scenes(tmp_path, train=6, val=2, size=1600, objects=40)
+    """Of scenes whose objects are 12 of 1,120 pixels, of which less than two are left on a whole picture at 160."""
+    data = make_scenes(tmp_path, train=6, val=2, size=1120, objects=40)
     common = ["--cfg", "tessera-n.yaml", "--imgsz", "160", "--workers", "1", "--device", "cpu", "--noplots", "--noval"]
     common += ["--loggers", "none", "--data", str(data), "--project", str(tmp_path), "--nosave"]
-    tiles = ["--tile", "160"]
-    found = {
-        "with": command(train.main, *common, *tiles, "--epochs", "8", "--name", "with"),
-        "without": command(train.main, *common, "--epochs", "30", "--name", "without"),
-    }
-    best = str(tmp_path / "with" / "weights" / "best.pt")
-    again = command(val.main, "--weights", best, *tiles, "--device", "cpu", "--project", str(tmp_path / "val"))
-    assert figures(again) == figures(found["with"])
-    with_tiles, without = (float(figures(found[name])[5]) for name in ("with", "without"))
+    tiled = command(train.main, *common, "--tile", "160", "--epochs", "8", "--name", "with")
+    whole = command(train.main, *common, "--epochs", "30", "--name", "without")
+    with_tiles, without = (float(figures(outcome)[5]) for outcome in (tiled, whole))
     print(f"mAP50 {with_tiles:.3f} with tiles, {without:.3f} without")
     assert with_tiles > without + 0.2

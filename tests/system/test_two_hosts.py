@@ -6,8 +6,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from tessera.utils.report.results import read_results
 from tests.system.hosts import Host, Job, elastic, fixed, two_hosts
@@ -68,8 +70,19 @@ def test_three_steps_on_two_hosts_are_those_of_one_rank(tmp_path: Path) -> None:
         print(f"{name}, 1 + 2 ranks on two hosts: {compare(one, three)}")
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> NDArray[np.float64]:
+    folder = tmp_path_factory.mktemp("alone")
+    data = make_data(folder, train=36, val=6)
+    outcome = run_python(ROOT / "train.py", *flags(data, folder, *FLAGS), timeout=240)
+    assert outcome.code == 0, outcome.said
+    return losses(folder / "exp").to_numpy()
+
+
 @pytest.mark.parametrize("shared", [False, True], ids=["nothing-shared", "all-shared"])
-def test_a_run_on_two_hosts_survives_the_death_of_both(tmp_path: Path, shared: bool) -> None:
+def test_a_run_on_two_hosts_survives_the_death_of_both(
+    tmp_path: Path, shared: bool, alone: NDArray[np.float64]
+) -> None:
     disks = make_disks(tmp_path, shared)
     with two_hosts(hidden(disks)) as hosts:
         # Each host has the data where it likes: without a shared disk the paths differ.
@@ -95,11 +108,7 @@ def test_a_run_on_two_hosts_survives_the_death_of_both(tmp_path: Path, shared: b
     assert torch.load(last, weights_only=True)["step"] == 6
     run = disks[0] / "runs" / "exp"
     assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1]
-    alone = run_python(
-        ROOT / "train.py", *flags(disks[0] / "data" / "tiny.yaml", tmp_path / "alone", *FLAGS), timeout=240
-    )
-    assert alone.code == 0, alone.said
-    ratio = losses(run).to_numpy() / losses(tmp_path / "alone" / "exp").to_numpy()
+    ratio = losses(run).to_numpy() / alone
     print(f"losses of the stopped and resumed run on two hosts over those of one rank: {ratio.tolist()}")
     assert abs(ratio - 1).max() < 0.01
 
@@ -131,5 +140,4 @@ def train(hosts: Sequence[Host], disks: Sequence[Path], args: Sequence[Sequence[
 
 
 def said(outcomes: Sequence[Outcome]) -> str:
-    """What both hosts printed."""
     return "\n".join(outcome.said for outcome in outcomes)

@@ -24,21 +24,19 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.dataset import image_size, read_dataset
 from tessera.utils.runtime.exported import Description, ExportedNetwork
-from tests.system.launch import ROOT, Command, Outcome, run_python, torchrun
+from tests.system.launch import ROOT, Command, Outcome, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data
 
 VAL = ROOT / "val.py"
 
 
 def figures(outcome: Outcome) -> list[str]:
-    """The figures of the line "all", as printed."""
     assert outcome.code == 0, outcome.said
     (line,) = [line for line in outcome.out.splitlines() if line.split()[:1] == ["all"]]
     return line.split()[1:]
 
 
 def errors_in(run: Path) -> list[tuple[object, ...]]:
-    """The errors in a run's folder, without figures."""
     rows = [json.loads(line) for line in (run / "errors.jsonl").read_text().splitlines()]
     return sorted((row["image"], row["kind"], row["predicted"] or "", row["line"] or 0) for row in rows)
 
@@ -60,7 +58,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*args, "--save-json", "--max-det", "20"]
 
 
-@pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (3, 5))])
+@pytest.mark.parametrize("ranks", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_four_images_measure_the_same_on_more_ranks(
     trained: list[str], tmp_path: Path, ranks: int, command: Command
 ) -> None:
@@ -204,15 +202,17 @@ def test_flags_without_effect_beside_others(argv: str, idle: str) -> None:
 
 @pytest.mark.slow
 def test_official_weights_measure_the_same_in_every_batch_and_on_every_number_of_ranks(
-    coco128: Path, shared: Path, tmp_path: Path
+    coco128: Path, shared: Path, tmp_path: Path, command: Command
 ) -> None:
     args = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--data", str(coco128), "--device", "cpu"]
     args += ["--project", str(tmp_path), "--verbose"]
-    outcomes = [run_python(VAL, *args, "--batch", batch, timeout=600) for batch in ("1", "16", "32")]
+    published = figures(command(val.main, *args, "--imgsz", "640"))
+    assert float(published[-1]) == pytest.approx(0.367, abs=0.003)
+    assert float(published[-2]) == pytest.approx(0.563, abs=0.004)
+    args += ["--imgsz", "320"]
+    outcomes = [command(val.main, *args, "--batch", batch) for batch in ("1", "32")]
     outcomes += [torchrun(VAL, *args, ranks=ranks, timeout=600) for ranks in (2, 3, 5)]
-    first = figures(outcomes[0])
-    assert float(first[-1]) == pytest.approx(0.367, abs=0.003)
-    assert float(first[-2]) == pytest.approx(0.563, abs=0.004)
+    assert float(figures(outcomes[0])[-1]) > 0.25
     tables = [re.findall(r"^ +\S.*$", outcome.out, re.M) for outcome in outcomes]
     assert all(table == tables[0] for table in tables[1:]), "every class's line is the same"
 

@@ -48,12 +48,10 @@ def describe_coco128(folder: Path, shared: Path) -> Path:
 
 
 def flags(data: Path, project: Path, *more: str) -> list[str]:
-    """Command line of a tiny training."""
     return [*FLAGS, "--data", str(data), "--project", str(project), *more]
 
 
 def losses(run: Path) -> pd.DataFrame:
-    """Training losses of a run, a row an epoch."""
     return read_results(run / "results.csv").filter(regex="^train/.*_loss$")
 
 
