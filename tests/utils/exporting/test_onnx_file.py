@@ -150,9 +150,7 @@ def test_onnxruntime_and_numpy_are_enough(made_onnx: Path, session: Any, tmp_pat
     np.testing.assert_allclose(found["boxes"], expected["boxes"], atol=1e-3)
 
 
-def test_the_lines_in_the_file_run_and_the_runtime_has_no_remark(
-    made_onnx: Path, session: Any, tmp_path: Path
-) -> None:
+def test_the_lines_in_the_file_run_and_the_runtime_has_no_remark(made_onnx: Path, session: Any, tmp_path: Path) -> None:
     (tmp_path / "best.onnx").write_bytes(made_onnx.read_bytes())
     Image.fromarray(picture(120, 90)).save(tmp_path / "photo.jpg")
     code = onnx.load(str(made_onnx)).doc_string + "for row in boxes:\n    print(row)\n"
