@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import CocoImage, read_coco
-from tessera.data.source.annotations.label_files import label_path, unused_labels, voc_folder
+from tessera.data.source.annotations.label_files import label_path, own_labels, plain_stem
 from tessera.data.source.annotations.moved import find_moved
 from tessera.data.source.annotations.other_tools import tool_of
+from tessera.data.source.annotations.voc_folder import voc_folder
 from tessera.data.source.place import base_of_list, expand, read_list, stem_of, walk
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, suffix_of
@@ -115,15 +116,17 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
             f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
         )
     listing.images, listing.image_stats = collected.located()
-    listing.labels = [collected.labels[image] for image in listing.images]
-    listing.label_stats = stats(listing.labels)
+    labels = [collected.labels[image] for image in listing.images]
+    label_stats = stats(labels)
+    missing = [labels[place] for place in np.flatnonzero(label_stats[:, 0] == MISSING[0]) if labels[place]]
+    own, respelled, unused = own_labels(collected.labels, missing, collected.orphans, collected.shown)
+    listing.notes += respelled
+    listing.problems += unused
+    if respelled:
+        labels = [own[image] for image in listing.images]
+        label_stats = stats(labels)
+    listing.labels, listing.label_stats = labels, label_stats
     listing.coco = {at: collected.coco[image] for at, image in enumerate(listing.images) if image in collected.coco}
-    for folder, names in unused_labels(collected.labels, collected.orphans).items():
-        first = first_of([one_line(name, 60) for name in names], 3)
-        count = counted(len(names), "label file")
-        listing.problems.append(
-            f"{collected.shown(Path(folder))}: {count} of no image, so their objects are not used: {first}"
-        )
     if collected.repeats:
         listing.notes.append(
             f"{spec.yaml_path.name}: {split} lists {counted(collected.repeats, 'image')} repeatedly; each is used once"
@@ -236,10 +239,16 @@ class _Collector:
         by_stem = {stem_of(image): image for place in reversed(places) if place.is_dir() for image in walk(place)[0]}
         by_stem.update((stem_of(image), image) for image in images)
         annotated = {stem_of(xml) for xml in xmls}
-        orphans = [xml for xml in xmls if stem_of(xml) not in by_stem]
+        spelled = {plain_stem(stem): stem for stem in by_stem.keys() - annotated}
+        orphans = []
         for xml in xmls:
-            if stem_of(xml) in by_stem:
-                self._put(by_stem[stem_of(xml)], xml)
+            if (stem := stem_of(xml)) in by_stem:
+                self._put(by_stem[stem], xml)
+            elif (stem := spelled.get(plain_stem(stem), "")) and stem not in annotated:
+                annotated.add(stem)
+                self._put(by_stem[stem], f"{Path(xml).parent}/{stem}.xml")  # which `own_labels` finds, spelled so
+            else:
+                orphans.append(xml)
         if orphans:
             named = first_of([one_line(os.path.relpath(xml, folder), 60) for xml in orphans], 3)
             looked = ", ".join(map(self.shown, (folder, *places)))

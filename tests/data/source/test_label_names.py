@@ -1,10 +1,11 @@
-"""Label files of no image, images of other suffixes, files that stand for others."""
+"""Label files whose names or images are spelled otherwise, images of other suffixes, files that stand for others."""
 
 from __future__ import annotations
 
 import io
 import os
 import sys
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -55,6 +56,18 @@ def problems(yaml: Path) -> list[str]:
     return list(build(yaml).problems)
 
 
+def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
+    """As Label Studio and macOS write them; the literal name goes first, and a file has one image."""
+    apart, composed = (unicodedata.normalize(form, "région") for form in ("NFD", "NFC"))
+    labels = {"a+b.jpg": "a%2Bb.txt", f"{composed}.jpg": f"{apart}.txt", "c.jpg": "c.TXT", "d%2Be.jpg": "d%2Be.txt"}
+    yaml = dataset(tmp_path, {**labels, "d+e.jpg": None, "good.jpg": "good.txt"})
+    assert objects(yaml) == {**dict.fromkeys(labels, 1), "d+e.jpg": 0, "good.jpg": 1}
+    assert build_index(load_spec(yaml), "train").notes[-1] == (
+        "3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
+        r"labels/c.TXT for c.txt, labels/re\u0301gion.txt for r\xe9gion.txt"
+    )
+
+
 def test_a_broken_link_is_no_background(tmp_path: Path) -> None:
     yaml = dataset(tmp_path, {"a.jpg": "a.txt", "b.jpg": None})
     (tmp_path / "set/labels/b.txt").symlink_to(tmp_path / "gone.txt")
@@ -65,6 +78,16 @@ def test_a_broken_link_is_no_background(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("entry, folder", [("set", "set"), ("Annotations", "JPEGImages"), ("JPEGImages", "JPEGImages")])
+def test_escapes_of_a_voc_files_name(tmp_path: Path, entry: str, folder: str) -> None:
+    tool_images(tmp_path / folder, "a+{}.jpg")
+    tool_labels(tmp_path / ("set" if folder == "set" else "Annotations"), voc, "a%2B{}.xml")
+    (tmp_path / "a.yaml").write_text(f"path: {tmp_path}\ntrain: {entry}\nnames: [cat, dog]\n")
+    assert [*objects(tmp_path / "a.yaml").values()] == [1, 1, 2, 1, 2, 0] and not problems(tmp_path / "a.yaml")
+    (note,) = build_index(load_spec(tmp_path / "a.yaml"), "train").notes
+    assert note.startswith("6 label files spelled otherwise than the image, and used: ")
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_large_image_that_pillow_reads_is_no_warning_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_MAX_PIXELS", "1000000")
@@ -72,6 +95,24 @@ def test_a_large_image_that_pillow_reads_is_no_warning_without_a_name(monkeypatc
     Image.new("L", (10_000, 9_000)).save(content, "GIF")
     with pytest.raises(ValueError, match=r"^90,000,000 pixels, expected at most"):
         _read_by_pillow(np.frombuffer(content.getvalue(), np.uint8))
+
+
+def test_escaped_label_files_of_another_split_are_not_called_unused(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a+b.jpg": "a%2Bb.txt", "c+d.jpg": "c%2Bd.txt"})
+    for split, image in (("train", "a+b"), ("val", "c+d")):
+        (tmp_path / "set" / f"{split}.txt").write_text(f"./images/{image}.jpg\n")
+        yaml.write_text(yaml.read_text().replace(f"{split}: images", f"{split}: {split}.txt"))
+    for split in ("train", "val"):
+        index = build_index(load_spec(yaml), split)
+        (said,) = index.notes
+        assert not index.problems and said.startswith("1 label file spelled otherwise than the image, and used")
+
+
+def test_two_files_that_may_be_meant_are_not_used(tmp_path: Path) -> None:
+    yaml = dataset(tmp_path, {"a b.jpg": "a%20b.txt", "c.jpg": "c.txt"})
+    (tmp_path / "set" / "labels" / "a%20b.TXT").write_text(BOX)
+    assert objects(yaml) == {"a b.jpg": 0, "c.jpg": 1}
+    assert "labels: 2 label files of no image, so their objects are not used: a%20b.TXT, a%20b.txt" in problems(yaml)
 
 
 def test_label_files_of_no_image_are_named_before_a_training(tmp_path: Path) -> None:
