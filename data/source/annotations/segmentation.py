@@ -1,8 +1,10 @@
-"""The segmentation of a COCO annotation: its polygon, and the box around a polygon or a mask."""
+"""The segmentation of a COCO annotation: its polygon, and the box around its mask, as pycocotools computes that."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,14 @@ from numpy.typing import NDArray
 
 from tessera.data.source.annotations.labels import Size
 
+_SCALE = 5  # finer grid that edges are drawn on
+_MOST_REACH = 1 << 16  # pixels that a point may lie outside its image by
+_LONGEST_OUTLINE = 1 << 20  # pixels; a longer one is no object's, and would take seconds
 _BASE, _BITS, _MORE, _SIGN = 48, 5, 0x20, 0x10  # compressed counts: text of 6 bits a character, 5 of them of a number
 _MOST_BITS = 64
 
 Corners = tuple[float, float, float, float]
+Runs = Iterable[tuple[int, int]]  # first pixel and the one after the last, column by column
 
 
 def numbers(value: Any) -> list[float] | None:
@@ -34,28 +40,46 @@ def polygon_parts(segmentation: Any) -> list[NDArray[np.float64]]:
 
 
 def mask_box(segmentation: Any, size_hw: Size) -> Corners | None:
-    """Corners in pixels of the box around the points of polygons, or the pixels of run lengths; None without any.
+    """Corners in pixels of the box around the pixels of a mask, given as polygons or run lengths; None without any.
 
     Run lengths may be of a size that is off by one from the image's: they are decoded by their own.
     """
-    if not isinstance(segmentation, dict):
-        points = np.concatenate([np.zeros((0, 2)), *polygon_parts(segmentation)])
-        if not len(points) or (points.min(0) == points.max(0)).any():
+    if isinstance(segmentation, dict):
+        size = numbers(segmentation.get("size")) or []
+        if len(size) != 2 or np.abs(np.subtract(size, size_hw)).max() > 1:
             return None
-        (left, top), (right, bottom) = points.min(0).tolist(), points.max(0).tolist()
-        return left, top, right, bottom
-    size = numbers(segmentation.get("size")) or []
-    if len(size) != 2 or np.abs(np.subtract(size, size_hw)).max() > 1:
-        return None
-    height, width = int(size[0]), int(size[1])
-    counts = segmentation.get("counts")
+        own_hw = int(size[0]), int(size[1])
+        return _around([_runs_of_counts(segmentation.get("counts"), own_hw)], own_hw)
+    reach = max(size_hw) + _MOST_REACH
+    parts = [part for part in polygon_parts(segmentation) if np.abs(part).max() <= reach and _is_short(part)]
+    return _around([_runs_of_polygon(part, size_hw) for part in parts], size_hw)
+
+
+def _is_short(part: NDArray[np.float64]) -> bool:
+    return bool(np.abs(part - np.roll(part, -1, 0)).max(1).sum() <= _LONGEST_OUTLINE)
+
+
+def _around(masks: Iterable[Runs], size_hw: Size) -> Corners | None:
+    """The corners of the box around all runs."""
+    height, width = size_hw
+    left, top, right, bottom = width, height, 0, 0
+    for first, end in (run for runs in masks for run in runs):
+        if first == end:
+            continue
+        columns, rows = (first // height, (end - 1) // height), (first % height, (end - 1) % height)
+        low, high = rows if columns[0] == columns[1] else (0, height - 1)
+        left, right = min(left, columns[0]), max(right, columns[1] + 1)
+        top, bottom = min(top, low), max(bottom, high + 1)
+    return (left, top, right, bottom) if right else None
+
+
+def _runs_of_counts(counts: Any, size_hw: Size) -> Runs:
+    """The runs of a mask of run lengths, the first of which is outside it; none where these are not of this size."""
     lengths = _decoded(counts) if isinstance(counts, str) else [int(length) for length in numbers(counts) or []]
-    if sum(lengths) != height * width or min(lengths, default=0) < 0:
-        return None
-    # Column by column; every second run, from the first on, is outside the mask.
-    mask = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(width, height)
-    columns, rows = (np.flatnonzero(mask.any(axis)).tolist() for axis in (1, 0))
-    return (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1) if columns else None
+    if sum(lengths) != math.prod(size_hw) or min(lengths, default=0) < 0:
+        return []
+    ends = [0, *accumulate(lengths)]
+    return list(pairwise(ends))[1::2]
 
 
 def _decoded(text: str) -> list[int]:
@@ -76,3 +100,31 @@ def _decoded(text: str) -> list[int]:
             lengths.append(value + (lengths[-2] if len(lengths) > 2 else 0))
             value = shift = 0
     return lengths
+
+
+def _runs_of_polygon(points: NDArray[np.float64], size_hw: Size) -> Runs:
+    """The runs inside a polygon (k, 2): where its outline, drawn on the finer grid, crosses the middles of columns."""
+    height, width = size_hw
+    corners = np.trunc(points * _SCALE + 0.5).astype(np.int64)
+    outline = np.concatenate([_edge(a, b) for a, b in zip(corners, np.roll(corners, -1, 0), strict=True)])
+    before, after = outline[:-1], outline[1:]
+    turns = before[:, 0] != after[:, 0]
+    columns = (np.minimum(before, after)[turns, 0] + 0.5) / _SCALE - 0.5
+    rows = np.ceil(np.clip((np.minimum(before, after)[turns, 1] + 0.5) / _SCALE - 0.5, 0, height))
+    inside = (columns == np.floor(columns)) & (columns >= 0) & (columns <= width - 1)
+    crossings = np.sort((columns * height + rows)[inside]).astype(np.int64).tolist()
+    return zip(crossings[::2], crossings[1::2], strict=False)
+
+
+def _edge(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The points (n, 2) of the finer grid from one corner to the next: one for each step of the longer axis."""
+    reach = np.abs(end - start)
+    axis = 0 if reach[0] >= reach[1] else 1
+    is_back = start[axis] > end[axis]
+    low, high = (end, start) if is_back else (start, end)
+    steps = np.arange(reach[axis] + 1)
+    line = np.empty((len(steps), 2), np.int64)
+    slope = (high[1 - axis] - low[1 - axis]) / reach[axis] if reach[axis] else 0.0
+    line[:, axis] = low[axis] + steps
+    line[:, 1 - axis] = np.trunc(low[1 - axis] + slope * steps + 0.5)
+    return line[::-1] if is_back else line

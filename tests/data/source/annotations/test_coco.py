@@ -102,7 +102,7 @@ def test_a_box_of_zeros_is_that_of_the_segmentation() -> None:
         ({"category_id": 1, "bbox": [1, 2, float("nan"), 4]}, "expected x, y"),
         ({"category_id": 1, "bbox": [1, 2, 10**400, 4]}, "expected x, y"),
         (
-            {"category_id": 1, "bbox": [], "segmentation": [[9, 9, 8, 9]]},
+            {"category_id": 1, "bbox": [], "segmentation": [[99, 99, 98, 99, 98, 98]]},
             "expected polygons ([[x1, y1, x2, y2, …]]) or run",
         ),
         ({"category_id": 1, "bbox": [100, 2, 3, 4]}, "outside the image"),
