@@ -62,7 +62,7 @@ def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
     labels = {"a+b.jpg": "a%2Bb.txt", f"{composed}.jpg": f"{apart}.txt", "c.jpg": "c.TXT", "d%2Be.jpg": "d%2Be.txt"}
     yaml = dataset(tmp_path, {**labels, "d+e.jpg": None, "good.jpg": "good.txt"})
     assert objects(yaml) == {**dict.fromkeys(labels, 1), "d+e.jpg": 0, "good.jpg": 1}
-    assert build_index(load_spec(yaml), "train").notes[-1] == (
+    assert build(yaml).notes[-1] == (
         "3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
         r"labels/c.TXT for c.txt, labels/re\u0301gion.txt for r\xe9gion.txt"
     )
@@ -84,7 +84,7 @@ def test_escapes_of_a_voc_files_name(tmp_path: Path, entry: str, folder: str) ->
     tool_labels(tmp_path / ("set" if folder == "set" else "Annotations"), voc, "a%2B{}.xml")
     (tmp_path / "a.yaml").write_text(f"path: {tmp_path}\ntrain: {entry}\nnames: [cat, dog]\n")
     assert [*objects(tmp_path / "a.yaml").values()] == [1, 1, 2, 1, 2, 0] and not problems(tmp_path / "a.yaml")
-    (note,) = build_index(load_spec(tmp_path / "a.yaml"), "train").notes
+    (note,) = build(tmp_path / "a.yaml").notes
     assert note.startswith("6 label files spelled otherwise than the image, and used: ")
 
 
@@ -103,7 +103,7 @@ def test_escaped_label_files_of_another_split_are_not_called_unused(tmp_path: Pa
         (tmp_path / "set" / f"{split}.txt").write_text(f"./images/{image}.jpg\n")
         yaml.write_text(yaml.read_text().replace(f"{split}: images", f"{split}: {split}.txt"))
     for split in ("train", "val"):
-        index = build_index(load_spec(yaml), split)
+        index = build(yaml, split)
         (said,) = index.notes
         assert not index.problems and said.startswith("1 label file spelled otherwise than the image, and used")
 
