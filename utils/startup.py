@@ -85,8 +85,8 @@ def end_process(exit_code: int) -> NoReturn:
 
 
 def _end_at_once(exit_code: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(exit_code)
 
 
