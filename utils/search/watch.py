@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,33 +18,25 @@ class Pruned(Exception):
     """A training ended early, on every rank: others were better by this epoch."""
 
 
+@dataclass
 class Watch:
-    """Looks at the validations of one training.
+    """Looks at the validations of one training."""
 
-    Args:
-        world: the ranks.
-        objective: of the search.
-        report: takes an epoch and its value on rank 0, and says whether the training is to end.
-
-    Attributes:
-        metrics: of the last validation; None before the first.
-        value: of the objective then, NaN before; on rank 0.
-    """
-
-    def __init__(self, world: World, objective: Objective, report: Callable[[int, float], bool]) -> None:
-        self._world, self._objective, self._report = world, objective, report
-        self.metrics: Metrics | None = None
-        self.value = math.nan
+    world: World
+    objective: Objective  # of the search
+    report: Callable[[int, float], bool]  # takes an epoch and its value on rank 0; whether the training is to end
+    metrics: Metrics | None = None  # of the last validation
+    value: float = math.nan  # of the objective then; on rank 0
 
     def after_epoch(self, epoch: int, found: Evaluation) -> bool:
         """Take in the validation of an epoch; return, on every rank, whether the training ends here."""
         self.metrics = found.metrics
 
         def report() -> bool:
-            self.value = self._objective.value(lambda figure: measure(found, figure))
-            return self._report(epoch, self.value)
+            self.value = self.objective.value(lambda figure: measure(found, figure))
+            return self.report(epoch, self.value)
 
-        return self._world.from_main(report)
+        return self.world.from_main(report)
 
     @property
     def figures(self) -> tuple[float, ...]:
