@@ -29,9 +29,6 @@ def check_command_line(options: type[Options]) -> None:
     From then on Ctrl-C ends the process quietly, until whatever runs next handles the signal itself, stdout and stderr
     may fail, and a limit of the system, or a missing library, that an import meets is one message. Garbage is not
     collected until `run_command`: imports make hundreds of thousands of objects, all of which stay.
-
-    Args:
-        options: the flags of the command.
     """
     keep_streams()
     answer.open(options.program, sys.argv[1:])

@@ -36,12 +36,8 @@ class Job(NamedTuple):
 class Plan:
     """The trainings of a search, which this worker takes one by one; a context manager, which rank 0 alone enters.
 
-    Leaving it leaves a training that has not ended to whoever comes next.
-
-    Args:
-        folder: of the search.
-        config: of the search.
-        start: hyperparameters of the first trial; those of the search that is continued count instead.
+    Leaving it leaves a training that has not ended to whoever comes next. `start` is the first trial, unless the search
+    that is continued began with another one.
     """
 
     def __init__(self, folder: Path, config: TrainConfig, start: Hyp) -> None:

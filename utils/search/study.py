@@ -48,7 +48,7 @@ class SharedStudy:
         folder: of the search.
         label: of its trials; with the number of one the name of the folder it is trained in.
         name: of the study in the journal.
-        epochs: of a training; decides from when on it is compared with the others.
+        epochs: of a training.
 
     Attributes:
         trial: the one that this worker trains; None before the first.
