@@ -17,15 +17,13 @@ from tessera.utils.types import DatasetIndex
 class DivergenceGuard:
     """Counts skipped steps, and ends the run after ten in a row.
 
-    A skipped step does not count while a GradScaler can still halve its scale: that is how it finds one that fits. Its
-    present scale, 1 where there is none, is asked for after a skipped step only, for reading it
-    synchronises with the device.
+    A skipped step does not count while a GradScaler can still halve its scale: that is how it finds one that fits.
     """
 
     LIMIT: ClassVar = 10
     context: RunContext
     index: DatasetIndex  # images that the flags' indices refer to
-    loss_scale: Callable[[], float]
+    loss_scale: Callable[[], float]  # the GradScaler's, else 1; asked for after skipped steps only: reading it waits
     _in_a_row: int = 0
 
     def note(self, flags: StepFlags) -> StepFlags:
