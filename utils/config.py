@@ -42,29 +42,6 @@ class Hyp:
     """Hyperparameters (data/hyps/*.yaml), each inside its range.
 
     The keys from `anchors` on may be left out; their defaults are YOLOv5's ways, so that its files mean what they did.
-
-    Attributes:
-        anchors: anchors a level, rounded, that AutoAnchor fits where the model has another number; 0 keeps the model's.
-            Files evolved by YOLOv5 have it.
-        optimizer: SGD (Nesterov), Adam or AdamW.
-        nominal_batch: images that an optimizer step stands for: smaller batches are accumulated, and weight_decay is
-            meant for it; 0 = the batch as it is.
-        warmup_least, warmup_share: the warm-up lasts `warmup_epochs`, but at least so many iterations, and at least
-            this share of all.
-        warmup_most: share of all iterations that the warm-up lasts at most; 0 = as long as the two above say.
-        flat: share of the epochs before the learning rate begins to fall.
-        cosine: share of a cosine in the fall; the rest is a line.
-        ema_share: horizon of the average, as a share of the updates so far; 0 = YOLOv5's ramp (`ModelEMA`).
-        close_mosaic: share of the epochs, at the end, without mosaic and mixup.
-        clip: largest norm of the gradient.
-        dfl: gain of the distribution loss; read, with the next three, by heads without anchors.
-        topk, alpha, beta: of the task-aligned assignment: cells an object, exponents of probability and IoU.
-        layer_decay: of a run from weights: each layer's rate is this times that of the next; the head has the full one.
-        frozen_layers: of a run from weights without --freeze: so many layers, from the first, are not trained.
-        fixed_norms: of a run from weights: so many layers, from the first, normalise by the statistics that they came
-            with; a layer that starts anew, and those behind it, do not.
-        class_weights: of the class loss: "auto", or a JSON object of weights by class name, for which a file may also
-            have a mapping; "" = every class weighs the same.
     """
 
     lr0: float = _between(1e-8, 10)
@@ -95,24 +72,35 @@ class Hyp:
     mosaic: float = _between(0, 1)
     mixup: float = _between(0, 1)
     copy_paste: float = _between(0, 1)
+    # Anchors a level, rounded, that AutoAnchor fits where the model has another number: YOLOv5 evolves it.
+    # 0 = the model's.
     anchors: float = _between(0, 32, default=0.0)
     optimizer: OptimizerName = field(default="SGD", metadata={"choices": OPTIMIZERS})
+    # Images that an optimizer step stands for: smaller batches are accumulated, and weight_decay is meant for it.
+    # 0 = the batch as it is.
     nominal_batch: float = _between(0, 65536, default=64.0)
+    # The warm-up lasts `warmup_epochs`, but at least so many iterations and this share of all, and at most that share.
     warmup_least: float = _between(0, 100_000, default=100.0, whole=True)
     warmup_share: float = _between(0, 1, default=0.0)
-    warmup_most: float = _between(0, 1, default=0.0)
-    flat: float = _between(0, 0.99, default=0.0)
-    cosine: float = _between(0, 1, default=0.0)
-    ema_share: float = _between(0, 1, default=0.0)
-    close_mosaic: float = _between(0, 1, default=0.0)
-    clip: float = _between(0.001, 1e6, default=10.0)
-    dfl: float = _between(0, 100, default=1.5)
-    topk: float = _between(1, 100, default=10.0, whole=True)
-    alpha: float = _between(0, 10, default=0.5)
-    beta: float = _between(0, 20, default=6.0)
+    warmup_most: float = _between(0, 1, default=0.0)  # 0 = no bound
+    flat: float = _between(0, 0.99, default=0.0)  # share of the epochs before the learning rate begins to fall
+    cosine: float = _between(0, 1, default=0.0)  # share of a cosine in the fall; the rest is a line
+    ema_share: float = _between(0, 1, default=0.0)  # horizon of the average, of the updates so far; 0 = YOLOv5's ramp
+    close_mosaic: float = _between(0, 1, default=0.0)  # share of the epochs, at the end, without mosaic and mixup
+    clip: float = _between(0.001, 1e6, default=10.0)  # largest norm of the gradient
+    dfl: float = _between(
+        0, 100, default=1.5
+    )  # gain of the distribution loss; it and the next are for anchor-free heads
+    topk: float = _between(1, 100, default=10.0, whole=True)  # task-aligned assignment: cells an object,
+    alpha: float = _between(0, 10, default=0.5)  # exponent of the probability,
+    beta: float = _between(0, 20, default=6.0)  # and of the IoU
+    # Of a run from weights: each layer's rate is this times that of the next; so many layers, from the first, are not
+    # trained (but with --freeze), or normalise by the statistics that they came with (not from a new layer on).
     layer_decay: float = _between(0.1, 1, default=1.0)
     frozen_layers: float = _between(0, 1000, default=0.0, whole=True)
     fixed_norms: float = _between(0, 1000, default=0.0, whole=True)
+    # Of the class loss: "auto", or a JSON object of weights by class name, for which a file may also have a mapping.
+    # "" = every class weighs the same.
     class_weights: str = field(default="", metadata={"low": 0.001, "high": 1000, "whole": False, "by_class": True})
 
     @classmethod

@@ -96,14 +96,23 @@ def exit_code_of(error: BaseException) -> int:
 
 # The second where a worker died with a batch ready, and a thread of torch's copies batches to page-locked memory.
 _LOST_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))?,? [\d, ]+\).*|Pin memory thread exited unexpectedly")
-_NOT_DETERMINISTIC = "does not have a deterministic implementation"
 _COMPILERS = ("torch._dynamo", "torch._inductor")
-_NO_TORCHVISION = re.compile(r"operator torchvision::\w+ does not exist")
-_NO_MORE_FILES = "Too many open files"
-_NO_MORE_MEMORY = re.compile(
-    r"failed to map segment|can't start new thread|can't allocate memory|Cannot allocate memory|Unable to allocate"
-    r"|std::bad_alloc"
-)
+# What a message holds → the user's error, with what was found, or the whole message in up to 150 characters.
+_EXPLANATIONS = {
+    re.compile("Too many open files"): "too many open files: the limit of this process is reached. Raise it "
+    "(ulimit -n 4096), or use fewer --workers.",
+    re.compile(
+        r"failed to map segment|can't start new thread|can't allocate memory|Cannot allocate memory|Unable to allocate"
+        r"|std::bad_alloc|^MemoryError"
+    ): "the system gives this process no more memory or threads ({said}). See its limits (ulimit -v, ulimit -u, those "
+    "of its container), or use fewer --workers and a smaller batch.",
+    # Its import hides what the loader of libraries said.
+    re.compile(r"operator torchvision::\w+ does not exist"): "torchvision's compiled part was not loaded ({said}): it "
+    "was built for another torch than this one, or the process may take no more memory (ulimit -v). Install the two "
+    "that belong together (uv sync, or pip install --upgrade torch torchvision).",
+    re.compile(r"[^,]* does not have a deterministic implementation"): "--deterministic: {found} on this device. Leave "
+    "--deterministic out, or use --device cpu.",
+}
 
 
 def lost_worker(found: str) -> UserError:
@@ -121,32 +130,18 @@ def explained(error: BaseException) -> UserError | None:
     """
     link: BaseException | None = error
     while link is not None:
-        if _NO_MORE_FILES in str(link):
-            return UserError(
-                f"{_NO_MORE_FILES.lower()}: the limit of this process is reached. Raise it (ulimit -n 4096), or use "
-                "fewer --workers."
-            )
-        if isinstance(link, MemoryError) or _NO_MORE_MEMORY.search(str(link)):
-            said = textwrap.shorten(str(link), 150, placeholder=" …") or "MemoryError"
-            return UserError(
-                f"the system gives this process no more memory or threads ({said}). See its limits (ulimit -v, ulimit "
-                "-u, those of its container), or use fewer --workers and a smaller batch."
-            )
-        if _NO_TORCHVISION.search(str(link)):  # its import hides what the loader of libraries said
-            return UserError(
-                f"torchvision's compiled part was not loaded ({link}): it was built for another torch than this one, "
-                "or the process may take no more memory (ulimit -v). Install the two that belong together (uv sync, "
-                "or pip install --upgrade torch torchvision)."
-            )
-        lost = _LOST_WORKER.search(str(link))
-        if lost:
+        text = str(link)
+        if isinstance(link, MemoryError):
+            text = f"MemoryError: {text}" if text else "MemoryError"
+        if lost := _LOST_WORKER.search(text):
             return lost_worker(lost[0].rstrip(". "))
         if type(link).__module__.startswith(_COMPILERS):
-            said = textwrap.shorten(str(link), 600, placeholder=" …")
+            said = textwrap.shorten(text, 600, placeholder=" …")
             return UserError(f"--compile: the compiler failed: {said} Leave --compile out, or fix what it names.")
-        if _NOT_DETERMINISTIC in str(link):
-            said = str(link).partition(",")[0]
-            return UserError(f"--deterministic: {said} on this device. Leave --deterministic out, or use --device cpu.")
+        for pattern, told in _EXPLANATIONS.items():
+            if found := pattern.search(text):
+                said = textwrap.shorten(text, 150, placeholder=" …")
+                return UserError(told.format(said=said, found=found[0]))
         link = link.__cause__ or link.__context__
     return None
 

@@ -74,15 +74,12 @@ class PixelRule:
         unit, limits = "", value
         if isinstance(value, Mapping) and len(value) == 1:
             ((unit, limits),) = value.items()
-        numbers = [
-            float(limit)
-            for limit in (limits if isinstance(limits, (list, tuple)) else ())
-            if type(limit) in (int, float) and math.isfinite(limit)
-        ]
-        within = unit == "range" or (unit == "percentile" and all(0 <= number <= 100 for number in numbers))
-        if not within or len(numbers) != 2 or len(limits) != 2 or numbers[0] >= numbers[1]:
-            raise ConfigError(f"{where}: found {shown(value)}, expected {_EXPECTED}, the lower of the two first.")
-        return cls(cast(Unit, unit), *numbers)
+        match limits:
+            case [int() | float() as low, int() | float() as high] if -math.inf < low < high < math.inf:
+                within = unit == "range" or (unit == "percentile" and low >= 0 and high <= 100)
+                if within and not isinstance(low, bool) and not isinstance(high, bool):
+                    return cls(cast(Unit, unit), float(low), float(high))
+        raise ConfigError(f"{where}: found {shown(value)}, expected {_EXPECTED}, the lower of the two first.")
 
     def as_dict(self) -> dict[str, list[float]]:
         """The plain form, as in a YAML."""

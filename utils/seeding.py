@@ -36,8 +36,7 @@ def sample_rng(seed: int, epoch: int, position: int, stream: str = "sample") -> 
 
     Args:
         seed: the run's seed, not offset by rank.
-        epoch: epoch, from 0.
-        position: position in the epoch's global order, from 0.
+        epoch, position: from 0, in the epoch's global order.
         stream: what the numbers are for; different streams are independent.
     """
     assert 0 <= position < 2**32 and 0 <= epoch < 2**24, (position, epoch)

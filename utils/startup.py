@@ -29,9 +29,6 @@ def check_command_line(options: type[Options]) -> None:
     From then on Ctrl-C ends the process quietly, until whatever runs next handles the signal itself, stdout and stderr
     may fail, and a limit of the system, or a missing library, that an import meets is one message. Garbage is not
     collected until `run_command`: imports make hundreds of thousands of objects, all of which stay.
-
-    Args:
-        options: the flags of the command.
     """
     keep_streams()
     answer.open(options.program, sys.argv[1:])
@@ -85,8 +82,8 @@ def end_process(exit_code: int) -> NoReturn:
 
 
 def _end_at_once(exit_code: int) -> NoReturn:
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(exit_code)
 
 

@@ -20,10 +20,7 @@ _PIPE = 1 << 16  # bytes that a pipe holds
 class LastingStream:
     """A text stream whose first failed write, unless it would have blocked, sends all from there to the null device.
 
-    Args:
-        stream: on a file descriptor.
-        name: for the warning.
-        other: gets the warning.
+    The warning, which has the name of the stream, goes to the other one.
     """
 
     def __init__(self, stream: TextIO, name: str, other: TextIO) -> None:

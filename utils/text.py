@@ -51,8 +51,7 @@ def table_row(name: str, *figures: object) -> str:
 def shown(value: object, most: int = 80) -> str:
     """A found value as messages show it: one line, at most `most` characters, without control characters.
 
-    Text is in quotes, paths are not (they may be longer). The cost does not grow with the value, however
-    long, deep or often repeated its parts are.
+    Text is in quotes, paths are not (they may be longer). The cost does not grow with the value.
     """
     if isinstance(value, PurePath):
         return one_line(str(value), max(most, _PATH_LENGTH))
@@ -82,17 +81,14 @@ def first_line(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that a terminal shows as it is: control characters but tabs and line ends as escapes, such as \\x1b.
-
-    So are those that turn the direction of text.
-    """
+    """Text that a terminal shows as it is: what it would obey, but tabs and line ends, as escapes such as \\x1b."""
     if text.isprintable():
         return text
-    return "".join(ascii(c)[1:-1] if _is_obeyed(c) and c not in "\n\t" else c for c in text)
 
+    def is_obeyed(character: str) -> bool:
+        return character in _TURNS or unicodedata.category(character) in _NEVER_WRITTEN
 
-def _is_obeyed(character: str) -> bool:
-    return character in _TURNS or unicodedata.category(character) in _NEVER_WRITTEN
+    return "".join(ascii(c)[1:-1] if is_obeyed(c) and c not in "\n\t" else c for c in text)
 
 
 def strict_json(value: Any) -> str:

@@ -52,7 +52,6 @@ def read_yaml(path: Path, expected: str, texts: Collection[str] = ()) -> YamlMap
     """Read a YAML file that holds keys and values.
 
     Args:
-        path: the file.
         expected: what the file should hold, such as "keys such as train, val and names".
         texts: keys below which a number that YAML would write in another way, such as 010, 12:30 or 1.10, is the text
             as written: to YAML 1.1 these are 8, 750 and 1.1.

@@ -18,7 +18,7 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import atomic_write, remove_leftovers
 from tessera.utils.flags.detect import DetectConfig
-from tessera.utils.flags.measuring import MeasuringConfig
+from tessera.utils.flags.val import MeasuringConfig
 from tessera.utils.ranks.run_lock import RunLock, hold_run
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown

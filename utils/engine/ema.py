@@ -28,11 +28,7 @@ def ema_decay(updates: int, share: float = 0.0) -> float:
 
 
 class ModelEMA(Generic[M]):
-    """Average over all floating-point state, parameters and buffers, in fp32.
-
-    Args:
-        model: the raw model.
-        share: as in `ema_decay`.
+    """Average over all floating-point state of a raw model, parameters and buffers, in fp32; `share` as in `ema_decay`.
 
     Attributes:
         model: the averaged copy, in evaluation mode, without gradients.

@@ -26,8 +26,7 @@ def build_optimizer(
 
     Args:
         model: the raw model.
-        name: SGD (Nesterov), Adam or AdamW.
-        hyp: lr0, momentum (beta1 of Adam), weight_decay and the nominal batch.
+        name: SGD (Nesterov), Adam or AdamW, whose beta1 is the momentum.
         batch_size: images a batch over all ranks.
         fused: use the fused kernels, which the device has.
         layer_decay: a layer's learning rate as a part of the next one's; 1 = all have the same.

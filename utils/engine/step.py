@@ -91,11 +91,9 @@ class TrainStep:
     equally many positives; else a positive weighs more in the batch that has fewer of them, as in the original.
 
     Args:
-        model: as `smart_DDP` returned it.
-        state: what a step changes; `state.model` is the raw model inside `model`.
-        criterion: the loss of the model's head.
-        context: of the run.
-        profile: measures the stages of a step.
+        model: as `smart_DDP` returned it; `state.model` is the raw model inside.
+        state: what a step changes.
+        criterion, context, profile: of the run.
     """
 
     def __init__(

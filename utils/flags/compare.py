@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.flags.measuring import MeasuringConfig
 from tessera.utils.flags.options import option
 from tessera.utils.flags.program import called
+from tessera.utils.flags.val import MeasuringConfig
 from tessera.utils.text import shown
 
 _SIDE = "runs, checkpoints or exported files of one kind, such as the same training with other seeds"

@@ -42,13 +42,9 @@ class Figure(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """A formula, checked.
+    """A formula, checked."""
 
-    Attributes:
-        figures: by the names that the formula has for them.
-    """
-
-    figures: dict[str, Figure]
+    figures: dict[str, Figure]  # by the names that the formula has for them
     _formula: ast.expr
 
     def value(self, measure: Callable[[Figure], float]) -> float:
@@ -83,15 +79,19 @@ def parse_objective(text: str) -> Objective:
         raise ConfigError(f"{where}: not a formula; {_EXPECTED}") from error
     if len(text) > _LONGEST:
         raise ConfigError(f"{where}: longer than {_LONGEST} characters; {_EXPECTED}")
+    try:
+        usual = _value(formula, {name: 0.31 + 0.017 * number for number, name in enumerate(figures)})
+    except _NotAllowed as error:
+        hint = did_you_mean(str(error), FIGURES)
+        raise ConfigError(f"{where}: found {shown(str(error))}, {_EXPECTED}{hint}") from error
+    except ZeroDivisionError:
+        usual = math.nan
     used = {node.id for node in ast.walk(formula) if isinstance(node, ast.Name)}
-    _check(formula, figures, where)
     if not used:
         raise ConfigError(f"{where}: no figure in it, so that every training is worth the same; {_EXPECTED}")
-    objective = Objective({name: figures[name] for name in figures if name in used}, formula)
-    usual = {figure: 0.31 + 0.017 * number for number, figure in enumerate(objective.figures.values())}
-    if not math.isfinite(objective.value(lambda figure: usual[figure])):
+    if not math.isfinite(usual):
         raise ConfigError(f"{where}: it divides by 0 or is too large, whatever is measured; {_EXPECTED}")
-    return objective
+    return Objective({name: figure for name, figure in figures.items() if name in used}, formula)
 
 
 def _share(match: re.Match[str], where: str) -> float:
@@ -104,28 +104,18 @@ def _share(match: re.Match[str], where: str) -> float:
     return share
 
 
-def _check(node: ast.expr, figures: dict[str, Figure], where: str) -> None:
-    """Refuse what is not in the grammar."""
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        _check(node.left, figures, where)
-        _check(node.right, figures, where)
-    elif isinstance(node, ast.UnaryOp) and type(node.op) in _SIGNS:
-        _check(node.operand, figures, where)
-    elif not _is_number(node) and not (isinstance(node, ast.Name) and node.id in figures):
-        found = ast.unparse(node)
-        raise ConfigError(f"{where}: found {shown(found)}, {_EXPECTED}{did_you_mean(found, FIGURES)}")
-
-
-def _is_number(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and abs(node.value) < 1e9  # type: ignore
+class _NotAllowed(Exception):
+    """A part of a formula that is not in the grammar."""
 
 
 def _value(node: ast.expr, figures: dict[str, float]) -> float:
-    if isinstance(node, ast.BinOp):
-        return _OPERATIONS[type(node.op)](_value(node.left, figures), _value(node.right, figures))
-    if isinstance(node, ast.UnaryOp):
-        return _SIGNS[type(node.op)](_value(node.operand, figures))
-    if isinstance(node, ast.Name):
-        return figures[node.id]
-    assert isinstance(node, ast.Constant) and isinstance(node.value, (int, float)), "checked"
-    return float(node.value)
+    match node:
+        case ast.BinOp(left, op, right) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_value(left, figures), _value(right, figures))
+        case ast.UnaryOp(op, operand) if type(op) in _SIGNS:
+            return _SIGNS[type(op)](_value(operand, figures))
+        case ast.Name(name) if name in figures:
+            return figures[name]
+        case ast.Constant(int() | float() as value) if not isinstance(value, bool) and abs(value) < 1e9:
+            return float(value)
+    raise _NotAllowed(ast.unparse(node))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from tessera.data.source.annotations.class_names import match_classes, renamed_classes
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.flags.measuring import MeasuringConfig
 from tessera.utils.flags.program import called
+from tessera.utils.flags.val import MeasuringConfig
 from tessera.utils.runtime.model import Model
 from tessera.utils.text import counted, first_of, printable
 from tessera.utils.types import DatasetSpec

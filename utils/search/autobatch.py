@@ -53,7 +53,6 @@ def auto_batch_size(measure: Measure, most: int, world: World) -> int:
     Args:
         measure: as in `Trial`; may run out of memory.
         most: images of the dataset, which a batch need not exceed.
-        world: the ranks.
 
     Raises:
         UserError: one image does not fit.
@@ -139,14 +138,8 @@ class Trial:
     """Measures what a batch takes of this rank's memory, in real steps and a real validation on made-up images.
 
     Optimizer state, moving average, DDP's gradient buckets and the batch that is copied ahead are all there, and so is
-    the copy that is validated, at twice the batch. The model is left as it was.
-
-    Args:
-        context: of the run; its batch size is not known yet.
-        model: the raw model, on the device.
-        criterion: of its head.
-        precision: that the run computes in.
-        size: the largest size that training comes to, in pixels.
+    the copy that is validated, at twice the batch. The raw model, on the device, is left as it was; `size` is the
+    largest that training comes to, in pixels.
     """
 
     def __init__(
@@ -193,9 +186,8 @@ class Trial:
         del batches
         accelerator.reset_peak_memory()
         self._validate(state, 2 * images)
-        in_validation = accelerator.peak_memory() - held
         del buckets
-        return in_training, in_validation
+        return in_training, accelerator.peak_memory() - held
 
     def _validate(self, state: TrainState[DetectionModel], images: int) -> None:
         """Two batches, of which the second is computed while the first is matched."""

@@ -85,6 +85,6 @@ def _training(plan: Plan, watch: Watch, world: World, folder: Path) -> Iterator[
     except Exception:
         if world.is_main:
             with tolerate("noting the failure"):
-                plan.fail()
+                plan.study.fail()
         raise
     world.from_main(lambda: plan.finish(watch, end))

@@ -36,12 +36,11 @@ class Job(NamedTuple):
 class Plan:
     """The trainings of a search, which this worker takes one by one; a context manager, which rank 0 alone enters.
 
-    Leaving it leaves a training that has not ended to whoever comes next.
+    Leaving it leaves a training that has not ended to whoever comes next. `start` is the first trial, unless the search
+    that is continued began with another one.
 
-    Args:
-        folder: of the search.
-        config: of the search.
-        start: hyperparameters of the first trial; those of the search that is continued count instead.
+    Attributes:
+        study: that of the training under way.
     """
 
     def __init__(self, folder: Path, config: TrainConfig, start: Hyp) -> None:
@@ -56,7 +55,7 @@ class Plan:
             UserError: Optuna is not installed, or the journal cannot be read.
         """
         self._optuna = load_optuna()
-        self._trials = self._study = self._shared("trial", "trials")
+        self._trials = self.study = self._shared("trial", "trials")
         with self._trials.turn():
             study = self._trials.study
             if "start" not in study.user_attrs:
@@ -67,14 +66,14 @@ class Plan:
         self._record()
 
     def __exit__(self, *error: object) -> None:
-        self._study.release()
+        self.study.release()
 
     def next(self) -> Job | str | None:
         """The next training; what there is to wait for, after a while of waiting; None when the search is over."""
         config = self._config
         if trial := self._claim(self._trials, config.evolve, self._ranges):
             title = f"Trial {trial.number}, of {config.evolve}"
-            return Job(title, self._study.run, hyp_of(self._start, trial.params), config.seed)
+            return Job(title, self.study.run, hyp_of(self._start, trial.params), config.seed)
         if running := self._trials.trials("RUNNING"):
             return self._wait(running)
         again, whole = self._best_again(), self._optuna.distributions.IntDistribution
@@ -90,8 +89,8 @@ class Plan:
 
     def report(self, epoch: int, value: float) -> bool:
         """Take in an epoch's value of the training under way; return whether it is to end. Never of the last epoch."""
-        prunes = self._study is self._trials and epoch + 1 < self._config.epochs
-        return self._study.report(epoch, value, prunes=prunes)
+        prunes = self.study is self._trials and epoch + 1 < self._config.epochs
+        return self.study.report(epoch, value, prunes=prunes)
 
     def finish(self, watch: Watch, end: str) -> None:
         """Take in the result of the training under way.
@@ -102,13 +101,9 @@ class Plan:
         """
         value = watch.value if end == "measured" and math.isfinite(watch.value) else None
         end = "diverged" if end == "measured" and value is None else end
-        self._study.finish(value, {"figures": watch.figures, "end": end})
+        self.study.finish(value, {"figures": watch.figures, "end": end})
         self._record()
-        self._study.release()
-
-    def fail(self) -> None:
-        """Count a failure of the training under way."""
-        self._study.fail()
+        self.study.release()
 
     def conclude(self) -> str:
         """Judge the sets, write the report and the set to use; return it in a line."""
@@ -138,7 +133,7 @@ class Plan:
         return self._again
 
     def _claim(self, study: SharedStudy, budget: int, axes: Mapping[str, Any]) -> Any | None:
-        self._study = study
+        self.study = study
         return study.claim(budget, axes, self._config.seed)
 
     def _wait(self, running: list[Any]) -> str:

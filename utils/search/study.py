@@ -48,7 +48,7 @@ class SharedStudy:
         folder: of the search.
         label: of its trials; with the number of one the name of the folder it is trained in.
         name: of the study in the journal.
-        epochs: of a training; decides from when on it is compared with the others.
+        epochs: of a training.
 
     Attributes:
         trial: the one that this worker trains; None before the first.
@@ -119,18 +119,19 @@ class SharedStudy:
     def report(self, epoch: int, value: float, *, prunes: bool) -> bool:
         """Take in the value of an epoch; return whether the training is to end here."""
         with self.turn():
-            if not self._is_running():
+            known = self._frozen()
+            if known.state.is_finished():
                 log.warning(f"Trial {self.trial.number}: another worker has taken it over; it ends here.")
                 return True
-            known = self.study.trials[self.trial.number].intermediate_values  # of a worker that left it
-            if epoch not in known:
+            seen = max(known.intermediate_values, default=-1)  # of a worker that left it
+            if epoch > seen:
                 self.trial.report(value, epoch)
-            return prunes and epoch >= max(known, default=0) and bool(self.trial.should_prune())
+            return prunes and epoch >= seen and bool(self.trial.should_prune())
 
     def finish(self, value: float | None, attributes: Mapping[str, Any]) -> None:
         """End the trial, with its value or as one that was pruned; not where another worker has done so."""
         with self.turn():
-            if self._is_running():
+            if not self._frozen().state.is_finished():
                 for key, attribute in attributes.items():
                     self.trial.set_user_attr(key, attribute)
                 state = self._optuna.trial.TrialState["PRUNED" if value is None else "COMPLETE"]
@@ -144,7 +145,7 @@ class SharedStudy:
             self.finish(None, {"end": "diverged"})
             return
         with self.turn():
-            if self._is_running():
+            if not self._frozen().state.is_finished():
                 self.trial.set_user_attr("failures", failures)
 
     def release(self) -> None:
@@ -156,8 +157,9 @@ class SharedStudy:
         self._lock.__exit__()
         self._lock = None
 
-    def _is_running(self) -> bool:
-        return any(other.number == self.trial.number for other in self.trials("RUNNING"))
+    def _frozen(self) -> Any:
+        """The trial as the journal has it now."""
+        return self.study.get_trials(deepcopy=False)[self.trial.number]
 
     def _hold(self, number: int) -> bool:
         """Take the lock on a trial's run directory; False where a worker has it."""

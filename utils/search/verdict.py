@@ -83,11 +83,7 @@ def gains(start: NDArray[np.float64], sets: NDArray[np.float64]) -> list[Gain]:
 def critical(sets: int, freedom: int) -> float:
     """How many standard errors a difference from the start must be beyond, for `sets` comparisons at once.
 
-    Sampled: the distribution has no closed form.
-
-    Args:
-        sets: that are compared with the one start.
-        freedom: degrees of freedom of the noise.
+    Sampled: the distribution has no closed form. `freedom` are the degrees of freedom of the noise.
     """
     rng = np.random.default_rng(0)
     means = rng.standard_normal((_ROUNDS, sets + 1))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.flags.objective import Figure, Objective
@@ -18,28 +18,25 @@ class Pruned(Exception):
     """A training ended early, on every rank: others were better by this epoch."""
 
 
+@dataclass
 class Watch:
-    """Looks at the validations of one training.
+    """Looks at the validations of one training."""
 
-    Args:
-        world: the ranks.
-        objective: of the search.
-        report: takes an epoch and its value on rank 0, and says whether the training is to end.
-
-    Attributes:
-        metrics: of the last validation; None before the first.
-        value: of the objective then, NaN before; on rank 0.
-    """
-
-    def __init__(self, world: World, objective: Objective, report: Callable[[int, float], bool]) -> None:
-        self._world, self._objective, self._report = world, objective, report
-        self.metrics: Metrics | None = None
-        self.value = math.nan
+    world: World
+    objective: Objective  # of the search
+    report: Callable[[int, float], bool]  # takes an epoch and its value on rank 0; whether the training is to end
+    metrics: Metrics | None = None  # of the last validation
+    value: float = math.nan  # of the objective then; on rank 0
 
     def after_epoch(self, epoch: int, found: Evaluation) -> bool:
         """Take in the validation of an epoch; return, on every rank, whether the training ends here."""
         self.metrics = found.metrics
-        return self._world.from_main(lambda: self._report(epoch, self._worth(found)))
+
+        def report() -> bool:
+            self.value = self.objective.value(lambda figure: measure(found, figure))
+            return self.report(epoch, self.value)
+
+        return self.world.from_main(report)
 
     @property
     def figures(self) -> tuple[float, ...]:
@@ -48,10 +45,6 @@ class Watch:
             return ()
         figures = (found.fitness, found.precision, found.recall, found.map50, found.map)
         return figures if all(map(math.isfinite, figures)) else ()
-
-    def _worth(self, found: Evaluation) -> float:
-        self.value = self._objective.value(lambda figure: measure(found, figure))
-        return self.value
 
 
 def measure(found: Evaluation, figure: Figure) -> float:
@@ -65,14 +58,9 @@ def measure(found: Evaluation, figure: Figure) -> float:
     if figure.at is not None:
         axes = {"recall@p": (curves.recall, curves.precision), "precision@r": (curves.precision, curves.recall)}
         raised, bound = axes[figure.name]
-        return _highest(raised, bound >= figure.at)
+        return float(np.where(bound >= figure.at, raised, 0.0).max(1).mean()) if len(raised) else 0.0
     if figure.name == "f1":
         return float(curves.f1[:, curves.best].mean()) if len(curves.f1) else 0.0
     if figure.name == "ms":
         return sum(metrics.speed_ms)
     return float(getattr(metrics, figure.name))
-
-
-def _highest(values: NDArray[np.float64], allowed: NDArray[np.bool_]) -> float:
-    """Mean over the classes of the highest allowed value (C, 1000); 0 where none is, and without any class."""
-    return float(np.where(allowed, values, 0.0).max(1).mean()) if len(values) else 0.0

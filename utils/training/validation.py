@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import shlex
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,49 +38,38 @@ from tessera.utils.types import Metrics
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Validation:
-    """Measures the averaged model after an epoch's steps, while last.pt is written; every rank calls its methods.
+    """Measures the averaged model after an epoch's steps, while last.pt is written; every rank calls its methods."""
 
-    Args:
-        run, criterion, journal, profile: of the training.
-        state: whose average is measured.
-        loader: this rank's share of the validation images.
-        saver: writes last.pt, from which a run that is stopped here resumes with this validation.
-        interruption: whether this rank was asked to stop.
-        watch: what a search sees of the training; None outside of one.
-    """
+    run: RunContext
+    state: TrainState[DetectionModel]  # whose average is measured
+    loader: ValLoader  # this rank's share of the validation images
+    criterion: Criterion[Any]
+    saver: Saver  # writes last.pt, from which a run that is stopped here resumes with this validation
+    journal: Journal
+    profile: NoProfile
+    interruption: Interruption
+    watch: Watch | None = None  # what a search sees of the training
+    _last: Evaluation | None = None  # of the last epoch
 
-    def __init__(
-        self,
-        run: RunContext,
-        state: TrainState[DetectionModel],
-        loader: ValLoader,
-        criterion: Criterion[Any],
-        saver: Saver,
-        journal: Journal,
-        profile: NoProfile,
-        interruption: Interruption,
-        watch: Watch | None = None,
-    ) -> None:
-        self._run, self._state, self._loader, self._criterion = run, state, loader, criterion
-        self._saver, self._journal, self._profile = saver, journal, profile
-        self._interruption, self._watch = interruption, watch
-        # In tiles all is as val.py measures it: in float32, and without losses, of which a whole picture has none.
-        self._settings = Settings(try_half=not run.config.tile, asked_to_stop=interruption.asked, errors=False)
-        self._last: Evaluation | None = None
+    @property
+    def _settings(self) -> Settings:
+        """In tiles all is as val.py measures it: in float32, and without losses, of which a whole picture has none."""
+        return Settings(try_half=not self.run.config.tile, asked_to_stop=self.interruption.asked, errors=False)
 
     def before_training(self) -> None:
         """Measure what a fresh run begins with where its weights know all of the classes: a candidate for the best."""
-        run = self._run
+        run = self.run
         if run.start != "known" or run.resumed or run.config.noval or run.config.nosave:
             return
         run.world.set_activity("measuring the weights that the run begins with")
-        self._loader.begin()
+        self.loader.begin()
         settings = dataclasses.replace(self._settings, asked_to_stop=None)  # a signal acts at once until the first step
-        metrics = evaluate(self._measurable(self._state.ema.model), self._loader, run.world, settings).metrics
+        metrics = evaluate(self._measurable(self.state.ema.model), self.loader, run.world, settings).metrics
         log.info(f"Before training:\n{table_header()}\n{validation_line(metrics)}")
-        self._state.stopper.update(START, metrics.fitness)
-        self._saver.before_training(metrics)
+        self.state.stopper.update(START, metrics.fitness)
+        self.saver.before_training(metrics)
 
     def after_epoch(self, epoch: int) -> Metrics | None:
         """Metrics of `epoch`, from 0; None under --noval, but for the last epoch.
@@ -91,26 +81,26 @@ class Validation:
             Interrupted: on every rank, where one was asked to stop; last.pt is written then.
             Pruned: on every rank, where the search has seen enough.
         """
-        world, is_last = self._run.world, epoch + 1 == self._run.config.epochs
-        if self._run.config.noval and not is_last:
+        world, is_last = self.run.world, epoch + 1 == self.run.config.epochs
+        if self.run.config.noval and not is_last:
             return None
         settings = dataclasses.replace(self._settings, try_half=False, errors=True) if is_last else self._settings
-        self._loader.begin()  # before a file is written: no process may be forked then
-        self._saver.before_validation()
+        self.loader.begin()  # before a file is written: no process may be forked then
+        self.saver.before_validation()
         world.set_activity(f"validating epoch {epoch}")
-        with self._profile.stage("validation"):
-            averaged = self._measurable(self._state.ema.model)
-            criterion = None if self._run.config.tile else self._criterion
-            sinks = self._journal.picture_sinks(self._loader.index, epoch)
+        with self.profile.stage("validation"):
+            averaged = self._measurable(self.state.ema.model)
+            criterion = None if self.run.config.tile else self.criterion
+            sinks = self.journal.picture_sinks(self.loader.index, epoch)
             try:
-                found = evaluate(averaged, self._loader, world, settings, criterion=criterion, sinks=sinks)
+                found = evaluate(averaged, self.loader, world, settings, criterion=criterion, sinks=sinks)
             except Abandoned:
-                self._saver.stop_validation()
+                self.saver.stop_validation()
         self._last = found if is_last else None
-        self._state.progress.class_maps = found.metrics.class_maps()
+        self.state.progress.class_maps = found.metrics.class_maps()
         log.info(f"{table_header()}\n{validation_line(found.metrics)}")
-        if self._watch and self._watch.after_epoch(epoch, found):
-            self._interruption.act_at_once(f"after epoch {epoch}, the last of a training that the search ended early")
+        if self.watch and self.watch.after_epoch(epoch, found):
+            self.interruption.act_at_once(f"after epoch {epoch}, the last of a training that the search ended early")
             raise Pruned
         return found.metrics
 
@@ -120,22 +110,22 @@ class Validation:
         Not once more where it holds the weights of the last epoch, bit by bit; and not for a search, of whose trainings
         nothing stays: there the last epoch counts.
         """
-        if self._watch:
-            assert self._watch.metrics, "the last epoch is always measured"
-            return self._ended(self._watch.metrics)
-        run, best, epoch = self._run, self._saver.best, self._state.stopper.best_epoch
-        index, model = self._loader.index, self._state.model
+        if self.watch:
+            assert self.watch.metrics, "the last epoch is always measured"
+            return self._ended(self.watch.metrics)
+        run, best, epoch = self.run, self.saver.best, self.state.stopper.best_epoch
+        index, model = self.loader.index, self.state.model
         model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
         found = self._measured_last(model)
         said = f"; the last epoch has measured {best}" if found else f"; measured again from {best}"
         if found is None:
-            sinks = self._journal.picture_sinks(index)
-            found = evaluate(self._measurable(model), self._loader, run.world, sinks=sinks)
+            sinks = self.journal.picture_sinks(index)
+            found = evaluate(self._measurable(model), self.loader, run.world, sinks=sinks)
         if run.world.is_main:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than what the run began with"}
             print(f"\n{none.get(epoch, f'Best epoch {epoch}')}{said}")
-            verbose, plots = len(index.names) <= 20, self._journal.renders
-            device, skipped = run.world.accelerator.name, self._state.progress.skipped_steps
+            verbose, plots = len(index.names) <= 20, self.journal.renders
+            device, skipped = run.world.accelerator.name, self.state.progress.skipped_steps
             origin = Origin(run.config, str(best), run.imgsz, device, run.world.size, data.pictures, epoch, skipped)
             epochs = functools.partial(read_results, run.folder / "results.csv")
             listed = report_validation(
@@ -144,7 +134,7 @@ class Validation:
             tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
             print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
             print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
-        self._journal.finish(max(epoch or 0, 0), best, found.metrics.confidence)
+        self.journal.finish(max(epoch or 0, 0), best, found.metrics.confidence)
         if run.world.is_main:
             report_errors(found, listed, index, run.folder)
         run.world.barrier()
@@ -152,20 +142,20 @@ class Validation:
 
     def _measured_last(self, model: DetectionModel) -> Evaluation | None:
         """What the last epoch measured, where every rank has the same weights as `model`; without losses."""
-        saved, last = model.state_dict(), self._state.ema.model.state_dict()
+        saved, last = model.state_dict(), self.state.ema.model.state_dict()
         same = self._last is not None and all(torch.equal(saved[name], last[name]) for name in saved)
-        if self._last is None or not all(self._run.world.all_gather(same)):
+        if self._last is None or not all(self.run.world.all_gather(same)):
             return None
         return dataclasses.replace(self._last, metrics=dataclasses.replace(self._last.metrics, losses=()))
 
     def _ended(self, metrics: Metrics) -> Ended:
-        config, epochs, stopper = self._run.config, self._state.progress.epoch, self._state.stopper
+        config, epochs, stopper = self.run.config, self.state.progress.epoch, self.state.stopper
         best = None if stopper.best_epoch == START else stopper.best_epoch
-        return Ended(metrics, self._run.folder, config.data, epochs, best, stopper.has_stopped(epochs))
+        return Ended(metrics, self.run.folder, config.data, epochs, best, stopper.has_stopped(epochs))
 
     def _measurable(self, model: DetectionModel) -> DetectionModel | Pipeline:
         """What finds the objects: a copy of the model, with `--tile` in the pipeline of val.py."""
-        run, accelerator = self._run, self._run.world.accelerator
+        run, accelerator = self.run, self.run.world.accelerator
         fused = fused_copy(model, accelerator)
         if not run.config.tile:
             return fused

@@ -55,7 +55,6 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Be
 
     Args:
         given: the flags that were given, by name; those of a resumed run that are not among them stay as saved.
-        world: this rank.
         stack: releases the lock of the run's folder.
 
     Raises:

@@ -93,34 +93,33 @@ def test_rates_by_layer_are_said_of_a_run_from_weights() -> None:
     assert "learning rate 0.002, warm-up" in recipe_in_words(dataclasses.replace(scratch, hyp=hyp), schedule)
 
 
+FINE = [(LOW, 131, "best.pt"), (LOW, 1000, ""), (SHORT, 131, "")]
+OF_EACH = "--hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave)"
+MORE = "more --epochs or a smaller --batch-size"
+
+
 @pytest.mark.parametrize(
-    ("file", "images", "weights", "said"),
+    ("file", "images", "weights", "steps", "why", "helps"),
     [
-        (LOW, 131, "", "199 optimizer steps, 100 of 540 batches for the warm-up: few for a model from scratch. "
-         "What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave)."),
-        (LOW, 131, "best.pt", ""),
-        (LOW, 1000, "", ""),
-        (SHORT, 131, "", ""),
-        (LOW, 40, "best.pt", "83 optimizer steps, 100 of 180 batches for the warm-up: it is most of the run. "
-         "What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave); "
-         "more --epochs or a smaller --batch-size."),
-        (LOW, 40, "", "83 optimizer steps, 100 of 180 batches for the warm-up: few for a model from scratch. "
-         "What helps: --hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave); more "
-         "--epochs or a smaller --batch-size."),
-        (SHORT, 40, "", "180 optimizer steps, 36 of 180 batches for the warm-up: few for a model from scratch. "
-         "What helps: more --epochs or a smaller --batch-size."),
+        (LOW, 131, "", "199 optimizer steps, 100 of 540", "few for a model from scratch", OF_EACH),
+        (LOW, 40, "best.pt", "83 optimizer steps, 100 of 180", "it is most of the run", f"{OF_EACH}; {MORE}"),
+        (LOW, 40, "", "83 optimizer steps, 100 of 180", "few for a model from scratch", f"{OF_EACH}; {MORE}"),
+        (SHORT, 40, "", "180 optimizer steps, 36 of 180", "few for a model from scratch", MORE),
+        *((file, images, weights, "", "", "") for file, images, weights in FINE),
     ],
-)  # fmt: skip
-def test_a_run_of_few_steps_or_of_warm_up_is_warned(file: str, images: int, weights: str, said: str) -> None:
-    assert warnings(*made(file, images, weights=weights), DetectionModel(TINY).head) == ([said] if said else [])
+)
+def test_a_run_of_few_steps_or_of_warm_up_is_warned(
+    file: str, images: int, weights: str, steps: str, why: str, helps: str
+) -> None:
+    said = f"{steps} batches for the warm-up: {why}. What helps: {helps}."
+    assert warnings(*made(file, images, weights=weights), DetectionModel(TINY).head) == ([said] if steps else [])
 
 
 def test_a_long_run_that_is_mostly_warm_up_is_warned() -> None:
     run = made_run(load_hyp(LOW), imgsz=64, batch_size=64, hyp=LOW, epochs=5)
-    assert warnings(run, Schedule(run.hyp, 5, 200, 64), DetectionModel(TINY).head) == [
-        "1,000 optimizer steps, 600 of 1,000 batches for the warm-up: it is most of the run. What helps: a lower "
-        "warmup_epochs in --hyp."
-    ]
+    (said,) = warnings(run, Schedule(run.hyp, 5, 200, 64), DetectionModel(TINY).head)
+    assert said.startswith("1,000 optimizer steps, 600 of 1,000 batches for the warm-up: it is most of the run.")
+    assert said.endswith("What helps: a lower warmup_epochs in --hyp.")
 
 
 def test_better_starts_are_named_for_few_pictures() -> None:

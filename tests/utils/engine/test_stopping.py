@@ -46,15 +46,6 @@ def test_a_plateau_ends_when_it_would_have_without_the_resume() -> None:
     assert [of_an_earlier_version.update(epoch, 0.4) for epoch in (2, 3, 4)] == [False, False, True]
 
 
-@pytest.mark.parametrize("patience", [1, 3])
-def test_state_continues(patience: int) -> None:
-    first = EarlyStopping(patience)
-    first.update(0, 0.5)
-    second = EarlyStopping(patience)
-    second.load_state_dict(first.state_dict())
-    assert [second.update(e, 0.1) for e in range(1, 5)] == [e >= patience for e in range(1, 5)]
-
-
 def test_the_start_is_the_best_until_an_epoch_is_as_good() -> None:
     """Patience counts from the first epoch on; a resumed run knows it too."""
     stopper = EarlyStopping(2)

@@ -55,12 +55,27 @@ class Linear:
         return found
 
 
-def test_the_chosen_batch_is_tried_and_made_smaller_until_it_fits() -> None:
+@pytest.mark.parametrize(
+    ("image", "validation", "surprise", "most", "batch", "tried"),
+    [
+        (100, 60, 0, 1000, 79, [1, 2, 4, 8, 16, 79]),
+        (100, 60, 2000, 1000, 63, [1, 2, 4, 8, 16, 79, 71, 63]),  # what was chosen does not fit after all
+        (100, 200, 0, 1000, 39, [1, 2, 4, 8, 16, 39]),  # validation takes more than training
+        (100, 60, 0, 24, 24, [1, 2, 4, 8, 16, 24]),  # the images of the dataset
+    ],
+)
+def test_the_chosen_batch_is_tried_and_made_smaller_until_it_fits(
+    image: int, validation: int, surprise: int, most: int, batch: int, tried: list[int]
+) -> None:
     world = World(accelerator=StandIn(capacity=10_000))
-    measure = Linear(world.accelerator, 100, 60)
-    assert auto_batch_size(measure, 1000, world) == 79 and measure.tried == [1, 2, 4, 8, 16, 79]
-    measure = Linear(world.accelerator, 100, 60, surprise=2000)
-    assert auto_batch_size(measure, 1000, world) == 63 and measure.tried[5:] == [79, 71, 63]
+    measure = Linear(world.accelerator, image, validation, surprise)
+    assert auto_batch_size(measure, most, world) == batch and measure.tried == tried
+
+
+def test_where_one_image_does_not_fit() -> None:
+    world = World(accelerator=StandIn(capacity=10_000))
+    with pytest.raises(UserError, match="one image does not fit"):
+        auto_batch_size(Linear(world.accelerator, 20_000, 60), 24, world)
 
 
 def test_the_line_is_trusted_for_eight_times_what_was_measured() -> None:
@@ -76,19 +91,6 @@ def test_the_line_is_trusted_for_eight_times_what_was_measured() -> None:
 
     assert auto_batch_size(flat, 2000, world) == 1458
     assert tried == [1, 2, 4, 8, 16, 128, 1024, 2000, 1800, 1620, 1458]
-
-
-def test_validation_counts_where_it_takes_more_than_training() -> None:
-    world = World(accelerator=StandIn(capacity=10_000))
-    assert auto_batch_size(Linear(world.accelerator, 100, 200), 1000, world) == 39
-
-
-def test_no_more_than_the_dataset_and_no_less_than_one() -> None:
-    world = World(accelerator=StandIn(capacity=10_000))
-    measure = Linear(world.accelerator, 100, 60)
-    assert auto_batch_size(measure, 24, world) == 24 and measure.tried[-1] == 24
-    with pytest.raises(UserError, match="one image does not fit"):
-        auto_batch_size(Linear(world.accelerator, 20_000, 60), 24, world)
 
 
 def test_another_error_is_not_taken_for_missing_memory() -> None:

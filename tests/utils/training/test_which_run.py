@@ -53,18 +53,7 @@ def night(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(night: Path, tmp_path: Path) -> Path:
     """A copy of the run."""
-    (tmp_path / "night" / "weights").mkdir(parents=True)
-    for name in (
-        "opt.yaml",
-        "results.csv",
-        "errors.jsonl",
-        "weights/last.pt",
-        "weights/best.pt",
-        "weights/epoch0.pt",
-        "weights/epoch1.pt",
-    ):
-        (tmp_path / "night" / name).write_bytes((night / name).read_bytes())
-    return tmp_path / "night"
+    return Path(shutil.copytree(night, tmp_path / "night"))
 
 
 def test_a_run_that_is_done_stays_as_it_is_and_goes_on_with_more_epochs(data: Path, run: Path) -> None:
