@@ -169,14 +169,8 @@ def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None
         ("5", "found 5, expected a COCO detection file"),
         (coco(images=coco()["images"] + [{"id": 7, "file_name": "c.jpg"}]), r"images\[2\] has the id 7, and so has an"),
         (coco(categories=coco()["categories"] * 2), r"categories\[2\] has the id 17, and so has an"),
-        (
-            coco(categories=[{"id": 17, "name": "cat"}, {"id": "17", "name": "dog"}]),
-            "has the id 17, and so",
-        ),
-        (
-            coco(images=coco()["images"] + [{"id": 8, "file_name": "a.jpg"}]),
-            "file_name 'a.jpg', and so has",
-        ),
+        (coco(categories=[{"id": 17, "name": "cat"}, {"id": "17", "name": "dog"}]), "has the id 17, and so"),
+        (coco(images=coco()["images"] + [{"id": 8, "file_name": "a.jpg"}]), "file_name 'a.jpg', and so has"),
         *(
             (coco(images=coco()["images"] + [{"id": 8, "file_name": name}]), r"and so has images\[0\] \('a.jpg'\)")
             for name in ("./a.jpg", "x/../a.jpg", ".//a.jpg")
@@ -193,15 +187,9 @@ def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None
         (coco(images=[{"id": 7, "file_name": "\ud800.jpg"}]), r"file_name '\\ud800.jpg', which no file can have"),
         (coco(images=[{"id": 7, "file_name": "a" * 5000 + ".jpg"}]), r"file_name 'aaa.{,200}, which no file can have"),
         (coco(images=[{"id": 7, "file_name": "a" * 300 + ".jpg"}]), r"such as 'a+.*a+\.jpg', are in none of"),
-        (
-            coco(images=[{"id": 7, "file_name": "a.jpg", "height": float("inf")}]),
-            "has the height inf, expected",
-        ),
+        (coco(images=[{"id": 7, "file_name": "a.jpg", "height": float("inf")}]), "has the height inf, expected"),
         (coco(images=[{"id": 7, "file_name": "a.jpg", "width": "wide"}]), "has the width 'wide', expected"),
-        (
-            coco(images=[{"id": 7, "file_name": "a.jpg", "width": 10**400}]),
-            "width a number of about 401 digits",
-        ),
+        (coco(images=[{"id": 7, "file_name": "a.jpg", "width": 10**400}]), "width a number of about 401 digits"),
     ],
 )
 def test_not_coco(tmp_path: Path, content: Any, what: str) -> None:

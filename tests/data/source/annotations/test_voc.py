@@ -164,16 +164,8 @@ def test_voc_in_other_encodings(declared: str, codec: str, name: str) -> None:
         (b'<?xml version="1.0" encoding="martian"?><annotation/>', 1, "the encoding 'martian', which is unknown. Save"),
         (b'<?xml version="1.0" encoding="zlib"?><annotation/>', 1, "the encoding 'zlib', which is unknown"),
         (b'<?xml version="1.0" encoding="idna"?><annotation/>', 1, "the encoding 'idna', which is unknown"),
-        (
-            b'<?xml version="1.0" encoding="GB2312"?>\n<annotation>\n\xff\xff</annotation>',
-            3,
-            "but byte 0x",
-        ),
-        (
-            "<annotation>\n<name>小猫在此</name></annotation>".encode("gbk"),
-            2,
-            "not utf-8. Save it as UTF-8, or",
-        ),
+        (b'<?xml version="1.0" encoding="GB2312"?>\n<annotation>\n\xff\xff</annotation>', 3, "but byte 0x"),
+        ("<annotation>\n<name>小猫在此</name></annotation>".encode("gbk"), 2, "not utf-8. Save it as UTF-8, or"),
         (b"<annotation>\n" + b"<a>" * 1_000_000, 2, "nest deeper than 32"),
         (voc(size="<size><width>" + "9" * 6000 + "</width><height>48</height></size>"), None, ""),
         (voc(voc_object(box="1 1 " + "9" * 6000 + " 48")), 4, "<xmax> is 9999"),
