@@ -43,34 +43,21 @@ class Regions(NamedTuple):
 
 @dataclass
 class ParsedLabels:
-    """The objects of one image, as its labels have them, equal ones once.
+    """The objects of one image, as its labels have them, equal ones once."""
 
-    Attributes:
-        classes: class of each object.
-        boxes: centre x, centre y, width, height of each object, end to end, fractions of the image.
-        polygons: float64 (k, 2) xy fractions of each object, k = 0 for an object with a box only; [] where all are.
-        duplicates: rows equal to an earlier one, which are left out.
-        problems: (line, what) of each row that cannot be used; line None is the whole file.
-        unknown: (line, class) of each row whose class the dataset does not name.
-        ignored: regions that are neither object nor background.
-        remarks: (line, what) of what is left out while the image is kept.
-        notes: (line, what) of what costs nothing, such as a box that is cut to the image.
-        lines: where each object is.
-        stated_hw: the image's height and width, as the labels state them; (0, 0) where they do not.
-        left_out: remarks, or problems where no object is left: the image would seem to be background.
-    """
-
-    classes: list[int] = field(default_factory=list)
-    boxes: list[float] = field(default_factory=list)
+    classes: list[int] = field(default_factory=list)  # class of each object
+    boxes: list[float] = field(default_factory=list)  # centre x and y, width, height of each; fractions
+    # (k, 2) xy fractions of each object, k = 0 for an object with a box only; [] where all are.
     polygons: list[NDArray[np.float64]] = field(default_factory=list)
-    duplicates: int = 0
-    problems: list[tuple[int | None, str]] = field(default_factory=list)
-    unknown: list[tuple[int, str]] = field(default_factory=list)
-    ignored: Regions = field(default_factory=lambda: Regions([], []))
-    remarks: list[tuple[int | None, str]] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-    notes: list[tuple[int, str]] = field(default_factory=list)
-    stated_hw: Size = (0, 0)
+    duplicates: int = 0  # rows equal to an earlier one, which are left out
+    problems: list[tuple[int | None, str]] = field(default_factory=list)  # line of each unusable row; None: the file
+    unknown: list[tuple[int, str]] = field(default_factory=list)  # line, class that is not named
+    ignored: Regions = field(default_factory=lambda: Regions([], []))  # neither object nor background
+    remarks: list[tuple[int | None, str]] = field(default_factory=list)  # left out; the image is kept
+    lines: list[int] = field(default_factory=list)  # where each object is
+    notes: list[tuple[int, str]] = field(default_factory=list)  # what costs nothing: a box that is cut
+    stated_hw: Size = (0, 0)  # height and width of the image as the labels state them; (0, 0) where they do not
+    # Remarks, or problems where no object is left: the image would seem to be background.
     left_out: list[tuple[int, str]] = field(default_factory=list)
     _seen: set[tuple[float | str, ...]] = field(default_factory=set, compare=False)
 
