@@ -119,10 +119,8 @@ def coco(root: Path, more: str) -> Path:
     rows = [{"image_id": 1, "category_id": c, "bbox": box, "iscrowd": 0} for c, box in boxes.items()]
     rows += [{"image_id": 1, "category_id": c, "bbox": [30, 0, 8, 8], "iscrowd": 1} for c in (3, 20)]
     content = {"images": [{"id": 1, "file_name": "a.jpg"}], "categories": categories, "annotations": rows}
-    (root / "set.json").write_text(json.dumps(content))
-    yaml = root / "coco.yaml"
-    yaml.write_text(f"path: {root}\ntrain: set.json\nval: set.json\n{more}")
-    return yaml
+    write(root / "set.json", json.dumps(content))
+    return write(root / "coco.yaml", f"path: {root}\ntrain: set.json\nval: set.json\n{more}")
 
 
 @pytest.mark.parametrize("names", ["", "names: [truck, car, person]\n"])

@@ -75,22 +75,14 @@ def test_difficult_objects_and_ignored_names_of_voc(tmp_path: Path) -> None:
 def coco(tmp_path: Path, more: str, bad: bool = False) -> Path:
     """A cat, a dog, a cow and a crowd of cats, and perhaps a cow without a box."""
     write_image(tmp_path / "images" / "a.jpg")
-    rows: list[tuple[int, list[int] | None, int]] = [
-        (1, [0, 0, 8, 8], 0),
-        (2, [8, 0, 8, 8], 0),
-        (3, [16, 0, 8, 8], 0),
-        (1, [24, 0, 8, 8], 1),
-    ]
-    rows += [(3, None, 0)] * bad
+    rows = [(c, [8 * at, 0, 8, 8], at == 3) for at, c in enumerate((1, 2, 3, 1))] + [(3, None, 0)] * bad
     content = {
         "images": [{"id": 1, "file_name": "a.jpg"}],
-        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 3, "name": "cow"}],
+        "categories": [{"id": at, "name": name} for at, name in enumerate(("cat", "dog", "cow"), 1)],
         "annotations": [{"image_id": 1, "category_id": c, "bbox": box, "iscrowd": crowd} for c, box, crowd in rows],
     }
-    (tmp_path / "set.json").write_text(json.dumps(content))
-    yaml = tmp_path / "coco.yaml"
-    yaml.write_text(f"path: {tmp_path}\ntrain: set.json\nval: set.json\n{more}")
-    return yaml
+    write(tmp_path / "set.json", json.dumps(content))
+    return write(tmp_path / "coco.yaml", f"path: {tmp_path}\ntrain: set.json\nval: set.json\n{more}")
 
 
 @pytest.mark.parametrize("names", ["", "names: [cat, dog]\n"])
