@@ -90,9 +90,8 @@ class Place:
         """Generate or download the dataset so that `target` appears whole; one process does, the others wait for it."""
         done = "generated" if self.generate else "downloaded"
         datasets = absolute(datasets_dir())
-        real = Path(
-            os.path.realpath(target)
-        )  # links may lead into the folder of datasets and out of it: none is written through
+        # Links may lead into the folder of datasets and out of it: none is written through.
+        real = Path(os.path.realpath(target))
         if Path(os.path.realpath(datasets)) not in real.parents:
             raise UserError(
                 f"{self.where}: {shown(target)} does not hold the dataset, and datasets are {done} only into folders "
