@@ -20,14 +20,7 @@ from tqdm import tqdm
 from tessera.utils import network
 from tessera.utils.errors import UserError
 from tessera.utils.files import is_at
-from tessera.utils.network import (
-    TransientError,
-    check_address,
-    open_address,
-    read_blocks,
-    shown_address,
-    stated_length,
-)
+from tessera.utils.network import TransientError, check_address, open_address, read_blocks, shown_address, stated_length
 from tessera.utils.text import shown
 
 if TYPE_CHECKING:
@@ -58,11 +51,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def fetch(
-    url: str,
-    target: Path,
-    *,
-    max_bytes: int = MAX_DOWNLOAD_BYTES,
-    accept: Callable[[Path], None] | None = None,
+    url: str, target: Path, *, max_bytes: int = MAX_DOWNLOAD_BYTES, accept: Callable[[Path], None] | None = None
 ) -> Path:
     """Download `url` to `target`, with a bar on stderr; a target that exists is taken as it is.
 

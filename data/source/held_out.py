@@ -42,29 +42,18 @@ log = logging.getLogger(__name__)
 
 
 class Fingerprints(NamedTuple):
-    """What N pictures hold.
+    """What N pictures hold."""
 
-    Attributes:
-        contents: uint8 (N, 16), hash of each file; of its path from the dataset's folder where it does not decode.
-        bits: uint8 (N, 18), `difference_hash` of each picture; 0 where it does not decode.
-    """
-
-    contents: NDArray[np.uint8]
-    bits: NDArray[np.uint8]
+    contents: NDArray[np.uint8]  # (N, 16), hash of each file; of its path from the dataset's folder where it is damaged
+    bits: NDArray[np.uint8]  # (N, 18), `difference_hash` of each picture; 0 where it does not decode
 
 
 class Division(NamedTuple):
-    """Which images are held out.
+    """Which images are held out."""
 
-    Attributes:
-        is_val: bool (N,).
-        groups: int64 (N,), equal for images that are kept together.
-        alike: bits that such images differ in at most, from one to the next.
-    """
-
-    is_val: NDArray[np.bool_]
-    groups: NDArray[np.int64]
-    alike: int
+    is_val: NDArray[np.bool_]  # (N,)
+    groups: NDArray[np.int64]  # (N,), equal for images that are kept together
+    alike: int  # bits that such images differ in at most, from one to the next
 
 
 def part_of(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
@@ -155,13 +144,7 @@ def _chosen(groups: NDArray[np.int64], keys: Sequence[bytes], most: int) -> NDAr
 
 
 def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDArray[np.int64]:
-    """The group of each of N pictures: chains of pictures, each at most `alike` bits from the next; int64 (N,).
-
-    Args:
-        bits: uint8 (N, 18), as in Fingerprints; those of 0 look like nothing else.
-        copies: int64 (N,), equal for equal files.
-        alike: the limit.
-    """
+    """The group of each of N pictures, (N,): equal `copies`, and chains of at most `alike` bits between two."""
     _, first, of = np.unique(copies, return_index=True, return_inverse=True)
     count = len(first)
     labels = np.arange(count)
@@ -187,9 +170,7 @@ def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDA
 def similar(bits: NDArray[np.uint8], alike: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """Some rows of N hashes at a time, and which of those up to the last row, but themselves, are at most `alike` away.
 
-    Args:
-        bits: uint8 (N, 18), as in Fingerprints; those of 0 look like nothing else.
-        alike: the limit.
+    Hashes of 0 look like nothing else.
     """
     signs = np.where(np.unpackbits(bits, axis=1), np.float32(1), np.float32(-1))
     signs[~bits.any(1)] = 0

@@ -54,13 +54,10 @@ def build_index(
 ) -> DatasetIndex:
     """Index a split, from the cache where nothing has changed.
 
-    With `single_cls` every class becomes 0 and `names` is one name: the dataset's own if it has but one, else "item".
-    Left-out images are in `problems`, removed duplicates in `notes`; `problem_report` formats both for the console.
-
     Args:
         spec: the dataset.
         split: "train", "val" or "test".
-        single_cls: treat all classes as one.
+        single_cls: every class becomes 0, named as the dataset's only one, else "item".
         verified: file of an index → its digest, of the indexes that were compared with this node's images and labels
             just now: they are mapped as they are. This one is added.
 
@@ -156,10 +153,7 @@ def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
 
 
 def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, ...]) -> str:
-    """State of the dataset: paths from its root, states of files, names, format. A dataset moved as it is keeps it.
-
-    Where a share is held out, it is that of all its images, and of which part of them this is.
-    """
+    """State of the dataset: paths from its root, states of files, names, format. A dataset moved as it is keeps it."""
     state = hashlib.blake2b(digest_size=20)
     sources = [f"{listing.shown(file)} {status}" for file, (status, _) in sorted(listing.coco_images.items())]
     # All paths at once: a hundred thousand calls of `shown` would take longer than the rest of this function.

@@ -39,31 +39,20 @@ Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
 
 @dataclass
 class Listing:
-    """Images of a split in the order of their paths, each once.
+    """Images of a split in the order of their paths, each once."""
 
-    Attributes:
-        root: folder of the dataset; messages name files from there.
-        images: absolute paths, and addresses, which no image is read from.
-        labels: the .txt or .xml that belongs to each image, whether it exists or not; "" where a COCO file does.
-        image_stats, label_stats: int64 (N, 3), a Stat of each file.
-        coco: place in `images` → COCO file, image with its annotations, category id → name.
-        coco_images: COCO file → its state and the images it lists; what the next listing may reuse.
-        is_complete: False where annotations were not read because the COCO file was remembered.
-        problems, notes: "file: what" of what costs images or labels, and of what is unusual but costs nothing.
-        ownerless: a message for each annotation of a COCO file that belongs to no image: training refuses them.
-    """
-
-    root: str
-    images: list[str] = field(default_factory=list)
-    labels: list[str] = field(default_factory=list)
-    image_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    root: str  # folder of the dataset; messages name files from there
+    images: list[str] = field(default_factory=list)  # absolute paths, and addresses
+    labels: list[str] = field(default_factory=list)  # .txt or .xml of each image, there or not; "" of COCO
+    image_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))  # Stats
     label_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    # Place in `images` → COCO file, image with its annotations, category id → name.
     coco: dict[int, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
-    coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)
-    is_complete: bool = True
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    ownerless: list[str] = field(default_factory=list)
+    coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)  # COCO file → its state, images
+    is_complete: bool = True  # False where annotations were not read because the COCO file was remembered
+    problems: list[str] = field(default_factory=list)  # "file: what" of what costs images or labels
+    notes: list[str] = field(default_factory=list)  # of what is unusual but costs nothing
+    ownerless: list[str] = field(default_factory=list)  # annotations of COCO of no image: training refuses them
 
     def shown(self, path: str) -> str:
         """A path as messages name it."""

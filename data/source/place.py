@@ -36,25 +36,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """What a dataset YAML says of its folder.
+    """What a dataset YAML says of its folder."""
 
-    Attributes:
-        yaml_path: the YAML.
-        where: what messages about `path` start with, such as "coco.yaml:3: path".
-        stated: `path` as written; None where it is missing.
-        entries: split → its entries as written.
-        archives: of `download`.
-        refused: why `download` cannot be followed; "" where it can, or there is none.
-        generate: name of a generator.
-    """
-
-    yaml_path: Path
-    where: str
-    stated: str | None
-    entries: Mapping[str, Sequence[str]]
-    archives: tuple[Archive, ...] = ()
-    refused: str = ""
-    generate: str | None = None
+    yaml_path: Path  # the YAML
+    where: str  # what messages about `path` start with, such as "coco.yaml:3: path"
+    stated: str | None  # `path` as written; None where it is missing
+    entries: Mapping[str, Sequence[str]]  # split → its entries as written
+    archives: tuple[Archive, ...] = ()  # of `download`
+    refused: str = ""  # why `download` cannot be followed; "" where it can, or there is none
+    generate: str | None = None  # name of a generator
 
     def is_in(self, root: Path, splits: Iterable[str] | None = None) -> bool:
         """Whether `root` is a folder with an entry of any of `splits` (all where None)."""
@@ -100,9 +90,8 @@ class Place:
         """Generate or download the dataset so that `target` appears whole; one process does, the others wait for it."""
         done = "generated" if self.generate else "downloaded"
         datasets = absolute(datasets_dir())
-        real = Path(
-            os.path.realpath(target)
-        )  # links may lead into the folder of datasets and out of it: none is written through
+        # Links may lead into the folder of datasets and out of it: none is written through.
+        real = Path(os.path.realpath(target))
         if Path(os.path.realpath(datasets)) not in real.parents:
             raise UserError(
                 f"{self.where}: {shown(target)} does not hold the dataset, and datasets are {done} only into folders "

@@ -32,21 +32,13 @@ _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
 
 
 class ClassNames(NamedTuple):
-    """What is checked against.
+    """The classes that labels are checked against."""
 
-    Attributes:
-        ids: name → class; -2 - k of the k-th class that the dataset ignores or, behind these, leaves out.
-        single: every class is taken, and becomes 0, but for those that are ignored or left out.
-        numbers: what the numbers of label files stand for; () where every number is its class.
-        ignored: how many classes are ignored.
-        keypoints: as in DatasetSpec.
-    """
-
-    ids: Mapping[str, int]
-    single: bool
-    numbers: tuple[int, ...] = ()
-    ignored: int = 0
-    keypoints: int = 0
+    ids: Mapping[str, int]  # name → class; -2 - k of the k-th one that is ignored or, behind these, left out
+    single: bool  # every class is taken, and becomes 0, but for those that are ignored or left out
+    numbers: tuple[int, ...] = ()  # what the numbers of label files stand for; () where every number is its class
+    ignored: int = 0  # how many classes are ignored
+    keypoints: int = 0  # as in DatasetSpec
 
     @classmethod
     def of(cls, spec: DatasetSpec, single: bool) -> ClassNames:
@@ -58,41 +50,23 @@ class ClassNames(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Scanned images; n of them kept, with m objects.
+    """Scanned images; n of them kept, with m objects."""
 
-    Attributes:
-        kept: bool, one an image listed.
-        sizes_hw: int32 (n, 2).
-        counts: int64 (n,), objects of each image.
-        classes: int32 (m,).
-        boxes_xyxy: float32 (m, 4) pixels.
-        point_counts: int64 (m,), points of each object's polygon.
-        points: float32 (k, 2) pixels.
-        ignored_counts: int64 (n,), ignored regions of each image.
-        ignored_classes: int32 (r,), as in `Regions`.
-        ignored_boxes_xyxy: float32 (r, 4) pixels.
-        left_out_counts: int64 (n,), objects and regions of each image of classes that are left out.
-        left_out_classes: int64 (l,), the place of each one's class among those that are left out.
-        problems: "file:line: what" of all that is wrong.
-        notes: the same of what costs nothing: equal rows.
-        unknown: (place, class) of rows whose class the dataset does not name.
-    """
-
-    kept: NDArray[np.bool_]
-    sizes_hw: NDArray[np.int32]
-    counts: NDArray[np.int64]
-    classes: NDArray[np.int32]
-    boxes_xyxy: NDArray[np.float32]
-    point_counts: NDArray[np.int64]
-    points: NDArray[np.float32]
-    ignored_counts: NDArray[np.int64]
-    ignored_classes: NDArray[np.int32]
-    ignored_boxes_xyxy: NDArray[np.float32]
-    left_out_counts: NDArray[np.int64]
-    left_out_classes: NDArray[np.int64]
-    problems: list[str]
-    notes: list[str]
-    unknown: list[tuple[str, str]]
+    kept: NDArray[np.bool_]  # one an image listed
+    sizes_hw: NDArray[np.int32]  # (n, 2)
+    counts: NDArray[np.int64]  # (n,), objects of each image
+    classes: NDArray[np.int32]  # (m,)
+    boxes_xyxy: NDArray[np.float32]  # (m, 4) pixels
+    point_counts: NDArray[np.int64]  # (m,), points of each object's polygon
+    points: NDArray[np.float32]  # (k, 2) pixels
+    ignored_counts: NDArray[np.int64]  # (n,), ignored regions of each image
+    ignored_classes: NDArray[np.int32]  # (r,), as in `Regions`
+    ignored_boxes_xyxy: NDArray[np.float32]  # (r, 4) pixels
+    left_out_counts: NDArray[np.int64]  # (n,), objects and regions of each image of classes that are left out
+    left_out_classes: NDArray[np.int64]  # (l,), the place of each one's class among those that are left out
+    problems: list[str]  # "file:line: what" of all that is wrong
+    notes: list[str]  # the same of what costs nothing: equal rows
+    unknown: list[tuple[str, str]]  # (place, class) of rows whose class the dataset does not name
 
 
 def scan(listing: Listing, names: ClassNames) -> Scan:
@@ -241,17 +215,11 @@ def _read_bytes(path: str, length: int) -> bytes:
 
 
 class ImageLabels(NamedTuple):
-    """The labels of an image.
+    """The labels of an image."""
 
-    Attributes:
-        file: text, XML or JSON file, whether it exists or not.
-        lines: of each object of the index, from 1; () where the file has changed since, and in a COCO file.
-        ids: of the annotation of each object, None without one; () where it does not come from a COCO file.
-    """
-
-    file: str
-    lines: Sequence[int] = ()
-    ids: Sequence[CocoId | None] = ()
+    file: str  # text, XML or JSON file, whether it exists or not
+    lines: Sequence[int] = ()  # of each object, from 1; () where the file has changed since, and in a COCO file
+    ids: Sequence[CocoId | None] = ()  # of the annotation of each object; () where it is of no COCO file
 
     def place(self, row: int) -> tuple[int | None, CocoId | None]:
         """Line and id of an object; None for what is not known, and of row -1."""

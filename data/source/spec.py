@@ -42,15 +42,11 @@ _FOLDER = HOME / "data"
 
 
 def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
-    """Read a dataset YAML and make sure that its folder is there.
+    """Read a dataset YAML and make sure that its folder is there; an entry may be missing, which `build_index` says.
 
     Args:
         data: the YAML, as given or from the repository's data/, with or without ".yaml".
         obtain: download or generate a dataset that is not there; else it is an error.
-
-    Returns:
-        The specification; all entries are absolute. An entry may still be missing: `build_index` raises when it is
-        used.
 
     Raises:
         UserError: no such YAML, a mistake in it, or the dataset is nowhere and unavailable.

@@ -32,22 +32,14 @@ _WORDS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # kinds of whole numbers
 
 
 class TiffDirectory(NamedTuple):
-    """What a TIFF file says of one of its images.
+    """What a TIFF file says of one of its images."""
 
-    Attributes:
-        encoded: the file.
-        at: where the directory is.
-        order, word: of bytes and of places, as `struct` names them.
-        entries: tag → its entry.
-        following: where the next directory is; 0 after the last one.
-    """
-
-    encoded: bytes | memoryview | mmap
-    at: int
-    order: str
-    word: str
-    entries: dict[int, bytes]
-    following: int
+    encoded: bytes | memoryview | mmap  # the file
+    at: int  # where the directory is
+    order: str  # of bytes, as `struct` names it
+    word: str  # of places, as `struct` names it
+    entries: dict[int, bytes]  # tag → its entry
+    following: int  # where the next directory is; 0 after the last one
 
     @classmethod
     def read(cls, encoded: bytes | memoryview | mmap, at: int | None = None, most: int = 1 << 62) -> TiffDirectory:

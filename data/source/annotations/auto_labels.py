@@ -22,28 +22,16 @@ _ANY_NAME = "auto_labels*.jsonl"  # of several runs, in one folder
 
 @dataclass(frozen=True)
 class AutoLabel:
-    """What is known of a label file that a model wrote.
+    """What is known of a label file that a model wrote."""
 
-    Attributes:
-        weights: of the model, as they were given to detect.py.
-        names: of the model's classes, by the numbers in the file.
-        sha256: of the file's content.
-        least_score: of its rows; 1 where it has none.
-    """
-
-    weights: str
-    names: tuple[str, ...]
-    sha256: str
-    least_score: float
+    weights: str  # of the model, as they were given to detect.py
+    names: tuple[str, ...]  # of the model's classes, by the numbers in the file
+    sha256: str  # of the file's content
+    least_score: float  # of its rows; 1 where it has none
 
 
 def auto_labels(folders: Iterable[Path], wrong: list[str]) -> dict[Path, AutoLabel]:
-    """What the lists in `folders` say of label files: of several lines on one file the last one counts.
-
-    Args:
-        folders: that may hold such lists.
-        wrong: a message for each line that cannot be read is added here.
-    """
+    """What the lists in `folders` say of label files, the last line of each; messages on bad lines go to `wrong`."""
     found = dict[Path, AutoLabel]()
     for path in sorted(path for folder in folders for path in folder.glob(_ANY_NAME)):
         weights, names = "", tuple[str, ...]()

@@ -40,10 +40,7 @@ def names_say_nothing(names: Sequence[str]) -> bool:
 
 
 def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
-    """Classes of one number and another name, such as "2 is 'car' in the checkpoint and 'cow' in the data".
-
-    "" where that are less than half of them, where the numbers of classes differ, or where names are but numbers.
-    """
+    """Classes of one number and another name, where that are most of as many; "" also where names are but numbers."""
     if len(before) != len(now) or names_say_nothing(before):
         return ""
     pairs = enumerate(zip(before, now, strict=True))
@@ -56,10 +53,7 @@ def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
 
 
 def moved_classes(before: Sequence[str], now: Sequence[str]) -> str:
-    """Classes that two lists of names give another number, such as "'cat' is 0 in the checkpoint and 1 in the data".
-
-    A class that one of them names differently has not moved. "" where there are none.
-    """
+    """Classes that two lists of names give another number, such as "'cat' is 0 in the checkpoint and 1 in the data"."""
     places = {name.strip().casefold(): number for number, name in enumerate(now)}
     moved = [
         f"{shown(name)} is {number} in the checkpoint and {place} in the data"

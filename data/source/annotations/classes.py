@@ -45,7 +45,7 @@ def _all_classes(found: YamlMapping) -> Classes:
         if name in numbers:
             raise ConfigError(
                 f"{where}: ignore: {shown(name)} is in names too, and so is trained. Take it out of ignore; or, to "
-                f"ignore it under its number in label files, write both as maps: names without it, and "
+                "ignore it under its number in label files, write both as maps: names without it, and "
                 f"`ignore: {{{numbers[name]}: {name}}}`."
             )
         if number in names:

@@ -35,21 +35,13 @@ class CocoImage:
 
 @dataclass
 class CocoFile:
-    """A COCO detection file.
+    """A COCO detection file."""
 
-    Attributes:
-        images: in the file's order.
-        categories: category id → name.
-        has_annotations: whether there is such a key; files of images to detect on have none.
-        ownerless: a message for each annotation that belongs to no image; "" beyond the first hundred.
-        nowhere: a message where none of its images is where it may be; else "".
-    """
-
-    images: list[CocoImage]
-    categories: dict[int, str]
-    has_annotations: bool
-    ownerless: list[str]
-    nowhere: str
+    images: list[CocoImage]  # in the file's order
+    categories: dict[int, str]  # category id → name
+    has_annotations: bool  # whether there is such a key; files of images to detect on have none
+    ownerless: list[str]  # a message for each annotation that belongs to no image; "" beyond the first hundred
+    nowhere: str  # a message where none of its images is where it may be; else ""
 
 
 def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:

@@ -1,10 +1,7 @@
 """Label files: rows `class x y w h` or `class x1 y1 x2 y2 …`, fractions of the image's width and height.
 
-A row of class -1 is a region to ignore: neither object nor background. With `kpt_shape` in the YAML a row may be one of
-a pose, whose keypoints follow the box and are ignored. What lies beyond the image by a rounding error is cut to it.
-
-A file of nothing but correct boxes takes a fast path; any other is read row by row with line numbers. Both give equal
-objects.
+A row of class -1 is a region to ignore: neither object nor background. What lies beyond the image by a rounding error
+is cut to it. A file of nothing but correct boxes takes a fast path; any other is read row by row.
 """
 
 from __future__ import annotations
@@ -19,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.errors import LFS_POINTER, UTF_16, is_lfs_pointer
+from tessera.utils.text import one_line
 
 _BOX_FIELDS = ("x", "y", "w", "h")
 _MAX_CLASS = 2**31 - 1
 ANY_CLASS = -1  # of a region that is about every class
 MOST_BEYOND = 0.01  # of a side, that a coordinate may lie beyond the image: it is cut, more is a mistake
+_LONGEST_TOKEN = 25  # characters of a message
 _NO_AREA = 1e-9  # of a side; rounding leaves so much of a box that ends where the image begins
 
 Size = tuple[int, int]
@@ -44,34 +43,21 @@ class Regions(NamedTuple):
 
 @dataclass
 class ParsedLabels:
-    """The objects of one image, as its labels have them, equal ones once.
+    """The objects of one image, as its labels have them, equal ones once."""
 
-    Attributes:
-        classes: class of each object.
-        boxes: centre x, centre y, width, height of each object, end to end, fractions of the image.
-        polygons: float64 (k, 2) xy fractions of each object, k = 0 for an object with a box only; [] where all are.
-        duplicates: rows equal to an earlier one, which are left out.
-        problems: (line, what) of each row that cannot be used; line None is the whole file.
-        unknown: (line, class) of each row whose class the dataset does not name.
-        ignored: regions that are neither object nor background.
-        remarks: (line, what) of what is left out while the image is kept.
-        notes: (line, what) of what costs nothing, such as a box that is cut to the image.
-        lines: where each object is.
-        stated_hw: the image's height and width, as the labels state them; (0, 0) where they do not.
-        left_out: remarks, or problems where no object is left: the image would seem to be background.
-    """
-
-    classes: list[int] = field(default_factory=list)
-    boxes: list[float] = field(default_factory=list)
+    classes: list[int] = field(default_factory=list)  # class of each object
+    boxes: list[float] = field(default_factory=list)  # centre x and y, width, height of each; fractions
+    # (k, 2) xy fractions of each object, k = 0 for an object with a box only; [] where all are.
     polygons: list[NDArray[np.float64]] = field(default_factory=list)
-    duplicates: int = 0
-    problems: list[tuple[int | None, str]] = field(default_factory=list)
-    unknown: list[tuple[int, str]] = field(default_factory=list)
-    ignored: Regions = field(default_factory=lambda: Regions([], []))
-    remarks: list[tuple[int | None, str]] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-    notes: list[tuple[int, str]] = field(default_factory=list)
-    stated_hw: Size = (0, 0)
+    duplicates: int = 0  # rows equal to an earlier one, which are left out
+    problems: list[tuple[int | None, str]] = field(default_factory=list)  # line of each unusable row; None: the file
+    unknown: list[tuple[int, str]] = field(default_factory=list)  # line, class that is not named
+    ignored: Regions = field(default_factory=lambda: Regions([], []))  # neither object nor background
+    remarks: list[tuple[int | None, str]] = field(default_factory=list)  # left out; the image is kept
+    lines: list[int] = field(default_factory=list)  # where each object is
+    notes: list[tuple[int, str]] = field(default_factory=list)  # what costs nothing: a box that is cut
+    stated_hw: Size = (0, 0)  # height and width of the image as the labels state them; (0, 0) where they do not
+    # Remarks, or problems where no object is left: the image would seem to be background.
     left_out: list[tuple[int, str]] = field(default_factory=list)
     _seen: set[tuple[float | str, ...]] = field(default_factory=set, compare=False)
 
@@ -111,10 +97,10 @@ class ParsedLabels:
 
 
 def parse_labels(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int = 0) -> ParsedLabels:
-    """Read a label file.
+    """Read a label file; a byte-order mark, Windows or old Mac line ends and blank lines are accepted.
 
     Args:
-        raw: its bytes. A byte-order mark, Windows or old Mac line ends and blank lines are accepted.
+        raw: its bytes.
         nc: number of classes, the ignored ones included.
         classes: what the first numbers of a file stand for, as in `Regions` those that are ignored or left out; ()
             where every number is its class.
@@ -215,21 +201,22 @@ def _read_row(tokens: list[bytes], keypoints: int) -> tuple[float, ...] | str:
         )
     row: list[float] = []
     for place, token in enumerate(tokens):
+        text = one_line(token.decode("utf-8", "backslashreplace"), _LONGEST_TOKEN)
         try:
             if b"_" in token:
                 raise ValueError
             value = float(token)
         except ValueError:
-            return f"'{_shown(token)}' is not a number"
+            return f"'{text}' is not a number"
         name = "class" if place == 0 else _field_name(place, count)
         if not math.isfinite(value):
-            return f"{name} is {_shown(token)}, expected a finite number"
+            return f"{name} is {text}, expected a finite number"
         if place == 0 and (value != int(value) or not ANY_CLASS <= value <= _MAX_CLASS):
-            return f"class is {_shown(token)}, expected an integer from 0 on, or -1 for a region to ignore"
+            return f"class is {text}, expected an integer from 0 on, or -1 for a region to ignore"
         if place > 0 and value < (-MOST_BEYOND if count > 5 or place < 3 else 0):
-            return f"{name} is {_shown(token)}, expected no negative value"
+            return f"{name} is {text}, expected no negative value"
         if place > 0 and value > 1 + MOST_BEYOND:
-            return f"{name} is {_shown(token)}, expected at most 1 (a fraction of the image's width or height)"
+            return f"{name} is {text}, expected at most 1 (a fraction of the image's width or height)"
         row.append(value)
     return tuple(row)
 
@@ -254,16 +241,6 @@ def _field_name(place: int, count: int) -> str:
     return _BOX_FIELDS[place - 1] if count == 5 else f"{'xy'[(place - 1) % 2]}{(place + 1) // 2}"
 
 
-def _shown(token: bytes) -> str:
-    """A token of a file, short and printable."""
-    text = token.decode("utf-8", "backslashreplace")
-    return (
-        (text if len(text) <= 24 else text[:24] + "…")
-        .encode("unicode_escape" if not text.isprintable() else "utf-8")
-        .decode()
-    )
-
-
 def clipped_fractions(left: float, top: float, right: float, bottom: float, size_hw: Size) -> list[float] | None:
     """Centre and size as fractions of the image, after cutting the box to it; None where nothing is left."""
     height, width = size_hw
@@ -276,11 +253,7 @@ def clipped_fractions(left: float, top: float, right: float, bottom: float, size
 def of_other_size(stated_hw: Size, size_hw: Size, reach_hw: NDArray[np.float64], is_turned: bool) -> tuple[bool, str]:
     """Whether labels that state another size than their image has are about it as it is, and what to say of them.
 
-    Args:
-        stated_hw: what the labels state.
-        size_hw: of the image.
-        reach_hw: how far their boxes reach.
-        is_turned: the image's EXIF orientation swaps height and width.
+    Their boxes reach as far as `reach_hw`; `is_turned` where the image's EXIF orientation swaps height and width.
     """
     stated, found = (f"{width} x {height}" for height, width in (stated_hw, size_hw))
     what = f"the annotations are made for {stated} pixels, but the image has {found}"

@@ -22,19 +22,12 @@ _LEAST, _USUAL = 5, 0.25  # boxes, and share of them, that leave the image far w
 
 
 class Written(NamedTuple):
-    """Boxes of a split as they are written, before anything is cut to the image; k of them.
+    """Boxes of a split as they are written, before anything is cut to the image; k of them."""
 
-    Attributes:
-        owners: int64 (k,), place of each one's image in the listing.
-        excess, excess_px: float64 (k,), by which a box leaves the image at most, of a side and in pixels.
-        as_corners: bool (k,), whether its third and fourth number are larger than the first and second: they could be
-            x1 y1 x2 y2.
-    """
-
-    owners: NDArray[np.int64]
-    excess: NDArray[np.float64]
-    excess_px: NDArray[np.float64]
-    as_corners: NDArray[np.bool_]
+    owners: NDArray[np.int64]  # (k,), place of each one's image in the listing
+    excess: NDArray[np.float64]  # (k,), by which a box leaves the image at most, of a side
+    excess_px: NDArray[np.float64]  # the same in pixels
+    as_corners: NDArray[np.bool_]  # (k,), third and fourth number are larger than the others: x1 y1 x2 y2?
 
 
 def check_boxes(check: DatasetCheck, part: Part) -> None:

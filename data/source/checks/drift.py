@@ -42,18 +42,13 @@ FAMILIES = {
 
 
 class Shares(NamedTuple):
-    """Shares of a family, 0 … 1, picture by picture, as a sparse matrix (N, K) of E entries.
+    """Shares of a family, 0 … 1, picture by picture, as a sparse matrix (N, K) of E entries."""
 
-    Attributes:
-        names: of the K shares.
-        has: bool (N,), pictures that count: those with an object, or all.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the K shares
     pictures: NDArray[np.int64]
     columns: NDArray[np.int64]
     values: NDArray[np.float64]
-    has: NDArray[np.bool_]
+    has: NDArray[np.bool_]  # bool (N,), pictures that count: those with an object, or all
 
 
 def check_drift(check: DatasetCheck, parts: Sequence[Part]) -> None:

@@ -51,29 +51,18 @@ KINDS = {
 
 
 class Look(NamedTuple):
-    """What a picture looks like.
+    """What a picture looks like."""
 
-    Attributes:
-        size_hw: of the decoded picture.
-        digest: of its file.
-        small: uint8 (SMALL, SMALL), a grey copy.
-        bits: uint8 (18,), `difference_hash` of it.
-        mean, most: level of all its pixels, and of its brightest one, of 255.
-        brightest: its largest level where it has more than 8 bits; else None.
-        is_cut, is_grey: the file breaks off; the picture has no colour.
-        orientation: as EXIF numbers it.
-    """
-
-    size_hw: tuple[int, int]
-    digest: bytes
-    small: Pixels
-    bits: Pixels
-    mean: float
-    most: int
-    brightest: float | None
-    is_cut: bool
-    is_grey: bool
-    orientation: int
+    size_hw: tuple[int, int]  # of the decoded picture
+    digest: bytes  # of its file
+    small: Pixels  # (SMALL, SMALL), a grey copy
+    bits: Pixels  # (18,), `difference_hash` of it
+    mean: float  # level of all its pixels, of 255
+    most: int  # level of its brightest pixel, of 255
+    brightest: float | None  # its largest level where it has more than 8 bits; else None
+    is_cut: bool  # the file breaks off
+    is_grey: bool  # it has no colour
+    orientation: int  # as EXIF numbers it
 
 
 def check_pictures(check: DatasetCheck, part: Part) -> list[Look | None]:

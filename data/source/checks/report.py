@@ -18,18 +18,13 @@ from tessera.utils.types import DatasetSpec
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """One split; N images listed, n of them kept, m objects.
-
-    Attributes:
-        split: "train", "val" or "test".
-        single_cls: all classes are one.
-    """
+    """One split; N images listed, n of them kept, m objects."""
 
     spec: DatasetSpec
-    split: str
+    split: str  # "train", "val" or "test"
     listing: Listing
     scanned: Scan
-    single_cls: bool
+    single_cls: bool  # all classes are one
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
@@ -60,23 +55,14 @@ class Moved(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """How a family of shares, such as those of the classes, differs between two splits.
+    """How a family of shares, such as those of the classes, differs between two splits."""
 
-    Attributes:
-        family: what the shares are of.
-        splits: two.
-        pictures: of both, that were compared.
-        p: that chance does as much, adjusted for all families.
-        distance: half the sum of all differences of the shares, 0 … 1; of classes the largest difference.
-        moved: shares that differ, the most certain first; () where nothing does.
-    """
-
-    family: str
-    splits: tuple[str, str]
-    pictures: tuple[int, int]
-    p: float
-    distance: float
-    moved: tuple[Moved, ...]
+    family: str  # what the shares are of
+    splits: tuple[str, str]  # two
+    pictures: tuple[int, int]  # of both, that were compared
+    p: float  # that chance does as much, adjusted for all families
+    distance: float  # half the sum of all differences of the shares, 0 … 1; of classes the largest difference
+    moved: tuple[Moved, ...]  # shares that differ, the most certain first; () where nothing does
 
 
 class Remark(NamedTuple):
@@ -105,34 +91,20 @@ PROBLEMS_CODE = 3  # exit code where there are problems, but no error
 
 @dataclass
 class DatasetCheck:
-    """Findings, one line each ("file:line: what"), in three weights.
+    """Findings, one line each ("file:line: what"), in three weights: errors, problems and notes."""
 
-    Attributes:
-        errors: training refuses the dataset, or would learn something wrong.
-        problems: cost labels or images, or trust in the metrics.
-        notes: worth knowing, such as classes without an object; they cost nothing.
-        facts: what the dataset holds, wrong or not.
-        left_out: images that training would do without.
-        images, objects: totals of what can be used.
-        names: of the classes.
-        counts: of each split.
-        twins: pictures that look the same, in other splits first, each with the one most like it.
-        drifts: how the other splits differ from train.
-        remarks: unusual pictures.
-    """
-
-    errors: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    facts: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    images: int = 0
-    objects: int = 0
-    names: tuple[str, ...] = ()
-    counts: list[SplitCounts] = field(default_factory=list)
-    twins: list[Twins] = field(default_factory=list)
-    drifts: list[Drift] = field(default_factory=list)
-    remarks: list[Remark] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # training refuses the dataset, or would learn something wrong
+    problems: list[str] = field(default_factory=list)  # cost labels or images, or trust in the metrics
+    notes: list[str] = field(default_factory=list)  # worth knowing; they cost nothing
+    facts: list[str] = field(default_factory=list)  # what the dataset holds, wrong or not
+    left_out: list[str] = field(default_factory=list)  # images that training would do without
+    images: int = 0  # that can be used
+    objects: int = 0  # in these
+    names: tuple[str, ...] = ()  # of the classes
+    counts: list[SplitCounts] = field(default_factory=list)  # of each split
+    twins: list[Twins] = field(default_factory=list)  # in other splits first, each with the one most like it
+    drifts: list[Drift] = field(default_factory=list)  # how the other splits differ from train
+    remarks: list[Remark] = field(default_factory=list)  # unusual pictures
 
     @property
     def exit_code(self) -> int:

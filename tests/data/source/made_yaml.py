@@ -1,16 +1,23 @@
-"""A little dataset and its YAML, for the tests of what a YAML may say."""
+"""A little dataset and its YAML; what is built of a YAML, found in it, or refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
+from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 
 BODY = "train: images/train\nval: images/val\nnames: [cat, dog]\n"
+BOX = "0 0.5 0.5 0.5 0.5\n"
 
 
 def write(path: Path, text: str) -> Path:
@@ -27,7 +34,23 @@ def dataset(root: Path) -> Path:
     return root
 
 
+def build(yaml: Path, split: str = "train", **options: Any) -> DatasetIndex:
+    return build_index(load_spec(yaml), split, **options)
+
+
+def check(yaml: Path, single_cls: bool = False) -> DatasetCheck:
+    return check_dataset(load_spec(yaml), single_cls)
+
+
 def refuse(path: Path, text: str, what: str) -> None:
-    write(path / "a.yaml", text)
     with pytest.raises(UserError, match=what):
-        load_spec(path / "a.yaml")
+        load_spec(write(path / "a.yaml", text))
+
+
+def same(a: DatasetIndex, b: DatasetIndex) -> bool:
+    plain = all(getattr(a, name) == getattr(b, name) for name in ("split", "names", "digest", "problems", "notes"))
+    arrays = {name: value for name, value in vars(a).items() if isinstance(value, np.ndarray)}
+    return plain and all(
+        np.array_equal(value, getattr(b, name)) and value.dtype == getattr(b, name).dtype
+        for name, value in arrays.items()
+    )

@@ -22,7 +22,7 @@ from tessera.data.source.decode import BadImage, RefusedImage, UndecodableImage,
 from tessera.data.source.probe import read_header, refuse_large
 from tessera.utils.errors import ConfigError, UserError
 from tests.data.make import write_dataset, write_image
-from tests.data.source.built_index import build, check
+from tests.data.source.made_yaml import build, check
 from tests.system.launch import ROOT
 
 HUGE = 30_000  # pixels a side

@@ -13,8 +13,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc_object, write_voc
-from tests.data.source.built_index import build, check
-from tests.data.source.made_yaml import dataset, refuse
+from tests.data.source.made_yaml import build, check, dataset, refuse, write
 
 ROWS = {number: f"{number} 0.5 0.5 0.{number + 1} 0.5\n" for number in range(4)}
 NAMES = "[person, car, truck, dog]"
@@ -95,8 +94,7 @@ def test_ignored_classes_stay_ignored_whatever_is_kept(tmp_path: Path) -> None:
 def test_an_object_with_two_labels_that_are_merged_is_one(tmp_path: Path) -> None:
     row = "0.5 0.5 0.5 0.5\n"
     yaml = write_dataset(tmp_path / "street", {"train/a": f"1 {row}2 {row}3 {row}"}, NAMES)
-    yaml.write_text(yaml.read_text() + "classes: {vehicle: [car, truck]}\n")
-    index = build(yaml)
+    index = build(write(yaml, yaml.read_text() + "classes: {vehicle: [car, truck]}\n"))
     assert objects(index) == [["vehicle 5"]] and "1 row is a duplicate, used once" in index.notes[0]
 
 
@@ -105,13 +103,11 @@ def test_classes_are_part_of_the_index_and_of_a_run(tmp_path: Path) -> None:
     text = yaml.read_text()
     hashes, digests = set(), set()
     for classes in ("", "classes: [person, car]", "classes: [car, person]", "classes: {a: car, b: [person, truck]}"):
-        yaml.write_text(text.replace("CLASSES", classes))
-        index = build(yaml)
+        index = build(write(yaml, text.replace("CLASSES", classes)))
         hashes.add(index.content_hash())
         digests.add(index.digest)
     assert len(hashes) == len(digests) == 4
-    yaml.write_text(text.replace("CLASSES", "classes: [person, car, truck, dog]"))
-    whole = build(yaml)
+    whole = build(write(yaml, text.replace("CLASSES", "classes: [person, car, truck, dog]")))
     yaml.write_text(text.replace("CLASSES", ""))
     assert whole.content_hash() == build(yaml).content_hash(), "what is trained on is the same"
 
@@ -123,10 +119,8 @@ def coco(root: Path, more: str) -> Path:
     rows = [{"image_id": 1, "category_id": c, "bbox": box, "iscrowd": 0} for c, box in boxes.items()]
     rows += [{"image_id": 1, "category_id": c, "bbox": [30, 0, 8, 8], "iscrowd": 1} for c in (3, 20)]
     content = {"images": [{"id": 1, "file_name": "a.jpg"}], "categories": categories, "annotations": rows}
-    (root / "set.json").write_text(json.dumps(content))
-    yaml = root / "coco.yaml"
-    yaml.write_text(f"path: {root}\ntrain: set.json\nval: set.json\n{more}")
-    return yaml
+    write(root / "set.json", json.dumps(content))
+    return write(root / "coco.yaml", f"path: {root}\ntrain: set.json\nval: set.json\n{more}")
 
 
 @pytest.mark.parametrize("names", ["", "names: [truck, car, person]\n"])
@@ -147,8 +141,7 @@ def test_names_of_voc(tmp_path: Path) -> None:
     write_voc(tmp_path / "voc", "a", voc_object(), voc_object("dog", "17 13 32 24"), cow)
     yaml = tmp_path / "voc.yaml"
     head = "path: voc\ntrain: Annotations\nval: Annotations\nnames: [cat, dog, cow]\n"
-    yaml.write_text(f"{head}classes: {{pet: [cat, dog]}}\n")
-    index = build(yaml)
+    index = build(write(yaml, f"{head}classes: {{pet: [cat, dog]}}\n"))
     assert index.classes.tolist() == [0, 0] and index.names == ("pet",) and not index.problems
     assert not [line for line in check(yaml).problems if "beyond" in line]
     yaml.write_text(head.replace(", cow]", "]") + "classes: [cat]\n")

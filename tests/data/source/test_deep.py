@@ -16,7 +16,7 @@ from tessera.utils.environment import cache_dir
 from tessera.utils.errors import ConfigError
 from tessera.utils.pixels import PixelRule, to_uint8
 from tessera.utils.ranks.world import World
-from tests.data.source.built_index import build, check
+from tests.data.source.made_yaml import build, check
 
 TWELVE_BITS = PixelRule("range", 0, 4095)
 

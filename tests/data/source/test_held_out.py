@@ -21,10 +21,7 @@ from tessera.utils.seeding import HeldOut
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 from tests.data.source.annotations.test_voc import voc, voc_object
-from tests.data.source.built_index import build, check
-from tests.data.source.made_yaml import refuse
-
-BOX = "0 0.5 0.5 0.5 0.5\n"
+from tests.data.source.made_yaml import BOX, build, check, refuse, write
 
 
 def write_pictures(root: Path, count: int = 40, kind: str = "text") -> Path:
@@ -122,8 +119,7 @@ def test_it_is_divided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "set/labels/7.txt").write_text(BOX * 2)
     (tmp_path / "set/labels/8.txt").write_text(BOX * 2)
     assert parts(yaml) == first and len(calls) == 1
-    yaml.write_text(yaml.read_text() + "split_seed: 1\n")
-    assert parts(yaml) != first and calls[1:] == [HeldOut(0.2, 1)]
+    assert parts(write(yaml, yaml.read_text() + "split_seed: 1\n")) != first and calls[1:] == [HeldOut(0.2, 1)]
     write_image(tmp_path / "set/images/new.jpg", seed=99)
     parts(yaml)
     assert len(calls) == 3

@@ -13,8 +13,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc_object, write_voc
-from tests.data.source.built_index import build, check
-from tests.data.source.made_yaml import refuse
+from tests.data.source.made_yaml import build, check, refuse, write
 
 TEXT = "0 0.5 0.5 0.5 0.5\n-1 0.25 0.5 0.5 1\n1 0.5 0.5 0.25 0.25\n-1 0.5 0 1 0 1 1\n"
 
@@ -49,8 +48,7 @@ def test_an_ignored_class_keeps_its_number_in_label_files(
     tmp_path: Path, names: str, ignore: str, objects: list[int]
 ) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": "0 0.5 0.5 1 1\n1 0.25 0.5 0.5 1\n"}, names)
-    yaml.write_text(yaml.read_text() + f"ignore: {ignore}\n")
-    index = build(yaml)
+    index = build(write(yaml, yaml.read_text() + f"ignore: {ignore}\n"))
     box = [0, 0, 64, 48] if "0: cat" in ignore else [0, 0, 32, 48]
     assert found(index) == (objects, [-1], [box])
     assert index.names == load_spec(yaml).names == (("dog",) if "1: dog" in names else ("cat",))
@@ -77,22 +75,14 @@ def test_difficult_objects_and_ignored_names_of_voc(tmp_path: Path) -> None:
 def coco(tmp_path: Path, more: str, bad: bool = False) -> Path:
     """A cat, a dog, a cow and a crowd of cats, and perhaps a cow without a box."""
     write_image(tmp_path / "images" / "a.jpg")
-    rows: list[tuple[int, list[int] | None, int]] = [
-        (1, [0, 0, 8, 8], 0),
-        (2, [8, 0, 8, 8], 0),
-        (3, [16, 0, 8, 8], 0),
-        (1, [24, 0, 8, 8], 1),
-    ]
-    rows += [(3, None, 0)] * bad
+    rows = [(c, [8 * at, 0, 8, 8], at == 3) for at, c in enumerate((1, 2, 3, 1))] + [(3, None, 0)] * bad
     content = {
         "images": [{"id": 1, "file_name": "a.jpg"}],
-        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 3, "name": "cow"}],
+        "categories": [{"id": at, "name": name} for at, name in enumerate(("cat", "dog", "cow"), 1)],
         "annotations": [{"image_id": 1, "category_id": c, "bbox": box, "iscrowd": crowd} for c, box, crowd in rows],
     }
-    (tmp_path / "set.json").write_text(json.dumps(content))
-    yaml = tmp_path / "coco.yaml"
-    yaml.write_text(f"path: {tmp_path}\ntrain: set.json\nval: set.json\n{more}")
-    return yaml
+    write(tmp_path / "set.json", json.dumps(content))
+    return write(tmp_path / "coco.yaml", f"path: {tmp_path}\ntrain: set.json\nval: set.json\n{more}")
 
 
 @pytest.mark.parametrize("names", ["", "names: [cat, dog]\n"])
@@ -112,8 +102,7 @@ def test_what_is_ignored_is_part_of_the_index(tmp_path: Path) -> None:
     text = yaml.read_text()
 
     def built(names: str) -> DatasetIndex:
-        yaml.write_text(text.replace("NAMES", names))
-        return build(yaml)
+        return build(write(yaml, text.replace("NAMES", names)))
 
     dog, cow, trained = built("[cat]\nignore: [dog]"), built("[cat]\nignore: [cow]"), built("[cat, dog]")
     assert dog.content_hash() == cow.content_hash(), "how an ignored class is called does not matter"
@@ -176,8 +165,7 @@ def test_an_ignored_name_that_no_label_has_is_warned_of(tmp_path: Path) -> None:
 def test_the_check_counts_them(tmp_path: Path) -> None:
     labels = {"train/a": f"{TEXT}2 0.5 0.5 0.1 0.1\n", "train/b": "0 0.5 0.5 0.5 0.5\n", "val/a": TEXT}
     yaml = write_dataset(tmp_path / "pets", labels)
-    yaml.write_text(f"{yaml.read_text()}ignore: [cow]\n")
-    result = check(yaml)
+    result = check(write(yaml, f"{yaml.read_text()}ignore: [cow]\n"))
     assert (
         "train: 3 ignored regions in 1 image, neither object nor background: rows of class -1 2, 'cow' 1"
         in result.facts

@@ -13,7 +13,7 @@ from tessera.data.source.decode import image_size
 from tessera.data.source.index import problem_report
 from tessera.utils.errors import UserError
 from tests.data.make import write_dataset, write_image
-from tests.data.source.built_index import BOX, build, same
+from tests.data.source.made_yaml import BOX, build, same, write
 
 
 def test_contents(tmp_path: Path) -> None:
@@ -148,8 +148,7 @@ def test_list_file(tmp_path: Path) -> None:
     ]
     lines += ["./images/train/gone.jpg", "readme", ""]
     (root / "train.txt").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
-    yaml.write_text(f"path: {root}\ntrain: train.txt\nnames: [cat, dog]\n")
-    index = build(yaml)
+    index = build(write(yaml, f"path: {root}\ntrain: train.txt\nnames: [cat, dog]\n"))
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg", "c.jpg"]
     assert index.problems == (
         f"{root}/train.txt: 'readme' is not the path of an image; it is left out",

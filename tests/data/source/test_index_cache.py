@@ -21,7 +21,7 @@ from tessera.data.source import scan as scan_module
 from tessera.data.source.index import read_index, write_index
 from tessera.utils.types import DatasetIndex
 from tests.data.make import replace_unseen, write_dataset, write_image
-from tests.data.source.built_index import BOX, build, same
+from tests.data.source.made_yaml import BOX, build, same
 from tests.leftover import leave_behind
 
 

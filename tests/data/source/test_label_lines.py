@@ -9,7 +9,7 @@ from tessera.data.source.scan import ImageLabels, label_lines
 from tessera.data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc_object, write_voc
-from tests.data.source.built_index import build
+from tests.data.source.made_yaml import build
 
 # Objects are in lines 2, 4 and 6: a blank line, an ignored region, a duplicate and a polygon are among them.
 TEXT = "\n0 0.5 0.5 0.5 0.5\n-1 0.25 0.5 0.5 1\n1 0.5 0.5 0.25 0.25\n0 0.5 0.5 0.5 0.5\n1 0.5 0 1 0 1 1\n"

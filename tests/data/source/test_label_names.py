@@ -21,7 +21,7 @@ from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.origins import find_origins
 from tessera.utils.pixels import READS_HEIC
-from tests.data.source.built_index import build, check
+from tests.data.source.made_yaml import build, check
 from tests.data.source.tool_forms import STEMS, coco, voc, write
 from tests.data.source.tool_forms import images as tool_images
 from tests.data.source.tool_forms import labels as tool_labels

@@ -14,7 +14,7 @@ from tessera.data.source.listing import list_images, stats
 from tessera.data.source.spec import load_spec
 from tessera.utils.report.console import setup_logging
 from tests.data.make import write_dataset, write_image
-from tests.data.source.built_index import build
+from tests.data.source.made_yaml import build
 
 
 def dataset(tmp_path: Path, entry: str) -> Path:

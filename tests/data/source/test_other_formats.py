@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.data.make import write_dataset
-from tests.data.source.built_index import build
+from tests.data.source.made_yaml import build
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "datasets.md").read_text()
 (SNIPPET,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)

@@ -20,8 +20,7 @@ from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import Archive
 from tests.at_once import at_once
-from tests.data.source.built_index import build
-from tests.data.source.made_yaml import BODY, dataset, refuse, write
+from tests.data.source.made_yaml import BODY, build, dataset, refuse, write
 
 
 class _Files(SimpleHTTPRequestHandler):

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.data.source.built_index import build
-from tests.data.source.made_yaml import write
+from tests.data.source.made_yaml import build, write
 
 WIDE, HIGH = (10, 5, 50, 25), (10, 5, 25, 50)  # corners in pixels
 SHOWN = "its boxes fit the image as it is shown, and are used"

@@ -15,8 +15,8 @@ from tessera.data.source.tiff import unread_pages
 from tessera.utils.inference.pictures import to_pixels
 from tessera.utils.inference.sources.sources import open_sources
 from tessera.utils.pixels import PixelRule, to_uint8
-from tests.data.source.built_index import build
 from tests.data.source.made_tiff import tiff
+from tests.data.source.made_yaml import build
 
 TYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8"]
 

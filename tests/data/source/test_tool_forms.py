@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tessera.utils.errors import UserError
-from tests.data.source.built_index import build, check
+from tests.data.source.made_yaml import build, check
 from tests.data.source.tool_forms import (
     EXPECTED,
     FORMS,

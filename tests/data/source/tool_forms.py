@@ -213,9 +213,7 @@ _FORMS = {
         "dataset 1/images/{}.jpg", "dataset 1/annotations/instances.json", coco(annotation=polygons)
     ),
     "via_coco": one_json(
-        "{}.jpg",
-        "via_project_coco.json",
-        coco(image=VIA_IMAGE, annotation=lambda own: {"segmentation": polygon(own)}),
+        "{}.jpg", "via_project_coco.json", coco(image=VIA_IMAGE, annotation=lambda own: {"segmentation": polygon(own)})
     ),
     "lvis": one_json(
         "train2017/{}.jpg",

@@ -18,7 +18,7 @@ from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import CocoIds
 from tests.data.make import replace_unseen, write_image
-from tests.data.source.built_index import build
+from tests.data.source.made_yaml import build, write
 
 IDS = {"cat": 0, "dog": 1}
 
@@ -210,8 +210,7 @@ def test_names_come_from_the_json_where_the_yaml_has_none(tmp_path: Path) -> Non
     ]
     yaml = write_coco(tmp_path / "set", coco(categories=root_twice))
     (tmp_path / "set/val.json").write_text(json.dumps(coco(categories=root_twice[1:])))
-    yaml.write_text(yaml.read_text().replace("names: [cat, dog]", "val: val.json"))
-    spec = load_spec(yaml)
+    spec = load_spec(write(yaml, yaml.read_text().replace("names: [cat, dog]", "val: val.json")))
     assert spec.names == ("cat", "dog"), "by their ids; a root that no object is of is none"
     assert build_index(spec, "train").classes.tolist() == [1, 0]
     (tmp_path / "set/val.json").write_text(json.dumps(coco(categories=[{"id": 17, "name": "cow"}], annotations=[])))

@@ -15,7 +15,7 @@ from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tests.data.make import write_image
 from tests.data.source.annotations.test_coco import coco, write_coco
-from tests.data.source.built_index import build
+from tests.data.source.made_yaml import build, write
 
 ADDRESS = "http://x/y.jpg"
 
@@ -78,8 +78,7 @@ def test_an_address_in_a_list_of_images(tmp_path: Path) -> None:
         (tmp_path / place).parent.mkdir(parents=True)
     (tmp_path / "set/labels/a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
     (tmp_path / "set/lists/all.txt").write_text(f"{ADDRESS}\nimages/a.jpg\n")
-    (tmp_path / "a.yaml").write_text(f"path: {tmp_path / 'set'}\ntrain: lists/all.txt\nnames: [cat]\n")
-    index = build(tmp_path / "a.yaml")
+    index = build(write(tmp_path / "a.yaml", f"path: {tmp_path / 'set'}\ntrain: lists/all.txt\nnames: [cat]\n"))
     assert len(index) == 1
     assert index.problems == (f"{ADDRESS}: it is an address, expected a file; the image is left out",)
 
@@ -140,8 +139,7 @@ def test_images_alone_are_a_test_split(tmp_path: Path) -> None:
     """COCO's own test images come with such a file; results are written with its ids."""
     content = {key: value for key, value in coco().items() if key != "annotations"}
     yaml = write_coco(tmp_path / "set", content)
-    yaml.write_text(yaml.read_text().replace("train: ", "test: "))
-    index = build(yaml, "test")
+    index = build(write(yaml, yaml.read_text().replace("train: ", "test: ")), "test")
     ids = index.coco_ids()
     assert len(index) == 2 and ids is not None and ids.images == (7, 9)
 
@@ -169,14 +167,8 @@ def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None
         ("5", "found 5, expected a COCO detection file"),
         (coco(images=coco()["images"] + [{"id": 7, "file_name": "c.jpg"}]), r"images\[2\] has the id 7, and so has an"),
         (coco(categories=coco()["categories"] * 2), r"categories\[2\] has the id 17, and so has an"),
-        (
-            coco(categories=[{"id": 17, "name": "cat"}, {"id": "17", "name": "dog"}]),
-            "has the id 17, and so",
-        ),
-        (
-            coco(images=coco()["images"] + [{"id": 8, "file_name": "a.jpg"}]),
-            "file_name 'a.jpg', and so has",
-        ),
+        (coco(categories=[{"id": 17, "name": "cat"}, {"id": "17", "name": "dog"}]), "has the id 17, and so"),
+        (coco(images=coco()["images"] + [{"id": 8, "file_name": "a.jpg"}]), "file_name 'a.jpg', and so has"),
         *(
             (coco(images=coco()["images"] + [{"id": 8, "file_name": name}]), r"and so has images\[0\] \('a.jpg'\)")
             for name in ("./a.jpg", "x/../a.jpg", ".//a.jpg")
@@ -193,15 +185,9 @@ def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None
         (coco(images=[{"id": 7, "file_name": "\ud800.jpg"}]), r"file_name '\\ud800.jpg', which no file can have"),
         (coco(images=[{"id": 7, "file_name": "a" * 5000 + ".jpg"}]), r"file_name 'aaa.{,200}, which no file can have"),
         (coco(images=[{"id": 7, "file_name": "a" * 300 + ".jpg"}]), r"such as 'a+.*a+\.jpg', are in none of"),
-        (
-            coco(images=[{"id": 7, "file_name": "a.jpg", "height": float("inf")}]),
-            "has the height inf, expected",
-        ),
+        (coco(images=[{"id": 7, "file_name": "a.jpg", "height": float("inf")}]), "has the height inf, expected"),
         (coco(images=[{"id": 7, "file_name": "a.jpg", "width": "wide"}]), "has the width 'wide', expected"),
-        (
-            coco(images=[{"id": 7, "file_name": "a.jpg", "width": 10**400}]),
-            "width a number of about 401 digits",
-        ),
+        (coco(images=[{"id": 7, "file_name": "a.jpg", "width": 10**400}]), "width a number of about 401 digits"),
     ],
 )
 def test_not_coco(tmp_path: Path, content: Any, what: str) -> None:

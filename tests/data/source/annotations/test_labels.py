@@ -76,10 +76,7 @@ def test_any_bytes_are_read(raw: bytes) -> None:
         ("0 0.1 0.1 0.2 1.0101 0.3 0.3", "y2 is 1.0101, expected at most 1"),
         ("0 -0.011 0.5 0.1 0.1", "x is -0.011, expected no negative value"),
         ("0 0.5 0.5 0.1 -1e-9", "h is -1e-9, expected no negative value"),
-        (
-            "0 .5 .5 .1 .1 .5 .5 2 .4 .4 1 .6 .6 0",
-            "14 fields, as a pose has them (class x y w h, then keypoints)",
-        ),
+        ("0 .5 .5 .1 .1 .5 .5 2 .4 .4 1 .6 .6 0", "14 fields, as a pose has them (class x y w h, then keypoints)"),
         ("0 .5 .5 .1 .1 .5 .5 2.0 .4 .4 1.0", "`kpt_shape: [2, 3]` into the data YAML to train on its box"),
         ("0 .5 .5 .1 .1 .3 .3 1 .4 .4 0 .6 .6 1 .7 .7 0", "`kpt_shape: [4, 3]`"),
         ("-2 0.5 0.5 0.1 0.1", "class is -2, expected an integer from 0 on, or -1 for a region to ignore"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tessera.data.source.annotations.voc import parse_voc
 from tessera.utils.errors import UserError
 from tests.data.make import write_image
-from tests.data.source.built_index import build
+from tests.data.source.made_yaml import build, write
 
 IDS = {"cat": 0, "dog": 1}
 
@@ -102,8 +102,7 @@ def test_voc_folder(tmp_path: Path) -> None:
     write_voc(root, "a", voc_object("dog", "17 13 32 24"))
     write_voc(root, "b")
     (root / "Annotations" / "lost.xml").write_bytes(voc())
-    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat, dog]\n")
-    index = build(tmp_path / "voc.yaml")
+    index = build(write(tmp_path / "voc.yaml", "path: voc\ntrain: Annotations\nnames: [cat, dog]\n"))
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
     np.testing.assert_array_equal(index.labels(0)[1], [[16, 12, 32, 24]])
     (problem,) = index.problems
@@ -116,8 +115,7 @@ def test_an_empty_xml_is_damaged(tmp_path: Path) -> None:
     write_voc(tmp_path / "voc", "a", voc_object())
     write_voc(tmp_path / "voc", "b")
     (tmp_path / "voc/Annotations/b.xml").write_bytes(b"")
-    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: Annotations\nnames: [cat, dog]\n")
-    index = build(tmp_path / "voc.yaml")
+    index = build(write(tmp_path / "voc.yaml", "path: voc\ntrain: Annotations\nnames: [cat, dog]\n"))
     (problem,) = index.problems
     assert len(index) == 1 and problem.startswith("Annotations/b.xml:1: not valid XML (no element found)")
 
@@ -125,8 +123,7 @@ def test_an_empty_xml_is_damaged(tmp_path: Path) -> None:
 def test_voc_beside_the_images(tmp_path: Path) -> None:
     write_voc(tmp_path / "voc", "a", voc_object(), annotations="train", images="train")
     write_image(tmp_path / "voc" / "train" / "background.jpg")
-    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: train\nnames: [cat, dog]\n")
-    index = build(tmp_path / "voc.yaml")
+    index = build(write(tmp_path / "voc.yaml", "path: voc\ntrain: train\nnames: [cat, dog]\n"))
     assert (len(index), len(index.classes)) == (2, 1)
     assert index.problems[0].startswith("train: 1 of 2 images has no label file and is used as background")
 
@@ -164,16 +161,8 @@ def test_voc_in_other_encodings(declared: str, codec: str, name: str) -> None:
         (b'<?xml version="1.0" encoding="martian"?><annotation/>', 1, "the encoding 'martian', which is unknown. Save"),
         (b'<?xml version="1.0" encoding="zlib"?><annotation/>', 1, "the encoding 'zlib', which is unknown"),
         (b'<?xml version="1.0" encoding="idna"?><annotation/>', 1, "the encoding 'idna', which is unknown"),
-        (
-            b'<?xml version="1.0" encoding="GB2312"?>\n<annotation>\n\xff\xff</annotation>',
-            3,
-            "but byte 0x",
-        ),
-        (
-            "<annotation>\n<name>小猫在此</name></annotation>".encode("gbk"),
-            2,
-            "not utf-8. Save it as UTF-8, or",
-        ),
+        (b'<?xml version="1.0" encoding="GB2312"?>\n<annotation>\n\xff\xff</annotation>', 3, "but byte 0x"),
+        ("<annotation>\n<name>小猫在此</name></annotation>".encode("gbk"), 2, "not utf-8. Save it as UTF-8, or"),
         (b"<annotation>\n" + b"<a>" * 1_000_000, 2, "nest deeper than 32"),
         (voc(size="<size><width>" + "9" * 6000 + "</width><height>48</height></size>"), None, ""),
         (voc(voc_object(box="1 1 " + "9" * 6000 + " 48")), 4, "<xmax> is 9999"),
@@ -195,8 +184,7 @@ def test_voc_images_find_their_annotations(tmp_path: Path, folder: str) -> None:
     root = tmp_path / "voc"
     write_voc(root, "a", voc_object("dog"), images=folder, annotations=folder.replace("JPEGImages", "Annotations"))
     write_image(root / folder / "background.jpg")
-    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: JPEGImages\nval: JPEGImages\nnames: [cat, dog]\n")
-    index = build(tmp_path / "voc.yaml")
+    index = build(write(tmp_path / "voc.yaml", "path: voc\ntrain: JPEGImages\nval: JPEGImages\nnames: [cat, dog]\n"))
     assert (len(index), index.classes.tolist()) == (2, [1])
     (root / folder / "a.txt").write_text("0 .5 .5 .2 .2\n")  # converted: the text counts
     assert build(tmp_path / "voc.yaml").classes.tolist() == [0]

@@ -11,9 +11,7 @@ import pytest
 
 from tessera.utils.files import sha256
 from tests.data.make import write_dataset
-from tests.data.source.built_index import check
-
-BOX = "0 0.5 0.5 0.5 0.5\n"
+from tests.data.source.made_yaml import BOX, check
 
 
 def write_list(

@@ -12,7 +12,7 @@ import pytest
 from tessera.data.source.checks.report import DatasetCheck
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc
-from tests.data.source.built_index import check
+from tests.data.source.made_yaml import check, write
 
 Box = tuple[float, float, float, float]  # corners, as fractions
 Write = Callable[[Path, list[list[Box]], bool], Path]
@@ -98,8 +98,7 @@ def test_boxes_beyond_the_border(tmp_path: Path) -> None:
         write_image(root / f"{number}.jpg", seed=number)
         corners = f"<xmin>1</xmin><ymin>1</ymin><xmax>{right}</xmax><ymax>48</ymax>"
         (root / f"{number}.xml").write_bytes(voc(f"<object><name>cat</name><bndbox>{corners}</bndbox></object>"))
-    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: .\nnames: [cat]\n")
-    found = check(tmp_path / "voc.yaml").problems
+    found = check(write(tmp_path / "voc.yaml", "path: voc\ntrain: .\nnames: [cat]\n")).problems
     assert found == [
         "train: 1 of 3 boxes (33 %) reaches beyond the border of its image, by up to 41 % of its side: 2.xml"
     ], "a pixel more is how some count"

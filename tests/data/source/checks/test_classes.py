@@ -12,7 +12,7 @@ from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError, did_you_mean
 from tests.data.make import write_dataset
 from tests.data.source.annotations.test_voc import voc_object, write_voc
-from tests.data.source.built_index import check
+from tests.data.source.made_yaml import check
 
 
 def labels(*classes: int) -> dict[str, str]:

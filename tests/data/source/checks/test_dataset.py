@@ -12,9 +12,8 @@ from tessera.data.source.index import build_index, index_warnings
 from tessera.data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_coco import coco, write_coco
-from tests.data.source.built_index import check
+from tests.data.source.made_yaml import BOX, check, write
 
-BOX = "0 0.5 0.5 0.5 0.5\n"
 DOGLESS = "train: 1 class without an object: 'dog'"
 
 
@@ -65,8 +64,7 @@ def test_left_out_images_are_problems_not_errors(tmp_path: Path) -> None:
 
 def test_a_validation_on_what_is_trained_on_is_a_problem(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "train/b": BOX + "1 0.5 0.5 0.1 0.1\n"})
-    yaml.write_text(yaml.read_text() + "val: images/train\n")
-    found = check(yaml)
+    found = check(write(yaml, yaml.read_text() + "val: images/train\n"))
     assert found.exit_code == PROBLEMS_CODE
     assert found.lines()[-1].endswith(": no errors; 1 problem costs labels or trust in the metrics")
 
@@ -87,8 +85,7 @@ def test_what_no_training_reads_is_no_error(tmp_path: Path) -> None:
 def test_classes_of_a_coco_file_need_no_test_set(tmp_path: Path) -> None:
     yaml = write_coco(tmp_path / "set", coco())
     entry = "annotations/instances_train.json"
-    yaml.write_text(f"path: {tmp_path}/set\ntrain: {entry}\nval: {entry}\ntest: annotations/gone.json\n")
-    found = check(yaml)
+    found = check(write(yaml, f"path: {tmp_path}/set\ntrain: {entry}\nval: {entry}\ntest: annotations/gone.json\n"))
     assert found.names == ("cat", "dog") and not found.errors and "does not exist" in found.notes[0]
 
 
@@ -181,16 +178,14 @@ def test_a_class_too_many_is_not_a_missing_label(tmp_path: Path) -> None:
 
 def test_missing_folder_and_labels_are_errors(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": None})
-    yaml.write_text(yaml.read_text() + "val: images/val\n")
-    found = check(yaml)
+    found = check(write(yaml, yaml.read_text() + "val: images/val\n"))
     assert ["no labels found" in line or "does not exist" in line for line in found.errors] == [True, True]
     assert found.exit_code == 1
 
 
 def test_a_class_that_no_coco_file_has_is_noted(tmp_path: Path) -> None:
     yaml = write_coco(tmp_path / "set", coco())
-    yaml.write_text(yaml.read_text().replace("[cat, dog]", "[cat, cow, dog, Dog]"))
-    found = check(yaml)
+    found = check(write(yaml, yaml.read_text().replace("[cat, dog]", "[cat, cow, dog, Dog]")))
     assert found.notes[1:] == [
         "annotations/instances_train.json: found no category named 'cow', 'Dog', which coco.yaml names as classes"
     ]

@@ -7,9 +7,7 @@ from pathlib import Path
 from tessera.data.source.index import index_warnings
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc, voc_object, write_voc
-from tests.data.source.built_index import build, check
-
-BOX = "0 0.5 0.5 0.5 0.5\n"
+from tests.data.source.made_yaml import BOX, build, check, write
 
 
 def problems(yaml: Path) -> list[str]:
@@ -83,8 +81,7 @@ def test_images_that_share_a_label_file(tmp_path: Path) -> None:
     assert line in warning
     (root / "list.txt").write_text("images/train/b.jpg\nimages/train/a.jpg\n")
     (root / "other.txt").write_text("images/train/a.png\nimages/val/c.jpg\n")
-    yaml.write_text(f"path: {root}\ntrain: list.txt\nval: other.txt\nnames: [cat]\n")
-    assert problems(yaml) == [line]
+    assert problems(write(yaml, f"path: {root}\ntrain: list.txt\nval: other.txt\nnames: [cat]\n")) == [line]
 
 
 def test_xml_of_no_image(tmp_path: Path) -> None:
@@ -96,6 +93,5 @@ def test_xml_of_no_image(tmp_path: Path) -> None:
         ("Annotations", "1 XML file without an image of that name"),
         ("JPEGImages", "1 label file of no image"),
     ):
-        yaml.write_text(f"path: voc\ntrain: {entry}\nnames: [cat]\n")
-        (line,) = problems(yaml)
+        (line,) = problems(write(yaml, f"path: voc\ntrain: {entry}\nnames: [cat]\n"))
         assert said in line and "lost.xml" in line

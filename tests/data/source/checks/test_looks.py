@@ -10,10 +10,9 @@ import pytest
 
 from tessera.data.source.checks.pictures import BRIGHTER, CUT, DARKER, DEEP, GREY, TINY, TURNED
 from tests.data.make import write_dataset
-from tests.data.source.built_index import check
+from tests.data.source.made_yaml import BOX, check
 from tests.data.source.test_probe import EXIF, exif, with_segments
 
-BOX = "0 0.5 0.5 0.5 0.5\n"
 PLANTED = {"a": CUT, "b": TURNED, "c": DARKER, "d": BRIGHTER, "e": DEEP, "f": GREY, "g": TINY}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.source.built_index import check
+from tests.data.source.made_yaml import check
 
 
 def write_yaml(yaml: Path, root: Path, names: tuple[str, ...], *splits: str) -> Path:

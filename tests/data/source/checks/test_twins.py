@@ -14,9 +14,7 @@ from tessera.data.source.checks.twins import twins_among
 from tessera.data.source.shapes import render_image
 from tessera.utils.pixels import Pixels
 from tests.data.make import write_dataset
-from tests.data.source.built_index import check
-
-BOX = "0 0.5 0.5 0.5 0.5\n"
+from tests.data.source.made_yaml import BOX, check
 
 
 def look(pixels: Pixels, number: int) -> Look:
