@@ -41,8 +41,6 @@ class Settings:
     Attributes:
         conf, iou, max_det: of non-maximum suppression.
         precision: for a raw model to compute in; None = float32.
-        try_half: use half precision where it is faster on the device and the first images show the same mAP and the
-            same losses in it; instead of `precision`.
         errors: keep the boxes of the detections, and count the errors by kind.
         asked_to_stop: whether this rank was; the ranks vote on it meanwhile. None = they do not.
         class_of: class of the dataset for each of the model's, -1 = none, whose detections do not count; () = the same.
@@ -53,7 +51,6 @@ class Settings:
     iou: float = 0.6
     max_det: int = 300
     precision: Precision | None = None
-    try_half: bool = False
     errors: bool = True
     asked_to_stop: Callable[[], bool] | None = None
     class_of: tuple[int, ...] = ()
@@ -80,7 +77,7 @@ class Measurement:
         self.matches: list[Matches] = []
         self.clock = Stopwatch(world.accelerator)
         self.meter = LossMeter(criterion) if criterion is not None else None
-        self._index, self._accelerator, self._settings = index, world.accelerator, settings
+        self.settings, self._index, self._accelerator = settings, index, world.accelerator
         self._class_of = torch.tensor(settings.class_of) if settings.class_of else None
         one_class = set(settings.class_of or range(len(index.names))) == {0}  # then labels of one box are duplicates
         rules = Suppression(
@@ -122,7 +119,7 @@ class Measurement:
         images = batch.indices.tolist()
         results = list(apply(self._image, images, found()))
         for image, (_, matches, seconds) in zip(images, results, strict=True):
-            self.matches.append(Matches.of_image(image, matches, keep_boxes=self._settings.errors))
+            self.matches.append(Matches.of_image(image, matches, keep_boxes=self.settings.errors))
             self.clock.add("nms", seconds)
         for sink in sinks:
             sink.add(batch, [detections for detections, *_ in results])

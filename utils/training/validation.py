@@ -67,8 +67,7 @@ class Validation:
         self._run, self._state, self._loader, self._criterion = run, state, loader, criterion
         self._saver, self._journal, self._profile = saver, journal, profile
         self._interruption, self._watch = interruption, watch
-        # In tiles all is as val.py measures it: in float32, and without losses, of which a whole picture has none.
-        self._settings = Settings(try_half=not run.config.tile, asked_to_stop=interruption.asked, errors=False)
+        self._settings = Settings(asked_to_stop=interruption.asked, errors=False)
         self._last: Evaluation | None = None
 
     def before_training(self) -> None:
@@ -97,13 +96,13 @@ class Validation:
         world, is_last = self._run.world, epoch + 1 == self._run.config.epochs
         if self._run.config.noval and not is_last:
             return None
-        settings = dataclasses.replace(self._settings, try_half=False, errors=True) if is_last else self._settings
+        settings = dataclasses.replace(self._settings, errors=True) if is_last else self._settings
         self._loader.begin()  # before a file is written: no process may be forked then
         self._saver.before_validation()
         world.set_activity(f"validating epoch {epoch}")
         with self._profile.stage("validation"):
             averaged = self._measurable(self._state.ema.model)
-            criterion = None if self._run.config.tile else self._criterion
+            criterion = None if self._run.config.tile else self._criterion  # a whole picture has no losses
             sinks = self._journal.picture_sinks(self._loader.index, epoch)
             try:
                 found = evaluate(averaged, self._loader, world, settings, criterion=criterion, sinks=sinks)
