@@ -143,9 +143,6 @@ class Detector:
 
         A detection begins a track where it exceeds the confidence that is best for these weights: with a lower
         `conf_thres`, weaker ones continue tracks. With `agnostic_nms` a track may change its class.
-
-        Raises:
-            UserError: a package is missing.
         """
         return Tracking(self._sure, across_classes=self.rules.agnostic)
 
@@ -231,14 +228,9 @@ def thresholds(
 
 
 def class_numbers(classes: Iterable[int | str] | int | str | None, names: Sequence[str]) -> tuple[int, ...] | None:
-    """Numbers of the classes that a user named; None where none is named.
+    """Numbers of the classes that a user named, by number or by name; None where none is named.
 
-    Args:
-        classes: numbers, numbers as text, or names; upper and lower case are alike where no name has that very form.
-        names: of all classes.
-
-    Raises:
-        ConfigError: there is no such class.
+    Upper and lower case are alike where no name has that very form. A ConfigError where there is no such class.
     """
     if classes is None:
         return None
