@@ -17,9 +17,8 @@ from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.curves import Curves, summarize
-from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.measurement import Measurement, Settings
+from tessera.utils.evaluation.measurement import Measurable, Measurement, Settings
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.evaluation.tally import Errors, count_errors
 from tessera.utils.machine.stopwatch import Stopwatch
