@@ -205,13 +205,7 @@ class Detector:
 def thresholds(
     model: Backend | PictureBackend, conf_thres: Confidence, classes: tuple[int, ...] | None
 ) -> tuple[float, tuple[float, ...]]:
-    """What scores must exceed: all of them, and those of each class; () where that is the same.
-
-    Args:
-        model: whose validation may say which confidences are best.
-        conf_thres: as of `Detector`.
-        classes: to find; None = all.
-    """
+    """What scores must exceed, all of them and those of each class, () where that is the same; as of `Detector`."""
     best = model.confidence or DEFAULT_CONF
     each: tuple[float, ...] = ()
     if conf_thres == "auto":

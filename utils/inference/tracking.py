@@ -41,9 +41,6 @@ class Tracking:
         sure: of each class the least score of a detection that begins a track.
         across_classes: a track may change its class, as where boxes of all classes suppress each other; else each class
             is tracked for itself.
-
-    Raises:
-        MissingExtra: a package is not installed.
     """
 
     def __init__(self, sure: Sequence[float], *, across_classes: bool = False) -> None:

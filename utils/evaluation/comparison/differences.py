@@ -95,12 +95,7 @@ class _Spread(NamedTuple):
 
 
 def differences(a: Sequence[Ranking], b: Sequence[Ranking], matches: tuple[Matches, Matches] | None) -> Differences:
-    """Compare what two sides found on the same images.
-
-    Args:
-        a, b: of each run of the sides.
-        matches: of both sides, where each is one run.
-    """
+    """Compare the runs of two sides on the same images; with the matches of both where each is one run."""
     ranking = a[0]
     assert all(np.array_equal(ranking.target_images, other.target_images) for other in (*a, *b)), "the same images"
     images = _images_of_classes(ranking)
@@ -180,12 +175,7 @@ def _of_several_runs(a: Floats, b: Floats, by_images: Floats, images: NDArray[np
 
 
 def swapped_sides(a: Matches, b: Matches, rng: np.random.Generator) -> tuple[ClassPrecisions, ClassPrecisions]:
-    """Average precision of the two sides after each of `SWAPS` swaps.
-
-    Args:
-        a, b: of the same images.
-        rng: says which images are swapped.
-    """
+    """Average precision of the two sides after each of `SWAPS` swaps of images that `rng` chooses."""
     images = a.images
     assert np.array_equal(images, b.images), "both sides are of the same images"
     offset = int(images.max(initial=-1)) + 1
