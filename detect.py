@@ -14,7 +14,6 @@ From Python: `tessera.detect(weights="best.pt", source="pictures/")` takes the n
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -76,11 +75,8 @@ class Summary(NamedTuple):
 
     Attributes:
         pictures: pictures and frames.
-        detections: on all of them.
         failures: one line for each source that could not be read, or not to its end.
         folder: where the results are; None where there are none.
-        weights: what `--weights` names.
-        imgsz: long side of the network's input in pixels.
         per_class: detections by class, of the classes that were found.
     """
 
@@ -110,13 +106,7 @@ class Summary(NamedTuple):
 
 
 class Tally:
-    """Counts and times of all pictures and frames so far.
-
-    Attributes:
-        pictures: how many.
-        per_class: int64 (nc,), detections of each class.
-        failures: messages of the sources that could not be read, or not to the end.
-    """
+    """Counts and times of all pictures and frames so far, and what could not be read of the sources."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -255,11 +245,11 @@ def without_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
     What was named itself, or found in a folder that lies in `run`, the folder of results, stays and is refused.
     """
     is_result = lying_in(run)
-
-    def is_passed_over(origin: Origin) -> bool:
-        return bool(origin.found_in) and is_result(origin.where) and not is_result(os.path.join(origin.found_in, ""))  # noqa: PTH118
-
-    kept = [origin for origin in origins if not is_passed_over(origin)]
+    kept = [
+        origin
+        for origin in origins
+        if not (origin.found_in and is_result(origin.where)) or is_result(f"{origin.found_in}/")
+    ]
     if len(kept) in (0, len(origins)):
         return origins
     log.info(f"{run}: {counted(len(origins) - len(kept), 'file')} in the folder of results passed over.")
@@ -267,7 +257,7 @@ def without_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
 
 
 def conclude(tally: Tally, imgsz: int, folder: Path | None) -> None:
-    """The last lines. A folder without a file is removed afterwards, and not named."""
+    """Print the last lines. A folder without a file is removed afterwards, and not named."""
     print_lines(*tally.lines(imgsz))
     if folder is not None and any(path.is_file() and path.name != LOCK for path in folder.rglob("*")):
         print_lines(f"Results in {folder}")
@@ -312,7 +302,6 @@ def described(config: DetectConfig, detector: Detector) -> dict[str, Any]:
 
 
 def describe_confidence(config: DetectConfig, detector: Detector) -> str:
-    """Which confidence is asked for, and why."""
     wanted, model, conf = config.confidence, detector.pipeline.backend, detector.rules.conf
     if wanted == "auto" and model.class_confidences:
         return "the best confidence of each class"

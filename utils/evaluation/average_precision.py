@@ -229,13 +229,8 @@ def precision_steps(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Interpolated precision as a step function of recall.
 
-    Args:
-        found: (H, R), objects found up to each hit.
-        listed: (H, R), detections listed up to each hit.
-        objects: (R,), all objects of the class.
-
-    Returns:
-        (H, R) the best precision from each hit on, and (H, R) how many of `RECALLS` that hit is the first to reach.
+    From the objects found and the detections listed up to each hit, (H, R), and all objects of the class, (R,): the
+    best precision from each hit on, and how many of `RECALLS` that hit is the first to reach, (H, R).
     """
     precision = found / np.maximum(listed, 1)
     envelope = np.maximum.accumulate(precision[::-1], 0)[::-1]

@@ -50,13 +50,9 @@ class Curves:
 def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
     """Every figure of a validation of `nc` classes but losses and speed. Without a single object all means are 0."""
     ap = average_precision(ranking, np.ones((ranking.n_images, 1), np.float32))[0][..., 0]
-    objects = np.diff(ranking.target_offsets)
     objects_per_class, images_per_class = np.zeros(nc, np.int64), np.zeros(nc, np.int64)
-    objects_per_class[ranking.class_ids] = objects
-    targets = np.arange(len(objects)).repeat(objects) * ranking.n_images + ranking.target_images
-    images_per_class[ranking.class_ids] = np.bincount(
-        np.unique(targets) // max(ranking.n_images, 1), minlength=len(objects)
-    )
+    objects_per_class[ranking.class_ids] = np.diff(ranking.target_offsets)
+    images_per_class[ranking.class_ids] = images_of_classes(ranking)
     curves = measure_curves(ranking)
     precision, recall = curves.precision[:, curves.best], curves.recall[:, curves.best]
     class_confidences = np.full(nc, curves.confidence[curves.best])
@@ -80,6 +76,13 @@ def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
 
 def _mean(values: NDArray[np.float64]) -> float:
     return float(values.mean()) if values.size else 0.0
+
+
+def images_of_classes(ranking: Ranking) -> NDArray[np.int64]:
+    """How many images have an object of each class, (C,)."""
+    objects = np.diff(ranking.target_offsets)
+    pairs = np.unique(np.arange(len(objects)).repeat(objects) * ranking.n_images + ranking.target_images)
+    return np.bincount(pairs // max(ranking.n_images, 1), minlength=len(objects))
 
 
 def measure_curves(ranking: Ranking) -> Curves:

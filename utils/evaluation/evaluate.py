@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from tessera.data.feed.cache import open_images
@@ -18,9 +17,8 @@ from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.curves import Curves, summarize
-from tessera.utils.evaluation.finders import Measurable
 from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.measurement import Measurement, Settings
+from tessera.utils.evaluation.measurement import Measurable, Measurement, Settings
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.evaluation.tally import Errors, count_errors
 from tessera.utils.machine.stopwatch import Stopwatch
@@ -29,11 +27,7 @@ from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.types import Batch, DatasetIndex, Metrics
 
-TRIAL_IMAGES = 256  # over all ranks, measured in both precisions before half precision is trusted with the others
-WORTH_A_TRIAL = 4 * TRIAL_IMAGES  # of a split: below, the trial takes longer than it saves
-TOLERANCE = 1e-4  # of mAP50 and mAP50-95, for the two to be equal
 VOTE_S = 5.0  # seconds between two votes on stopping
-LOSS_TOLERANCE = 0.01  # of each loss, as a share of it
 
 
 class Abandoned(Exception):
@@ -112,33 +106,12 @@ def evaluate(
         Abandoned: on every rank, where one was asked to stop.
     """
     settings = settings or Settings()
-    asked = settings.asked_to_stop
     accelerator = world.accelerator
-
-    def measurement(precision: Precision) -> Measurement:
-        return Measurement(model, loader.index, world, settings, precision, criterion)
-
-    batches = accelerator.in_advance(loader)
-    found = measurement(settings.precision or Precision(accelerator, torch.float32))
+    precision = settings.precision or Precision(accelerator, torch.float32)
+    found = Measurement(model, loader.index, world, settings, precision, criterion)
     with accelerator.untuned():
-        if settings.try_half and accelerator.half_is_faster and len(loader.index) >= WORTH_A_TRIAL:
-            half = measurement(Precision(accelerator, accelerator.half_dtype))
-            for batch in _voting(first_images(batches, -(-TRIAL_IMAGES // world.size)), asked, world):
-                found.add([batch], sinks)
-                half.add([batch])
-            if _agree(_joined(found, loader.index, world).metrics, _joined(half, loader.index, world).metrics):
-                found = half
-        found.add(_voting(batches, asked, world), sinks)
-
-    return _joined(found, loader.index, world, errors=settings.errors)
-
-
-def first_images(batches: Iterator[Batch], images: int) -> Iterator[Batch]:
-    """The first batches, until there are so many images; the others stay in `batches`."""
-    seen = 0
-    while seen < images and (batch := next(batches, None)) is not None:
-        seen += len(batch)
-        yield batch
+        found.add(_voting(accelerator.in_advance(loader), settings.asked_to_stop, world), sinks)
+    return _joined(found, loader.index, world)
 
 
 def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, world: World) -> Iterator[Batch]:
@@ -167,7 +140,7 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
         count = max(1, int(VOTE_S / max(max(paces), 1e-9)))
 
 
-def _joined(found: Measurement, index: DatasetIndex, world: World, *, errors: bool = False) -> Evaluation:
+def _joined(found: Measurement, index: DatasetIndex, world: World) -> Evaluation:
     """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
     totals = None if found.meter is None else found.meter.total()
     shares = world.gather((Matches.joined(found.matches), totals, found.clock.seconds()))
@@ -181,18 +154,5 @@ def _joined(found: Measurement, index: DatasetIndex, world: World, *, errors: bo
     losses = found.meter.losses(of_rank for _, of_rank, _ in shares) if found.meter is not None else ()
     speed_ms = preparation, inference, nms
     metrics = world.broadcast(dataclasses.replace(metrics, losses=losses, speed_ms=speed_ms, names=tuple(index.names)))
-    counted = count_errors(matches if errors else Matches.joined([]), index, metrics.confidence)
+    counted = count_errors(matches if found.settings.errors else Matches.joined([]), index, metrics.confidence)
     return Evaluation(metrics, curves, ranking, counted, matches)
-
-
-def _agree(exact: Metrics, half: Metrics) -> bool:
-    """Whether both precisions measure the same.
-
-    A model that finds nothing yet is no evidence: its mAP is 0 in any precision, with infinite numbers too.
-    """
-    return (
-        exact.map50 > 0
-        and max(abs(exact.map - half.map), abs(exact.map50 - half.map50)) <= TOLERANCE
-        and bool(np.isfinite(exact.losses).all())
-        and np.allclose(half.losses, exact.losses, rtol=LOSS_TOLERANCE, atol=0)
-    )

@@ -114,14 +114,7 @@ def match_image(
 def _judge(
     iou: NDArray[np.float64], same: NDArray[np.float64], own: NDArray[np.int64], ignored: NDArray[np.bool_]
 ) -> tuple[NDArray[np.uint8], NDArray[np.signedinteger]]:
-    """`ImageMatches.kinds` and `.objects`.
-
-    Args:
-        iou: (D, G).
-        same: the same, but 0 between classes.
-        own: (D,), the object of each detection that has one, else -1.
-        ignored: (D,), whether the detection lies in an ignored region.
-    """
+    """`ImageMatches.kinds` and `.objects`, from the IoUs (D, G); those within classes; the object of each, or -1."""
     other = np.where(same > 0, 0.0, iou)
     best_same, best_other = same.max(1), other.max(1)
     enough = IOU_THRESHOLDS[0]
@@ -169,13 +162,9 @@ def to_host(array: NDArray[Any] | Tensor) -> NDArray[Any]:
 
 
 def _assign(iou: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Greedy assignment at every threshold.
+    """Greedy assignment at every threshold, from the IoUs (D, G) by descending score, 0 between classes.
 
-    Args:
-        iou: (D, G) by descending score, 0 between classes.
-
-    Returns:
-        Correct (D, T), and the object of each detection at the first threshold (D,), -1 where it has none.
+    Returns `ImageMatches.correct`, and the object of each detection at the first threshold (D,), -1 where it has none.
     """
     candidate = iou >= IOU_THRESHOLDS[0]
     has_choice = candidate.sum(1) > 1

@@ -1,5 +1,8 @@
 """What one rank measures in one precision: batches become detections, matches, counts and losses.
 
+Objects are found by a network whose rows are suppressed here, on the images of a batch as the loader letterboxed them;
+or by a pipeline (a file that has all of it inside, or tiles), which sees each picture as it was decoded.
+
 A device with a queue of its own computes the next batch while the host suppresses and matches this one. The host waits
 for one copy a batch, and hands the images to a few threads. Where threads compute a network picture by picture, another
 one suppresses and matches. All start after the loader's workers were forked and end with the measurement, so that no
@@ -17,21 +20,34 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from tessera.data.source.decode import read_image
+from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion, LossMeter
-from tessera.models.suppression import Suppression
+from tessera.models.suppression import (
+    Suppression,
+    non_max_suppression,
+    strongest_candidates,
+    suppress_candidates,
+    undo_letterbox,
+)
 from tessera.utils.engine.precision import Precision
-from tessera.utils.evaluation.finders import Images, Measurable, NetworkFinder, PictureFinder
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import ImageMatches, match_image
 from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.host import threads_apart
 from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.model import PictureBackend
-from tessera.utils.runtime.pipeline import Pipeline
+from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.pipeline import Pipeline, rules_of_network
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 _MOST_THREADS = 4  # beyond it they wait for each other: only suppression runs outside the interpreter's lock
+Measurable = DetectionModel | Backend | PictureBackend | Pipeline
+# Waits for a batch; then a function for each image, whose detections are on the host in its own pixels.
+Images = Callable[[], Sequence[Callable[[], Detections]]]
 
 
 @dataclass(frozen=True)
@@ -41,8 +57,6 @@ class Settings:
     Attributes:
         conf, iou, max_det: of non-maximum suppression.
         precision: for a raw model to compute in; None = float32.
-        try_half: use half precision where it is faster on the device and the first images show the same mAP and the
-            same losses in it; instead of `precision`.
         errors: keep the boxes of the detections, and count the errors by kind.
         asked_to_stop: whether this rank was; the ranks vote on it meanwhile. None = they do not.
         class_of: class of the dataset for each of the model's, -1 = none, whose detections do not count; () = the same.
@@ -53,7 +67,6 @@ class Settings:
     iou: float = 0.6
     max_det: int = 300
     precision: Precision | None = None
-    try_half: bool = False
     errors: bool = True
     asked_to_stop: Callable[[], bool] | None = None
     class_of: tuple[int, ...] = ()
@@ -80,7 +93,7 @@ class Measurement:
         self.matches: list[Matches] = []
         self.clock = Stopwatch(world.accelerator)
         self.meter = LossMeter(criterion) if criterion is not None else None
-        self._index, self._accelerator, self._settings = index, world.accelerator, settings
+        self.settings, self._index, self._accelerator = settings, index, world.accelerator
         self._class_of = torch.tensor(settings.class_of) if settings.class_of else None
         one_class = set(settings.class_of or range(len(index.names))) == {0}  # then labels of one box are duplicates
         rules = Suppression(
@@ -122,7 +135,7 @@ class Measurement:
         images = batch.indices.tolist()
         results = list(apply(self._image, images, found()))
         for image, (_, matches, seconds) in zip(images, results, strict=True):
-            self.matches.append(Matches.of_image(image, matches, keep_boxes=self._settings.errors))
+            self.matches.append(Matches.of_image(image, matches, keep_boxes=self.settings.errors))
             self.clock.add("nms", seconds)
         for sink in sinks:
             sink.add(batch, [detections for detections, *_ in results])
@@ -140,3 +153,106 @@ class Measurement:
             found = Detections(found.boxes_xyxy[own >= 0], found.scores[own >= 0], own[own >= 0])
         classes, boxes_xyxy = self._index.labels(image)
         return found, match_image(found, boxes_xyxy, classes, self._index.ignored(image)), seconds
+
+
+class NetworkFinder:
+    """A network on the device, with the suppression of this program.
+
+    Args:
+        model: the raw model of a training, in evaluation mode, on the device; or what `--weights` names, opened.
+        rules: which predictions count; what follows from the network is added here.
+        precision: for a raw model; the others have one of their own.
+
+    Attributes:
+        apart: pictures that it computes at once, a thread each; 1 = all threads compute one.
+    """
+
+    def __init__(
+        self, model: DetectionModel | Backend, rules: Suppression, precision: Precision, accelerator: Accelerator
+    ) -> None:
+        self._model, self._precision, self._accelerator = model, precision, accelerator
+        self._rules = rules_of_network(rules, model.head if isinstance(model, DetectionModel) else model)
+        self.apart = model.compute_apart() if isinstance(model, Backend) and model.divides_batches else 1
+
+    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
+        """Let the device compute a batch; the functions change nothing, for they may run in several threads."""
+        clock.begin()
+        images = batch.images_on(self._accelerator.device)
+        clock.lap("preparation")
+        decoded, raw = self._predict(images)
+        clock.lap("inference")
+        found = self._select(decoded, clock)
+        if meter is not None:
+            size_hw = (images.shape[2], images.shape[3])
+            assignment = meter.criterion.assign(batch.targets, len(batch), size_hw)
+            meter.update(raw, self._accelerator.send(assignment))
+        placed = list(zip(batch.placements, batch.sizes_hw.tolist(), strict=True))
+        return lambda: [
+            partial(_in_original, one, placement, (height, width))
+            for one, (placement, (height, width)) in zip(found(), placed, strict=True)
+        ]
+
+    def _predict(self, images: Tensor) -> tuple[Tensor, Any]:
+        """The rows, and of a raw model what its losses are made of."""
+        if isinstance(self._model, Backend):
+            return self._model(images), None
+        with self._precision.autocast():
+            decoded, raw = self._model(images)
+        return decoded, raw
+
+    def _select(self, decoded: Tensor, clock: Stopwatch) -> Callable[[], list[Callable[[], Detections]]]:
+        """Detections of a batch. Without a queue on the device, the fewest operations; with one, no waiting.
+
+        Of pictures that are computed apart all is left for the thread that finishes the batch.
+        """
+        if self._accelerator.queue_depth:
+            copied = self._accelerator.read_back(strongest_candidates(decoded, self._rules))
+            clock.lap("nms")
+            return lambda: [partial(suppress_candidates, rows, self._rules) for rows in copied()]
+        if self.apart > 1:
+            return lambda: self._suppressed(decoded, clock)
+        found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
+        clock.lap("nms")
+        return lambda: [partial(_on_host, detections) for detections in found]
+
+    def _suppressed(self, decoded: Tensor, clock: Stopwatch) -> list[Callable[[], Detections]]:
+        """The same on the host, in the thread that asks for it."""
+        started = time.perf_counter()
+        found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
+        clock.add("nms", time.perf_counter() - started)
+        return [partial(_on_host, detections) for detections in found]
+
+
+class PictureFinder:
+    """A pipeline, whose pictures are decoded by the reader of training and validation; as NetworkFinder."""
+
+    def __init__(self, pipeline: Pipeline, rules: Suppression, index: DatasetIndex) -> None:
+        self._pipeline, self._rules, self._index = pipeline, rules, index
+        self.apart = pipeline.backend.compute_apart()
+
+    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
+        """Detect on as many pictures at once as the pipeline computes apart."""
+        assert meter is None, "a pipeline has no losses"
+        images = batch.indices.tolist()
+        if self.apart == 1:
+            looked = [self._look(image) for image in images]
+        else:
+            with threads_apart(self.apart, "finding") as pool:
+                looked = list(pool.map(self._look, images))
+        clock.add("inference", sum(seconds for _, seconds in looked) / self.apart)
+        return lambda: [lambda one=one: one for one, _ in looked]  # type: ignore[misc]
+
+    def _look(self, image: int) -> tuple[Detections, float]:
+        """What is on an image, and the seconds that finding it takes."""
+        picture = read_image(self._index.path(image), rule=self._index.pixels)
+        started = time.perf_counter()
+        detections = self._pipeline(picture, self._rules).detections
+        return detections, time.perf_counter() - started
+
+
+def _in_original(found: Callable[[], Detections], placement: Tensor, size_hw: tuple[int, int]) -> Detections:
+    return undo_letterbox(found(), placement, size_hw)
+
+
+def _on_host(detections: Detections) -> Detections:
+    return Detections(detections.boxes_xyxy.cpu(), detections.scores.cpu(), detections.classes.cpu())

@@ -58,8 +58,7 @@ class Errors:
     Attributes:
         confidence: detections below it do not count.
         images: int64 (N,), dataset indices of the images, ascending.
-        finds: int64 (N, 6), detections of each of `KINDS`.
-        class_finds: int64 (C, 6), the same by class.
+        finds, class_finds: int64 (N, 6) and (C, 6), detections of each of `KINDS` by image and by class.
         outcomes: uint8 (M,), what became of each object, `CORRECT`, `WRONG_CLASS`, `BADLY_PLACED` or `MISSED`.
         offsets: int64 (N + 1,), where in it the objects of each image start.
         sizes: float64 (8,), sums of `ErrorRows.sizes` by kind, of all errors.

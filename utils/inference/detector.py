@@ -143,9 +143,6 @@ class Detector:
 
         A detection begins a track where it exceeds the confidence that is best for these weights: with a lower
         `conf_thres`, weaker ones continue tracks. With `agnostic_nms` a track may change its class.
-
-        Raises:
-            UserError: a package is missing.
         """
         return Tracking(self._sure, across_classes=self.rules.agnostic)
 
@@ -199,7 +196,7 @@ class Detector:
                     tracking.event(item)
                 if on_event is not None:
                     on_event(item)
-                elif item.kind == "unreadable" and len(sources.origins) == 1:
+                elif item.kind in ("unreadable",) and len(sources.origins) == 1:
                     raise UserError(item.message)
                 else:
                     log.log(logging.WARNING if item.is_failure else logging.INFO, item.message)
@@ -208,13 +205,7 @@ class Detector:
 def thresholds(
     model: Backend | PictureBackend, conf_thres: Confidence, classes: tuple[int, ...] | None
 ) -> tuple[float, tuple[float, ...]]:
-    """What scores must exceed: all of them, and those of each class; () where that is the same.
-
-    Args:
-        model: whose validation may say which confidences are best.
-        conf_thres: as of `Detector`.
-        classes: to find; None = all.
-    """
+    """What scores must exceed, all of them and those of each class, () where that is the same; as of `Detector`."""
     best = model.confidence or DEFAULT_CONF
     each: tuple[float, ...] = ()
     if conf_thres == "auto":
@@ -231,14 +222,9 @@ def thresholds(
 
 
 def class_numbers(classes: Iterable[int | str] | int | str | None, names: Sequence[str]) -> tuple[int, ...] | None:
-    """Numbers of the classes that a user named; None where none is named.
+    """Numbers of the classes that a user named, by number or by name; None where none is named.
 
-    Args:
-        classes: numbers, numbers as text, or names; upper and lower case are alike where no name has that very form.
-        names: of all classes.
-
-    Raises:
-        ConfigError: there is no such class.
+    Upper and lower case are alike where no name has that very form. A ConfigError where there is no such class.
     """
     if classes is None:
         return None

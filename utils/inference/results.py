@@ -44,12 +44,8 @@ class Result:
         boxes_xyxy: float32 (n, 4), pixels of the picture as shown, inside it.
         scores: float32 (n,), descending.
         classes: int64 (n,), indices into `names`.
-        names: class names by index.
-        source: where the picture came from, as messages name it.
+        source, media, frame, time_s: as in Frame.
         size_hw: height and width of the picture.
-        media: "picture", "video" or "stream".
-        frame: number of a video's or stream's frame, from 0; None for a picture.
-        time_s: seconds since the start of a video or stream; None for a picture.
         speed_ms: milliseconds that preparation, inference and suppression took.
         pixels: the picture, uint8 (H, W, 3) RGB, where it was to be kept.
         rule: how levels of more than 8 bits became 8.
@@ -116,7 +112,6 @@ class Result:
         }
 
     def as_detections(self) -> Detections:
-        """As validation has them."""
         return Detections(*(torch.tensor(array) for array in (self.boxes_xyxy, self.scores, self.classes)))
 
     def draw(
@@ -136,14 +131,7 @@ class Result:
         return annotated(self._picture(picture), marks, self.names, Style(line_width, labels, scores))
 
     def crops(self, picture: Picture | None = None) -> list[Pixels]:
-        """Copies of the picture's parts in the boxes, uint8 (h, w, 3) RGB, whole pixels and at least one.
-
-        Args:
-            picture: as of `draw`.
-
-        Raises:
-            UserError: as of `draw`.
-        """
+        """Copies of the picture's parts in the boxes, uint8 (h, w, 3) RGB, at least a pixel; `picture` as of `draw`."""
         pixels = self._picture(picture)
         low = np.minimum(np.floor(self.boxes_xyxy[:, :2]).astype(int), np.array(self.size_hw[::-1]) - 1)
         high = np.maximum(np.ceil(self.boxes_xyxy[:, 2:]).astype(int), low + 1)

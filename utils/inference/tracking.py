@@ -41,9 +41,6 @@ class Tracking:
         sure: of each class the least score of a detection that begins a track.
         across_classes: a track may change its class, as where boxes of all classes suppress each other; else each class
             is tracked for itself.
-
-    Raises:
-        MissingExtra: a package is not installed.
     """
 
     def __init__(self, sure: Sequence[float], *, across_classes: bool = False) -> None:
@@ -107,16 +104,9 @@ class ByteTracks:
     def update(
         self, boxes_xyxy: NDArray[np.float32], scores: NDArray[np.float32], time_s: float | None
     ) -> NDArray[np.int64]:
-        """Take the detections of the next frame, also where there are none.
+        """The id of each detection's track, -1 where it has none that is confirmed; of a frame without any too.
 
-        Args:
-            boxes_xyxy: (n, 4), pixels.
-            scores: (n,).
-            time_s: of the frame; None where it is not known. One that is not later than the last counts as unknown: the
-                frame comes a thirtieth of a second after it.
-
-        Returns:
-            int64 (n,), the id of each detection's track; -1 where it has none that is confirmed.
+        A time that is unknown, or not later than the last, counts as a thirtieth of a second after it.
         """
         later = time_s is not None and (self._time_s is None or time_s > self._time_s)
         self._time_s = time_s if later else self._time_s

@@ -67,11 +67,9 @@ class VideoWriter:
         self._cut_s = 0.0
 
     def write(self, pixels: Pixels, time_s: float | None = None) -> None:
-        """Add a frame.
+        """Add a frame, uint8 (H, W, 3) RGB; of another size than the first one it is fitted in, black beside it.
 
-        Args:
-            pixels: uint8 (H, W, 3) RGB; of another size than the first one it is fitted in, black beside it.
-            time_s: when it is shown, as in Frame; None = right after the one before.
+        It is shown at `time_s`, as in Frame; None = right after the one before.
 
         Raises:
             UserError: the folder takes no file; NoCodecError where no codec takes frames of this size.

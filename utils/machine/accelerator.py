@@ -38,7 +38,6 @@ class Accelerator:
         fused_optimizers: it has torch's fused optimizer kernels, which can skip a step by a flag on the device.
         measures_memory: the figures of its memory are known.
         computes_fp16: in float16, natively.
-        half_is_faster: than float32 by so much that a validation tries it.
         memory_format: of images and weights in training.
         widest: the widest float type that it computes in.
         is_host: it is the CPU itself.
@@ -55,7 +54,6 @@ class Accelerator:
     fused_optimizers = True
     measures_memory = False
     computes_fp16 = False
-    half_is_faster = False
     memory_format = torch.channels_last
     widest = torch.float64
     is_host = True

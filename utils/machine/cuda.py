@@ -82,11 +82,6 @@ class Cuda(Accelerator):
         """float16."""
         return torch.float16
 
-    @property
-    def half_is_faster(self) -> bool:  # type: ignore[override]
-        """Since Volta; some GPUs before compute float16 at a sixty-fourth of the rate."""
-        return torch.cuda.get_device_capability(self.device) >= (7, 0)
-
     def rng_state(self) -> Tensor | None:
         return torch.cuda.get_rng_state(self.device)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -40,30 +40,6 @@ class Plain(NamedTuple):
             np.concatenate([m.target_classes for m in matches]),
             np.concatenate([m.in_regions for m in matches]),
         )
-
-
-def merge(states: Sequence[Plain]) -> Plain:
-    """The states of all ranks as one, by ascending image."""
-    joined = Plain(*(np.concatenate(column) for column in zip(*states, strict=True)))
-    order = np.argsort(joined.images, kind="stable")
-    detections = _rows_of_segments(joined.detection_counts, order)
-    targets = _rows_of_segments(joined.target_counts, order)
-    return Plain(
-        joined.images[order],
-        joined.detection_counts[order],
-        joined.correct[detections],
-        joined.scores[detections],
-        joined.classes[detections],
-        joined.target_counts[order],
-        joined.target_classes[targets],
-        joined.in_regions[detections],
-    )
-
-
-def _rows_of_segments(counts: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
-    starts = np.cumsum(counts) - counts
-    moved = counts[order]
-    return np.repeat(starts[order] - (np.cumsum(moved) - moved), moved) + np.arange(counts.sum())
 
 
 class PlainFigures(NamedTuple):

@@ -16,7 +16,6 @@ from tessera.utils.types import Detections
 from tests.utils.evaluation.coco_oracle import NO_REGIONS, assert_equals_coco
 from tests.utils.evaluation.made_images import (
     accumulate,
-    assert_same_ranking,
     make_image,
     random_images,
     random_regions,
@@ -89,14 +88,6 @@ def test_detections_need_not_be_sorted() -> None:
     np.testing.assert_array_equal(found.scores, expected.scores)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 11])
-def test_any_number_of_ranks_gives_the_same_bits(ranks: int) -> None:
-    """Also with more ranks than images, in any order of arrival, after a pickled gather."""
-    images = random_images(5, 9, 3, coarse=True)
-    shards = [share(images, list(range(len(images)))[r::ranks][::-1]) for r in range(ranks)]
-    assert_same_ranking(ranked(shards[::-1]), accumulate(images))
-
-
 @given(seed=st.integers(0, 2**32 - 1), nc=st.integers(1, 5), coarse=st.booleans(), ranks=st.integers(1, 4))
 @settings(max_examples=30, deadline=None)
 def test_ranks_change_no_bit(seed: int, nc: int, coarse: bool, ranks: int) -> None:
@@ -129,15 +120,6 @@ def test_nothing_at_all() -> None:
         assert metrics.per_class.shape == (0, 4) and curves.f1.shape == (0, 1000)
         assert metrics.images == len(images) and metrics.objects_per_class.tolist() == [0, 0, 0]
         assert np.isnan(bootstrap_interval(ranking, np.random.default_rng(0))).all()
-
-
-def test_class_without_detections_counts_as_zero() -> None:
-    box = [[0.0, 0, 10, 10]]
-    images = [make_image(box, [0.9], [0], box, [0]), make_image([], [], [], box, [2])]
-    metrics, _ = summarize(accumulate(images), 3)
-    assert metrics.class_ids.tolist() == [0, 2]
-    assert metrics.map == pytest.approx(0.5)
-    np.testing.assert_allclose(metrics.per_class, [[1, 1, 1, 1], [0, 0, 0, 0]])
 
 
 def test_each_class_has_a_confidence_of_its_own() -> None:

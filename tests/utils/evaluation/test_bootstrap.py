@@ -43,11 +43,3 @@ def test_bootstrap_interval() -> None:
     ragged = bootstrap_maps(ranking, np.random.default_rng(0), 130)  # the last chunk is a smaller one
     np.testing.assert_array_equal(ragged[:, :100], samples[:, :100])
     assert np.isfinite(ragged).all()
-
-
-def test_bootstrap_of_one_image_has_no_width() -> None:
-    ranking = accumulate(random_images(8, 60, 3, coarse=False, crowded=True)[:1])
-    metrics, _ = summarize(ranking, 3)
-    assert metrics.map > 0
-    interval = bootstrap_interval(ranking, np.random.default_rng(0))
-    np.testing.assert_allclose(interval.map, metrics.map)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from tessera.data.feed.cache import open_images
@@ -21,7 +19,6 @@ from tessera.data.source.index import build_index
 from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
-from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.evaluate import Abandoned, Evaluation, _voting, evaluate
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.machine.accelerator import Accelerator
@@ -36,10 +33,8 @@ VOTE_S = 0.02
 
 
 class Queued(StandIn):
-    """The stand-in, which also computes in half precision, counts copies to the host and tunes kernels to shapes."""
+    """The stand-in, which also counts copies to the host and tunes kernels to shapes."""
 
-    half_is_faster = True
-    half_dtype = torch.bfloat16
     tuned = True
 
     def __init__(self) -> None:
@@ -186,55 +181,3 @@ def test_kernels_are_not_tuned_to_each_shape(model: DetectionModel, loader: ValL
     measured(model, loader, queued)
     hook.remove()
     assert tuned == [False] * BATCHES and queued.tuned
-
-
-def test_half_precision_is_used_where_it_measures_the_same(
-    model: DetectionModel, loader: ValLoader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The trial needs the first images only."""
-    monkeypatch.setattr("tessera.utils.evaluation.evaluate.TRIAL_IMAGES", 3)
-    monkeypatch.setattr("tessera.utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES)
-    dtypes: list[torch.dtype] = []
-    hook = model.head.register_forward_hook(lambda _, __, output: dtypes.append(output[1][0].dtype))
-    queued = Queued()
-    monkeypatch.setattr("tessera.utils.evaluation.evaluate.LOSS_TOLERANCE", 1.0)
-    in_half = measured(model, loader, queued, precision=Precision(queued, torch.bfloat16))
-    exact = measured(model, loader, queued)
-    for tolerance, expected in ((1.0, in_half), (-1.0, exact)):
-        monkeypatch.setattr("tessera.utils.evaluation.evaluate.TOLERANCE", tolerance)
-        dtypes.clear()
-        assert_same(measured(model, loader, Queued(), try_half=True), expected)
-        rest = torch.bfloat16 if expected is in_half else torch.float32
-        assert dtypes == [torch.float32, torch.bfloat16] * 2 + [rest] * (BATCHES - 2)
-    monkeypatch.setattr("tessera.utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES + 1)
-    dtypes.clear()
-    measured(model, loader, Queued(), try_half=True)
-    assert dtypes == [torch.float32] * BATCHES, "few images are measured once"
-    dtypes.clear()
-    measured(model, loader, Accelerator(), try_half=True)
-    assert dtypes == [torch.float32] * BATCHES, "a CPU measures in float32 as ever"
-    hook.remove()
-
-
-@pytest.mark.parametrize("case", ["finds nothing", "other losses"])
-def test_half_precision_is_not_used_without_evidence(
-    model: DetectionModel, loader: ValLoader, monkeypatch: pytest.MonkeyPatch, case: str
-) -> None:
-    """In a first epoch nothing is found: an mAP of 0 is the same in any precision, whatever the numbers are."""
-    monkeypatch.setattr("tessera.utils.evaluation.evaluate.TRIAL_IMAGES", 3)
-    monkeypatch.setattr("tessera.utils.evaluation.evaluate.WORTH_A_TRIAL", 2 * BATCHES)
-    model = copy.deepcopy(model)
-    if case == "finds nothing":
-        monkeypatch.setattr("tessera.utils.evaluation.evaluate.LOSS_TOLERANCE", 1.0)
-        for parameter in model.head.parameters():
-            torch.nn.init.constant_(parameter, -1000.0 if parameter.ndim == 1 else 0.0)
-    else:
-        monkeypatch.setattr("tessera.utils.evaluation.evaluate.TOLERANCE", 1.0)
-        model.head.register_forward_hook(
-            lambda _, __, output: (output[0], [raw if raw.dtype == torch.float32 else 2 * raw for raw in output[1]])
-        )
-    dtypes: list[torch.dtype] = []
-    model.head.register_forward_hook(lambda _, __, output: dtypes.append(output[1][0].dtype))
-    found = measured(model, loader, Queued(), try_half=True)
-    assert (found.metrics.map50 == 0) == (case == "finds nothing")
-    assert dtypes == [torch.float32, torch.bfloat16] * 2 + [torch.float32] * (BATCHES - 2)

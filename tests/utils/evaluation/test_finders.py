@@ -22,8 +22,7 @@ from tessera.models.detector import DetectionModel
 from tessera.models.suppression import Suppression, non_max_suppression, undo_letterbox
 from tessera.utils.evaluation.comparison.flips import Finds, finds_of
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate
-from tessera.utils.evaluation.finders import Measurable
-from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.evaluation.measurement import Measurable, Settings
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, PictureBackend

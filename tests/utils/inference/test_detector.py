@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import logging
+import os
 import pickle
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -256,24 +258,6 @@ def test_results_hold_no_picture(detector: Detector) -> None:
     assert len(results) == 10
 
 
-@pytest.mark.slow
-def test_memory_is_flat_over_five_thousand_frames(weights: Path) -> None:
-    def held() -> int:
-        rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        return int(rows["VmRSS"].split()[0]) >> 10
-
-    if not Path("/proc/self/status").exists():
-        pytest.skip("memory is read from /proc here")
-    detector, early = Detector(weights, imgsz=32, device="cpu"), 0
-    pictures = [picture(240 + 16 * size, 320, size) for size in range(5)]
-    for number in range(5000):
-        for result in detector(np.roll(pictures[number % 5], number, 1)):
-            assert result.pixels is None
-        if number == 500:
-            early = held()
-    assert held() - early < 100, "MiB; the frames themselves are 1,200"
-
-
 def test_a_device_with_a_queue_finds_the_same(weights: Path, detector: Detector) -> None:
     pixels = picture(200, 300, 5)
     (expected,) = detector(pixels)
@@ -326,17 +310,37 @@ def test_wrong_options(weights: Path, options: dict[str, Any], message: str) -> 
         Detector(weights, **{"device": "cpu", **options})
 
 
-def test_weights_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "weights.pt").write_text("hello")
-    for name, message in (
-        ("weights.pt", "not a checkpoint"),
-        ("weight.pt", "Did you mean 'weights.pt'"),
-        ("", "folder"),
-    ):
-        with pytest.raises(UserError, match=message):
-            Detector(tmp_path / name, device="cpu")
-    file = io.BytesIO()
-    torch.save({"state_dict": {}}, file)
-    (tmp_path / "other.pt").write_bytes(file.getvalue())
-    with pytest.raises(UserError, match="not a checkpoint of this program: found a dictionary with 'state_dict'"):
-        Detector(tmp_path / "other.pt", device="cpu")
+def test_pictures_that_break_off_or_come_dark_are_told(
+    weights: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    detector = Detector(weights, device="cpu")
+    encoded = cv2.imencode(".jpg", picture(200, 300))[1].tobytes()
+    (tmp_path / "cut.jpg").write_bytes(encoded[: len(encoded) // 2])
+    for given, name in ((tmp_path / "cut.jpg",) * 2, ([encoded[: len(encoded) // 2]], "picture 0")):
+        caplog.clear()
+        assert len(list(detector(given))) == 1
+        assert f"{name}: damaged: the end of the file is missing" in caplog.text
+    caplog.clear()
+    dark = picture(40, 50).astype(np.uint16) * 16
+    assert len(list(Detector(weights, device="cpu")([dark, dark]))) == 2
+    assert caplog.text.count("comes dark") == 1
+
+
+def test_an_overlap_without_tiles_is_told(weights: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Detector(weights, device="cpu", tile=64, overlap=0.5)
+    Detector(weights, device="cpu")
+    assert "overlap" not in caplog.text
+    Detector(weights, device="cpu", overlap=0.5)
+    assert "overlap 0.5: without effect" in caplog.text
+
+
+@pytest.mark.parametrize("level", ["", "3"])
+def test_opencv_is_quiet_where_it_was_imported_before(level: str) -> None:
+    code = (
+        "import cv2\nfrom tessera.utils.machine.opencv import cv2 as same\n"
+        "print(getattr(same.utils, 'logging', same).getLogLevel())"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "OPENCV_LOG_LEVEL"}
+    environment |= {"OPENCV_LOG_LEVEL": "WARNING"} if level else {}
+    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == (level or "1")

@@ -207,14 +207,6 @@ def test_cells_are_no_formulas_and_numbers_stay(tmp_path: Path) -> None:
     assert {(row[1], *row[2:]) for row in table[1::2]} == {("car", "0.5", "", "2.0", "3.0", "20.0", "30.0")}
 
 
-def test_a_csv_file_is_utf_8_whatever_the_sources_are_called(tmp_path: Path) -> None:
-    rows = CsvFile(tmp_path / "a.csv")
-    frame = Frame(picture(40, 40), "\udcff.jpg", name=PurePath("a.jpg"))
-    rows.add(result_of(frame), frame, PLACE)
-    rows.close()
-    assert (tmp_path / "a.csv").read_text(encoding="utf-8").splitlines()[1].startswith("\\udcff.jpg,car,")
-
-
 def test_what_a_format_cannot_hold_is_a_png(tmp_path: Path) -> None:
     frame = Frame(np.zeros((1, 70_000, 3), np.uint8), "a.jpg", name=PurePath("a.jpg"))
     PictureFiles(tmp_path, Style(1, False, False), 1, lambda message: None).add(result_of(frame), frame, PLACE)

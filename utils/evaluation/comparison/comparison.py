@@ -48,9 +48,6 @@ class Comparison:
 
     Attributes:
         a, b: the runs of the sides.
-        data: the dataset YAML.
-        split: "val", "train" or "test".
-        names: class names by index.
         differences: B − A, with intervals and p-values.
         flips: of one run of each side, the median by mAP50-95.
         requirements: what was asked of the differences.

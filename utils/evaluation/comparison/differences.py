@@ -34,6 +34,7 @@ from tessera.utils.evaluation.comparison.significance import (
     swap_p,
     swap_reach,
 )
+from tessera.utils.evaluation.curves import images_of_classes
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.seeding import sample_rng
 
@@ -95,15 +96,10 @@ class _Spread(NamedTuple):
 
 
 def differences(a: Sequence[Ranking], b: Sequence[Ranking], matches: tuple[Matches, Matches] | None) -> Differences:
-    """Compare what two sides found on the same images.
-
-    Args:
-        a, b: of each run of the sides.
-        matches: of both sides, where each is one run.
-    """
+    """Compare the runs of two sides on the same images; with the matches of both where each is one run."""
     ranking = a[0]
     assert all(np.array_equal(ranking.target_images, other.target_images) for other in (*a, *b)), "the same images"
-    images = _images_of_classes(ranking)
+    images = images_of_classes(ranking)
     counts = np.array([ranking.n_images, ranking.n_images, *images])
     measured_a, measured_b = _measured(a), _measured(b)
     if matches is not None:
@@ -125,13 +121,6 @@ def differences(a: Sequence[Ranking], b: Sequence[Ranking], matches: tuple[Match
         float(spread.by_images[1]),
         float(spread.by_seeds[1]),
     )
-
-
-def _images_of_classes(ranking: Ranking) -> NDArray[np.int64]:
-    """How many images have an object of each class, (C,)."""
-    objects = np.diff(ranking.target_offsets)
-    pairs = np.unique(np.arange(len(objects)).repeat(objects) * ranking.n_images + ranking.target_images)
-    return np.bincount(pairs // ranking.n_images, minlength=len(objects))
 
 
 def _measured(side: Sequence[Ranking]) -> Floats:
@@ -180,12 +169,7 @@ def _of_several_runs(a: Floats, b: Floats, by_images: Floats, images: NDArray[np
 
 
 def swapped_sides(a: Matches, b: Matches, rng: np.random.Generator) -> tuple[ClassPrecisions, ClassPrecisions]:
-    """Average precision of the two sides after each of `SWAPS` swaps.
-
-    Args:
-        a, b: of the same images.
-        rng: says which images are swapped.
-    """
+    """Average precision of the two sides after each of `SWAPS` swaps of images that `rng` chooses."""
     images = a.images
     assert np.array_equal(images, b.images), "both sides are of the same images"
     offset = int(images.max(initial=-1)) + 1

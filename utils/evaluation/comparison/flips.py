@@ -19,14 +19,10 @@ SHOWN = 8  # images that B worsens most, and as many that it improves most
 
 
 class Finds(NamedTuple):
-    """Detections of an image that reach the threshold.
+    """Detections of an image that reach the threshold, by descending score, in pixels of the original image.
 
-    Attributes:
-        boxes_xyxy: float32 (D, 4), pixels of the original image.
-        scores: float32 (D,), descending.
-        classes: int32 (D,).
-        wrong: bool (D,), without an object of their own, outside ignored regions.
-        found: bool (G,), the objects that a detection has.
+    Those that are `wrong` (D,) have no object of their own, and lie outside ignored regions; `found` (G,) are the
+    objects that a detection has.
     """
 
     boxes_xyxy: NDArray[np.float32]
@@ -79,7 +75,6 @@ class Flips(NamedTuple):
     """Of all images.
 
     Attributes:
-        threshold_a, threshold_b: smallest confidence of each side.
         both, lost, gained, neither: objects that both find, A alone, B alone, none.
         wrong_both, wrong_a, wrong_b: wrong finds of both sides (the same class at IoU 0.5), of A alone, of B alone.
         lost_of_class, gained_of_class: int64 (nc,).

@@ -39,9 +39,6 @@ VideoFile: TypeAlias = "tempfile._TemporaryFileWrapper[bytes]"
 def read_address(address: str) -> bytes | VideoFile | None:
     """The picture, or the video as a temporary file that is gone when it is closed; None where it is a stream.
 
-    Args:
-        address: http or https.
-
     Raises:
         UserError: it is unavailable, too large, or is something else.
     """

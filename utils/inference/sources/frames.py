@@ -30,7 +30,6 @@ class Frame:
         pixels: uint8 (H, W, 3) RGB, upright.
         source: what it is read from, as messages and results name it: a path, an address without its password, a
             camera's number, "-" for standard input.
-        media: "picture", "video" or "stream".
         name: where its results go below a results folder: the path inside the folder that was given, such as
             a/1.jpg, else the file's name.
         frame: number from 0; None for a picture. It counts all frames of the video or stream, those of a stream that

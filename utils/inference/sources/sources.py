@@ -43,8 +43,7 @@ def open_sources(
     """Find what `--source` names; nothing is read before the first iteration.
 
     Args:
-        specs: one or several: a picture, a video, a folder, a glob, a list (.txt, .streams), an address, a camera's
-            number, "-".
+        specs: one or several, as of `find_origins`.
         read: the door for pictures: a path or encoded bytes → uint8 (H, W, 3) RGB. A UserError that it raises becomes
             an event.
         vid_stride: of videos and streams, each `vid_stride`-th frame.

@@ -46,7 +46,7 @@ class StreamTimeouts:
 TIMEOUTS = StreamTimeouts()
 
 
-class StreamReader:
+class StreamReader(threading.Thread):
     """Reads a stream until it is over or stopped; what has come waits in `waiting`.
 
     Args:
@@ -60,7 +60,7 @@ class StreamReader:
     """
 
     def __init__(self, origin: Origin, ready: threading.Condition, *, every_frame: bool, vid_stride: int) -> None:
-        self._thread = threading.Thread(target=self._run, name=f"stream {origin.place}", daemon=True)
+        super().__init__(name=f"stream {origin.place}", daemon=True)
         self.origin, self._timeouts = origin, TIMEOUTS
         self.waiting: deque[Frame | SourceEvent] = deque()
         self.is_over = False
@@ -68,12 +68,8 @@ class StreamReader:
         self._ready, self._every_frame, self._vid_stride = ready, every_frame, vid_stride
         self._stopped = threading.Event()
         self._number = 0
-        self._started: float | None = None  # when the first frame came
+        self._began: float | None = None  # when the first frame came
         self._last = 0.0  # when the last one came
-
-    def start(self) -> None:
-        """Begin to read."""
-        self._thread.start()
 
     def stop(self) -> None:
         """Let the thread end; it does so at the latest when its time-out is over."""
@@ -81,12 +77,7 @@ class StreamReader:
         with self._ready:
             self._ready.notify_all()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end, if it was started."""
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             self._read()
         except BaseException as error:
@@ -109,7 +100,7 @@ class StreamReader:
                     self._event("ended", f"ended after {counted(self._number, 'frame')}")
                     return
                 self._event("gap", "no frame comes, it is connected anew", seconds=time.monotonic() - self._last)
-            elif self._started is None:
+            elif self._began is None:
                 tries += 1
                 if tries >= self._timeouts.tries or self.origin.form == "camera":
                     self._event("unreadable", self._why())
@@ -148,8 +139,8 @@ class StreamReader:
             return facts
 
     def _report_connection(self, now: float, facts: VideoFacts) -> None:
-        if self._started is None:
-            self._started = now
+        if self._began is None:
+            self._began = now
             self._event("opened", "opened", facts=facts)
         else:
             lost_s = now - self._last
@@ -180,7 +171,7 @@ class StreamReader:
             self._ready.notify_all()
 
     def _times(self, now: float) -> tuple[float | None, float]:
-        return None if self._started is None else now - self._started, time.time()
+        return None if self._began is None else now - self._began, time.time()
 
     def _why(self) -> str:
         if self.origin.form == "camera":
@@ -193,12 +184,9 @@ class StreamReader:
 def read_streams(
     origins: Sequence[Origin], *, every_frame: bool, vid_stride: int
 ) -> Generator[Frame | SourceEvent, None, None]:
-    """Frames and events of streams as they come, until all of them are over; closing it ends their threads.
+    """Frames and events of streams and cameras as they come, until all are over; closing it ends their threads.
 
-    Args:
-        origins: streams and cameras.
-        every_frame: all frames in order, else the newest one of each stream.
-        vid_stride: each so many-th frame of a stream.
+    All frames in order with `every_frame`, else the newest one of each stream.
     """
     ready = threading.Condition()
     readers = [StreamReader(origin, ready, every_frame=every_frame, vid_stride=vid_stride) for origin in origins]
@@ -213,7 +201,8 @@ def read_streams(
             reader.stop()
         until = time.monotonic() + _JOIN_S
         for reader in readers:
-            reader.join(max(until - time.monotonic(), 0))
+            if reader.is_alive():
+                reader.join(max(until - time.monotonic(), 0))
 
 
 def _next(readers: list[StreamReader], ready: threading.Condition) -> Frame | SourceEvent | None:

@@ -19,13 +19,8 @@ _LONGEST_HEADER = 1 << 26  # bytes
 def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[Frame | SourceEvent]:
     """Frames of a video in order, and the events "opened" and "ended" around them.
 
-    Args:
-        origin: the video.
-        vid_stride: each so many-th frame is given, beginning with the first; the others are decoded, but not converted.
-        path: where the file is, if not where the origin says.
-
-    Yields:
-        an event "unreadable" alone where nothing decodes; "damaged" instead of "ended" where the video breaks off.
+    An event "unreadable" alone where nothing decodes; "damaged" instead of "ended" where the video breaks off. Frames
+    between those of the stride are decoded, but not converted. `path` is the file, if not where the origin says.
     """
     path = os.path.abspath(path or origin.where)  # noqa: PTH100 - FFmpeg takes a relative a:b for a protocol
     place, number, time_s = origin.place, 0, 0.0
@@ -72,13 +67,7 @@ def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[
 
 
 def _breaks_off(path: str, facts: VideoFacts, frames: int, time_s: float) -> str:
-    """How much more a video states, where it ended before; "" where it did not, or states nothing.
-
-    Args:
-        path: of the file.
-        facts: as OpenCV has them; of files without a count the number of frames is a guess.
-        frames, time_s: how many came, and the time of the last one.
-    """
+    """How much more a video states, where it ended before, after so many frames and seconds; "" where it did not."""
     if facts.frames is None or frames >= facts.frames - 1:
         return ""
     header = _mp4_header(path)

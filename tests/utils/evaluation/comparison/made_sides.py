@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.comparison.differences import Differences, differences
-from tessera.utils.evaluation.matches import Matches
 from tests.utils.evaluation.made_images import Image, make_image, ranked, share
 
 NC = 3
@@ -55,8 +54,3 @@ def compared(*pair: list[Image]) -> Differences:
 
 def ranking(images: list[Image]) -> Ranking:
     return ranked([share(images)])
-
-
-def matches(images: list[Image], parts: int = 1) -> Sequence[Matches]:
-    """What `parts` ranks collect."""
-    return [share(images, range(part, len(images), parts)) for part in range(parts)]

@@ -10,9 +10,8 @@ from tessera.utils.evaluation.comparison.comparison import verdict
 from tessera.utils.evaluation.comparison.differences import differences, swapped_sides
 from tessera.utils.evaluation.comparison.significance import LEVEL
 from tessera.utils.evaluation.curves import summarize
-from tessera.utils.evaluation.matches import Matches
-from tests.utils.evaluation.comparison.made_sides import NC, compared, matches, ranking, two_sides
-from tests.utils.evaluation.made_images import Image, make_image
+from tests.utils.evaluation.comparison.made_sides import NC, compared, ranking, two_sides
+from tests.utils.evaluation.made_images import Image, make_image, share
 
 NAMES = ("cat", "dog", "cow")
 
@@ -87,25 +86,10 @@ def test_scores_need_not_mean_the_same() -> None:
     assert first.map == pytest.approx(second.map, abs=1e-9) and first.map50 == pytest.approx(second.map50, abs=1e-9)
 
 
-def test_any_number_of_ranks_swaps_alike() -> None:
-    a, b = two_sides(6, 25, 0.6, 0.8)
-
-    def swapped(parts: int) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
-        sides = []
-        for side in (a, b):
-            sides.append(Matches.joined(matches(side, parts)))
-        return [found.ap for found in swapped_sides(sides[0], sides[1], np.random.default_rng(0))]
-
-    alone = swapped(1)
-    assert alone[0].shape == (NC, module.SWAPS) and not np.array_equal(*alone)
-    for parts in (2, 3):
-        np.testing.assert_array_equal(swapped(parts), alone)
-
-
 def test_a_swapped_side_is_a_validation_of_the_images_that_it_takes() -> None:
     """Brute force: places among each side's detections are the scores, A's before B's."""
     a, b = two_sides(7, 20, 0.6, 0.8)
-    states = [matches(side)[0] for side in (a, b)]
+    states = [share(side) for side in (a, b)]
     found = swapped_sides(*states, np.random.default_rng(0))
     takes_b = np.random.default_rng(0).integers(2, size=(len(a), module.SWAPS), dtype=np.uint8)
     placed_a, placed_b = placed(a, 2.0), placed(b, 2.5)

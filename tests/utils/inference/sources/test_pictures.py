@@ -64,12 +64,6 @@ def test_a_glob(folder: Path) -> None:
     assert names(items(f"{folder}/[ab].jpg")) == ["[ab].jpg"], "a file of that name comes first"
 
 
-def test_a_glob_from_the_working_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
-    found = items("*.jpg")
-    assert names(found) == ["b.jpg"] and frames(found)[0].source == "b.jpg"
-
-
 def test_several_in_the_order_of_naming(folder: Path) -> None:
     with open_sources([folder / "b.jpg", str(folder / "deep"), folder / "a.png"], read=read) as sources:
         assert sources.pictures == 3
@@ -207,12 +201,6 @@ def test_standard_input_that_is_neither(content: bytes, message: str, type_in: C
     type_in(content)
     (event,) = items("-")
     assert isinstance(event, SourceEvent) and event.kind == "unreadable" and message in event.message
-
-
-def test_names_that_are_no_unicode(tmp_path: Path) -> None:
-    write_image(tmp_path / "in" / "a.jpg").rename(tmp_path / "in" / os.fsdecode(b"\xff.jpg"))
-    (frame,) = items(tmp_path / "in")
-    assert isinstance(frame, Frame)
 
 
 def test_the_door_is_asked_once_for_each(folder: Path) -> None:

@@ -264,19 +264,6 @@ def test_a_frame_that_states_a_size_that_it_has_not(
     assert "1 of its 5 frames do not decode" in events(found)[1].message
 
 
-def test_a_name_that_is_not_utf_8(made: Path, tmp_path: Path) -> None:
-    """OpenCV 5 ends the process on it."""
-    folder = tmp_path / "\udcfe"
-    try:
-        folder.mkdir()
-        shutil.copy(made / "a.mp4", folder / "\udcff.mp4")
-    except OSError as error:
-        pytest.skip(f"this file system takes no such name ({error})")
-    found = items(folder / "\udcff.mp4")
-    assert len(frames(found)) == 40 and kinds(found) == ["opened", "ended"]
-    assert frames(found)[0].source == f"{folder}/\udcff.mp4" and frames(found)[0].name.name == "\udcff.mp4"
-
-
 QUIET = """
 import sys
 from tessera.utils.inference.sources.origins import Origin
