@@ -53,6 +53,10 @@ class Validation:
     watch: Watch | None = None  # what a search sees of the training
     _last: Evaluation | None = None  # of the last epoch
 
+    @property
+    def _settings(self) -> Settings:
+        return Settings(asked_to_stop=self.interruption.asked, errors=False)
+
     def before_training(self) -> None:
         """Measure what a fresh run begins with where its weights know all of the classes: a candidate for the best."""
         run = self.run
@@ -79,6 +83,14 @@ class Validation:
         world, is_last = self.run.world, epoch + 1 == self.run.config.epochs
         if self.run.config.noval and not is_last:
             return None
+        settings = dataclasses.replace(self._settings, errors=True) if is_last else self._settings
+        self.loader.begin()  # before a file is written: no process may be forked then
+        self.saver.before_validation()
+        world.set_activity(f"validating epoch {epoch}")
+        with self.profile.stage("validation"):
+            averaged = self._measurable(self.state.ema.model)
+            criterion = None if self.run.config.tile else self.criterion
+            sinks = self.journal.picture_sinks(self.loader.index, epoch)
             try:
                 found = evaluate(averaged, self.loader, world, settings, criterion=criterion, sinks=sinks)
             except Abandoned:
