@@ -38,9 +38,9 @@ class AwakeClock:
         self._last = time.monotonic()
 
     def passed(self, interval_s: float) -> float:
-        """Seconds since the last call, which was planned `interval_s` ago; at most three times that."""
-        now = time.monotonic()
-        passed, self._last = now - self._last, now
+        """Return the seconds since the last call, which was planned `interval_s` ago; at most three times that."""
+        passed = time.monotonic() - self._last
+        self._last += passed
         return min(passed, 3 * interval_s)
 
 

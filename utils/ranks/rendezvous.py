@@ -106,11 +106,8 @@ def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> st
     A launcher that restarts ranks may keep its store, where the addresses of dead ranks are left, and how often it has
     restarted them may differ between nodes. So every rank posts a nonce of its own; rank 0 offers a session id together
     with the nonces that it has read; each rank that finds its own nonce in the offer accepts it; when all have
-    accepted one with everybody's nonce, the session id is fixed. Counts of the posts and of the offers tell whether
-    there is anything new to read: a rank that waits asks for one number, less and less often.
-
-    Raises:
-        UserError: ranks are missing when the time is up.
+    accepted one with everybody's nonce, the session id is fixed. Counts of posts and offers tell whether there is
+    anything new to read. UserError: ranks are missing when the time is up.
     """
     return _follow(store, rank, size, timeout_s) if rank else _lead(store, size, timeout_s)
 

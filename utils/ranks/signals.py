@@ -1,7 +1,7 @@
 """Signals: to stop (by Ctrl-C, a scheduler, its warning that time is nearly up, a terminal that closes), or to print.
 
-Python handles signals in the main thread, between two of its own instructions. So a thread waits for them too: it acts
-while the main thread is in a call of a library that does not return.
+Python handles signals in the main thread, between two of its own instructions. So a thread waits for them too, which
+acts while the main thread is in a call of a library that does not return.
 """
 
 from __future__ import annotations
@@ -139,8 +139,7 @@ def signals_wait() -> Iterator[None]:
 def signals_end_at_once() -> AbstractContextManager[None]:
     """Inside, the signals that an `Interruption` handles end the process, as the system does it, with no message.
 
-    For a call of a library that may never return nor release Python's lock, while there is nothing to be saved: neither
-    a handler nor another thread would have its turn.
+    For a call of a library that may never return nor release Python's lock, while there is nothing to be saved.
     """
     return _handled_by(signal.SIG_DFL)
 
@@ -234,18 +233,14 @@ def _stacks(who: str) -> str:
     """The stacks of all threads but this one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [f"{who} (process {os.getpid()}) is here:\n"]
-    for ident, frame in _frames().items():
-        if ident != threading.get_ident():
-            parts += [f'Thread "{names.get(ident, ident)}":\n', *traceback.format_stack(frame)]
-    return "".join([*parts, f"{who} (process {os.getpid()}) continues\n"])
-
-
-def _frames() -> dict[int, FrameType]:
-    """The frame of each thread. Python 3.11 might collect garbage in there, at a moment when they must not."""
     collects = gc.isenabled()
-    gc.disable()
+    gc.disable()  # Python 3.11 might collect garbage while it lists the frames, when it must not
     try:
-        return sys._current_frames()
+        frames = sys._current_frames()
     finally:
         if collects:
             gc.enable()
+    for ident, frame in frames.items():
+        if ident != threading.get_ident():
+            parts += [f'Thread "{names.get(ident, ident)}":\n', *traceback.format_stack(frame)]
+    return "".join([*parts, f"{who} (process {os.getpid()}) continues\n"])

@@ -27,10 +27,10 @@ from tests.system.launch import ROOT
 HTML = b"<!DOCTYPE html>\n<html><head><title>Log in to the network</title></head></html>"
 
 
-def saved(numbers: int = 50_000) -> bytes:
+def saved() -> bytes:
     """A small file as torch.save makes it."""
     file = io.BytesIO()
-    torch.save({"model": {"weight": torch.arange(float(numbers))}}, file)
+    torch.save({"model": {"weight": torch.arange(50_000.0)}}, file)
     return file.getvalue()
 
 
@@ -151,16 +151,11 @@ def test_what_is_not_the_published_file_is_refused(
     assert server.seen == [None, None]
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [(BODY[:-1000], r"[\d,]+ bytes whose end is missing"), (saved(100_000), r"4\d\d,\d{3} bytes")],
-    ids=["truncated", "another"],
-)
-def test_another_file_is_refused_where_megabytes_alone_are_known(
-    unpinned: FileServer, cache: Path, caplog: pytest.LogCaptureFixture, body: bytes, said: str
+def test_a_truncated_file_is_refused_where_megabytes_alone_are_known(
+    unpinned: FileServer, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unpinned.body, unpinned.length = body, False
-    with pytest.raises(UserError, match=rf"the server sent {said}, expected a checkpoint of about 0\.2 MB\. Noth"):
+    unpinned.body, unpinned.length = BODY[:-1000], False
+    with pytest.raises(UserError, match=r"bytes whose end is missing, expected a checkpoint of about 0\.2 MB\. Noth"):
         resolve_weights("v9-c")
     assert not (cache / "v9-c.pt").exists()
     unpinned.body = BODY
