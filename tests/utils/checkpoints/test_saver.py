@@ -22,7 +22,7 @@ from tessera.utils.checkpoints.format import (
     save_checkpoint,
 )
 from tessera.utils.checkpoints.saved_state import dump_state
-from tessera.utils.checkpoints.saver import Saver, due, snapshot
+from tessera.utils.checkpoints.saver import Saver, snapshot
 from tessera.utils.errors import Interrupted, UserError
 from tessera.utils.machine.accelerator import Accelerator
 from tests.utils.checkpoints.made_saver import METRICS, WAIT_S, SlowDisk, open_saver
@@ -247,11 +247,6 @@ def test_a_copy_that_does_not_fit_leaves_the_old_file(tmp_path: Path, monkeypatc
         copy_checkpoint(tmp_path / "best.pt", tmp_path / "last.pt")
     assert (tmp_path / "last.pt").read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
-
-
-@pytest.mark.parametrize(("count", "period", "is_due"), [(3, 3, True), (4, 3, False), (4, 0, False), (4, -1, False)])
-def test_due(count: int, period: int, is_due: bool) -> None:
-    assert due(count, period) is is_due
 
 
 def test_the_best_file_holds_weights_alone_with_what_was_measured(tmp_path: Path) -> None:
