@@ -11,29 +11,22 @@ import pytest
 
 from tessera.data.feed.workers import cap_workers
 from tessera.utils.environment import Launch
-from tessera.utils.evaluation import measurement as measurement_module
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.ranks import world as world_module
 from tessera.utils.ranks.preflight import Host, advise
 from tessera.utils.ranks.world import World
 
+Nodes = Sequence[Sequence[frozenset[int]]]  # affinities of the ranks of each node, in the order of ranks
+
 
 class OfSeveral(World):
-    """A rank of several nodes that runs alone; of the others it knows the host and the processors.
+    """A rank of several nodes that runs alone; of the others it knows the host and the processors."""
 
-    Args:
-        rank: its number.
-        nodes: affinities of the ranks of each node, in the order of ranks.
-    """
-
-    def __init__(self, rank: int, nodes: Sequence[Sequence[frozenset[int]]]) -> None:
+    def __init__(self, rank: int, nodes: Nodes) -> None:
         self.ranks = [
             (f"node{node}", local, cpus) for node, ranks in enumerate(nodes) for local, cpus in enumerate(ranks)
         ]
-        node = int(self.ranks[rank][0].removeprefix("node"))
-        super().__init__(
-            Launch(rank=rank, local_rank=self.ranks[rank][1], size=len(self.ranks), local_size=len(nodes[node]))
-        )
+        super().__init__(Launch(rank=rank, local_rank=self.ranks[rank][1], size=len(self.ranks)))
 
     def all_gather(self, value: Any) -> list[Any]:
         """Of hosts and processors, what `ranks` has; else each rank's number beside this one's value."""
@@ -50,7 +43,7 @@ def quota(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> fl
     return float(found)
 
 
-def open_rank(monkeypatch: pytest.MonkeyPatch, rank: int, nodes: Sequence[Sequence[frozenset[int]]]) -> OfSeveral:
+def open_rank(monkeypatch: pytest.MonkeyPatch, rank: int, nodes: Nodes) -> OfSeveral:
     own = [cpus for ranks in nodes for cpus in ranks][rank]
     monkeypatch.setattr(world_module, "affinity", lambda: own)
     return OfSeveral(rank, nodes)
@@ -70,26 +63,15 @@ TASKS = [frozenset(range(8 * task, 8 * task + 8)) for task in range(8)]
 
 
 @pytest.mark.parametrize(("quota", "cpus"), [(math.inf, 8), (64, 8), (32, 4), (8, 1)], indirect=["quota"])
-def test_workers_and_threads_of_a_rank_with_processors_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, quota: float, cpus: int
-) -> None:
+def test_workers_of_a_rank_with_processors_of_its_own(monkeypatch: pytest.MonkeyPatch, quota: float, cpus: int) -> None:
     """SLURM with task affinity: 8 tasks of 8 processors each; a quota is for all of them."""
     world = open_rank(monkeypatch, 3, [TASKS])
     assert world.cpus == cpus
     assert cap_workers(8, world) == cpus
-    threads = []
-
-    class Pool(measurement_module.ThreadPoolExecutor):
-        def __init__(self, most: int, name: str) -> None:
-            threads.append(most)
-            super().__init__(most, name)
-
-    monkeypatch.setattr(measurement_module, "ThreadPoolExecutor", Pool)
     model: Any = SimpleNamespace(has_objectness=True, needs_suppression=True)
     index: Any = SimpleNamespace(names=["a", "b"])
     precision: Any = None
-    Measurement(model, index, world, Settings(), precision, None).add([])
-    assert threads == [min(cpus, 4)]
+    assert Measurement(model, index, world, Settings(), precision, None)._threads == min(cpus, 4)
 
 
 @pytest.mark.usefixtures("quota")
