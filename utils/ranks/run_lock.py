@@ -43,7 +43,6 @@ class RunLock:
     It is a POSIX record lock: the system ends it with this process, however that ends, and forked loader workers, which
     may outlive a killed rank for a moment, do not inherit it as they would one of flock(2). Closing any descriptor of
     the file would release it too: nothing else in this process may open that file.
-
     """
 
     def __init__(self, run: Path) -> None:
@@ -147,13 +146,10 @@ def remove_if_empty(run: Path) -> None:
 def hold_run(run: Path, world: World, *, waits: bool = True, instead: str = "give another --name") -> Iterator[Path]:
     """Hold the lock on a run directory, which is made where it is missing; every rank enters this, and rank 0 has it.
 
-    Another process that has the lock is waited for: its job may be about to be replaced by this one. What was read of
-    the run before may be out of date then.
-
     Args:
-        run: the directory.
+        run: the directory; what was read there before may be out of date after waiting.
         world: the ranks.
-        waits: for TESSERA_LOCK_TIMEOUT; else another process is an error at once.
+        waits: for another process that has the lock, TESSERA_LOCK_TIMEOUT seconds; else that is an error at once.
         instead: a remedy, for the message.
 
     Raises:

@@ -33,17 +33,10 @@ _PATIENCE_S = 5.0
 class Interruption:
     """Turns the signals into an end of the run; a context manager, and the signals' handler inside it.
 
-    At first a signal ends the run at once: it raises `Interrupted` in the main thread. After `defer` it is only noted,
-    for the training loop to save a checkpoint and end after the step. A second Ctrl-C always ends at once; while the
-    run is ending already it has no effect, unless that takes long. Rank 0 acknowledges the first signal with a line.
-
-    Outside the main thread, where Python allows no handlers, the signals stay as they are.
-
-    Args:
-        when: end of the sentence "Stopped by SIGTERM …".
-
-    Attributes:
-        requested: the first signal that came, 0 where none did.
+    At first a signal ends the run at once: it raises `Interrupted`, "Stopped by SIGTERM `when`.", in the main thread.
+    After `defer` it is only noted in `requested`, for the training loop to save a checkpoint and end after the step. A
+    second Ctrl-C always ends at once; while the run is ending already it has no effect, unless that takes long. Rank 0
+    acknowledges the first signal with a line. Outside the main thread the signals stay as they are.
     """
 
     def __init__(self, when: str = "") -> None:
