@@ -24,11 +24,7 @@ ARCHIVE_ERRORS = (
     *(Damaged, zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError, struct.error),
     *(OSError, OverflowError),  # from seeking to where the archive says
 )
-_BEGINNINGS = {
-    b"PK": "",
-    b"\x1f\x8b": "a gzip archive, which must be unpacked first",
-    b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.": "the format of torch before 1.6, to be saved again with a later one",
-}
+_OLD_TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # how files of torch before 1.6 begin
 
 
 def unreadable(path: Path, error: BaseException) -> UserError:
@@ -38,28 +34,27 @@ def unreadable(path: Path, error: BaseException) -> UserError:
             start = file.read(512)
     except OSError as refused:
         return UserError(f"{path}: cannot be read ({refused.strerror}). Fix its permissions or its disk.")
-    found = next((found for beginning, found in _BEGINNINGS.items() if start.startswith(beginning)), "no zip archive")
+    text, found = " ".join(start.decode("utf-8", "surrogateescape").split()), first_line(error)
     if not start:
         found = "an empty file"
-    elif (
-        found == "no zip archive" and (text := " ".join(start.decode("utf-8", "surrogateescape").split())).isprintable()
-    ):
-        found = f"text: {shown(text, 40)}"
-    elif not found and isinstance(error, zipfile.BadZipFile) and "not a zip file" in str(error):
-        found = f"the beginning of a checkpoint, {path.stat().st_size:,} bytes without an end"
+    elif start.startswith(b"PK"):
+        if "not a zip file" in found:
+            found = f"the beginning of a checkpoint, {path.stat().st_size:,} bytes without an end"
+    elif start.startswith(b"\x1f\x8b"):
+        found = "a gzip archive, which must be unpacked first"
+    elif start.startswith(_OLD_TORCH):
+        found = "the format of torch before 1.6, to be saved again with a later one"
+    else:
+        found = f"text: {shown(text, 40)}" if text.isprintable() else "no zip archive"
     others = sorted(other.name for other in path.parent.glob("*.pt") if other != path)
     return UserError(
-        f"{path}: damaged, or not a checkpoint: found {found or first_line(error)}. Take another"
+        f"{path}: damaged, or not a checkpoint: found {found}. Take another"
         f"{f', such as {first_of(others, 3)} beside it,' if others else ''} or copy the file again from its source."
     )
 
 
 class Archive:
-    """An open archive with one pickle, whose members all lie in the file as they are.
-
-    Attributes:
-        pickled: the pickle.
-    """
+    """An open archive with one pickle, whose members all lie in the file as they are."""
 
     def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
         self._archive, self._path = archive, path
@@ -83,15 +78,12 @@ class Archive:
             yield cls(archive, path)
 
     def content(self) -> Any:
-        """The object that the pickle describes, of plain values, tensors, records and globals; nothing of it is run.
+        """Return the object that the pickle describes: plain values, tensors, records and globals; nothing is run.
 
         Raises:
             UserError: the pickle asks for what has no place in a checkpoint.
             One of ARCHIVE_ERRORS: the file is damaged.
         """
-        byteorder = f"{self._prefix}byteorder"
-        if byteorder in self._archive.namelist() and self._archive.read(byteorder) != b"little":
-            raise Damaged("written on a big-endian machine")
         return Machine(self._load, str(self._path)).run(self.pickled)
 
     def outline(self) -> Any:

@@ -26,18 +26,14 @@ def intersect_weights(
     exclude: Iterable[str] = (),
     partial: Collection[str] = (),
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of a checkpoint that fit a model by name and shape.
+    """Return the tensors of a checkpoint that fit a model by name and shape, and why others do not, for a line's end.
 
-    Tensors of another shape, as those of other classes may be, are reported and no error. A warning is logged where
-    weights of another architecture start less than half of the model.
+    A warning is logged where weights of another architecture start less than half of the model.
 
     Args:
         source: names the checkpoint in messages.
         exclude: regular expressions; a tensor whose name contains a match stays as the model has it.
         partial: names of tensors that are loaded in part, elsewhere.
-
-    Returns:
-        The fitting tensors, for `load_state_dict(…, strict=False)`, and why others do not, for the end of a line.
 
     Raises:
         UserError: no layer's weights fit, or so few that it is by chance: the architecture is another one.

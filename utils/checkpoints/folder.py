@@ -41,12 +41,8 @@ def new_run(
     Args:
         flags: that name it, and say whether `project/name` is taken though it exists.
         world: the ranks.
-        files: that the run reads, and that its results could replace.
-        waits: for another process that writes there, as of `hold_run`.
-
-    Raises:
-        UserError: on every rank, where the folder cannot be made or written to, or another process writes there.
-        ConfigError: one of the files lies in the folder, which --exist-ok names.
+        files: that the run reads; ConfigError where --exist-ok names a folder in which one of them lies.
+        waits: for another process that writes there, as of `hold_run`, whose errors it raises.
     """
     first = first_run(flags)
     with ExitStack() as stack:

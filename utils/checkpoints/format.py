@@ -119,8 +119,11 @@ def load_any_checkpoint(path: Path) -> dict[str, Any]:
             f"as an original YOLOv5 file does. To start from its weights, give it as --weights."
         )
     if not isinstance(state, dict) or 2 * len(state.keys() & set(WEIGHTS_KEYS)) < len(WEIGHTS_KEYS):
+        found = f"a {type(state).__name__}"
+        if isinstance(state, dict):
+            found = f"a dictionary with {', '.join(map(shown, [*state][:5])) or 'nothing'}"
         raise UserError(
-            f"{path}: not a checkpoint of this program: found {_kind(state)}. Expected a last.pt to --resume, or for "
+            f"{path}: not a checkpoint of this program: found {found}. Expected a last.pt to --resume, or for "
             f"--weights a best.pt or a file of YOLOX, YOLOv9 or YOLOv5."
         )
     version = state.get("version")
@@ -155,9 +158,3 @@ def _unwritable(path: Path, reason: OSError) -> str:
     if (path.parent / "last.pt").exists():
         return f"{text}, and continue with --resume."
     return f"{text}, or give another --project, and start again."
-
-
-def _kind(state: Any) -> str:
-    if isinstance(state, dict):
-        return f"a dictionary with {', '.join(map(shown, [*state][:5])) or 'nothing'}"
-    return f"a {type(state).__name__}"

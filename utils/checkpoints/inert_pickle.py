@@ -107,9 +107,7 @@ class Damaged(Exception):
 class Machine:
     """Opcodes in; plain values, tensors, records and globals out.
 
-    Args:
-        load: reads all elements of a storage, (numel,).
-        source: names the file in errors.
+    `load` reads all elements of a storage, (numel,); `source` names the file in errors.
     """
 
     def __init__(self, load: Callable[[Storage], Tensor], source: str) -> None:
@@ -120,7 +118,7 @@ class Machine:
         self._memo: dict[int, Any] = {}
 
     def run(self, pickled: bytes) -> Any:
-        """The object that the pickle describes.
+        """Return the object that the pickle describes.
 
         Raises:
             UserError: it mentions a global outside the vocabulary, or an opcode that only other kinds of pickle need.

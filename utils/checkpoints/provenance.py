@@ -27,10 +27,10 @@ def describe_run(
 
     Args:
         model: the raw model.
-        config, hyp: plain values, as `TrainConfig.as_dict` and `Hyp.as_dict` give them.
+        config, hyp: plain values.
         imgsz: training size in pixels.
         dataset_hash: digest of the training index.
-        git: from `git_revision`, asked for once a run.
+        git: from `git_revision`.
         pixels: the dataset's rule for levels of more than 8 bits.
     """
     return {
@@ -57,10 +57,7 @@ def describe_metrics(metrics: Metrics | None) -> dict[str, Any]:
     figures = ("precision", "recall", "map50", "map", "fitness", "images", "objects")
     return {
         "metrics": {name: getattr(metrics, name) for name in figures},
-        "thresholds": {
-            "confidence": metrics.confidence,
-            "class_confidences": metrics.class_confidences.tolist(),
-        },
+        "thresholds": {"confidence": metrics.confidence, "class_confidences": metrics.class_confidences.tolist()},
     }
 
 

@@ -22,20 +22,18 @@ log = logging.getLogger(__name__)
 MAX_WEIGHTS_BYTES = 4 << 30
 _ZIP = b"PK\x03\x04"  # how a file of torch.save begins
 _DIGITS = 64
-_SHARE_OFF = 0.2  # of a size that somebody has once read off a page: another kind of file differs by more
 _TERMS = {"AGPL-3.0": " Mind its terms before you pass on what is made with it; --list-weights shows permissive ones."}
 
 
 def resolve_weights(name: str) -> Path:
-    """Find the file that `--weights` means; download a published one that is not there.
+    """Find the file that `--weights` means.
 
     Args:
         name: a path, or the bare name of a published file as `published` knows it, such as "yolox_s.pth" or "yolox_s",
             which is looked for in the working directory and in the cache folder, and else downloaded to the latter.
 
     Raises:
-        UserError: there is no such file, with the places that were tried; it cannot be downloaded, what came is not the
-            published file, or a downloaded one is not what it was any more.
+        UserError: there is no such file; it cannot be downloaded, or is not the published file.
     """
     if not name:
         raise UserError("--weights is empty, expected a checkpoint, such as runs/train/exp/weights/best.pt.")
@@ -108,15 +106,14 @@ def _published_file(known: PublishedWeights) -> Path:
 
 
 def _note(cached: Path) -> Path:
-    """Where the digest of a downloaded file is kept."""
+    """Return where the digest of a downloaded file is kept."""
     return cached.with_name(f"{cached.name}.sha256")
 
 
 def _accepted(known: PublishedWeights, part: Path, cached: Path) -> str:
     """Return the digest of a download; UserError where it is not what the publisher has."""
-    size, expected, allowed = part.stat().st_size, "expected a checkpoint", 0.0
+    size, expected = part.stat().st_size, "expected a checkpoint"
     if known.size is not None:
-        allowed = 0.0 if known.sha256 else _SHARE_OFF * known.size
         expected += f" of {known.size:,} bytes" if known.sha256 else f" of about {known.size / 1e6:.1f} MB"
     with part.open("rb") as file:
         start = file.read(200)
@@ -125,7 +122,7 @@ def _accepted(known: PublishedWeights, part: Path, cached: Path) -> str:
         found = "a web page" if page else f"{size:,} bytes that are no checkpoint" if size else "nothing"
         said = f" (it begins {shown(start[:40].decode(errors='replace'))})" if size else ""
         wrong = f"the server sent {found}{said}, {expected}"
-    elif known.size is not None and abs(size - known.size) > allowed:
+    elif known.sha256 and known.size not in (None, size):
         wrong = f"the server sent {size:,} bytes, {expected}"
     elif not zipfile.is_zipfile(part):
         wrong = f"the server sent {size:,} bytes whose end is missing, {expected}"

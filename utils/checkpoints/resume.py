@@ -75,10 +75,8 @@ class ResumedRun:
                 log.warning(f"--resume: --{flag} {now} from here on, {was} until now; the run will not be the same.")
         progress.convert_batches(before.batch_size, config.batch_size, images)  # the data may have shrunk
         if before.batch_size != config.batch_size:
-            log.warning(
-                f"--resume: batches of {config.batch_size} instead of {counted(before.batch_size, 'image')}; "
-                "the schedule is rebuilt."
-            )
+            was = counted(before.batch_size, "image")
+            log.warning(f"--resume: batches of {config.batch_size} instead of {was}; the schedule is rebuilt.")
         log.info(f"Resuming {self.run} in epoch {progress.epoch} after batch {progress.step_in_epoch}")
         self.checkpoint.clear()  # else two models and a gradient's moments would stay in memory for the whole run
 
@@ -134,15 +132,13 @@ def _differences(before: TrainConfig, kept: Hyp, config: TrainConfig, hyp: Hyp) 
     if set(before.frozen_layers) != set(config.frozen_layers):
         now, was = (f"--freeze {' '.join(map(str, c.freeze or (0,)))}" for c in (config, before))
         yield Difference(now, was, "the optimizer keeps a state of what it trains alone")
-    if (before.tile, before.overlap) != (config.tile, config.overlap):
-        now, was = (f"--tile {c.tile} --overlap {c.overlap:g}" for c in (config, before))
-        yield Difference(now, was, "its epochs and metrics would be others")
-    if (before.sampling, before.image_weights) != (config.sampling, config.image_weights):
-        now, was = ("--image-weights" if c.image_weights else f"--sampling {c.sampling}" for c in (config, before))
-        yield Difference(now, was, "its epochs would be others")
-    if before.single_cls != config.single_cls:
-        now, was = ("--single-cls" if c.single_cls else "classes of their own" for c in (config, before))
-        yield Difference(now, was, "the model has as many outputs")
+    for in_words, why in (
+        (lambda c: f"--tile {c.tile} --overlap {c.overlap:g}", "its epochs and metrics would be others"),
+        (lambda c: "--image-weights" if c.image_weights else f"--sampling {c.sampling}", "its epochs would be others"),
+        (lambda c: "--single-cls" if c.single_cls else "classes of their own", "the model has as many outputs"),
+    ):
+        if in_words(config) != in_words(before):
+            yield Difference(in_words(config), in_words(before), why)
     if config.weights and (hyp.layer_decay == 1) != (kept.layer_decay == 1):
         why = f"with {hyp.layer_decay:g} the optimizer would have another number of rates (1: a single one)"
         yield Difference(by_hyp, f"layer_decay {kept.layer_decay:g}", why)

@@ -40,15 +40,10 @@ def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) ->
 
 
 def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int = 0, size: int = 1) -> None:
-    """Put `state`, in place, where a checkpoint has it.
+    """Put the state of this rank, in place, where a checkpoint has it.
 
     Each rank restores its own part of the epoch's losses, or rank 0 all of it where the number of ranks has changed;
     and only rank 0 restores the process's generators, which must differ.
-
-    Args:
-        state: of this rank; its model and optimizer are of the checkpoint's kind.
-        saved: what `load_checkpoint` returned; more keys than `STATE_KEYS` are fine.
-        rank, size: this rank among all.
 
     Raises:
         UserError: the weights, the optimizer's state, the losses or the generators' do not fit.

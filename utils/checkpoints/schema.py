@@ -134,14 +134,9 @@ _KINDS: Mapping[str, tuple[str, _Test]] = {
 
 
 def check_values(state: Mapping[str, Any], most: int = sys.maxsize) -> None:
-    """Check that a checkpoint holds tensors and plain values alone, and such as later code relies on.
+    """Raise Damaged where a checkpoint holds more than tensors and plain values, or others than later code relies on.
 
-    Args:
-        state: has every key of a checkpoint, or of one with weights alone.
-        most: values that it may have together.
-
-    Raises:
-        Damaged: one is of another kind; names it, and what was expected.
+    `most`: values that it may have together.
     """
     check_parts(state, most)
     for key, (words, test) in _KINDS.items():
@@ -152,16 +147,12 @@ def check_values(state: Mapping[str, Any], most: int = sys.maxsize) -> None:
 def check_detector(
     names: Sequence[Any], imgsz: int | None, confidence: float | None, class_confidences: Sequence[float]
 ) -> None:
-    """Check what a file of any format, a checkpoint or an export, says of the detector in it.
+    """Raise Damaged where a file of any format, a checkpoint or an export, says what no detector has.
 
     Args:
         names: classes by index.
-        imgsz: size in pixels that it was trained at, or is made for; None where the file does not say.
-        confidence: that suits it; None where the file does not say.
-        class_confidences: that suit its classes; () where the file does not say.
-
-    Raises:
-        Damaged: a value that no detector has; names it, and what was expected.
+        imgsz: pixels that it was trained at, or is made for; None where the file does not say.
+        confidence, class_confidences: that suit it, and its classes; None and () where the file does not say.
     """
     for name in names:
         if type(name) is not str or len(name) > LONGEST_CLASS_NAME:

@@ -103,24 +103,24 @@ def build_model(
         )
         model.load_state_dict({**fitting, **offered.partial}, strict=False)
         log.info(f"Loaded {len(fitting)} of {len(own)} tensors from {weights.source}{offered.report}{rest}")
-    layers = len(model.model)
+    layers, asked = len(model.model), f"--freeze {' '.join(map(str, config.freeze))}"
     if max(config.frozen_layers, default=0) >= layers:
         raise ConfigError(
-            f"{_freeze(config)}: {model.name} has {counted(layers, 'layer')}, 0 to {layers - 1}. --freeze "
-            f"{layers - 1} leaves the head."
+            f"{asked}: {model.name} has {counted(layers, 'layer')}, 0 to {layers - 1}. --freeze {layers - 1} leaves "
+            "the head."
         )
     for name, parameter in model.layer_parameters(config.frozen_layers):
         parameter.requires_grad_(False)
         log.debug(f"frozen: {name}")
     if config.frozen_layers:
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        log.info(f"{_freeze(config)}: trains {trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters.")
+        log.info(f"{asked}: trains {trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters.")
     if config.frozen_layers and weights is None and not resumed:
-        log.warning(f"{_freeze(config)} without --weights: the frozen layers stay as random as they start.")
+        log.warning(f"{asked} without --weights: the frozen layers stay as random as they start.")
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ConfigError(
-            f"{_freeze(config)}: nothing is left to train of {model.name}, whose layers are 0 to {layers - 1}. Freeze "
-            f"fewer: --freeze {layers - 1} leaves the head."
+            f"{asked}: nothing is left to train of {model.name}, whose layers are 0 to {layers - 1}. Freeze fewer: "
+            f"--freeze {layers - 1} leaves the head."
         )
     return model
 
@@ -183,7 +183,3 @@ def with_frozen_layers(config: TrainConfig, hyp: Hyp) -> TrainConfig:
     if config.weights and not config.freeze and hyp.frozen_layers:
         return dataclasses.replace(config, freeze=(round(hyp.frozen_layers),))
     return config
-
-
-def _freeze(config: TrainConfig) -> str:
-    return f"--freeze {' '.join(map(str, config.freeze))}"

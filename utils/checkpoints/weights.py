@@ -162,8 +162,7 @@ def save_safetensors(path: Path, weights: Weights, described: Mapping[str, str],
     """Write weights in the safetensors format: tensors behind a header of plain text, nothing that could be run.
 
     Args:
-        path: written whole or not at all.
-        weights: to write.
+        path, weights: written whole or not at all.
         described: further strings of the header.
         half: floats as float16.
 

@@ -21,10 +21,7 @@ class Collectives:
     gloo runs a collective in a thread of its own. If that thread is the last to hold it, it frees the tensors, for
     which it enters the interpreter. CPython before 3.12 must not fork at that moment: the child waits forever for a
     lock that this thread held (`_PyThreadState_DeleteExcept`), and a loader worker never begins. DDP's own collectives
-    need no such care: between a step and a fork there are others.
-
-    Args:
-        control: a gloo group for values; without one only tensors are summed, over the default group.
+    need no such care: between a step and a fork there are others. `control` is a gloo group for values.
     """
 
     _KEPT_S = 1.0  # gloo has long let go of a collective by then

@@ -98,7 +98,6 @@ def data_fingerprint(indexes: Mapping[str, DatasetIndex]) -> dict[str, str]:
 
 
 def _data(index: DatasetIndex) -> str:
-    """The images with their labels; the rule for their levels; how many ignored regions there are."""
     rule = f", `pixels: {index.pixels}`" if index.pixels else ""
     regions = f", {len(index.ignored_classes)} ignored regions" if len(index.ignored_classes) else ""
     return f"{counted(len(index), 'image')}, {index.content_hash()}{rule}{regions}"

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.choose import accelerator_of
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
@@ -34,31 +33,30 @@ def smart_DDP(
 ) -> nn.Module:
     """Wrap `model` for gradient averaging over the ranks; a single rank gets it back as it is.
 
-    Parameter objects are kept, so an optimizer built before stays right. Buffers are not broadcast from rank 0: see
-    `average_statistics`.
+    Parameter objects are kept. Buffers are not broadcast from rank 0: see `average_statistics`.
 
     Args:
         model: on this rank's device.
         sync_bn: normalise with statistics over the whole global batch, on the CPU too.
         compile: compile the model in place; its own name and parameters stay.
-        dynamic: compile once for all image sizes, and not again for each.
+        dynamic: compile once for all image sizes.
         world: the ranks; without it they are those of torch's default process group, if there is one.
     """
     size = dist.get_world_size() if dist.is_initialized() else 1
     accelerator = accelerator_of(next(model.parameters()).device) if world is None else world.accelerator
-    if sync_bn:
+    # A single rank on the CPU computes as several would, so that their number leaves no trace.
+    if sync_bn and (size > 1 or accelerator.batch_norm is None):
         collectives = Collectives() if world is None else world.collectives
-        _convert_sync_bn(model, accelerator, size, collectives)
+        for module in model.modules():
+            if type(module) is nn.BatchNorm2d:
+                SyncBatchNorm2d.convert(module, collectives, accelerator)
     if compile:
         log.info("--compile: the first steps may take minutes: kernels are built.")
         model.compile(dynamic=dynamic)
     if size == 1:
         return model
     return DistributedDataParallel(
-        model,
-        device_ids=accelerator.device_ids,
-        **_OWN_BUFFERS,
-        gradient_as_bucket_view=True,
+        model, device_ids=accelerator.device_ids, **_OWN_BUFFERS, gradient_as_bucket_view=True
     )
 
 
@@ -89,15 +87,3 @@ def average_statistics(model: nn.Module, world: World) -> None:
     world.sum(flat)
     parts = flat.split([buffer.numel() for buffer in buffers])
     torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
-
-
-def _convert_sync_bn(model: nn.Module, accelerator: Accelerator, size: int, collectives: Collectives) -> None:
-    """Let every BatchNorm2d share its statistics, keeping parameters and buffers.
-
-    On the CPU a single rank computes like several would, so that their number leaves no trace.
-    """
-    if size == 1 and accelerator.batch_norm is not None:
-        return
-    for module in model.modules():
-        if type(module) is nn.BatchNorm2d:
-            SyncBatchNorm2d.convert(module, collectives, accelerator)

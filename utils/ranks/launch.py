@@ -87,8 +87,8 @@ def _single(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
 def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: str) -> Iterator[World]:
     """Several ranks. The heartbeat comes first: a rank may die while the groups are made.
 
-    There are two connections to the job's store, for a call that waits blocks its connection: one for torch's process
-    groups, whose calls wait for keys; and one for the ranks' own keys, of this session or of the job, which is watched.
+    A call that waits blocks its connection to the job's store: torch's process groups have one, and the ranks' own keys
+    another, which is watched.
     """
     open_files_left(2 * _FILES * launch.size)  # raises the limit; where rank 0 serves the store, all connect to it too
     for_groups = open_store(launch, watchdog)

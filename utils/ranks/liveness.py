@@ -38,9 +38,9 @@ class AwakeClock:
         self._last = time.monotonic()
 
     def passed(self, interval_s: float) -> float:
-        """Seconds since the last call, which was planned `interval_s` ago; at most three times that."""
-        now = time.monotonic()
-        passed, self._last = now - self._last, now
+        """Return the seconds since the last call, which was planned `interval_s` ago; at most three times that."""
+        passed = time.monotonic() - self._last
+        self._last += passed
         return min(passed, 3 * interval_s)
 
 
@@ -64,8 +64,7 @@ class Watchdog:
         server: of the job's store, as the beginning of a sentence.
 
     Attributes:
-        server_pid: process id of the server where it is a rank on this machine. It is killed when the store does not
-            answer: a stopped process handles no signal of its launcher.
+        server_pid: of the server where it is a rank on this machine, which is killed when the store does not answer.
     """
 
     def __init__(self, rank: int, server: str) -> None:
@@ -210,7 +209,7 @@ class Heartbeat:
             self._publish()
 
     def signs(self) -> list[Sign | None]:
-        """Every rank's latest sign, None where it never gave one."""
+        """Return every rank's latest sign; None where it never gave one."""
         keys = [_key(rank) for rank in range(self._size)]
         if self._store.check(keys):
             return [Sign.decode(line) for line in self._store.multi_get(keys)]

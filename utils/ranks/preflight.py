@@ -72,7 +72,7 @@ def advise(hosts: list[Host], speed_mib_s: float, size: int) -> list[str]:
     if size > 1 and speed_mib_s < _SLOW_MIB_S:
         lines.append(
             f"the all-reduce does only {speed_mib_s:.0f} MiB/s: check which interface is used "
-            f"(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); a larger batch with accumulation sends less."
+            "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); a larger batch with accumulation sends less."
         )
     for host in {h.name: h for h in hosts}.values():
         if host.shm_free is not None and host.shm_free < _SMALL_SHM:

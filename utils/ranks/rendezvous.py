@@ -67,7 +67,7 @@ def connect_to_store(launch: Launch, watchdog: Watchdog) -> Store:
 
 
 def server_of(launch: Launch) -> str:
-    """Who serves the job's store: torchrun or rank 0."""
+    """Return who serves the job's store."""
     return "torchrun" if launch.has_store else "rank 0"
 
 
@@ -90,14 +90,13 @@ def _await_listener(launch: Launch, timeout_s: float) -> None:
             found = error.strerror or str(error)
             return ""
 
-    def late() -> UserError:
-        return UserError(
+    def late() -> str:
+        return (
             f"rank {launch.rank} has found nobody at {address}:{port} for {timeout_s:.0f} s ({found}). Does {server} "
-            f"run, is the address right, and does no firewall block the port?",
-            reporter=launch.rank,
+            "run, is the address right, and does no firewall block the port?"
         )
 
-    _wait(step, timeout_s, lambda: f"{server} at {address}:{port} ({found})", late, Backoff())
+    _wait(step, timeout_s, lambda: f"{server} at {address}:{port} ({found})", late, Backoff(), launch.rank)
 
 
 def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> str:
@@ -106,11 +105,8 @@ def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> st
     A launcher that restarts ranks may keep its store, where the addresses of dead ranks are left, and how often it has
     restarted them may differ between nodes. So every rank posts a nonce of its own; rank 0 offers a session id together
     with the nonces that it has read; each rank that finds its own nonce in the offer accepts it; when all have
-    accepted one with everybody's nonce, the session id is fixed. Counts of the posts and of the offers tell whether
-    there is anything new to read: a rank that waits asks for one number, less and less often.
-
-    Raises:
-        UserError: ranks are missing when the time is up.
+    accepted one with everybody's nonce, the session id is fixed. Counts of posts and offers tell whether there is
+    anything new to read. UserError: ranks are missing when the time is up.
     """
     return _follow(store, rank, size, timeout_s) if rank else _lead(store, size, timeout_s)
 
@@ -143,10 +139,8 @@ def _lead(store: Store, size: int, timeout_s: float) -> str:
         posted = {other: (read(store, f"rendezvous/nonce/{other}") or "").partition("/")[2] for other in others}
         return "".join(_hint(other, found, size) for other, found in posted.items())
 
-    def late() -> UserError:
-        return UserError(
-            f"of {size} ranks {missing()} did not start within {timeout_s:.0f} s. Look at what they print.{sizes()}"
-        )
+    def late() -> str:
+        return f"of {size} ranks {missing()} did not start within {timeout_s:.0f} s. Look at what they print.{sizes()}"
 
     return _wait(step, timeout_s, lambda: f"rank {missing()} of {size} to start{sizes()}", late, pauses)
 
@@ -176,34 +170,32 @@ def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
         """Rank 0 alone says which others are; nothing where it is there and agrees on their number."""
         return f"rank 0 to start{sizes()}" if sizes() or not store.check(["rendezvous/size"]) else ""
 
-    def late() -> UserError:
-        return UserError(
-            f"rank {rank} has waited {timeout_s:.0f} s for rank 0 and the others to start.{sizes()}", reporter=rank
-        )
+    def late() -> str:
+        return f"rank {rank} has waited {timeout_s:.0f} s for rank 0 and the others to start.{sizes()}"
 
-    return _wait(step, timeout_s, missing, late, pauses)
+    return _wait(step, timeout_s, missing, late, pauses, rank)
 
 
 def _hint(rank: int, found: str, size: int) -> str:
     """Name a rank that was started with another number of ranks, as far as the store remembers."""
-    return (
-        "" if found in ("", str(size)) else f" (rank {rank} was started as one of {found}, this one as one of {size})"
-    )
+    differs = found not in ("", str(size))
+    return f" (rank {rank} was started as one of {found}, this one as one of {size})" if differs else ""
 
 
 def _wait(
     step: Callable[[], str],
     timeout_s: float,
     missing: Callable[[], str],
-    late: Callable[[], UserError],
+    late: Callable[[], str],
     pauses: Backoff,
+    reporter: int | None = None,
 ) -> str:
-    """Repeat `step` until it returns something; print once whom it waits for, and raise `late` in the end."""
+    """Repeat `step` until it returns something; print once whom it waits for, and in the end raise that it is late."""
     started, noticed = time.monotonic(), False
     while not (found := step()):
         waited = time.monotonic() - started
         if waited > timeout_s:
-            raise late()
+            raise UserError(late(), reporter=reporter)
         if waited > NOTICE_S and not noticed:
             noticed = True
             if who := missing():

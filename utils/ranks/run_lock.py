@@ -43,24 +43,17 @@ class RunLock:
     It is a POSIX record lock: the system ends it with this process, however that ends, and forked loader workers, which
     may outlive a killed rank for a moment, do not inherit it as they would one of flock(2). Closing any descriptor of
     the file would release it too: nothing else in this process may open that file.
-
-    Args:
-        run: the directory.
-        reads: whether one that is there and cannot be written to may be read without a lock, with a warning.
     """
 
-    def __init__(self, run: Path, *, reads: bool = False) -> None:
-        self.run, self._path, self._reads = run, run / LOCK, reads
+    def __init__(self, run: Path) -> None:
+        self.run, self._path = run, run / LOCK
         self._file: FileIO | None = None
         self._made = False
 
     def take(self, *, new: bool = False) -> str | None:
-        """Make the directory where it is missing, and take its lock; None where that was done, else who has the lock.
+        """Make the directory where it is missing, and take its lock; return None, or who has the lock.
 
-        Where the file system has no locks, a warning is logged instead.
-
-        Args:
-            new: take no directory that was there before.
+        Where the file system has no locks, a warning is logged instead. `new`: take no directory that was there before.
 
         Raises:
             UserError: the directory cannot be made or written to.
@@ -80,11 +73,6 @@ class RunLock:
                 file = FileIO(self._path, "a+")
             except FileNotFoundError:
                 return _ENDING
-            except OSError as error:
-                if not self._reads or error.errno not in (errno.EACCES, errno.EROFS) or os.access(self.run, os.W_OK):
-                    raise
-                log.warning(f"{self.run}: cannot be written to ({error.strerror}), so it is read without its lock.")
-                return None
             with ExitStack() as stack:
                 stack.enter_context(file)
                 if holder := self._refusal(file):
@@ -155,19 +143,13 @@ def remove_if_empty(run: Path) -> None:
 
 
 @contextmanager
-def hold_run(
-    run: Path, world: World, *, waits: bool = True, reads: bool = False, instead: str = "give another --name"
-) -> Iterator[Path]:
+def hold_run(run: Path, world: World, *, waits: bool = True, instead: str = "give another --name") -> Iterator[Path]:
     """Hold the lock on a run directory, which is made where it is missing; every rank enters this, and rank 0 has it.
 
-    Another process that has the lock is waited for: its job may be about to be replaced by this one. What was read of
-    the run before may be out of date then.
-
     Args:
-        run: the directory.
+        run: the directory; what was read there before may be out of date after waiting.
         world: the ranks.
-        waits: for TESSERA_LOCK_TIMEOUT; else another process is an error at once.
-        reads: as of RunLock.
+        waits: for another process that has the lock, TESSERA_LOCK_TIMEOUT seconds; else that is an error at once.
         instead: a remedy, for the message.
 
     Raises:
@@ -177,7 +159,7 @@ def hold_run(
     world.set_activity("waiting for the run directory")
     timeout_s = lock_timeout_s() if waits else 0.0
     end, warned = time.monotonic() + timeout_s, False
-    with RunLock(run, reads=reads) as lock:
+    with RunLock(run) as lock:
 
         def wait() -> str | None:
             """A round of waiting: after each the other ranks get a control message, whose timeout may be shorter."""
@@ -185,9 +167,8 @@ def hold_run(
             while (holder := lock.take()) and time.monotonic() < until:
                 time.sleep(_POLL_S)
             if holder and time.monotonic() >= end:
-                after, longer = "", ""
-                if waits:
-                    after, longer = f", after {timeout_s:g} s", "; TESSERA_LOCK_TIMEOUT (seconds) waits longer"
+                after = f", after {timeout_s:g} s" if waits else ""
+                longer = "; TESSERA_LOCK_TIMEOUT (seconds) waits longer" if waits else ""
                 raise RunTakenError(
                     f"{shown(run)} is still being written by {holder}{after}; expected no other writer. Wait for its "
                     f"end or stop it, or {instead}{longer}."

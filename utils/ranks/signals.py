@@ -1,7 +1,7 @@
 """Signals: to stop (by Ctrl-C, a scheduler, its warning that time is nearly up, a terminal that closes), or to print.
 
-Python handles signals in the main thread, between two of its own instructions. So a thread waits for them too: it acts
-while the main thread is in a call of a library that does not return.
+Python handles signals in the main thread, between two of its own instructions. So a thread waits for them too, which
+acts while the main thread is in a call of a library that does not return.
 """
 
 from __future__ import annotations
@@ -33,17 +33,10 @@ _PATIENCE_S = 5.0
 class Interruption:
     """Turns the signals into an end of the run; a context manager, and the signals' handler inside it.
 
-    At first a signal ends the run at once: it raises `Interrupted` in the main thread. After `defer` it is only noted,
-    for the training loop to save a checkpoint and end after the step. A second Ctrl-C always ends at once; while the
-    run is ending already it has no effect, unless that takes long. Rank 0 acknowledges the first signal with a line.
-
-    Outside the main thread, where Python allows no handlers, the signals stay as they are.
-
-    Args:
-        when: end of the sentence "Stopped by SIGTERM …".
-
-    Attributes:
-        requested: the first signal that came, 0 where none did.
+    At first a signal ends the run at once: it raises `Interrupted`, "Stopped by SIGTERM `when`.", in the main thread.
+    After `defer` it is only noted in `requested`, for the training loop to save a checkpoint and end after the step. A
+    second Ctrl-C always ends at once; while the run is ending already it has no effect, unless that takes long. Rank 0
+    acknowledges the first signal with a line. Outside the main thread the signals stay as they are.
     """
 
     def __init__(self, when: str = "") -> None:
@@ -139,8 +132,7 @@ def signals_wait() -> Iterator[None]:
 def signals_end_at_once() -> AbstractContextManager[None]:
     """Inside, the signals that an `Interruption` handles end the process, as the system does it, with no message.
 
-    For a call of a library that may never return nor release Python's lock, while there is nothing to be saved: neither
-    a handler nor another thread would have its turn.
+    For a call of a library that may never return nor release Python's lock, while there is nothing to be saved.
     """
     return _handled_by(signal.SIG_DFL)
 
@@ -234,18 +226,14 @@ def _stacks(who: str) -> str:
     """The stacks of all threads but this one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [f"{who} (process {os.getpid()}) is here:\n"]
-    for ident, frame in _frames().items():
-        if ident != threading.get_ident():
-            parts += [f'Thread "{names.get(ident, ident)}":\n', *traceback.format_stack(frame)]
-    return "".join([*parts, f"{who} (process {os.getpid()}) continues\n"])
-
-
-def _frames() -> dict[int, FrameType]:
-    """The frame of each thread. Python 3.11 might collect garbage in there, at a moment when they must not."""
     collects = gc.isenabled()
-    gc.disable()
+    gc.disable()  # Python 3.11 might collect garbage while it lists the frames, when it must not
     try:
-        return sys._current_frames()
+        frames = sys._current_frames()
     finally:
         if collects:
             gc.enable()
+    for ident, frame in frames.items():
+        if ident != threading.get_ident():
+            parts += [f'Thread "{names.get(ident, ident)}":\n', *traceback.format_stack(frame)]
+    return "".join([*parts, f"{who} (process {os.getpid()}) continues\n"])

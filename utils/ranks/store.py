@@ -59,11 +59,8 @@ class Memory:
     Its scope is one call of `open_world` by all ranks. Restarted, a process makes the same calls in the same order; so
     a call is known by what it is asked for, and by its number among the calls for the same. Ranks may be asked in
     different words (their hosts may have the data in other folders), and another rank may be rank 0 after a restart; so
-    each of them notes under its own words the one id under which the texts lie.
-
-    Args:
-        store: of the job, watched; it outlives the ranks where torchrun is its server, else nothing is ever found.
-        call: what this rank is asked for, in words that it has again when it is restarted.
+    each of them notes under its own words the one id under which the texts lie. The store outlives the ranks where
+    torchrun is its server, else nothing is ever found.
     """
 
     def __init__(self, store: Store, call: str) -> None:

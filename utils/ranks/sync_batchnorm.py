@@ -16,17 +16,11 @@ from tessera.utils.ranks.collectives import Collectives
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d with statistics over all ranks; torch.nn.SyncBatchNorm refuses the CPU, and waits for a CUDA device.
-
-    Attributes:
-        collectives: over all ranks.
-        parts: of the device, between which one message travels; None = two messages, see `_Exact`.
-        widest: the widest float type of the device, in which sums over the ranks are formed.
-    """
+    """BatchNorm2d with statistics over all ranks; torch.nn.SyncBatchNorm refuses the CPU, and waits for a device."""
 
     collectives: Collectives
-    parts: BatchNormParts | None
-    widest: torch.dtype
+    parts: BatchNormParts | None  # of the device, between which one message travels; None = two messages, see `_Exact`
+    widest: torch.dtype  # the widest float type of the device, in which sums over the ranks are formed
 
     @classmethod
     def convert(cls, plain: nn.BatchNorm2d, collectives: Collectives, accelerator: Accelerator) -> None:

@@ -34,17 +34,12 @@ T = TypeVar("T")
 class World:
     """The ranks of this job, as one of them sees them. `World()` is a single rank on the CPU, and needs no group.
 
-    Args:
-        launch: where this process stands in the job.
-        accelerator: what this rank computes on; the CPU where None.
-        collectives, store, heartbeat: of all ranks, of this session, of this rank; None for a single rank.
-        memory: texts that outlive the ranks; None where no store does.
-
     Attributes:
         rank, size: this rank among all.
         local_rank, local_size: this rank on its node.
         node: number of this node, from 0 in the order of ranks.
         first_of_node: the first rank on this node.
+        store: of this session, without waiting calls; None for a single rank.
         cpus: this rank's part of its node's processors, at least 1; see `share_of_cpus`.
         device: the accelerator as torch knows it.
     """
@@ -103,7 +98,7 @@ class World:
 
     @contextmanager
     def _control_message(self) -> Iterator[None]:
-        """Around a control message: it is counted, and a timeout names the missing ranks and their activity."""
+        """Count a control message; where it times out, name the missing ranks and their activity."""
         if self._heartbeat is None:
             yield
             return
@@ -152,17 +147,14 @@ class World:
 
     def from_main(self, work: Callable[[], T]) -> T:
         """Let rank 0 do `work` while the others wait; return its result, or raise its error, on every rank."""
-        result: T | None = None
-        failure: Exception | Interrupted | None = None
+        result, failed = None, None
         if self.is_main:
             try:
                 result = work()
             except (Exception, Interrupted) as error:
-                failure = error
-        failed = (str(failure), exit_code_of(failure)) if failure else None
+                self.broadcast((None, (str(error), exit_code_of(error))))
+                raise
         result, failed = self.broadcast((result, failed))
-        if failure is not None:
-            raise failure
         if failed is not None:
             raise PeerError(*failed)
         return cast(T, result)

@@ -68,7 +68,7 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Be
     restarted = found is not None
     auto = asked.resume == AUTO and not restarted
     if auto:
-        folder = folder or stack.enter_context(hold_run(_named_run(given, asked), world, reads=True))
+        folder = folder or stack.enter_context(hold_run(_named_run(given, asked), world))
         found = _whole_or_none(folder, given, asked, world)
     elif found is None and asked.resume:
         last = _asked_for(given, asked.resume, world)

@@ -78,7 +78,7 @@ def test_loss_scaling_may_be_switched_on(tmp_path: Path) -> None:
     assert again.precision.scaler.get_scale() == 256.0
 
 
-def test_resumed_losses_are_not_the_checkpoints_own(tmp_path: Path) -> None:
+def test_resumed_losses_are_not_the_checkpoints_own() -> None:
     """Two runs that resume from one loaded checkpoint do not write into each other."""
     state = make_state()
     train(state, 1)

@@ -1,12 +1,16 @@
-"""A watchdog and heartbeats that only say what they would end the process with."""
+"""A watchdog and heartbeats that only say what they would end the process with, and a store that counts."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from torch.distributed import HashStore, Store
 
 from tessera.utils.ranks import liveness
 from tessera.utils.ranks.liveness import Watchdog
@@ -37,3 +41,27 @@ def until(ready: Callable[[], object]) -> None:
     while not ready() and time.monotonic() < end:
         time.sleep(0.01)
     assert ready()
+
+
+def _counted(name: str) -> Any:
+    """A method of Store, counted."""
+
+    def call(self: CountedStore, *args: Any) -> Any:
+        with self._lock:
+            self.asked[name] += 1
+        return getattr(self._store, name)(*args)
+
+    return call
+
+
+class CountedStore(Store):
+    """`store`, or one in memory; calls by name are counted in `asked`, of all ranks that share that."""
+
+    def __init__(self, store: Store | None = None, asked: Counter[str] | None = None) -> None:
+        super().__init__()
+        self._store = HashStore() if store is None else store
+        self.asked: Counter[str] = Counter() if asked is None else asked
+        self._lock = threading.Lock()
+
+    set, add, compare_set = _counted("set"), _counted("add"), _counted("compare_set")
+    get, multi_get, check = _counted("get"), _counted("multi_get"), _counted("check")

@@ -15,13 +15,7 @@ from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.pixels import PixelRule
 from tessera.utils.ranks import consistency
-from tessera.utils.ranks.consistency import (
-    _command,
-    data_fingerprint,
-    require_agreement,
-    require_same_command,
-    run_fingerprint,
-)
+from tessera.utils.ranks.consistency import _command, data_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.world import World
 from tests.data.made_index import make_index
 
@@ -50,7 +44,7 @@ def test_other_hyperparameters_models_or_code_are_another_run(tmp_path: Path, mo
 
     def fingerprint(channels: int = 4, **changed: float) -> dict[str, str]:
         hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), **changed)
-        return run_fingerprint(TrainConfig(), hyp, indexes, torch.nn.Conv2d(3, channels, 1))
+        return consistency.run_fingerprint(TrainConfig(), hyp, indexes, torch.nn.Conv2d(3, channels, 1))
 
     def differing(other: dict[str, str]) -> set[str]:
         assert other.keys() == mine.keys()

@@ -29,13 +29,7 @@ NOBODY: Any = SimpleNamespace(silent=list)
 
 @pytest.mark.parametrize(
     "error",
-    [
-        UserError("no such file"),
-        ConfigError("no such flag"),
-        Diverged("the loss"),
-        Interrupted("Stopped", signal.SIGINT),
-        Interrupted("Stopped", 0),
-    ],
+    [UserError("no file"), ConfigError("no flag"), Diverged("the loss"), Interrupted("Stopped", signal.SIGINT)],
     ids=lambda error: type(error).__name__,
 )
 def test_the_first_rank_to_fail_raises_an_equal_error_with_its_number(error: UserError | Interrupted) -> None:

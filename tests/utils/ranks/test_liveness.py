@@ -10,19 +10,26 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore, TCPStore
 
 from tessera.utils.machine.host import namespace
 from tessera.utils.ranks import liveness
 from tessera.utils.ranks.failures import FirstFailure
 from tessera.utils.ranks.liveness import AwakeClock, Heartbeat, Sign, Watchdog, is_gone
 from tests.at_once import at_once
-from tests.system.launch import ROOT
-from tests.utils.ranks.conftest import until
-from tests.utils.ranks.counted_store import CountedStore
+from tests.system.launch import ROOT, free_port
+from tests.utils.ranks.conftest import SERVER, CountedStore, until
 
+KEEPER = """
+import sys, time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+print("listens", flush=True)
+time.sleep(100)
+"""
 FULL = """
 import os
 from tessera.utils.ranks import failures
@@ -36,6 +43,17 @@ except BlockingIOError: pass
 os.set_blocking(2, True)
 failures.exit_at_once(0, "nobody reads this", 3)
 """
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A process with a store, and its port."""
+    port = free_port()
+    process = subprocess.Popen([sys.executable, "-c", KEEPER, str(port)], stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == b"listens\n"
+    yield process, port
+    process.kill()
+    process.wait()
 
 
 @pytest.fixture
@@ -89,6 +107,23 @@ def test_a_call_that_hangs_is_announced_and_then_ends_the_process(
         until(lambda: said)
     assert said[0].startswith("rank 0 on a has not answered for 0 s")
     assert capfd.readouterr().err == "Waiting for rank 0.\n"
+
+
+@soon
+def test_a_heartbeat_whose_store_is_frozen_ends_its_process(
+    guard: Watchdog, said: list[str], server: tuple[subprocess.Popen[bytes], int]
+) -> None:
+    """The call itself never comes back, and holds no lock that the watchdog's thread needs."""
+    process, port = server
+    guard.server_pid = process.pid
+    timeout = timedelta(seconds=20)
+    joined = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timeout)
+    beat = Heartbeat(guard.watched(joined), 1, 2)
+    os.kill(process.pid, signal.SIGSTOP)
+    until(lambda: said)
+    assert said[0].startswith(f"{SERVER} has not answered")
+    assert process.wait(60) == -signal.SIGKILL
+    beat.close()
 
 
 def test_the_time_for_which_a_process_was_stopped_itself_does_not_count() -> None:

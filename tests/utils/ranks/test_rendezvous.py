@@ -21,8 +21,7 @@ from tessera.utils.ranks.liveness import Watchdog
 from tessera.utils.ranks.rendezvous import agree_on_session, connect_to_store, open_store, require_own_devices
 from tests.at_once import at_once
 from tests.system.launch import free_port
-from tests.utils.ranks.conftest import SERVER, until
-from tests.utils.ranks.counted_store import CountedStore
+from tests.utils.ranks.conftest import SERVER, CountedStore, until
 
 
 def start(store: Store, size: int, delays: dict[int, float] | None = None) -> set[str]:

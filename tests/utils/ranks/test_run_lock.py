@@ -151,26 +151,6 @@ def test_a_link_to_a_disk_that_is_not_there_is_refused_at_once(tmp_path: Path, n
             pass
 
 
-def test_a_directory_that_cannot_be_written_to_is_read_without_its_lock_where_that_will_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refused(*_: Any) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    run = tmp_path / "night"
-    run.mkdir()
-    monkeypatch.setattr(run_lock, "FileIO", refused)
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    with hold_run(run, World(), reads=True):
-        pass
-    assert caplog.messages == [f"{run}: cannot be written to (Read-only file system), so it is read without its lock."]
-    with (
-        pytest.raises(UserError, match=r"cannot be made or written to \(Read-only file system\)"),
-        hold_run(run, World()),
-    ):
-        pass
-
-
 def test_a_failing_disk_at_the_end_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> bool:
         raise OSError(errno.EIO, "Input/output error")

@@ -12,16 +12,8 @@ import threading
 import pytest
 
 from tessera.utils.errors import Interrupted
-from tessera.utils.ranks.signals import (
-    GRACE_S,
-    SIGNALS,
-    STUCK_S,
-    Interruption,
-    _end_if_stuck,
-    ignore_sigterm_at_the_end,
-    signals_end_at_once,
-    start_signal_thread,
-)
+from tessera.utils.ranks import signals
+from tessera.utils.ranks.signals import SIGNALS, Interruption, ignore_sigterm_at_the_end, signals_end_at_once
 from tests.system.launch import ROOT
 from tests.utils.ranks.conftest import until
 
@@ -196,16 +188,16 @@ def test_a_signal_that_is_noted_or_handled_ends_nothing_later(monkeypatch: pytes
     monkeypatch.setattr(os, "_exit", ended.append)
     with Interruption() as deferred:
         deferred.defer()
-        _end_if_stuck(signal.SIGTERM, deferred)
+        signals._end_if_stuck(signal.SIGTERM, deferred)
     with pytest.raises(Interrupted), Interruption() as handled:
         try:
             send(signal.SIGTERM)
         finally:
-            _end_if_stuck(signal.SIGTERM, handled)
+            signals._end_if_stuck(signal.SIGTERM, handled)
     with Interruption() as later:
-        _end_if_stuck(signal.SIGTERM, handled)
+        signals._end_if_stuck(signal.SIGTERM, handled)
         assert ended == []
-        _end_if_stuck(signal.SIGTERM, later)
+        signals._end_if_stuck(signal.SIGTERM, later)
     assert ended == [143]
 
 
@@ -214,7 +206,7 @@ def test_what_is_no_signal_to_end_costs_no_patience(monkeypatch: pytest.MonkeyPa
     waits: list[float] = []
     monkeypatch.setattr(threading.Timer, "start", lambda timer: waits.append(timer.interval))
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
-    end = start_signal_thread("the one")
+    end = signals.start_signal_thread("the one")
     try:
         with Interruption() as interruption:
             interruption.defer()
@@ -224,7 +216,7 @@ def test_what_is_no_signal_to_end_costs_no_patience(monkeypatch: pytest.MonkeyPa
     finally:
         end()
         signal.signal(signal.SIGCHLD, before)
-    assert waits == [STUCK_S, GRACE_S]
+    assert waits == [signals.STUCK_S, signals.GRACE_S]
 
 
 def test_while_a_library_may_hold_pythons_lock_signals_end_the_process() -> None:

@@ -1,4 +1,4 @@
-"""What a rank knows of its node."""
+"""What a rank knows of its node, and what is advised before a job begins."""
 
 from __future__ import annotations
 
@@ -11,28 +11,22 @@ import pytest
 
 from tessera.data.feed.workers import cap_workers
 from tessera.utils.environment import Launch
-from tessera.utils.evaluation import measurement as measurement_module
 from tessera.utils.evaluation.measurement import Measurement, Settings
 from tessera.utils.ranks import world as world_module
+from tessera.utils.ranks.preflight import Host, advise
 from tessera.utils.ranks.world import World
+
+Nodes = Sequence[Sequence[frozenset[int]]]  # affinities of the ranks of each node, in the order of ranks
 
 
 class OfSeveral(World):
-    """A rank of several nodes that runs alone; of the others it knows the host and the processors.
+    """A rank of several nodes that runs alone; of the others it knows the host and the processors."""
 
-    Args:
-        rank: its number.
-        nodes: affinities of the ranks of each node, in the order of ranks.
-    """
-
-    def __init__(self, rank: int, nodes: Sequence[Sequence[frozenset[int]]]) -> None:
+    def __init__(self, rank: int, nodes: Nodes) -> None:
         self.ranks = [
             (f"node{node}", local, cpus) for node, ranks in enumerate(nodes) for local, cpus in enumerate(ranks)
         ]
-        node = int(self.ranks[rank][0].removeprefix("node"))
-        super().__init__(
-            Launch(rank=rank, local_rank=self.ranks[rank][1], size=len(self.ranks), local_size=len(nodes[node]))
-        )
+        super().__init__(Launch(rank=rank, local_rank=self.ranks[rank][1], size=len(self.ranks)))
 
     def all_gather(self, value: Any) -> list[Any]:
         """Of hosts and processors, what `ranks` has; else each rank's number beside this one's value."""
@@ -49,7 +43,7 @@ def quota(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> fl
     return float(found)
 
 
-def open_rank(monkeypatch: pytest.MonkeyPatch, rank: int, nodes: Sequence[Sequence[frozenset[int]]]) -> OfSeveral:
+def open_rank(monkeypatch: pytest.MonkeyPatch, rank: int, nodes: Nodes) -> OfSeveral:
     own = [cpus for ranks in nodes for cpus in ranks][rank]
     monkeypatch.setattr(world_module, "affinity", lambda: own)
     return OfSeveral(rank, nodes)
@@ -69,26 +63,15 @@ TASKS = [frozenset(range(8 * task, 8 * task + 8)) for task in range(8)]
 
 
 @pytest.mark.parametrize(("quota", "cpus"), [(math.inf, 8), (64, 8), (32, 4), (8, 1)], indirect=["quota"])
-def test_workers_and_threads_of_a_rank_with_processors_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, quota: float, cpus: int
-) -> None:
+def test_workers_of_a_rank_with_processors_of_its_own(monkeypatch: pytest.MonkeyPatch, quota: float, cpus: int) -> None:
     """SLURM with task affinity: 8 tasks of 8 processors each; a quota is for all of them."""
     world = open_rank(monkeypatch, 3, [TASKS])
     assert world.cpus == cpus
     assert cap_workers(8, world) == cpus
-    threads = []
-
-    class Pool(measurement_module.ThreadPoolExecutor):
-        def __init__(self, most: int, name: str) -> None:
-            threads.append(most)
-            super().__init__(most, name)
-
-    monkeypatch.setattr(measurement_module, "ThreadPoolExecutor", Pool)
     model: Any = SimpleNamespace(has_objectness=True, needs_suppression=True)
     index: Any = SimpleNamespace(names=["a", "b"])
     precision: Any = None
-    Measurement(model, index, world, Settings(), precision, None).add([])
-    assert threads == [min(cpus, 4)]
+    assert Measurement(model, index, world, Settings(), precision, None)._threads == min(cpus, 4)
 
 
 @pytest.mark.usefixtures("quota")
@@ -98,3 +81,10 @@ def test_only_the_ranks_of_the_node_share_its_processors_and_values(monkeypatch:
     assert world.cpus == 4 and world.node == 1
     assert world.node_gather("mine") == [(2, "mine"), (3, "mine"), (4, "mine")]
     assert world.node_first("mine") == (2, "mine")
+
+
+def test_advice_where_something_looks_wrong() -> None:
+    good = Host("a", "cpu", 2**33, 2**40)
+    assert advise([good, good], 5000, 2) == []
+    lines = advise([good, Host("b", "cpu", 2**20, 2**20)], 10, 2)
+    assert len(lines) == 3 and "GLOO_SOCKET_IFNAME" in lines[0] and lines[1].startswith("b: /dev/shm")

@@ -15,7 +15,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.ranks import store as store_module
 from tessera.utils.ranks.world import torch_distributed_zero_first
 from tests.at_once import at_once
-from tests.utils.ranks.counted_store import CountedStore
+from tests.utils.ranks.conftest import CountedStore
 
 NODES = (3, 2, 1)  # ranks of each
 FIRSTS = [sum(NODES[:node]) for node, ranks in enumerate(NODES) for _ in range(ranks)]

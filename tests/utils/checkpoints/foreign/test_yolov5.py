@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 import types
 import zipfile
@@ -115,7 +114,7 @@ def test_prefers_the_ema_and_reads_unfinished_runs(original: Any) -> None:
     assert (state["model.0.conv.weight"] == 2).all() and state["model.0.conv.weight"].dtype == torch.float32
 
 
-def test_names_as_a_dict(original: Any, tmp_path: Path) -> None:
+def test_names_as_a_dict(original: Any) -> None:
     path, model = original()
     model.names = {2: "c", 0: "a", 1: "b"}
     torch.save({"model": model}, path)
@@ -159,14 +158,12 @@ def test_models_that_cannot_be_taken(original: Any, change: Any, said: str) -> N
         load_weights(path)
 
 
-def test_flipped_bytes_never_escape(original: Any, tmp_path: Path) -> None:
+def test_flipped_bytes_never_escape(original: Any) -> None:
     """A damaged file is an error for the user, or still readable; never another exception."""
     path, _ = original()
-    whole = path.read_bytes()
-    entry = zipfile.ZipFile(io.BytesIO(whole)).getinfo("original/data.pkl")
-    start = entry.header_offset
-    rng = np.random.default_rng(0)
-    readable = 0
+    whole, entry = path.read_bytes(), zipfile.ZipFile(path).getinfo("original/data.pkl")
+    start, rng = entry.header_offset, np.random.default_rng(0)
+    refused = 0
     for _ in range(150):
         damaged = bytearray(whole)
         for position in rng.integers(start, start + entry.file_size, 3):
@@ -174,7 +171,6 @@ def test_flipped_bytes_never_escape(original: Any, tmp_path: Path) -> None:
         path.write_bytes(damaged)
         try:
             load_weights(path)
-            readable += 1
         except UserError:
-            pass
-    assert readable < 150
+            refused += 1
+    assert refused
