@@ -225,14 +225,6 @@ def test_the_first_survivors_are_the_same_however_many_are_wanted() -> None:
         assert torch.equal(few.scores, everything.scores[:max_det])
 
 
-def test_nothing_found() -> None:
-    decoded = crowd(2, 30, 4, 3)
-    none_sure = non_max_suppression(decoded, Suppression(1.0, 0.5))
-    for found in none_sure + non_max_suppression(decoded[:, :0], Suppression(0.1, 0.5)):
-        assert found.boxes_xyxy.shape == (0, 4) and len(found) == 0 and found.classes.shape == (0,)
-    assert non_max_suppression(decoded[:0], Suppression(0.1, 0.5)) == []
-
-
 def test_broken_numbers_are_no_detections() -> None:
     decoded = torch.full((1, 10, 8), float("nan"))
     assert len(non_max_suppression(decoded, Suppression(0.001, 0.6))[0]) == 0
