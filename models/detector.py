@@ -110,8 +110,9 @@ class DetectionModel(nn.Module):
         return usable_imgsz(imgsz, self.stride)
 
     def forward(self, images: Tensor) -> Any:
-        """Predict from float (B, ch, H, W) in 0 … 1, RGB, sides multiples of `stride`; returns what the head returns:
-        raw outputs in training mode, (predictions, raw outputs) in evaluation mode.
+        """Predict from float (B, ch, H, W) in 0 … 1, RGB, sides multiples of `stride`.
+
+        Returns what the head returns: raw outputs in training mode, (predictions, raw outputs) in evaluation mode.
         """
         kept: dict[int, Tensor] = {IMAGE: images}
         x: Any = images

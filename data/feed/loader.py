@@ -114,16 +114,12 @@ class Loader(Generic[S]):
         self._left_out.add(image)
         split, count, files = self._dataset.index.split, len(self._left_out), self._dataset.store.files
         found = f"{split}: {count:,} of {files:,} images did not decode so far. {why}"
-        if count > self._most(files):
+        # Of many ranks, each meets a small part. A whole epoch of it counts from the start: damage may come in a row.
+        met = max(len(self._loaded), -(-files // self._ranks))
+        if count > most_undecodable(files, met):
             raise UserError(f"{found} With so many, the dataset is damaged; --check-data names them all.")
         if count <= _SHOWN or count.bit_count() == 1:
             log.log(self._log_level, f"{found} It is left out.")
-
-    def _most(self, whole: int) -> int:
-        """How many images may fail to decode, of the dataset and of those that this rank has met."""
-        # Of many ranks, each meets a small part. A whole epoch of it counts from the start: damage may come in a row.
-        met = max(len(self._loaded), -(-whole // self._ranks))
-        return most_undecodable(whole, met)
 
 
 class TrainLoader(Loader[EpochSampler]):

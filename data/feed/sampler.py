@@ -128,11 +128,11 @@ class EpochOrder:
         self.length, self.batch_size, self.seed, self.imgsz = length, batch_size, seed, imgsz
         self._shapes_hw, self._repeats, self._views = shapes_hw, repeats, views
         self._weights: NDArray[np.float64] | None = None
+        self._images_per_epoch = length if views is None else views.images_per_epoch
 
     def __len__(self) -> int:
         """Global batches of an epoch, K."""
-        images = self.length if self._views is None else self._views.images_per_epoch
-        return -(-images // self.batch_size)
+        return -(-self._images_per_epoch // self.batch_size)
 
     def reweight(self, weights: NDArray[np.float64]) -> None:
         """Sample with replacement in proportion to `weights`, one an image, in an order without repeats, from now on.
@@ -162,7 +162,7 @@ class EpochOrder:
             order = repeated(order, self._repeats, rng)
         if views is not None:
             order = in_runs(order, views.owners[order], rng)
-        # np.resize repeats from the start: that is the padding, also where there are less images than in a batch.
+        # np.resize repeats from the start: that is the padding, also where N < B.
         return np.resize(order, len(self) * self.batch_size)
 
 

@@ -167,12 +167,8 @@ class Bottleneck(nn.Module):
 class C3(nn.Module):
     """Cross-stage partial block (Wang et al., CSPNet, 2020): one branch through bottlenecks, one around them, joined.
 
-    Args:
-        c_in, c_out: channels.
-        repeats: bottlenecks in the deep branch.
-        shortcut: whether those add their input.
-        groups: of their 3×3 convolutions.
-        expansion: channels of a branch over `c_out`.
+    `repeats` are the bottlenecks, `shortcut` whether they add their input, `groups` those of their 3×3 convolutions,
+    `expansion` the channels of a branch over `c_out`.
     """
 
     def __init__(
@@ -220,12 +216,7 @@ class BottleneckCSP(nn.Module):
 
 
 class SPP(nn.Module):
-    """Spatial pyramid pooling (He et al. 2015): the map beside its maxima over several windows.
-
-    Args:
-        c_in, c_out: channels.
-        kernels: odd sides of the windows in pixels.
-    """
+    """Spatial pyramid pooling (He et al. 2015): the map beside its maxima over windows of odd sides in pixels."""
 
     def __init__(self, c_in: int, c_out: int, kernels: Sequence[int] = (5, 9, 13)) -> None:
         super().__init__()

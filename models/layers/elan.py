@@ -32,15 +32,7 @@ class Elan(nn.Module):
     `C3` joins only the chain's end. Here each bottleneck has a short way to the output, and so a short way back for
     its gradient.
 
-    Args:
-        c_in, c_out: channels.
-        repeats: bottlenecks in the chain.
-        shortcut: whether those add their input.
-        groups: of their 3×3 convolutions.
-        expansion: channels of a part over `c_out`.
-
-    Raises:
-        ValueError: a part has no channel, or not a multiple of `groups`.
+    The arguments are those of `C3`; `expansion` is the channels of a part over `c_out`.
     """
 
     def __init__(
@@ -75,9 +67,6 @@ class _TwoStages(nn.Module):
     Attributes:
         cv1, cv4: to the halves, and of all parts.
         stage: channels of a half, and of a stage.
-
-    Raises:
-        ValueError: the halves' channels are no multiple of 4, so that stages could not be halved too.
     """
 
     cv2: nn.Module
@@ -144,9 +133,6 @@ class ADown(nn.Module):
 
     Args:
         c_in, c_out: channels, both even.
-
-    Raises:
-        ValueError: channels without two equal halves.
     """
 
     def __init__(self, c_in: int, c_out: int) -> None:

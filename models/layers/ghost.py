@@ -12,17 +12,7 @@ CHEAP_KERNEL = 5  # of the depth-wise convolution that makes the second half
 
 
 class GhostConv(nn.Module):
-    """A `Conv` to half of the channels, and a depth-wise one that makes a ghost of each: both halves together.
-
-    Args:
-        c_in, c_out: channels; c_out is even.
-        kernel, stride: of the first convolution, pixels.
-        groups: of the first convolution.
-        act: False leaves the activations out.
-
-    Raises:
-        ValueError: c_out is odd.
-    """
+    """A `Conv` to half of the channels, an even number, and a depth-wise one that makes a ghost of each."""
 
     def __init__(
         self, c_in: int, c_out: int, kernel: Size = 1, stride: Size = 1, groups: int = 1, act: bool = True

@@ -34,13 +34,8 @@ class ConvReLU6(Conv):
 class InvertedBottleneck(nn.Module):
     """More channels, a depth-wise convolution, fewer channels; added to the input where size and channels agree.
 
-    (Sandler et al., MobileNetV2, arXiv 1801.04381.)
-
-    Args:
-        c_in, c_out: channels.
-        kernel: side of the depth-wise convolution in pixels.
-        stride: its stride.
-        expansion: channels of the depth-wise convolution over `c_in`; at 1 it is the first one.
+    (Sandler et al., MobileNetV2, arXiv 1801.04381.) `expansion` is the channels of the depth-wise convolution over
+    `c_in`; at 1 it is the first one.
     """
 
     def __init__(self, c_in: int, c_out: int, kernel: int, stride: int, expansion: int) -> None:
@@ -58,13 +53,7 @@ class InvertedBottleneck(nn.Module):
 
 
 class InvertedResidual(nn.Sequential):
-    """A stage of `InvertedBottleneck`s, of which the first has the stride.
-
-    Args:
-        c_in, c_out: channels.
-        repeats: bottlenecks.
-        kernel, stride, expansion: theirs.
-    """
+    """A stage of `repeats` `InvertedBottleneck`s, of which the first has the stride."""
 
     def __init__(
         self, c_in: int, c_out: int, repeats: int = 1, kernel: int = 3, stride: int = 1, expansion: int = 6

@@ -20,9 +20,6 @@ class TransformerLayer(nn.Module):
     Args:
         channels: of a cell, a multiple of `heads`.
         heads: of the attention.
-
-    Raises:
-        ValueError: the channels cannot be shared out among the heads.
     """
 
     def __init__(self, channels: int, heads: int) -> None:

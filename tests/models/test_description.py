@@ -188,9 +188,3 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"other.yaml"):
         DetectionModel(path)
-
-
-def test_windows_line_ends_and_byte_order_mark(tmp_path: Path) -> None:
-    path = tmp_path / "windows.yaml"
-    path.write_bytes(b"\xef\xbb\xbf" + TEXT.replace("\n", "\r\n").encode())
-    assert read_model(path).nc == 2

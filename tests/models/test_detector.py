@@ -92,11 +92,6 @@ def test_raw_outputs_are_views_with_rows_side_by_side(small: DetectionModel) -> 
         assert level.stride(-1) == 1
 
 
-def test_every_parameter_gets_a_gradient(small: DetectionModel) -> None:
-    sum(level.square().mean() for level in small(images())).backward()
-    assert [name for name, p in small.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0] == []
-
-
 def test_decode_by_hand() -> None:
     head = Detect(nc=2, anchors=[[8, 16, 32, 24]], channels=[4], strides=[8])
     raw = torch.zeros(1, 2, 3, 5, 7)
@@ -119,28 +114,6 @@ def test_bias_starts_from_priors() -> None:
         assert (bias[:, :4].abs() <= 1 / 16).all()
         assert ((bias[:, 4] - math.log(8 / (640 / stride) ** 2)).abs() <= 1 / 16).all()
         assert ((bias[:, 5:] - math.log(0.6 / (4 - 0.99999))).abs() <= 1 / 16).all()
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_decoding_is_float32_under_autocast(small: DetectionModel, dtype: torch.dtype) -> None:
-    small.eval()
-    with torch.no_grad(), torch.autocast("cpu", dtype):
-        decoded, raw = small(images())
-    assert raw[0].dtype == dtype and decoded.dtype == torch.float32
-    with torch.no_grad():
-        expected, _ = small(images())
-    torch.testing.assert_close(decoded, expected, atol=0.5, rtol=0.05)
-
-
-def test_fuse_keeps_predictions(small: DetectionModel) -> None:
-    small(images())  # statistics that are not the identity
-    small.eval()
-    with torch.no_grad():
-        expected, _ = small(images())
-        fused = copy.deepcopy(small).fuse()
-        torch.testing.assert_close(fused(images())[0], expected, atol=1e-3, rtol=1e-4)
-    assert not any(isinstance(module, nn.BatchNorm2d) for module in fused.modules())
-    assert any(isinstance(module, nn.BatchNorm2d) for module in small.modules())
 
 
 def every_kind_of_step() -> DetectionModel:
@@ -221,28 +194,6 @@ def test_layer_parameters() -> None:
     assert dict(model.layer_parameters(range(25))).keys() == dict(model.named_parameters()).keys()
     with pytest.raises(ConfigError, match=r"no layer 25; the layers are 0 to 24"):
         list(model.layer_parameters([25]))
-
-
-@pytest.mark.parametrize(
-    ("cfg", "levels", "stride"),
-    [
-        ("yolov5n.yaml", (17, 20, 23), 32),
-        ("yolov5n.yaml", (17, 20), 32),
-        ("yolov5n.yaml", (17,), 32),
-        ("yolov5n.yaml", (23,), 32),
-        ("tessera-n.yaml", (15, 18), 32),
-    ],
-)
-def test_the_stride_is_that_of_the_body_too(cfg: str, levels: tuple[int, ...], stride: int) -> None:
-    """A head need not read the largest level, but the levels above are joined with it."""
-    described = DetectionModel(cfg, nc=2).yaml
-    head = [list(levels), *described["head"][-1][1:]]
-    anchors = {"anchors": described["anchors"][: len(levels)]} if "anchors" in described else {}
-    model = DetectionModel({**described, **anchors, "head": [*described["head"][:-1], head]}, nc=2)
-    assert model.stride == stride and model.training
-    assert len(model.head.strides) == len(levels)
-    with torch.no_grad():
-        model(torch.zeros(2, 3, stride, 2 * stride))
 
 
 def test_outputs_that_no_layer_reads_are_not_kept(small: DetectionModel) -> None:

@@ -134,18 +134,13 @@ def test_sizes_differ_in_multiples_and_in_channels_of_the_deepest_stage() -> Non
             assert values[part] == expected
 
 
-@pytest.mark.parametrize("size", ["tiny", *"smlx"])
-def test_yolox_under_the_free_head_differs_in_the_last_row(size: str) -> None:
-    free, plain = (read_yaml(MODELS_DIR / f"yolox-{size}{end}.yaml", "").values for end in ("-free", ""))
-    assert plain["head"].pop() == [[17, 20, 23], 1, "DetectYOLOX", ["nc"]]
-    assert free["head"].pop() == [[17, 20, 23], 1, "DetectFree", ["nc"]]
-    assert free == plain
-
-
-@pytest.mark.parametrize("size", "nsmlx")
-def test_the_free_variants_differ_from_yolov5_in_their_last_row_and_have_no_anchors(size: str) -> None:
-    free, plain = (read_yaml(MODELS_DIR / f"yolov5{size}{end}.yaml", "").values for end in ("-free", ""))
-    assert plain.pop("anchors") and plain["head"].pop()[2:] == ["Detect", ["nc", "anchors"]]
+@pytest.mark.parametrize(
+    "name", [*(f"yolov5{size}" for size in "nsmlx"), *(f"yolox-{size}" for size in ("tiny", *"smlx"))]
+)
+def test_the_free_variants_differ_in_their_last_row_and_have_no_anchors(name: str) -> None:
+    free, plain = (read_yaml(MODELS_DIR / f"{name}{end}.yaml", "").values for end in ("-free", ""))
+    head = ["Detect", ["nc", "anchors"]] if plain.pop("anchors", None) else ["DetectYOLOX", ["nc"]]
+    assert plain["head"].pop() == [[17, 20, 23], 1, *head]
     assert free["head"].pop() == [[17, 20, 23], 1, "DetectFree", ["nc"]]
     assert free == plain
 

@@ -69,10 +69,6 @@ def test_resized_as_the_rule_says(index: DatasetIndex, imgsz: int, interpolation
         )
 
 
-def test_at_its_own_size_an_image_is_untouched(index: DatasetIndex) -> None:
-    np.testing.assert_array_equal(ImageStore(index, 64, "area").load(2), picture(2, (64, 64)))
-
-
 @pytest.mark.parametrize(
     ("name", "pixels", "expected"),
     [

@@ -126,15 +126,6 @@ def test_an_epoch_that_is_broken_off_does_not_disturb_the_next(index: DatasetInd
         assert [fingerprint(batch) for batch in loader.batches(1)] == whole[2:4]
 
 
-def test_two_iterations_at_once_are_refused(index: DatasetIndex, hyp: Hyp) -> None:
-    loader = train_loader(index, hyp)
-    first = loader.batches(0)
-    next(first)
-    next(loader.batches(1))
-    with pytest.raises(AssertionError, match="moved the stream"):
-        next(first)
-
-
 class Witness(TrainDataset):
     """Leaves a file for every epoch that a sample is made of."""
 

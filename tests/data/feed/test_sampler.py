@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from tessera.data.feed.sampler import (
     BLOCK,
@@ -115,18 +114,6 @@ def test_an_iterator_that_gives_nothing_is_no_epoch() -> None:
     sampler = EpochSampler(EpochOrder(6, 2, 0, 64))
     iter(sampler)  # as torch's loader with persistent workers does, once
     assert {draw.epoch for draws in sampler for draw in draws} == {0}
-
-
-def test_as_batch_sampler_of_a_loader() -> None:
-    class Echo:
-        def __getitems__(self, draws: list[Draw]) -> list[Draw]:
-            return draws
-
-    loader = DataLoader(Echo(), batch_sampler=EpochSampler(EpochOrder(7, 2, 3, 64)), collate_fn=list)
-    seen = [[draw for draws in loader for draw in draws] for _ in range(2)]
-    assert len(loader) == 4
-    assert [{draw.epoch for draw in draws} for draws in seen] == [{0}, {1}]
-    assert [draw.index for draw in seen[0]] != [draw.index for draw in seen[1]]
 
 
 def test_a_batch_that_ranks_do_not_divide() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,37 +85,16 @@ def test_promises_of_all_ranks_of_the_node_count_and_kept_ones_count_once(monkey
     assert memory.room == 0
 
 
-class NodeOfTwo(SimpleNamespace):
-    """Two ranks of one node, each in a thread of its own: what the account looks at of a World."""
-
-    def __init__(self, number: int, given: dict[int, Any], in_step: threading.Barrier) -> None:
-        super().__init__(local_size=2, is_main=number == 0)
-        self._number, self._given, self._in_step = number, given, in_step
-
-    def node_gather(self, value: Any) -> list[Any]:
-        self._given[self._number] = value
-        self._in_step.wait(60)
-        values = [self._given[0], self._given[1]]
-        self._in_step.wait(60)
-        return values
-
-    def node_first(self, value: Any) -> Any:
-        return self.node_gather(value)[0]
-
-
 @pytest.mark.parametrize(("first", "second", "promised"), [(2, 3, 6 + 8), (0, 3, 8), (2, 0, 6)])
 def test_ranks_with_different_workers_promise_what_each_of_them_takes(
     monkeypatch: pytest.MonkeyPatch, first: int, second: int, promised: int
 ) -> None:
     free(monkeypatch, 2000)
-    given: dict[int, Any] = {}
-    in_step = threading.Barrier(2)
-
-    def promise(number: int, workers: int) -> tuple[int, int, int]:
-        world: Any = NodeOfTwo(number, given, in_step)
+    for mine, other in ((first, second), (second, first)):
+        of_other = (2 * other + 2) * 50 if other else 0
+        world: Any = SimpleNamespace(
+            local_size=2, is_main=True, node_first=lambda n: n, node_gather=lambda n, of_other=of_other: [n, of_other]
+        )
         memory = SharedMemory(world)
-        return affordable_workers(workers, 50, world, memory), memory.promised, memory.room
-
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(promise, (0, 1), (first, second)))
-    assert found == [(first, promised * 50, 2000 - promised * 50), (second, promised * 50, 2000 - promised * 50)]
+        assert affordable_workers(mine, 50, world, memory) == mine
+        assert (memory.promised, memory.room) == (promised * 50, 2000 - promised * 50)

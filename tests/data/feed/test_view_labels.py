@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.labels import MIN_SIDE
-from tessera.data.feed import views as views_module
 from tessera.data.feed.views import LEAST_SEEN, view_index
 from tessera.data.feed.windows import windows_of
 from tessera.utils.errors import UserError
@@ -157,15 +156,6 @@ def test_the_inside_of_a_large_object_is_no_background() -> None:
     in_epochs = {int(view) for epoch in range(20) for view in views.of_epoch(0, epoch)}
     assert in_epochs == set(range(len(views))) - set(inside)
     assert views.images_per_epoch == len(views.of_epoch(0, 0))
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_what_takes_long_shows_how_far_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: bool
-) -> None:
-    monkeypatch.setattr(views_module, "_SOON_S", 0)
-    view_index(labelled([(300, 400)] * 3, [[[0, 0, 20, 20]]] * 3), TILE, OVERLAP, IMGSZ, show_progress=asked)
-    assert ("Cutting train into views: 100%" in capsys.readouterr().err) == asked
 
 
 def test_objects_larger_than_tiles_are_refused_where_they_are_most() -> None:

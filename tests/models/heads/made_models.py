@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -34,3 +35,11 @@ def made(name: str, nc: int = 4) -> DetectionModel:
 
 def images(batch: int) -> Tensor:
     return torch.rand(batch, 3, *SIZE_HW, generator=torch.Generator().manual_seed(1))
+
+
+def shares_of(targets: Tensor, cuts: Sequence[range]) -> list[Tensor]:
+    """The rows of `targets` (N, 6) whose image lies in each cut, with images numbered from the cut's first."""
+    parts = [targets[(targets[:, 0] >= cut.start) & (targets[:, 0] < cut.stop)].clone() for cut in cuts]
+    for cut, rows in zip(cuts, parts, strict=True):
+        rows[:, 0] -= cut.start
+    return parts

@@ -14,13 +14,12 @@ from torch import Tensor
 from tessera.models.description import HEADS
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion, LossMeter
-from tessera.models.heads.head import Head, HeadSpec
+from tessera.models.heads.head import HeadSpec
 from tessera.models.suppression import Suppression, non_max_suppression
 from tessera.models.tta import predict_augmented
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.errors import ConfigError
-from tests.models.heads.made_models import ROWS, SIZE_HW, each_head, images, made
-from tests.models.heads.shares import shares_of
+from tests.models.heads.made_models import ROWS, SIZE_HW, each_head, images, made, shares_of
 
 ROOT = Path(__file__).resolve().parents[3]
 weights = pytest.mark.parametrize("class_weights", [None, torch.tensor([0.5, 2, 1, 0.1])], ids=["plain", "weighted"])
@@ -56,15 +55,6 @@ def test_only_the_list_of_heads_and_other_heads_import_a_head() -> None:
     for path in {*files, *ROOT.glob("*.py")} - {*heads.rglob("*.py"), ROOT / "models" / "description.py"}:
         named = re.findall(r"tessera\.models\.heads\.(\w+)", path.read_text())
         assert set(named) <= {"criterion", "head"}, path
-
-
-def test_a_head_without_a_loss_cannot_be_made() -> None:
-    class Half(Head):
-        def forward(self, features: list[Tensor]) -> Any:
-            return features
-
-    with pytest.raises(TypeError, match="criterion"):
-        Half()
 
 
 def test_the_keys_of_a_yaml_are_those_of_its_head() -> None:
@@ -117,6 +107,30 @@ def test_decoded_rows_are_boxes_and_probabilities(name: str) -> None:
     found = non_max_suppression(decoded, Suppression(0.0, 0.6, has_objectness=head.has_objectness))
     assert all(int(d.classes.max()) < head.nc for d in found)
     assert predict_augmented(model, images(2)).shape[2] == columns
+
+
+@each_head
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_decoded_and_trained_in_float32(name: str, hyp: Hyp, dtype: torch.dtype) -> None:
+    model = made(name).eval()
+    with torch.no_grad():
+        expected, raw = model(images(4))
+        with torch.autocast("cpu", dtype):
+            decoded, lower = model(images(4))
+    assert decoded.dtype == torch.float32 and lower[0].dtype == dtype
+    torch.testing.assert_close(decoded, expected, atol=0.5, rtol=0.05)
+
+    criterion = model.head.criterion(hyp, imgsz=96)
+    assignment = criterion.assign(TARGETS, 4, SIZE_HW)
+    half = [level.to(dtype).requires_grad_() for level in raw]
+    full = [level.detach().float().requires_grad_() for level in half]
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, parts = criterion(half, assignment)
+    right, its_parts = criterion(full, assignment)
+    assert loss.dtype == torch.float32 and torch.equal(parts, its_parts)
+    for grad, wanted in zip(torch.autograd.grad(loss, half), torch.autograd.grad(right, full), strict=True):
+        assert grad.dtype == dtype
+        torch.testing.assert_close(grad.float(), wanted, rtol=1e-2, atol=1e-3)
 
 
 def test_without_objectness_a_score_is_the_class_probability() -> None:

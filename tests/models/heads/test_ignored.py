@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -86,10 +88,13 @@ def test_a_batch_of_nothing_but_regions_has_no_loss(name: str) -> None:
 def test_the_device_waits_for_nothing(name: str) -> None:
     """Meta tensors have no values: whatever would read one raises."""
     model = made(name).train()
-    criterion = model.head.criterion(HYP, imgsz=96)
+    criterion = model.head.criterion(dataclasses.replace(HYP, fl_gamma=1.5, obj_pw=2.0, cls_pw=2.0), imgsz=96)
     assignment = criterion.assign(targets(*OBJECTS, [0, -1, 5, 5, 50, 60]), 3, SIZE_HW)
     raw = [output.detach().to("meta").requires_grad_() for output in model(images(3))]
-    criterion(raw, Accelerator(torch.device("meta")).send(assignment))[0].backward()
+    assignment = Accelerator(torch.device("meta")).send(assignment)
+    with torch.inference_mode():  # as validation may do before the first step of training
+        criterion([output * 1 for output in raw], assignment)
+    criterion(raw, assignment)[0].backward()
     assert all(output.grad is not None for output in raw)
 
 

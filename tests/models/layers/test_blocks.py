@@ -6,26 +6,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tessera.models.layers.blocks import C3, SILU, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
+from tessera.models.layers.blocks import (
+    C3,
+    SILU,
+    SPP,
+    SPPF,
+    BottleneckCSP,
+    Conv,
+    DWConv,
+    Focus,
+    joined,
+)
 from tessera.models.layers.elan import Elan
 from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from tessera.models.layers.transformer import C3TR, TransformerLayer
 from tests.models.layers.made_blocks import image, parameters, randomised
-
-
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "dilation", "size"),
-    [
-        (1, 1, None, 1, (8, 10)),
-        (3, 2, None, 1, (4, 5)),
-        (6, 2, 2, 1, (4, 5)),
-        (3, 1, None, 2, (8, 10)),
-        ((3, 1), 1, None, 1, (8, 10)),
-    ],
-)
-def test_conv_sizes(kernel: int, stride: int, padding: int | None, dilation: int, size: tuple[int, int]) -> None:
-    conv = Conv(4, 6, kernel, stride, padding, dilation=dilation)
-    assert conv(image(2, 4, 8, 10)).shape == (2, 6, *size)
 
 
 @pytest.mark.parametrize(
@@ -68,15 +63,6 @@ def test_silu_overwrites_only_while_no_gradients_are_recorded() -> None:
         torch.testing.assert_close(overwritten, expected)
 
 
-def test_bottleneck_adds_its_input_only_where_it_can() -> None:
-    x = image(1, 8, 4, 4)
-    for c_out, shortcut, adds in ((8, True, True), (8, False, False), (16, True, False)):
-        block = randomised(Bottleneck(8, c_out, shortcut))
-        with torch.no_grad():
-            plain = block.cv2(block.cv1(x))
-            torch.testing.assert_close(block(x), x + plain if adds else plain)
-
-
 def test_chained_pools_see_what_wide_pools_see() -> None:
     slow, fast = randomised(SPP(8, 8, (5, 9, 13))), SPPF(8, 8, 5)
     fast.load_state_dict(slow.state_dict())
@@ -93,15 +79,6 @@ def test_focus_orders_channels_as_checkpoints_expect() -> None:
     block(x)
     corners = [x[:, :, row::2, column::2] for column in (0, 1) for row in (0, 1)]
     torch.testing.assert_close(seen[0], torch.cat(corners, 1), atol=0, rtol=0)
-
-
-def test_c3_joins_a_deep_and_a_shallow_branch() -> None:
-    block = randomised(C3(8, 16, repeats=3, shortcut=False))
-    assert len(block.m) == 3
-    x = image(1, 8, 4, 4)
-    with torch.no_grad():
-        joined = Concat(1)([block.m(block.cv1(x)), block.cv2(x)])
-        torch.testing.assert_close(block(x), block.cv3(joined))
 
 
 def test_parameters_of_blocks_as_originals_print_them() -> None:
@@ -154,3 +131,21 @@ def test_a_transformer_treats_all_cells_alike() -> None:
     with torch.no_grad():
         shuffled = x.flatten(2)[:, :, order].view(x.shape)
         torch.testing.assert_close(block(shuffled).flatten(2), block(x).flatten(2)[:, :, order])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dim", [1, -1])
+def test_value_and_gradients_are_those_of_cat_and_dense(layout: torch.memory_format, dim: int) -> None:
+    maps = [torch.randn(2, 3, 4, 5).to(memory_format=layout).requires_grad_() for _ in range(3)]
+    whole, expected = joined(maps, dim), torch.cat(maps, dim)
+    assert torch.equal(whole, expected)
+    seen = torch.randn_like(whole)
+    ours, theirs = (torch.autograd.grad(output, maps, seen) for output in (whole, expected))
+    for gradient, right in zip(ours, theirs, strict=True):
+        assert torch.equal(gradient, right) and gradient.is_contiguous(memory_format=layout)
+
+
+def test_dtypes_that_differ_give_each_map_a_gradient_of_its_own() -> None:
+    maps = [torch.randn(1, 2, 3, 3, dtype=dtype, requires_grad=True) for dtype in (torch.bfloat16, torch.float32)]
+    gradients = torch.autograd.grad(joined(maps).sum(), maps)
+    assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.float32]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +19,6 @@ from tests.models.heads.anchor.made_loss import (
     Head,
     grid_anchors,
     random_targets,
-    raw_predictions,
     reference_targets,
 )
 
@@ -93,14 +91,3 @@ def test_anchors_set_after_the_criterion_was_built_count(hyp: Hyp) -> None:
     head.anchors = grid_anchors()  # as `module.to(device)` replaces a buffer
     expected = DetectionLoss(Head(), hyp, imgsz=96).assign(targets, 2, SIZE_HW)
     assert torch.equal(criterion.assign(targets, 2, SIZE_HW).anchors, expected.anchors)
-
-
-def test_targets_that_the_batch_cannot_hold_are_refused(hyp: Hyp) -> None:
-    criterion = DetectionLoss(Head(), hyp, imgsz=96)
-    row = [0, 1, 10, 10, 40, 40]
-    with pytest.raises(AssertionError, match="image"):
-        criterion.assign(torch.tensor([[2.0, *row[1:]]]), 2, SIZE_HW)
-    with pytest.raises(AssertionError, match="class"):
-        criterion.assign(torch.tensor([[0.0, 5.0, *row[2:]]]), 2, SIZE_HW)
-    with pytest.raises(AssertionError):
-        criterion(raw_predictions(2, (96, 96), 5), criterion.assign(torch.tensor([row]).float(), 2, SIZE_HW))

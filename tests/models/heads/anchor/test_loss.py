@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ import torch
 
 from tessera.models.heads.anchor.loss import DetectionLoss, scaled_gains
 from tessera.utils.config import Hyp
-from tessera.utils.machine.accelerator import Accelerator
 from tests.models.heads.anchor.loss_oracle import oracle_loss
 from tests.models.heads.anchor.made_loss import SIZE_HW, Head, random_targets, raw_predictions, reference_targets
 
@@ -83,22 +81,6 @@ def test_repeated_runs_agree_to_the_bit_with_two_threads(hyp: Hyp) -> None:
         torch.set_num_threads(threads)
     for run in runs[1:]:
         assert all(torch.equal(a, b) for a, b in zip(run, runs[0], strict=True))
-
-
-def test_the_device_part_waits_for_no_value(hyp: Hyp) -> None:
-    """Meta tensors have no values: whatever would read one, or a shape that depends on one, raises."""
-    hyp = replace(hyp, fl_gamma=1.5, obj_pw=2.0, cls_pw=2.0)
-    criterion = DetectionLoss(Head(), hyp, imgsz=96)
-    host = criterion.assign(random_targets(25, 2, SIZE_HW, 5), 2, SIZE_HW)
-    assignment = Accelerator(torch.device("meta")).send(host)
-    predictions = [p.detach().to("meta").requires_grad_() for p in raw_predictions(2, SIZE_HW, 5)]
-    with torch.inference_mode():  # as validation may do before the first step of training
-        criterion([p * 1 for p in predictions], assignment)
-    loss, items = criterion(predictions, assignment)
-    gradients = torch.autograd.grad(loss, predictions)
-    assert items.shape == (3,) and [g.shape for g in gradients] == [p.shape for p in predictions]
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        assignment.cells.nonzero().sum().item()
 
 
 def test_the_backward_reads_no_value(hyp: Hyp) -> None:

@@ -19,8 +19,7 @@ from tessera.models.heads.criterion import LossMeter, Targets
 from tessera.models.heads.free.aligned import SoftCrossEntropy
 from tessera.models.heads.free.assignment import PAIRS, assign_candidates, list_candidates
 from tessera.models.heads.free.head import FreeLoss
-from tests.models.heads.free.cuts import A, matched
-from tests.models.heads.free.made import HYP, SIZE_HW, made_head, random_targets, raw_predictions
+from tests.models.heads.free.made import HYP, SIZE_HW, A, made_head, matched, random_targets, raw_predictions
 from tests.models.heads.free.oracle import STRIDES, cells_of, oracle_loss, oracle_targets
 
 
@@ -88,19 +87,6 @@ def test_the_pairs_at_hand_stay_few_however_large_and_many_the_objects_are() -> 
     assert sum(pairs) == 1500 * 8400 and max(pairs) <= PAIRS + 8400
     held = sum(value.nbytes for value in vars(assignment).values() if isinstance(value, Tensor))
     assert held < 1500 * 500, "bytes do not grow with the sizes of the objects"
-
-
-def test_in_parts_the_matches_are_the_same() -> None:
-    criterion = FreeLoss(made_head(), HYP)
-    predictions, targets = raw_predictions(3), random_targets(40, 3)
-    whole = criterion.assign(targets, 3, SIZE_HW)
-    with mock.patch.object(tessera.models.heads.free.assignment, "PAIRS", 90):
-        parts = criterion.assign(targets, 3, SIZE_HW)
-    assert len(parts.parts) > 5 and len(whole.parts) == 1
-    one, other = (criterion._match(predictions, assignment)[1][0][1] for assignment in (whole, parts))
-    assert torch.equal(one.cells, other.cells) and one.targets.any()
-    # A CPU's vector instructions round otherwise than what is left for the end of a tensor.
-    torch.testing.assert_close(one.targets, other.targets, rtol=1e-5, atol=0)
 
 
 def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None:

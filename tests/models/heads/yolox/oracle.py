@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tessera.models.heads.yolox import DetectYOLOX
 from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
 from tessera.utils.config import Hyp
-from tests.models.heads.free.oracle import aligned_targets, cells_of
+from tests.models.heads.free.made import SIZE_HW
+from tests.models.heads.free.oracle import STRIDES, aligned_targets, cells_of
 
 CellTargets = dict[tuple[int, int], tuple[int, float]]  # (image, cell) to (row of the targets, target score)
 
@@ -56,3 +58,16 @@ def oracle_loss(
     obj = F.binary_cross_entropy_with_logits(objectness[..., 0].double(), truth, reduction="sum")
     total = max(sum(score for _, score in matches.values()), 1)
     return torch.stack((hyp.box * box, hyp.obj * obj, hyp.cls * cls)) / total
+
+
+def made_head(nc: int = 5) -> DetectYOLOX:
+    return DetectYOLOX(nc, channels=(8, 8, 8), strides=STRIDES)
+
+
+def raw_predictions(batch_size: int, nc: int = 5, seed: int = 0) -> list[Tensor]:
+    """Boxes of some four strides, objectness and classes, at random."""
+    generator = torch.Generator().manual_seed(seed)
+    cells = len(cells_of(SIZE_HW)[0])
+    noise = torch.randn(batch_size, cells, 5 + nc, generator=generator)
+    offsets = torch.cat((noise[..., :2], noise[..., 2:4] * 0.7 + 1.4), 2)
+    return [part.contiguous().requires_grad_() for part in (offsets, noise[..., 4:5], noise[..., 5:])]

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 
 from tessera.models.heads.criterion import LossMeter
 from tessera.models.heads.yolox import YoloxLoss
-from tests.models.heads.free.cuts import matched
-from tests.models.heads.free.made import HYP, SIZE_HW, random_targets
-from tests.models.heads.yolox.made import made_head, raw_predictions
-from tests.models.heads.yolox.oracle import oracle_loss, oracle_targets
+from tests.models.heads.free.made import HYP, SIZE_HW, matched, random_targets
+from tests.models.heads.yolox.oracle import made_head, oracle_loss, oracle_targets, raw_predictions
 
 
 @settings(max_examples=30, deadline=None)
@@ -55,15 +53,6 @@ def test_an_empty_batch_learns_that_it_is_empty() -> None:
     offsets, objectness, classes = torch.autograd.grad(loss, predictions)
     assert not offsets.any() and (objectness > 0).all() and not classes.any()
     assert LossMeter(criterion).losses([None]) == (0.0, 0.0, 0.0)
-
-
-def test_an_image_without_objects_trains_its_objectness_alone() -> None:
-    criterion = YoloxLoss(made_head(), HYP)
-    predictions, targets = raw_predictions(2), random_targets(5, 1)
-    loss, _ = criterion(predictions, criterion.assign(targets, 2, SIZE_HW))
-    offsets, objectness, classes = torch.autograd.grad(loss, predictions)
-    assert offsets[0].any() and classes[0].any()
-    assert not offsets[1].any() and not classes[1].any() and (objectness[1] > 0).all()
 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, 200.0, float("inf"), -float("inf")])
