@@ -11,7 +11,7 @@ import pytest
 
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.albums.suspects_page import MOST, chosen, suspects_page, write_suspects_page
+from tessera.utils.report.albums.suspects_page import MOST, chosen, suspects_page
 from tessera.utils.report.page.facts import Origin
 from tessera.utils.suspects.evidence import Suspicion
 from tessera.utils.suspects.ranking import Suspect
@@ -86,7 +86,7 @@ def test_the_first_of_each_kind_are_shown(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_in_a_browser(tmp_path: Path) -> None:
     suspects, index, labels = made(tmp_path, 200)
-    write_suspects_page(tmp_path, suspects, index, labels, ORIGIN)
+    (tmp_path / "label_errors.html").write_text(suspects_page("run", suspects, index, labels, ORIGIN))
     with opened(tmp_path / "label_errors.html") as tab:
         assert tab.run("document.querySelectorAll('.gallery li').length") == MOST
         tab.run(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tessera.data.source.scan import ImageLabels
-from tessera.utils.files import atomic_write
 from tessera.utils.report.page.crops import Crop, Subject, crops_of
 from tessera.utils.report.page.facts import Origin, readable
 from tessera.utils.report.page.gallery import place_of
@@ -21,18 +19,6 @@ PAGE = "label_errors.html"
 FIRST = 60  # suspects that are shown for their score alone
 OF_A_KIND = 15  # that are shown at least, where there are so many
 MOST = 140
-
-
-def write_suspects_page(
-    run: Path, suspects: Sequence[Suspect], index: DatasetIndex, labels: Mapping[int, ImageLabels], origin: Origin
-) -> None:
-    """Write the page into the run's folder, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with atomic_write(run / PAGE) as file:
-        file.write(suspects_page(run.name, suspects, index, labels, origin).encode())
 
 
 def suspects_page(
