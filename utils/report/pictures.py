@@ -45,7 +45,7 @@ class Annotations(NamedTuple):
 
     Attributes:
         boxes_xyxy: float (n, 4), pixels of that image.
-        classes: int (n,), -1 of an ignored region, which is hatched.
+        classes: int (n,), -1 of an ignored region, which is white in black.
         scores: float (n,), or None for labels, which have no confidence.
         ids: int64 (n,), written as #3 behind the name, negative ones not; or None.
         threshold: that the scores reach, said where there are none.
@@ -135,8 +135,10 @@ def grid(
     """
     images = images[:MAX_IMAGES]
     height, width = (max(image.shape[side] for image in images) for side in (0, 1))
-    columns = _columns(len(images), height, width)
-    rows, scale = math.ceil(len(images) / columns), _scale(columns, len(images), height, width)
+    columns = min(math.ceil(math.sqrt(len(images) * height / width)), len(images))
+    rows = math.ceil(len(images) / columns)
+    fit = min(MAX_SIDE / (columns * width), MAX_SIDE / (rows * height))
+    scale = min(fit, max(1.0, MIN_TILE / max(height, width)))
     place_h, place_w = max(round(height * scale), 1), max(round(width * scale), 1)
     place_h, place_w = min(place_h, MAX_SIDE // rows), min(place_w, MAX_SIDE // columns)
     sheet = np.full((rows * place_h, columns * place_w, 3), _AROUND, np.uint8)
@@ -152,23 +154,6 @@ def grid(
         left = i % columns * place_w + (place_w - tile_w) // 2
         sheet[top : top + tile_h, left : left + tile_w] = tile
     return sheet
-
-
-def _scale(columns: int, count: int, height: int, width: int) -> float:
-    """Scale of the images in `columns` columns: as large as the picture allows, but not enlarged beyond `MIN_TILE`."""
-    fit = min(MAX_SIDE / (columns * width), MAX_SIDE / (math.ceil(count / columns) * height))
-    return min(fit, max(1.0, MIN_TILE / max(height, width)))
-
-
-def _columns(count: int, height: int, width: int) -> int:
-    """Number of columns with the largest images; among equals, the squarest picture with few empty places."""
-
-    def preference(columns: int) -> tuple[float, float, int]:
-        rows = math.ceil(count / columns)
-        stretch = abs(math.log(columns * width / (rows * height)))
-        return round(_scale(columns, count, height, width), 6), -stretch - (rows * columns - count) / count, columns
-
-    return max(range(1, count + 1), key=preference)
 
 
 def _annotate(tile: Pixels, marks: Annotations, names: Sequence[str], caption: str) -> None:
@@ -201,10 +186,11 @@ def _paint(
     corners = np.round(np.clip(marks.boxes_xyxy, 0, [width - 1, height - 1] * 2)).astype(int).tolist()
     for m in order:
         x1, y1, x2, y2 = corners[m]
-        if marks.classes[m] < 0:
-            _hatch(tile[y1 : y2 + 1, x1 : x2 + 1], thickness)
-            continue
-        cv2.rectangle(tile, (x1, y1), (x2, y2), class_colour(int(marks.classes[m])), thickness, cv2.LINE_AA)
+        ignored = marks.classes[m] < 0
+        if ignored:  # white in black is visible on any image
+            cv2.rectangle(tile, (x1, y1), (x2, y2), (0, 0, 0), 3 * thickness, cv2.LINE_AA)
+        colour = (255, 255, 255) if ignored else class_colour(int(marks.classes[m]))
+        cv2.rectangle(tile, (x1, y1), (x2, y2), colour, thickness, cv2.LINE_AA)
 
     if not style.labels:
         return
@@ -220,15 +206,6 @@ def _paint(
         place = _free_place(corners[m], mask.shape, tile.shape, taken, thickness)
         if place is not None:  # in a crowd the box's colour must do; overlapping labels cannot be read
             taken.append(_stamp(tile, mask, place, class_colour(class_id)))
-
-
-def _hatch(area: Pixels, thickness: int) -> None:
-    """Paint dark and light diagonals over an area (h, w, 3), visible on any picture, and its border, in place."""
-    height, width = area.shape[:2]
-    for colour, offset in (((40, 40, 40), thickness), ((235, 235, 235), 0)):
-        for start in range(offset, width + height, 6 * thickness):
-            cv2.line(area, (start, 0), (start - height, height), colour, thickness, cv2.LINE_AA)
-        cv2.rectangle(area, (0, 0), (width - 1, height - 1), colour, thickness, cv2.LINE_AA)
 
 
 def _free_place(

@@ -98,14 +98,6 @@ def test_the_raw_line_is_what_was_measured_and_the_bold_one_its_average(tmp_path
         assert np.array_equal(line.get_ydata(), frame[column])
 
 
-def test_smoothing_keeps_lines_and_ends() -> None:
-    assert training._smoothed(np.full(50, 3.0)) == pytest.approx(np.full(50, 3.0))
-    ramp = np.arange(200.0)
-    assert training._smoothed(ramp)[20:-20] == pytest.approx(ramp[20:-20])
-    step = training._smoothed(np.repeat([0.0, 1.0], 50))
-    assert (np.diff(step) >= 0).all() and step[0] == 0 and step[-1] == 1
-
-
 def test_the_best_epoch_is_that_of_the_highest_fitness(tmp_path: Path, figures: list[Figure]) -> None:
     values = {"metrics/mAP_0.5": [0.9, 0.5, 0.6], "metrics/mAP_0.5:0.95": [0.1, 0.4, 0.3]}
     plot_results(results(3, **values), tmp_path / "results.png")

@@ -78,21 +78,12 @@ def _curve_over_epochs(
     x, y, colour = epochs[finite], values[finite], BLUE if name in ("train", "weights") else RED
     if smooth and len(y) >= 8:
         axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.35)
-        axes.plot(x, _smoothed(y), color=colour, linewidth=2, label=name)
+        smoothed = pd.Series(y).rolling(1 + len(y) // 8, center=True, min_periods=1).mean()
+        axes.plot(x, smoothed, color=colour, linewidth=2, label=name)
     else:
         axes.plot(x, y, color=colour, linewidth=1.8, label=name, marker="o" if len(y) <= 30 else None, markersize=4)
         if name == "norm weights":  # the same as the weights' after warm-up
             axes.lines[-1].set_linestyle((0, (4, 4)))
-
-
-def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Gaussian average, narrower for short series; at the ends only over what is there."""
-    sigma = float(np.clip(len(values) / 40, 1, 4))
-    offsets = np.arange(-int(3 * sigma), int(3 * sigma) + 1)
-    kernel = np.exp(-(offsets**2) / (2 * sigma**2))
-    reach = len(offsets) // 2
-    total = np.convolve(values, kernel)[reach : reach + len(values)]
-    return total / np.convolve(np.ones_like(values), kernel)[reach : reach + len(values)]
 
 
 def _best_epoch(table: pd.DataFrame) -> int | None:
