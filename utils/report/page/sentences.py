@@ -104,16 +104,10 @@ def overfits(losses: NDArray[np.float64]) -> str:
 
 
 def lacking(names: Sequence[str], pictures: NDArray[np.int64], where: str) -> str:
-    """Which classes have few pictures.
-
-    Args:
-        names: of the classes.
-        pictures: (C,), how many have an object of each.
-        where: the split that they are of.
-    """
+    """Which classes are in few images of a split, `where`; pictures: (C,), how many have an object of each."""
     none = np.flatnonzero(pictures == 0)
     if len(none):
-        listed = _listed([names[int(c)] for c in none])
+        listed = _listed([names[c] for c in none.tolist()])
         return f"{listed} {'is' if len(none) == 1 else 'are'} in no picture of the {where} split."
     if len(names) < 2:
         return ""
@@ -154,9 +148,8 @@ def waits(share: float) -> str:
 
 def skipped_steps(steps: int) -> str:
     """Steps without a finite gradient."""
-    return (
-        f"{counted(steps, 'step')} skipped for a gradient that was not finite: see the log of the run." if steps else ""
-    )
+    said = f"{counted(steps, 'step')} skipped for a gradient that was not finite: see the log of the run."
+    return said if steps else ""
 
 
 def too_small(interval: tuple[float, float], images: int) -> str:
