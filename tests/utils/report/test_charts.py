@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -241,12 +240,3 @@ def test_awkward_names_are_taken_literally(tmp_path: Path, figures: list[Figure]
     legend: NDArray[Any] = figures[1].axes[0].get_legend()
     assert len(legend.get_texts()) == count + 1
     assert "$5 or $6" in legend.get_texts()[2].get_text().replace("\\$", "$")
-
-
-def test_charts_may_be_drawn_by_several_threads_at_once(tmp_path: Path) -> None:
-    frame = results(20)[["epoch", "metrics/precision", "x/lr1"]]
-    plot_results(frame, tmp_path / "alone.png")
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda i: plot_results(frame, tmp_path / f"{i}.png"), range(4)))
-    alone = cv2.imread(str(tmp_path / "alone.png"))
-    assert all(np.array_equal(cv2.imread(str(tmp_path / f"{i}.png")), alone) for i in range(4))

@@ -15,19 +15,15 @@ from tessera.utils.report.page.shell import worded
 NAN = float("nan")
 
 
-def test_found_share() -> None:
+def test_found_share_and_best_epoch() -> None:
     said = sentences.found_share(0.2139, 103, 143, 154, is_taken=True)
-    assert (
-        "0.214, which detect.py takes" in said
-        and "103 of 143 objects are found (72\u00a0%)" in said
-        and "154 of 257 detections are false (60\u00a0%)" in said
+    assert said == (
+        "At confidence 0.214, which detect.py takes with these weights, 103 of 143 objects are found (72\u00a0%), and "
+        "154 of 257 detections are false (60\u00a0%)."
     )
     of_another = sentences.found_share(0.0, 0, 5, 0, is_taken=False)
     assert of_another.count("0 of") == 2 and "0.000, where F1 is best, 0" in of_another
     assert not sentences.found_share(0.5, 0, 0, 9, is_taken=True)
-
-
-def test_best_epoch() -> None:
     assert sentences.best_epoch(7, 8).startswith("The best epoch is 7, counted from 0, of 8")
     assert sentences.best_epoch(-1, 8) == sentences.best_epoch(None, 8) and "began with" in sentences.best_epoch(-1, 8)
 
