@@ -65,17 +65,7 @@ class Annotations(NamedTuple):
 
 
 def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:
-    """Pixels of a training batch with its targets (`train_batch0.jpg`).
-
-    Args:
-        batch: on any device; the first 16 images are shown.
-        names: class names by index.
-        captions: one an image, usually the file's name; may be empty.
-        target: a .jpg file, replaced atomically.
-
-    Raises:
-        OSError: `target` cannot be written.
-    """
+    """Write the first 16 images of a training batch with their targets as a JPEG; arguments as of `grid`."""
     images = list(batch.images[:MAX_IMAGES].cpu().numpy())
     save_grid(images, [labelled(batch, image) for image in range(len(images))], names, captions, target)
 
@@ -93,25 +83,14 @@ def save_grid(
     captions: Sequence[str],
     target: Path,
 ) -> None:
-    """Write `grid` as a JPEG, whole or not at all.
-
-    Raises:
-        OSError: `target` cannot be written.
-    """
+    """Write `grid` as a JPEG, whole or not at all."""
     picture = Image.fromarray(grid(images, annotations, names, captions))
     with atomic_write(target) as file:  # colour at full resolution, lest thin lines lose theirs
         picture.save(file, "JPEG", quality=92, subsampling=0)
 
 
 def annotated(picture: Pixels, marks: Annotations, names: Sequence[str], style: Style) -> Pixels:
-    """A copy of a picture with boxes and labels, at its own size.
-
-    Args:
-        picture: uint8 (h, w, 3) RGB.
-        marks: boxes in its pixels.
-        names: class names by index.
-        style: how they are drawn.
-    """
+    """A copy of an image, uint8 (h, w, 3) RGB, with boxes in its pixels and labels."""
     copy = np.array(picture, np.uint8, order="C")
     longest = max(copy.shape)
     size = round(max(longest / 80, min(max(longest / 40, 11), 20)))

@@ -46,7 +46,7 @@ def report_validation(
     """Print the figures, plot the charts, and write the page of a validation; on rank 0.
 
     Args:
-        found: what was measured.
+        found: the metrics, curves and errors.
         index, spec: the split, and the dataset that it is of.
         run: the folder to write to.
         origin: what was asked for.

@@ -27,11 +27,7 @@ EXPLAINED = {
 def write_suspects(
     target: Path, suspects: Sequence[Suspect], index: DatasetIndex, labels: Mapping[int, ImageLabels]
 ) -> None:
-    """Write a line of JSON for each suspect, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a line of JSON for each suspect, whole or not at all."""
     with atomic_write(target) as file:
         for suspect in suspects:
             file.write(f"{strict_json(_row(suspect, index, labels.get(suspect.image)))}\n".encode())

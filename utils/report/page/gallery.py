@@ -30,8 +30,7 @@ def chosen(items: Sequence[ErrorItem], cells: Sequence[Pair], classes: frozenset
     """Which errors are shown, by cost: the worst of all, of each kind, of each cell of the matrix; then the next worst.
 
     Args:
-        items: errors by cost.
-        cells: `cells_of` them.
+        items, cells: errors by cost, and `cells_of` them.
         classes: that the confusion matrix has, background among them.
     """
     taken = dict.fromkeys(range(min(WORST, len(items))))
