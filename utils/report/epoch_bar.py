@@ -31,10 +31,8 @@ class EpochBar:
 
     Args:
         label: of the epoch, such as "3/99".
-        batches: in the whole epoch.
-        world: this rank.
+        batches: in the whole epoch; `start` of them were done before a resume in its middle.
         loss_names: of the criterion.
-        start: batches that were done before a resume in the middle of the epoch.
     """
 
     def __init__(self, label: str, batches: int, world: World, loss_names: Sequence[str], start: int = 0) -> None:

@@ -27,13 +27,7 @@ _AROUND = 255  # grey level beside an image that does not fill its place
 
 
 class Style(NamedTuple):
-    """How boxes are drawn.
-
-    Attributes:
-        line_width: in pixels; 0 = what suits the picture.
-        labels: the names of the classes at the boxes.
-        scores: with their confidence.
-    """
+    """How boxes are drawn: their width in pixels, 0 for what suits the image; names of classes; confidences."""
 
     line_width: int = 0
     labels: bool = True
@@ -110,7 +104,7 @@ def grid(
         captions: one an image, or none.
 
     Returns:
-        uint8 (rows · h, columns · w, 3) RGB, no side above 1920.
+        uint8 (H, W, 3) RGB, no side above 1920.
     """
     images = images[:MAX_IMAGES]
     height, width = (max(image.shape[side] for image in images) for side in (0, 1))

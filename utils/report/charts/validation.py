@@ -148,11 +148,7 @@ def _curves(
     """A thin line for each class, a bold one for their mean, and a legend beside the axes.
 
     Args:
-        axes: to draw on.
-        curves: whose classes count.
-        names: class names by index.
-        x: (K,).
-        values: (C', K).
+        x, values: (K,) and (C', K), of the classes of `curves`.
         details: for the legend, of each class as far as it names them, and of the mean.
     """
     count = len(values)
