@@ -44,8 +44,7 @@ from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import plain_folder, plain_metrics, setup_logging
 from tessera.utils.report.page.facts import Origin
 from tessera.utils.report.samples import SHOWN, PictureSink
-from tessera.utils.report.suspects import report_suspects
-from tessera.utils.report.validation import report_errors, report_validation
+from tessera.utils.report.validation import report_errors, report_suspects, report_validation
 from tessera.utils.runtime.dataset import check_pixels, classes_of, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
 from tessera.utils.runtime.open_model import open_model
@@ -133,7 +132,7 @@ def validate(config: ValConfig, world: World) -> Validated:
         if world.is_main:
             pictures.write(run, found.metrics.confidence)
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
-            report_errors(found, listed, index, run)
+            report_errors(listed)
         suspected = None
         if evidence is not None:
             every = Evidence.joined(spec.nc, world.gather(evidence.evidence()))

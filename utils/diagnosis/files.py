@@ -45,16 +45,13 @@ class ErrorItem:
 
     Attributes:
         cost: of mAP50.
-        kind: what it is.
-        image: index of the image.
+        image, object: index of the image, and row of the object among those of it; -1 without one.
         predicted: class of the detection; None of a missed object.
         true: class of the object that it is about; None where a detection is about none.
         score: of the detection; of a missed object the highest of a detection below the confidence that is about it, 0
             without one.
         iou: of the two boxes; None where there are not two.
-        box: of the detection, xyxy pixels of the original image.
-        true_box: of the object.
-        object: its row among the objects of the image; -1 without one.
+        box, true_box: of the detection and of the object, xyxy pixels of the original image.
     """
 
     cost: float
@@ -70,13 +67,7 @@ class ErrorItem:
 
 
 def error_items(errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex) -> list[ErrorItem]:
-    """The errors that were kept, at most `MOST_ERRORS` of each kind: by cost, then by image, then by score.
-
-    Args:
-        errors: of a validation.
-        gains: of mAP50 by kind.
-        index: the split.
-    """
+    """The errors that were kept, at most `MOST_ERRORS` of each kind: by cost, then by image, then by score."""
     rows = errors.worst
     rates = np.zeros(len(Kind))
     for kind, gain in gains.items():
@@ -94,16 +85,16 @@ def error_items(errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex
             iou = float(pairwise_iou(box[None], true_box[None])[0, 0])
         items.append(
             ErrorItem(
-                float(costs[row]),
-                kind,
-                image,
-                None if box is None else int(rows.classes[row]),
-                int(classes[own]) if own >= 0 else None,
-                float(1 - rows.sizes[row] if kind == Kind.MISSED else rows.sizes[row]),
-                iou,
-                None if box is None else tuple(box.tolist()),
-                None if true_box is None else tuple(true_box.tolist()),
-                own,
+                cost=float(costs[row]),
+                kind=kind,
+                image=image,
+                predicted=None if box is None else int(rows.classes[row]),
+                true=int(classes[own]) if own >= 0 else None,
+                score=float(1 - rows.sizes[row] if kind == Kind.MISSED else rows.sizes[row]),
+                iou=iou,
+                box=None if box is None else tuple(box.tolist()),
+                true_box=None if true_box is None else tuple(true_box.tolist()),
+                object=own,
             )
         )
     return items
@@ -112,11 +103,7 @@ def error_items(errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex
 def write_errors(
     target: Path, items: Sequence[ErrorItem], index: DatasetIndex, labels: Mapping[int, ImageLabels]
 ) -> None:
-    """Write a line of JSON for each error, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a line of JSON for each error, whole or not at all."""
     with atomic_write(target) as file:
         for item in items:
             file.write(f"{strict_json(_row(item, index, labels.get(item.image)))}\n".encode())
@@ -141,11 +128,7 @@ def _row(item: ErrorItem, index: DatasetIndex, labels: ImageLabels | None) -> di
 
 
 def write_images(target: Path, errors: Errors, index: DatasetIndex) -> None:
-    """Write a row of counts for each image, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a row of counts for each image, whole or not at all."""
     with atomic_write(target) as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
         writer = csv.writer(text)

@@ -91,14 +91,7 @@ def _figures(a: float, b: float, *differences: float, digits: int = 4) -> list[s
 def write_flips(
     folder: Path, index: DatasetIndex, flips: Flips, a: Mapping[int, Finds], b: Mapping[int, Finds]
 ) -> None:
-    """Write `flips/worse_01.jpg` …, the worst first, and `flips/better_01.jpg` …, a few of each.
-
-    Args:
-        folder: of the run.
-        index: the split.
-        flips: which images.
-        a, b: what each side found on them.
-    """
+    """Write `flips/worse_01.jpg` …, the worst first, and `flips/better_01.jpg` …, by what A and B found."""
     for kind, images in (("worse", flips.worse), ("better", flips.better)):
         for number, one in enumerate(images, 1):
             with tolerate(f"picture of flips {kind}_{number:02}"):

@@ -18,12 +18,9 @@ _PACKAGES = frozenset({"__main__", "tessera", "train", "val", "detect", "export"
 
 
 def setup_logging(rank: int, size: int) -> None:
-    """Send log records to stderr: all from information up on rank 0; errors alone, each with its rank, on the others.
+    """Send log records to stderr: from information up on rank 0; errors alone, each with its rank, on the others.
 
     Of other packages, errors are shown, and what they report through `warnings`. A second call replaces the first.
-
-    Args:
-        rank, size: this rank among all.
     """
     root = logging.getLogger()
     for handler in [h for h in root.handlers if isinstance(h, _Console)]:

@@ -7,7 +7,8 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TextIO, TypeVar
+from contextlib import suppress
+from typing import Any, TypeVar
 
 from torch import Tensor
 from tqdm import tqdm
@@ -22,14 +23,6 @@ _PLAIN_REFRESH_S = 60.0  # where each refresh is a line of its own
 T = TypeVar("T")
 
 
-def _has_width(terminal: TextIO) -> bool:
-    """False where a terminal reports 0 columns, as in some containers: a bar would show nothing."""
-    try:
-        return os.get_terminal_size(terminal.fileno()).columns > 0
-    except OSError:  # no size known
-        return True
-
-
 class EpochBar:
     """Header and progress bar of one epoch; a context manager.
 
@@ -38,20 +31,11 @@ class EpochBar:
 
     Args:
         label: of the epoch, such as "3/99".
-        batches: in the whole epoch.
-        world: this rank.
+        batches: in the whole epoch; `start` of them were done before a resume in its middle.
         loss_names: of the criterion.
-        start: batches that were done before a resume in the middle of the epoch.
     """
 
-    def __init__(
-        self,
-        label: str,
-        batches: int,
-        world: World,
-        loss_names: Sequence[str],
-        start: int = 0,
-    ) -> None:
+    def __init__(self, label: str, batches: int, world: World, loss_names: Sequence[str], start: int = 0) -> None:
         losses = (f"{name}_loss" for name in loss_names)
         self.columns = ("Epoch", "GPU_mem", *losses, "Instances", "Size", "Data_wait")
         self.label, self.batches = label, batches
@@ -60,7 +44,9 @@ class EpochBar:
         self._accelerator = world.accelerator
         self._stream = sys.stderr
         self._prints = world.is_main
-        self._plain = not (self._stream.isatty() and _has_width(self._stream))
+        self._plain = not self._stream.isatty()
+        with suppress(OSError):  # no size known
+            self._plain |= os.get_terminal_size(self._stream.fileno()).columns == 0  # as in some containers
         self._started = self._shown = time.monotonic()
         self._ended: float | None = None
         self._latest: tuple[Tensor | Sequence[float], int, int] | None = None
@@ -105,20 +91,18 @@ class EpochBar:
         iterator = iter(batches)
         while True:
             before = time.monotonic()
-            try:
-                batch = next(iterator)
-            except StopIteration:
+            batch = next(iterator, None)
+            self.wait_s += time.monotonic() - before
+            if batch is None:
                 return
-            finally:
-                self.wait_s += time.monotonic() - before
             yield batch
 
     def update(self, batches: int, losses: Tensor | Sequence[float], instances: int, size: int) -> None:
-        """Count `batches` as done, and show the rest when it is time to.
+        """Count `batches` more as done, and show the rest when it is time to.
 
         Args:
             batches: since the last call.
-            losses: one for each of `loss_names`: the means of the epoch so far. Read only when they are shown.
+            losses: means of the epoch so far, one for each of `loss_names`; read only when they are shown.
             instances: objects in the batch.
             size: its longer side in pixels.
         """

@@ -37,10 +37,8 @@ class EpochFigures:
         losses: of the training, one for each name: means over all ranks.
         metrics: of the validation; None where there was none.
         rates: learning rates of biases, weights, norm weights.
-        seconds: the whole epoch took.
-        data_wait: share of the training time spent waiting for batches, 0 to 1.
-        images_per_s: trained, over all ranks; 0 where a resumed run only validated the epoch: its row has no times, as
-            they would not be the epoch's.
+        seconds, data_wait: of the whole epoch, and the share of training spent waiting for batches, 0 to 1.
+        images_per_s: trained, over all ranks; 0 where a resumed run only validated the epoch: its row has no times.
     """
 
     losses: Sequence[float]

@@ -27,13 +27,7 @@ _AROUND = 255  # grey level beside an image that does not fill its place
 
 
 class Style(NamedTuple):
-    """How boxes are drawn.
-
-    Attributes:
-        line_width: in pixels; 0 = what suits the picture.
-        labels: the names of the classes at the boxes.
-        scores: with their confidence.
-    """
+    """How boxes are drawn: their width in pixels, 0 for what suits the image; names of classes; confidences."""
 
     line_width: int = 0
     labels: bool = True
@@ -45,7 +39,7 @@ class Annotations(NamedTuple):
 
     Attributes:
         boxes_xyxy: float (n, 4), pixels of that image.
-        classes: int (n,), -1 of an ignored region, which is hatched.
+        classes: int (n,), -1 of an ignored region, which is white in black.
         scores: float (n,), or None for labels, which have no confidence.
         ids: int64 (n,), written as #3 behind the name, negative ones not; or None.
         threshold: that the scores reach, said where there are none.
@@ -65,17 +59,7 @@ class Annotations(NamedTuple):
 
 
 def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], target: Path) -> None:
-    """Pixels of a training batch with its targets (`train_batch0.jpg`).
-
-    Args:
-        batch: on any device; the first 16 images are shown.
-        names: class names by index.
-        captions: one an image, usually the file's name; may be empty.
-        target: a .jpg file, replaced atomically.
-
-    Raises:
-        OSError: `target` cannot be written.
-    """
+    """Write the first 16 images of a training batch with their targets as a JPEG; arguments as of `grid`."""
     images = list(batch.images[:MAX_IMAGES].cpu().numpy())
     save_grid(images, [labelled(batch, image) for image in range(len(images))], names, captions, target)
 
@@ -93,25 +77,14 @@ def save_grid(
     captions: Sequence[str],
     target: Path,
 ) -> None:
-    """Write `grid` as a JPEG, whole or not at all.
-
-    Raises:
-        OSError: `target` cannot be written.
-    """
+    """Write `grid` as a JPEG, whole or not at all."""
     picture = Image.fromarray(grid(images, annotations, names, captions))
     with atomic_write(target) as file:  # colour at full resolution, lest thin lines lose theirs
         picture.save(file, "JPEG", quality=92, subsampling=0)
 
 
 def annotated(picture: Pixels, marks: Annotations, names: Sequence[str], style: Style) -> Pixels:
-    """A copy of a picture with boxes and labels, at its own size.
-
-    Args:
-        picture: uint8 (h, w, 3) RGB.
-        marks: boxes in its pixels.
-        names: class names by index.
-        style: how they are drawn.
-    """
+    """A copy of an image, uint8 (h, w, 3) RGB, with boxes in its pixels and labels."""
     copy = np.array(picture, np.uint8, order="C")
     longest = max(copy.shape)
     size = round(max(longest / 80, min(max(longest / 40, 11), 20)))
@@ -131,12 +104,14 @@ def grid(
         captions: one an image, or none.
 
     Returns:
-        uint8 (rows · h, columns · w, 3) RGB, no side above 1920.
+        uint8 (H, W, 3) RGB, no side above 1920.
     """
     images = images[:MAX_IMAGES]
     height, width = (max(image.shape[side] for image in images) for side in (0, 1))
-    columns = _columns(len(images), height, width)
-    rows, scale = math.ceil(len(images) / columns), _scale(columns, len(images), height, width)
+    columns = min(math.ceil(math.sqrt(len(images) * height / width)), len(images))
+    rows = math.ceil(len(images) / columns)
+    fit = min(MAX_SIDE / (columns * width), MAX_SIDE / (rows * height))
+    scale = min(fit, max(1.0, MIN_TILE / max(height, width)))
     place_h, place_w = max(round(height * scale), 1), max(round(width * scale), 1)
     place_h, place_w = min(place_h, MAX_SIDE // rows), min(place_w, MAX_SIDE // columns)
     sheet = np.full((rows * place_h, columns * place_w, 3), _AROUND, np.uint8)
@@ -152,23 +127,6 @@ def grid(
         left = i % columns * place_w + (place_w - tile_w) // 2
         sheet[top : top + tile_h, left : left + tile_w] = tile
     return sheet
-
-
-def _scale(columns: int, count: int, height: int, width: int) -> float:
-    """Scale of the images in `columns` columns: as large as the picture allows, but not enlarged beyond `MIN_TILE`."""
-    fit = min(MAX_SIDE / (columns * width), MAX_SIDE / (math.ceil(count / columns) * height))
-    return min(fit, max(1.0, MIN_TILE / max(height, width)))
-
-
-def _columns(count: int, height: int, width: int) -> int:
-    """Number of columns with the largest images; among equals, the squarest picture with few empty places."""
-
-    def preference(columns: int) -> tuple[float, float, int]:
-        rows = math.ceil(count / columns)
-        stretch = abs(math.log(columns * width / (rows * height)))
-        return round(_scale(columns, count, height, width), 6), -stretch - (rows * columns - count) / count, columns
-
-    return max(range(1, count + 1), key=preference)
 
 
 def _annotate(tile: Pixels, marks: Annotations, names: Sequence[str], caption: str) -> None:
@@ -201,10 +159,11 @@ def _paint(
     corners = np.round(np.clip(marks.boxes_xyxy, 0, [width - 1, height - 1] * 2)).astype(int).tolist()
     for m in order:
         x1, y1, x2, y2 = corners[m]
-        if marks.classes[m] < 0:
-            _hatch(tile[y1 : y2 + 1, x1 : x2 + 1], thickness)
-            continue
-        cv2.rectangle(tile, (x1, y1), (x2, y2), class_colour(int(marks.classes[m])), thickness, cv2.LINE_AA)
+        ignored = marks.classes[m] < 0
+        if ignored:  # white in black is visible on any image
+            cv2.rectangle(tile, (x1, y1), (x2, y2), (0, 0, 0), 3 * thickness, cv2.LINE_AA)
+        colour = (255, 255, 255) if ignored else class_colour(int(marks.classes[m]))
+        cv2.rectangle(tile, (x1, y1), (x2, y2), colour, thickness, cv2.LINE_AA)
 
     if not style.labels:
         return
@@ -220,15 +179,6 @@ def _paint(
         place = _free_place(corners[m], mask.shape, tile.shape, taken, thickness)
         if place is not None:  # in a crowd the box's colour must do; overlapping labels cannot be read
             taken.append(_stamp(tile, mask, place, class_colour(class_id)))
-
-
-def _hatch(area: Pixels, thickness: int) -> None:
-    """Paint dark and light diagonals over an area (h, w, 3), visible on any picture, and its border, in place."""
-    height, width = area.shape[:2]
-    for colour, offset in (((40, 40, 40), thickness), ((235, 235, 235), 0)):
-        for start in range(offset, width + height, 6 * thickness):
-            cv2.line(area, (start, 0), (start - height, height), colour, thickness, cv2.LINE_AA)
-        cv2.rectangle(area, (0, 0), (width - 1, height - 1), colour, thickness, cv2.LINE_AA)
 
 
 def _free_place(

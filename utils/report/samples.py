@@ -55,30 +55,18 @@ class PictureSink(Sink):
                 self._seen += 1
 
     def write(self, folder: Path, confidence: float) -> None:
-        """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images in each; fewer pictures of fewer images.
-
-        Args:
-            folder: where to.
-            confidence: of the detections that are shown, at least; the captions say it.
-        """
+        """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images in each, with detections from a confidence on."""
         pictures = -(-len(self._taken) // MAX_IMAGES)
         for number in range(pictures):
             taken = self._taken[number::pictures]
             images, labels, _, captions = zip(*taken, strict=True)
             with tolerate(f"val_batch{number} pictures"):
-                stem = folder / f"val_batch{number}"
-                save_grid(images, labels, self._index.names, captions, stem.with_name(f"{stem.name}_labels.jpg"))
-                self._save_found(taken, confidence, stem.with_name(f"{stem.name}_pred.jpg"))
+                save_grid(images, labels, self._index.names, captions, folder / f"val_batch{number}_labels.jpg")
+                self.write_predictions(folder / f"val_batch{number}_pred.jpg", confidence, taken)
 
-    def write_predictions(self, target: Path, confidence: float) -> None:
-        """Write one picture of what was found on the first 16 images that were kept, at least one.
-
-        Raises:
-            OSError: `target` cannot be written.
-        """
-        self._save_found(self._taken, confidence, target)
-
-    def _save_found(self, taken: Sequence[_Taken], confidence: float, target: Path) -> None:
+    def write_predictions(self, target: Path, confidence: float, taken: Sequence[_Taken] = ()) -> None:
+        """Write what was found on some images, by default on the first 16 that were kept; there is at least one."""
+        taken = taken or self._taken
         found = [image.found.above(confidence) for image in taken]
         captions = [f"{image.caption} ≥ {confidence:.3f}" for image in taken]
         save_grid([image.image for image in taken], found, self._index.names, captions, target)

@@ -1,36 +1,35 @@
-"""The report of a validation: tables, interval, speed, charts."""
+"""The report of a validation: tables, interval, speed, charts, page, errors; of `--find-errors`: table, list, page."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tessera.data.source.scan import ImageLabels, label_lines
-from tessera.utils.diagnosis.files import ERRORS, ErrorItem, error_items, error_table, write_errors, write_images
+from tessera.utils.diagnosis.files import ERRORS, error_items, error_table, write_errors, write_images
 from tessera.utils.diagnosis.gains import error_gains
 from tessera.utils.errors import tolerate
-from tessera.utils.evaluation.bootstrap import Intervals, bootstrap_interval
+from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
+from tessera.utils.files import write_whole
+from tessera.utils.flags.val import ValConfig
+from tessera.utils.report.albums.suspects_page import PAGE, suspects_page
 from tessera.utils.report.charts.validation import plot_validation
 from tessera.utils.report.console import print_lines
 from tessera.utils.report.page.facts import Facts, Origin
-from tessera.utils.report.page.page import NAME, write_page
+from tessera.utils.report.page.page import NAME, page
+from tessera.utils.report.page.sentences import interval_line, speed_line
 from tessera.utils.seeding import sample_rng
-from tessera.utils.text import counted, table_row
+from tessera.utils.suspects.evidence import Evidence
+from tessera.utils.suspects.files import FILE, counts, suspect_table, write_suspects
+from tessera.utils.suspects.ranking import suspects
+from tessera.utils.text import table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
 
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without
-
-
-class Reported(NamedTuple):
-    """The worst errors by cost, by image where the lines of its labels are, and the 95 % intervals."""
-
-    items: list[ErrorItem]
-    labels: dict[int, ImageLabels]
-    interval: Intervals
 
 
 def report_validation(
@@ -43,11 +42,11 @@ def report_validation(
     verbose: bool,
     plots: bool = True,
     epochs: Callable[[], pd.DataFrame] | None = None,
-) -> Reported:
+) -> Facts:
     """Print the figures, plot the charts, and write the page of a validation; on rank 0.
 
     Args:
-        found: what was measured.
+        found: the metrics, curves and errors.
         index, spec: the split, and the dataset that it is of.
         run: the folder to write to.
         origin: what was asked for.
@@ -56,7 +55,7 @@ def report_validation(
         epochs: reads the results.csv of a training.
 
     Returns:
-        The errors, for `report_errors`, and the intervals.
+        What the page is made from, for `report_errors`.
     """
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print_lines(
@@ -76,19 +75,55 @@ def report_validation(
     if plots:
         with tolerate("plots of the validation"):
             plot_validation(run, found.curves, found.errors.confusion, index.names)
+    facts = Facts(found, index, interval, gains, items, labels, origin, run)
     if not origin.config.noreport:
         with tolerate(NAME):
-            write_page(Facts(found, index, interval, gains, items, labels, origin, run, epochs and epochs()))
+            write_whole(run / NAME, page(replace(facts, results=epochs and epochs())).encode())
             print_lines(f"Report: {run / NAME}")
     print_lines(f"Results in {run}")
-    return Reported(items, labels, interval)
+    return facts
 
 
-def report_errors(found: Evaluation, listed: Reported, index: DatasetIndex, run: Path) -> None:
+def report_errors(facts: Facts) -> None:
     """Write images.csv and errors.jsonl, which is the last of a run's files; on rank 0."""
     with tolerate(f"images.csv and {ERRORS}"):
-        write_images(run / "images.csv", found.errors, index)
-        write_errors(run / ERRORS, listed.items, index, listed.labels)
+        write_images(facts.run / "images.csv", facts.found.errors, facts.index)
+        write_errors(facts.run / ERRORS, facts.items, facts.index, facts.labels)
+
+
+def report_suspects(
+    evidence: Evidence, index: DatasetIndex, spec: DatasetSpec, run: Path, origin: Origin, config: ValConfig
+) -> dict[str, Any]:
+    """Print the table, and write the list and the page; on rank 0.
+
+    Args:
+        evidence: of all images.
+        index, spec: the split, and the dataset that it is of.
+        run: the folder to write to.
+        origin: of the page.
+        config: the flags.
+
+    Returns:
+        Plain values, for `--json`: how many there are of each kind, and where the files are.
+    """
+    listed = suspects(evidence, index)
+    kinds = [{"kind": name, "suspects": every, "likely": likely} for _, name, every, likely in counts(listed)]
+    said: dict[str, Any] = {"kinds": kinds, "file": None, "page": None}
+    judged = int(evidence.counts.supports.sum())
+    print_lines(*suspect_table(listed, judged, len(index), len(index.classes) - judged))
+    labels: dict[int, ImageLabels] = {}
+    with tolerate("lines of the labels"):
+        labels = label_lines(spec, index, sorted({suspect.image for suspect in listed}))
+    with tolerate(FILE):
+        write_suspects(run / FILE, listed, index, labels)
+        said["file"] = str(run / FILE)
+        print_lines(f"Suspects: {run / FILE}")
+    if not config.noreport:
+        with tolerate(PAGE):
+            write_whole(run / PAGE, suspects_page(run.name, listed, index, labels, origin).encode())
+            said["page"] = str(run / PAGE)
+            print_lines(f"Page: {run / PAGE}")
+    return said
 
 
 def table_header() -> str:
@@ -99,22 +134,3 @@ def table_header() -> str:
 def validation_line(metrics: Metrics) -> str:
     """All classes together, below `table_header`."""
     return table_row(*next(metrics.rows()))
-
-
-def interval_line(metrics: Metrics, low: float, high: float) -> str:
-    """mAP50-95 with its 95 % interval from `bootstrap_interval`, which is NaN where there is nothing to find."""
-    if math.isnan(low):
-        return f"mAP50-95 cannot be measured: no object in the labels of {counted(metrics.images, 'image')}"
-    return (
-        f"mAP50-95 {metrics.map:.3f}, 95 % interval {low:.3f} to {high:.3f} (bootstrap over "
-        f"{counted(metrics.images, 'image')})"
-    )
-
-
-def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> str:
-    """Milliseconds an image: preparation, inference, NMS; `shape` is the batch's (B, 3, H, W)."""
-    preparation, inference, nms = speed_ms
-    return (
-        f"Speed: {preparation:.1f} ms preparation, {inference:.1f} ms inference, {nms:.1f} ms NMS per image "
-        f"at shape ({', '.join(str(n) for n in shape)})"
-    )

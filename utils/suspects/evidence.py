@@ -68,10 +68,10 @@ class Counts(NamedTuple):
     """How detector and labels agree otherwise.
 
     Attributes:
-        finds, correct: int64 (2, C, BINS), detections by whether they reach a label that is not theirs, class and
-            confidence; and those that are correct at IoU 0.5.
-        supports: int64 (C, 3, len(SUPPORTS) + 1), labels by class, size, and confidence of what is found there.
-        overlaps: int64 (C, BINS), labels by class and IoU with the best detection of their class.
+        finds, correct: (2, C, BINS), detections by whether they reach a label that is not theirs, class and confidence;
+            and those that are correct at IoU 0.5.
+        supports: (C, 3, len(SUPPORTS) + 1), labels by class, size, and confidence of what is found there.
+        overlaps: (C, BINS), labels by class and IoU with the best detection of their class.
     """
 
     finds: NDArray[np.int64]

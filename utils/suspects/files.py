@@ -27,18 +27,13 @@ EXPLAINED = {
 def write_suspects(
     target: Path, suspects: Sequence[Suspect], index: DatasetIndex, labels: Mapping[int, ImageLabels]
 ) -> None:
-    """Write a line of JSON for each suspect, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a line of JSON for each suspect, whole or not at all."""
     with atomic_write(target) as file:
         for suspect in suspects:
-            file.write(f"{strict_json(suspect_row(suspect, index, labels.get(suspect.image)))}\n".encode())
+            file.write(f"{strict_json(_row(suspect, index, labels.get(suspect.image)))}\n".encode())
 
 
-def suspect_row(suspect: Suspect, index: DatasetIndex, labels: ImageLabels | None) -> dict[str, object]:
-    """A line of the list."""
+def _row(suspect: Suspect, index: DatasetIndex, labels: ImageLabels | None) -> dict[str, object]:
     line, own = labels.place(suspect.object) if labels else (None, None)
     other_line, other = labels.place(suspect.other) if labels else (None, None)
 
@@ -76,7 +71,7 @@ def counts(suspects: Sequence[Suspect]) -> list[tuple[Suspicion, str, int, int]]
 
 
 def suspect_table(suspects: Sequence[Suspect], labels: int, images: int, left_out: int = 0) -> list[str]:
-    """Lines for the console: how many suspects of each kind, and of how many the score is above one half.
+    """Lines for the console: how many suspects of each kind, and of how many the score is `LIKELY` and more.
 
     Args:
         suspects: all of them.

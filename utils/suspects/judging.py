@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.matching import BACKGROUND_IOU, Kind, match_image, pairwise_iou, to_host
+from tessera.utils.evaluation.matching import BACKGROUND_IOU, ImageMatches, Kind, match_image, pairwise_iou, to_host
 from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.suspects.evidence import (
     MOST,
@@ -43,25 +43,21 @@ class Labels(NamedTuple):
 
 
 class _Scene(NamedTuple):
-    """A picture: its detections by descending score, with what `match_image` says of them, and its labels.
+    """An image: its detections by descending score, with what `match_image` says of them, and its labels.
 
     Attributes:
         own: int64 (G,), the detection that is correct for each label; -1 without one.
         support: float32 (G,), its score.
         iou: float64 (D, G).
-        near: bool (D, G), whether the detection reaches a label other than this one.
     """
 
+    matches: ImageMatches
     scores: NDArray[np.float32]
-    classes: NDArray[np.int32]
     boxes: NDArray[np.float32]
-    kinds: NDArray[np.uint8]
-    objects: NDArray[np.signedinteger]
     labels: Labels
     own: NDArray[np.int64]
     support: NDArray[np.float32]
     iou: NDArray[np.float64]
-    near: NDArray[np.bool_]
 
 
 def judge(image: int, detections: Detections, labels: Labels, counts: Counts) -> Rows:
@@ -74,89 +70,56 @@ def judge(image: int, detections: Detections, labels: Labels, counts: Counts) ->
         labels: of it.
         counts: of the images so far.
     """
-    scene = _scene(detections, labels)
-    _count(scene, counts)
+    order = np.argsort(-to_host(detections.scores).astype(np.float32), kind="stable")  # that of the matches
+    boxes = to_host(detections.boxes_xyxy).astype(np.float32).reshape(-1, 4)[order].round(2)
+    matches = match_image(detections, labels.boxes_xyxy, labels.classes, labels.regions)
+    correct, own = np.flatnonzero(matches.kinds == Kind.CORRECT), np.full(len(labels.classes), -1)
+    own[matches.objects[correct]] = correct
+    scores = matches.scores.round(4)
+    support = np.where(own >= 0, np.append(scores, np.float32(0))[own], np.float32(0))
+    scene = _Scene(matches, scores, boxes, labels, own, support, pairwise_iou(boxes, labels.boxes_xyxy))
     twins = _twins(scene)
     shifted, confused = _best(scene, Kind.BADLY_PLACED, twins), _best(scene, Kind.WRONG_CLASS, twins)
-    explained = scene.support.copy()  # by any detection
+    explained = support.copy()  # by any detection
     for d, g in (*shifted, *confused):
-        explained[g] = max(explained[g], scene.scores[d])
-    _count_labels(scene, explained, shifted, counts)
-    lone = [(-1, g) for g in range(len(explained)) if explained[g] < SURE and g not in twins]
-    beside = [
-        (d, g)
-        for g, d in enumerate(scene.own.tolist())
-        if d >= 0 and scene.scores[d] >= LEAST and scene.iou[d, g] < LEAST_SHIFT and g not in twins
-    ]
+        explained[g] = max(explained[g], scores[d])
+    placed = [(d, g) for g, d in enumerate(own.tolist()) if d >= 0 and scores[d] >= LEAST]
+    _count(scene, explained, [*placed, *shifted], counts)
+    beside = [(d, g) for d, g in placed if scene.iou[d, g] < LEAST_SHIFT and g not in twins]
     found = [
         (Suspicion.MISSING, [(d, -1) for d in _uncovered(scene, {d for d, _ in shifted})]),
-        (Suspicion.SPURIOUS, lone),
+        (Suspicion.SPURIOUS, [(-1, g) for g in range(len(explained)) if explained[g] < SURE and g not in twins]),
         (Suspicion.SHIFTED, [*shifted, *beside]),
         (Suspicion.WRONG_CLASS, confused),
         (Suspicion.DUPLICATE, [(-1, g) for g in twins]),
     ]
-    rows = [_row(scene, image, kind, d, g, explained, twins) for kind, pairs in found for d, g in pairs]
+    reached = scene.iou > BACKGROUND_IOU
+    rows = []
+    for kind, d, g in ((kind, d, g) for kind, pairs in found for d, g in pairs):
+        other, iou = twins.get(g, (-1, 0.0))
+        if d < 0:
+            near, of = False, (labels.classes[g], explained[g], labels.boxes_xyxy[g])
+        else:
+            other, iou = -1, scene.iou[d, g] if g >= 0 else 0.0
+            near = reached[d].sum() > reached[d, g] if g >= 0 else matches.kinds[d] != Kind.BACKGROUND
+            of = matches.classes[d], scores[d], boxes[d]
+        rows.append((kind, image, g, other, of[0], of[1], support[g] if g >= 0 else 0.0, iou, near, of[2]))
     return np.array(rows, ROW)
 
 
-def _row(
-    scene: _Scene,
-    image: int,
-    kind: Suspicion,
-    d: int,
-    g: int,
-    explained: NDArray[np.float32],
-    twins: dict[int, tuple[int, float]],
-) -> tuple[object, ...]:
-    """A `ROW`: of detection `d` and label `g`, -1 for none."""
-    of = scene.labels
-    other, iou = twins.get(g, (-1, 0.0))
-    support = scene.support[g] if g >= 0 else 0.0
-    if d < 0:
-        return kind, image, g, other, of.classes[g], explained[g], support, iou, False, of.boxes_xyxy[g]
-    near = scene.near[d, g] if g >= 0 else scene.kinds[d] != Kind.BACKGROUND
-    iou = scene.iou[d, g] if g >= 0 else 0.0
-    return kind, image, g, -1, scene.classes[d], scene.scores[d], support, iou, near, scene.boxes[d]
-
-
-def _scene(detections: Detections, labels: Labels) -> _Scene:
-    order = np.argsort(-to_host(detections.scores).astype(np.float32), kind="stable")  # that of the matches
-    boxes = to_host(detections.boxes_xyxy).astype(np.float32).reshape(-1, 4)[order].round(2)
-    matches = match_image(detections, labels.boxes_xyxy, labels.classes, labels.regions)
-    count = len(labels.classes)
-    own = np.full(count, -1)
-    correct = np.flatnonzero(matches.kinds == Kind.CORRECT)
-    own[matches.objects[correct]] = correct
-    scores = matches.scores.round(4)
-    support = np.where(own >= 0, np.append(scores, np.float32(0))[own], np.float32(0))
-    iou = pairwise_iou(boxes, labels.boxes_xyxy)
-    reached = iou > BACKGROUND_IOU
-    near = reached.sum(1)[:, None] > reached
-    return _Scene(scores, matches.classes, boxes, matches.kinds, matches.objects, labels, own, support, iou, near)
-
-
-def _count(scene: _Scene, counts: Counts) -> None:
-    """Count the detections."""
-    counted = np.flatnonzero(scene.kinds != Kind.IGNORED)
-    correct = scene.kinds[counted] == Kind.CORRECT
+def _count(scene: _Scene, explained: NDArray[np.float32], placed: Sequence[tuple[int, int]], counts: Counts) -> None:
+    """Count the detections, and the labels by what is found there and by how well they lie."""
+    counted = np.flatnonzero(scene.matches.kinds != Kind.IGNORED)
+    correct = scene.matches.kinds[counted] == Kind.CORRECT
     near = (scene.iou[counted] > BACKGROUND_IOU).sum(1) > correct
-    bins = bins_of(scene.scores[counted])
-    places = near.astype(np.int64), scene.classes[counted], bins
+    places = near.astype(np.int64), scene.matches.classes[counted], bins_of(scene.scores[counted])
     np.add.at(counts.finds, places, 1)
     np.add.at(counts.correct, tuple(place[correct] for place in places), 1)
-
-
-def _count_labels(
-    scene: _Scene, explained: NDArray[np.float32], shifted: Sequence[tuple[int, int]], counts: Counts
-) -> None:
-    """Count the labels, by what is found there and by how well they lie."""
-    classes = scene.labels.classes
-    np.add.at(
-        counts.supports, (classes, sizes_of(scene.labels.boxes_xyxy, scene.labels.size_hw), steps_of(explained)), 1
-    )
-    pairs = [(d, g) for g, d in enumerate(scene.own.tolist()) if d >= 0 and scene.scores[d] >= LEAST]
-    for d, g in (*pairs, *shifted):
-        counts.overlaps[classes[g], bins_of(scene.iou[d, g])] += 1
+    labels = scene.labels
+    sizes = sizes_of(labels.boxes_xyxy, labels.size_hw)
+    np.add.at(counts.supports, (labels.classes, sizes, steps_of(explained)), 1)
+    for d, g in placed:
+        counts.overlaps[labels.classes[g], bins_of(scene.iou[d, g])] += 1
 
 
 def _twins(scene: _Scene) -> dict[int, tuple[int, float]]:
@@ -181,8 +144,8 @@ def _twins(scene: _Scene) -> dict[int, tuple[int, float]]:
 def _best(scene: _Scene, kind: Kind, twins: dict[int, tuple[int, float]]) -> list[tuple[int, int]]:
     """The most confident detection of a kind about each label that is surer than what agrees with the label."""
     best: dict[int, int] = {}
-    for d in np.flatnonzero((scene.kinds == kind) & (scene.scores >= LEAST)).tolist():
-        g = int(scene.objects[d])
+    for d in np.flatnonzero((scene.matches.kinds == kind) & (scene.scores >= LEAST)).tolist():
+        g = int(scene.matches.objects[d])
         if g not in twins and scene.scores[d] > 2 * scene.support[g]:
             best.setdefault(g, d)
     return [(d, g) for g, d in sorted(best.items())]
@@ -191,7 +154,7 @@ def _best(scene: _Scene, kind: Kind, twins: dict[int, tuple[int, float]]) -> lis
 def _uncovered(scene: _Scene, used: set[int]) -> list[int]:
     """Detections that show what no label is about; of several in one place the most confident one."""
     sure = np.flatnonzero(scene.scores >= LEAST)
-    free = np.isin(scene.kinds[sure], (Kind.BACKGROUND, Kind.BADLY_PLACED, Kind.BOTH))
+    free = np.isin(scene.matches.kinds[sure], (Kind.BACKGROUND, Kind.BADLY_PLACED, Kind.BOTH))
     covered = np.triu(pairwise_iou(scene.boxes[sure], scene.boxes[sure]) >= 0.5, 1).any(0)
     return [d for d in sure[free & ~covered].tolist() if d not in used]
 

@@ -33,17 +33,12 @@ class Suspect:
     """A label that is likely wrong.
 
     Attributes:
-        score: from 0 to 1.
-        kind: what is wrong.
-        image: index of the image.
-        object: row of the label among those of the image; -1 of a missing one.
+        image, object: index of the image, and row of the label among those of it; -1 of a missing one.
         other: the label that a duplicate repeats; else -1.
-        labelled: class of the label; None of a missing one.
-        suggested: class that it should have; None where it should not be there.
+        labelled, suggested: its class, None of a missing one; the class it should have, None where it should not exist.
         confidence: of the detection; of a spurious label of the best one about it, 0 without one.
         iou: of label and detection, or of two labels; None where there are not two.
-        box: of the label, xyxy pixels of the original image.
-        suggested_box: where it should be; None where it should not be there.
+        box, suggested_box: of the label, and where it should be; xyxy pixels of the original image, or None.
     """
 
     score: float
@@ -60,12 +55,7 @@ class Suspect:
 
 
 def suspects(evidence: Evidence, index: DatasetIndex) -> list[Suspect]:
-    """What is likely wrong, by descending score; at most one suspect a label. Of equal scores the earlier image.
-
-    Args:
-        evidence: of all images.
-        index: the split.
-    """
+    """What is likely wrong, by descending score; at most one suspect a label. Of equal scores the earlier image."""
     rows = evidence.rows
     scores = _scores(rows, evidence.counts, index).round(4)
     order = np.lexsort((*rows["box_xyxy"].T, rows["kind"], rows["object"], rows["image"], -scores))
@@ -82,9 +72,9 @@ def _suspect(row: np.void, score: float, index: DatasetIndex) -> Suspect:
     kind, image, own = Suspicion(row["kind"]), int(row["image"]), int(row["object"])
     classes, boxes = index.labels(image)
     goes = kind in (Suspicion.SPURIOUS, Suspicion.DUPLICATE)
-    box = _box(boxes[own]) if own >= 0 else None
+    box = tuple(boxes[own].tolist()) if own >= 0 else None
     height, width = index.sizes_hw[image].tolist()
-    found = _box(row["box_xyxy"].clip(0, [width, height, width, height]))
+    found = tuple(row["box_xyxy"].clip(0, [width, height, width, height]).tolist())
     return Suspect(
         score,
         kind,
@@ -98,11 +88,6 @@ def _suspect(row: np.void, score: float, index: DatasetIndex) -> Suspect:
         box,
         None if goes else box if kind is Suspicion.WRONG_CLASS else found,
     )
-
-
-def _box(sides: NDArray[np.float32]) -> Box:
-    x1, y1, x2, y2 = map(float, sides)
-    return x1, y1, x2, y2
 
 
 def _scores(rows: Rows, counts: Counts, index: DatasetIndex) -> NDArray[np.float64]:

@@ -135,7 +135,7 @@ class Validation:
             print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
         self.journal.finish(max(epoch or 0, 0), best, found.metrics.confidence)
         if run.world.is_main:
-            report_errors(found, listed, index, run.folder)
+            report_errors(listed)
         run.world.barrier()
         return self._ended(found.metrics)
 

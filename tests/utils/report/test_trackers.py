@@ -86,46 +86,6 @@ def test_wandb(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -
     assert fake.named("wandb.init")[1][1]["id"] == "id-1"
 
 
-class Rows:
-    """The history of a W&B run: rows whose steps only grow; what is logged for an earlier step is dropped."""
-
-    def __init__(self) -> None:
-        self.id, self.rows, self._step = "id-1", dict[int, set[str]](), 0
-
-    def log(self, values: dict[str, Any], step: int | None = None, commit: bool | None = None) -> None:
-        if step is not None and step < self._step:
-            return
-        self._step = self._step if step is None else step
-        self.rows.setdefault(self._step, set()).update(values)
-        self._step += commit is not False if step is None else commit is True
-
-    def log_artifact(self, *_: Any, **__: Any) -> None:
-        """Kept."""
-
-    def finish(self) -> None:
-        """Sent."""
-
-
-def test_wandb_keeps_the_last_pictures_which_are_of_an_earlier_epoch(
-    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history = Rows()
-    install(monkeypatch, "wandb", init=lambda **_: history)
-    with Loggers(["wandb"], tmp_path, CONFIG) as log:
-        for tag in ("labels", "train_batch0"):
-            log.image(tag, picture, 0)
-        for epoch in range(3):
-            log.scalars({"loss": 0.5}, epoch)
-        log.image("predictions", picture, 2)
-        for tag in ("F1_curve", "results"):
-            log.image(tag, picture, 1)  # the best epoch, once all are done
-    assert history.rows == {
-        0: {"labels", "train_batch0", "loss"},
-        1: {"loss"},
-        2: {"loss", "predictions", "F1_curve", "results"},
-    }
-
-
 def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entities = SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a)
     fake = install(monkeypatch, "mlflow", entities=entities, is_tracking_uri_set=lambda: True)
@@ -149,22 +109,15 @@ def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(fake.named(f"{client}.create_run")) == 1
 
 
-def test_mlflow_without_a_server_keeps_a_projects_runs_beside_them(
-    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entities = SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a)
-    fake = install(monkeypatch, "mlflow", is_tracking_uri_set=lambda: False, entities=entities)
-    use(["mlflow"], tmp_path / "runs" / "exp", picture)
-    assert fake.named("mlflow.MlflowClient") == [((f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}",), {})]
-
-
-def test_mlflow_sends_parameters_in_batches_and_names_it_accepts(
+def test_mlflow_without_a_server_keeps_runs_in_their_project_and_parameters_go_in_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = install(monkeypatch, "mlflow", entities=SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a))
-    with Loggers(["mlflow"], tmp_path, {f"key{i}": i for i in range(250)}) as log:
+    entities = SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a)
+    fake = install(monkeypatch, "mlflow", entities=entities, is_tracking_uri_set=lambda: False)
+    with Loggers(["mlflow"], tmp_path / "exp", {f"key{i}": i for i in range(250)}) as log:
         log.scalars({"metrics/mAP_0.5:0.95": 0.25}, 0)
     *params, (_, metrics) = fake.named("mlflow.MlflowClient().log_batch")
+    assert fake.named("mlflow.MlflowClient") == [((f"sqlite:///{tmp_path / 'mlflow.db'}",), {})]
     assert [len(kwargs["params"]) for _, kwargs in params] == [100, 100, 50]
     assert metrics["metrics"][0][0] == "metrics/mAP_0.5-0.95"
 

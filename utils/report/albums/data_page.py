@@ -9,7 +9,7 @@ from tessera.data.source.checks.drift import FAMILIES, LEVEL
 from tessera.data.source.checks.pictures import KINDS
 from tessera.data.source.checks.report import DatasetCheck, Drift
 from tessera.utils.errors import UserError
-from tessera.utils.files import atomic_write
+from tessera.utils.files import write_whole
 from tessera.utils.flags.program import started
 from tessera.utils.report.page.crops import Copies
 from tessera.utils.report.page.facts import readable
@@ -34,8 +34,8 @@ def write_data_page(check: DatasetCheck, spec: DatasetSpec, folder: Path) -> Pat
     """
     path = folder / NAME
     try:
-        with atomic_write(path) as file:
-            file.write(data_page(check, spec).encode())
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data_page(check, spec).encode())
     except OSError as error:
         raise UserError(
             f"--report {folder}: {path.name} cannot be written there ({error.strerror}). Give a folder that can be "

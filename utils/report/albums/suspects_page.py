@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tessera.data.source.scan import ImageLabels
-from tessera.utils.files import atomic_write
 from tessera.utils.report.page.crops import Crop, Subject, crops_of
 from tessera.utils.report.page.facts import Origin, readable
-from tessera.utils.report.page.gallery import place_of
+from tessera.utils.report.page.gallery import chosen, place_of
 from tessera.utils.report.page.shell import own_file, rendered
 from tessera.utils.suspects.evidence import Suspicion
 from tessera.utils.suspects.files import EXPLAINED, LIKELY, NAMES, counts
@@ -18,29 +16,16 @@ from tessera.utils.suspects.ranking import Suspect
 from tessera.utils.types import DatasetIndex
 
 PAGE = "label_errors.html"
-FIRST = 60  # suspects that are shown for their score alone
-OF_A_KIND = 15  # that are shown at least, where there are so many
-MOST = 140
-
-
-def write_suspects_page(
-    run: Path, suspects: Sequence[Suspect], index: DatasetIndex, labels: Mapping[int, ImageLabels], origin: Origin
-) -> None:
-    """Write the page into the run's folder, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with atomic_write(run / PAGE) as file:
-        file.write(suspects_page(run.name, suspects, index, labels, origin).encode())
 
 
 def suspects_page(
     name: str, suspects: Sequence[Suspect], index: DatasetIndex, labels: Mapping[int, ImageLabels], origin: Origin
 ) -> str:
     """The page: the same text for the same suspects."""
-    rows = chosen(suspects)
-    boxes = [Subject(one.image, one.box, _dashed(one)) for one in map(suspects.__getitem__, rows)]
+    rows = chosen([suspect.kind for suspect in suspects])
+    listed = [suspects[row] for row in rows]
+    dashed = [None if one.kind is Suspicion.WRONG_CLASS else one.suggested_box for one in listed]  # beside the label's
+    boxes = [Subject(one.image, one.box, box) for one, box in zip(listed, dashed, strict=True)]
     crops = zip(rows, crops_of(index, boxes), strict=True)
     return rendered(
         own_file(__package__, "suspects.html"),
@@ -55,18 +40,6 @@ def suspects_page(
         shown_kinds=list(NAMES.values()),
         command=readable(origin.command, 2000),
     )
-
-
-def chosen(suspects: Sequence[Suspect]) -> list[int]:
-    """Which are shown, by score: the first of all and of each kind, then the next ones."""
-    of_kinds = [[row for row, suspect in enumerate(suspects) if suspect.kind is kind] for kind in Suspicion]
-    first = [*range(min(FIRST, len(suspects))), *(row for rows in of_kinds for row in rows[:OF_A_KIND])]
-    return sorted(list(dict.fromkeys([*first, *range(min(MOST, len(suspects)))]))[:MOST])
-
-
-def _dashed(suspect: Suspect) -> tuple[float, float, float, float] | None:
-    """The box that is drawn beside the label's."""
-    return None if suspect.kind is Suspicion.WRONG_CLASS else suspect.suggested_box
 
 
 def _entry(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,25 +11,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from tessera.utils.report.charts.figure import BLUE, INK, RED, explain_empty, new_figure, save, style
+from tessera.utils.report.page.curves import training_series
 from tessera.utils.types import fitness
-
-# Title, columns with their names in the legend; one panel each, after those of the losses.
-_PANELS: tuple[tuple[str, dict[str, str]], ...] = (
-    ("Precision", {"metrics/precision": "val"}),
-    ("Recall", {"metrics/recall": "val"}),
-    ("Learning rate", {"x/lr1": "weights", "x/lr2": "norm weights"}),
-    ("mAP 0.5", {"metrics/mAP_0.5": "val"}),
-    ("mAP 0.5:0.95", {"metrics/mAP_0.5:0.95": "val"}),
-    ("Images per second", {"images_per_s": "train"}),
-)
-_LOSS_COLUMN = re.compile(r"train/(.+)_loss")
-_FROM_ZERO = ("Precision", "Recall", "mAP")
-
-
-def _loss_panel(name: str) -> tuple[str, dict[str, str]]:
-    """Title and columns of the panel of one loss."""
-    title = f"{name} loss"
-    return title[0].upper() + title[1:], {f"train/{name}_loss": "train", f"val/{name}_loss": "val"}
 
 
 def plot_results(results: pd.DataFrame, target: Path) -> None:
@@ -41,58 +23,42 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
     Args:
         results: columns of results.csv, of which only "epoch" must be there, one row an epoch.
     """
-    epochs = results["epoch"].to_numpy(float)
-    panels = []
-    losses = [match[1] for match in map(_LOSS_COLUMN.fullmatch, results.columns) if match]
-    for title, columns in (*map(_loss_panel, losses), *_PANELS):
-        series = {name: results[column].to_numpy(float) for column, name in columns.items() if column in results}
-        series = {name: values for name, values in series.items() if np.isfinite(values).any()}
-        if series:
-            panels.append((title, series))
+    epochs, panels = results["epoch"].to_numpy(float), training_series(results)
     figure = new_figure(15, 4 * max(-(-len(panels) // 3), 1))
     if not panels:
         explain_empty(figure.add_subplot(), "no epoch has been completed yet")
     best = _best_epoch(results)
-    for place, (title, series) in enumerate(panels, 1):
+    for place, (title, series) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(-(-len(panels) // 3), min(len(panels), 3), place)
-        for name, values in series.items():
-            _curve_over_epochs(axes, epochs, values, name, smooth=title != "Learning rate")  # that is set, not measured
+        for colour, (name, values) in zip((BLUE, RED), series.items(), strict=False):
+            _curve_over_epochs(axes, epochs, values, name, colour, smooth=title != "Learning rate")  # that is set
         style(axes, title, "Epoch", "")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
         if len(series) > 1:
             axes.legend(frameon=False, fontsize=9)
-        if title.startswith(_FROM_ZERO):
+        if title in ("mAP", "Precision and recall"):
             axes.set_ylim(0, 1.08 * max(map(np.nanmax, series.values())) or 1)
-        if best is not None and title.startswith("mAP"):
-            value = series["val"][best]
+        if best is not None and title == "mAP":
+            value = series["mAP50-95"][best]
             axes.plot(epochs[best], value, "*", color=INK, markersize=11, zorder=5)
-            axes.set_title(f"{title}: {value:.3f} at the best epoch, {epochs[best]:.0f}", fontsize=11)
+            axes.set_title(f"mAP50-95 {value:.3f} at the best epoch, {epochs[best]:.0f}", fontsize=11)
     save(figure, target)
 
 
 def _curve_over_epochs(
-    axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.float64], name: str, *, smooth: bool
+    axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.float64], name: str, colour: str, *, smooth: bool
 ) -> None:
     """A series as measured; above a handful of epochs that is a faint line under its smoothed self."""
     finite = np.isfinite(values)
-    x, y, colour = epochs[finite], values[finite], BLUE if name in ("train", "weights") else RED
+    x, y = epochs[finite], values[finite]
     if smooth and len(y) >= 8:
         axes.plot(x, y, color=colour, linewidth=0.9, alpha=0.35)
-        axes.plot(x, _smoothed(y), color=colour, linewidth=2, label=name)
+        smoothed = pd.Series(y).rolling(1 + len(y) // 8, center=True, min_periods=1).mean()
+        axes.plot(x, smoothed, color=colour, linewidth=2, label=name)
     else:
         axes.plot(x, y, color=colour, linewidth=1.8, label=name, marker="o" if len(y) <= 30 else None, markersize=4)
         if name == "norm weights":  # the same as the weights' after warm-up
             axes.lines[-1].set_linestyle((0, (4, 4)))
-
-
-def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Gaussian average, narrower for short series; at the ends only over what is there."""
-    sigma = float(np.clip(len(values) / 40, 1, 4))
-    offsets = np.arange(-int(3 * sigma), int(3 * sigma) + 1)
-    kernel = np.exp(-(offsets**2) / (2 * sigma**2))
-    reach = len(offsets) // 2
-    total = np.convolve(values, kernel)[reach : reach + len(values)]
-    return total / np.convolve(np.ones_like(values), kernel)[reach : reach + len(values)]
 
 
 def _best_epoch(table: pd.DataFrame) -> int | None:

@@ -41,9 +41,8 @@ def plot_validation(run: Path, curves: Curves, confusion: ConfusionMatrix, names
     """All charts of a validation into its folder: `confusion_matrix.png` and `{P,R,F1,PR}_curve.png`.
 
     Args:
-        run: the folder.
         curves: as `summarize` returns them.
-        confusion, names: as in `plot_confusion_matrix`.
+        names: of the classes, by index.
     """
     confidence = float(curves.confidence[curves.best])
     plot_confusion_matrix(confusion, confidence, names, run / "confusion_matrix.png")
@@ -128,11 +127,7 @@ def plot_confidence_curve(
 
 
 def plot_pr_curve(curves: Curves, names: Sequence[str], target: Path) -> None:
-    """Precision over recall at IoU 0.5 (`PR_curve.png`); in the legend, the area under each curve.
-
-    Args:
-        curves, names: as in `plot_confidence_curve`.
-    """
+    """Precision over recall at IoU 0.5 (`PR_curve.png`); in the legend, the area under each curve."""
     details = [f"{ap:.3f}" for ap in curves.ap50[:_LABELLED_CLASSES]]
     details += [f"{curves.ap50.mean():.3f} mAP 0.5"] if details else []
     figure = new_figure(10, 6.5)
@@ -153,11 +148,7 @@ def _curves(
     """A thin line for each class, a bold one for their mean, and a legend beside the axes.
 
     Args:
-        axes: to draw on.
-        curves: whose classes count.
-        names: class names by index.
-        x: (K,).
-        values: (C', K).
+        x, values: (K,) and (C', K), of the classes of `curves`.
         details: for the legend, of each class as far as it names them, and of the mean.
     """
     count = len(values)

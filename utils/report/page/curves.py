@@ -56,27 +56,31 @@ def _short(value: float) -> float | None:
     return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
-def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, Chart], dict[str, Chart]]:
-    """Charts over the epochs by title, without those that have no value: what was computed, and what a clock measured.
+def training_series(results: pd.DataFrame) -> dict[str, dict[str, NDArray[np.float64]]]:
+    """What results.png and the page show over the epochs: series by name, by title; without those that have no value.
 
     Args:
-        results: as `read_results` returns them.
-        best: the epoch that is marked.
+        results: as `read_results` returns them; only "epoch" must be there.
     """
     losses = [match[1] for match in map(_LOSS.fullmatch, results.columns) if match]
     panels = {f"Loss: {name}": {f"train/{name}_loss": "train", f"val/{name}_loss": "val"} for name in losses}
-    return _over_epochs({**_PANELS, **panels, **_RATES}, results, best), _over_epochs(_TIMES, results, best)
+    found = {}
+    for title, columns in {**_PANELS, **panels, **_RATES, **_TIMES}.items():
+        series = {name: results[column].to_numpy(float) for column, name in columns.items() if column in results}
+        if series := {name: values for name, values in series.items() if np.isfinite(values).any()}:
+            found[title] = series
+    return found
 
 
-def _over_epochs(panels: Mapping[str, dict[str, str]], results: pd.DataFrame, best: int | None) -> dict[str, Chart]:
+def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, Chart], dict[str, Chart]]:
+    """Charts over the epochs by title: what was computed, and what a clock measured; `best` is the epoch to mark."""
     epochs = results["epoch"].to_numpy(float)
-    charts = {}
-    for title, columns in panels.items():
-        series = {name: results[column].to_numpy(float) for column, name in columns.items()}
-        series = {name: values for name, values in series.items() if np.isfinite(values).any()}
-        if series:
-            charts[title] = line_chart("epoch", epochs, series, mark=best if best in epochs else None)
-    return charts
+    mark = best if best in epochs else None
+    charts = {
+        title: line_chart("epoch", epochs, series, mark=mark) for title, series in training_series(results).items()
+    }
+    times = {title: charts.pop(title) for title in _TIMES if title in charts}
+    return charts, times
 
 
 def threshold_curves(facts: Facts) -> dict[str, Any] | None:

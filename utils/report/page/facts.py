@@ -28,11 +28,9 @@ class Origin:
     """What was asked for, and what was evaluated where.
 
     Attributes:
-        config: flags of the command.
         weights: path or name.
         imgsz: size of the images in pixels.
-        device: the name of rank 0's.
-        ranks: how many there were.
+        device, ranks: the name of rank 0's, and how many ranks there were.
         trained_on: images of the training; None where it is none.
         best_epoch: of the training, from 0; None where no epoch is better than what it began with.
         skipped: steps of the training that were skipped, as far as this process has seen it.
@@ -58,13 +56,10 @@ class Facts:
     """All that the page of a run shows.
 
     Attributes:
-        found: the validation.
-        index: its split.
+        index: the split of the validation.
         interval: of mAP.
         gains: of mAP50, by kind of error.
-        items: the worst errors, by cost.
-        labels: where the labels of their images are.
-        origin: of the validation.
+        items, labels: the worst errors, by cost, and where the labels of their images are.
         run: the folder.
         results: an epoch a row, as `read_results` returns them; None where there is no training.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from tessera.utils.report.page.tables import MOST_CLASSES, in_words, most_confus
 from tessera.utils.types import DatasetIndex
 
 WORST = 60  # errors that are shown for their cost alone
-OF_A_KIND = 10  # that are shown beside them
+OF_A_KIND = 15  # that are shown beside them
 OF_A_CELL = 2  # of the confusion matrix that is shown
 MOST = 140
 _SIZES = ((32, "small"), (96, "medium"), (np.inf, "large"))  # COCO's, in the image as the model sees it
@@ -26,23 +26,24 @@ _SIZES = ((32, "small"), (96, "medium"), (np.inf, "large"))  # COCO's, in the im
 Pair = tuple[int, int]
 
 
-def chosen(items: Sequence[ErrorItem], cells: Sequence[Pair], classes: frozenset[int]) -> list[int]:
-    """Which errors are shown, by cost: the worst of all, of each kind, of each cell of the matrix; then the next worst.
+def chosen(kinds: Sequence[int], cells: Sequence[Pair] = (), classes: Collection[int] = ()) -> list[int]:
+    """Which are shown: the worst of all, of each kind, of each cell of the matrix; then the next worst.
 
     Args:
-        items: errors by cost.
+        kinds: of the errors, the worst first.
         cells: `cells_of` them.
         classes: that the confusion matrix has, background among them.
     """
-    taken = dict.fromkeys(range(min(WORST, len(items))))
-    of_kind, of_cell = Counter(items[row].kind for row in taken), Counter(cells[row] for row in taken)
-    for row in range(len(taken), len(items)):
-        kind, cell = items[row].kind, cells[row]
-        if of_kind[kind] < OF_A_KIND or (of_cell[cell] < OF_A_CELL and classes.issuperset(cell)):
+    taken = dict.fromkeys(range(min(WORST, len(kinds))))
+    shown = [frozenset(cell) <= frozenset(classes) for cell in cells] or [False] * len(kinds)
+    cells = cells or [(-1, -1)] * len(kinds)
+    of_kind, of_cell = Counter(kinds[: len(taken)]), Counter(cells[: len(taken)])
+    for row in range(len(taken), len(kinds)):
+        if of_kind[kinds[row]] < OF_A_KIND or (shown[row] and of_cell[cells[row]] < OF_A_CELL):
             taken[row] = None
-            of_kind[kind] += 1
-            of_cell[cell] += 1
-    taken |= dict.fromkeys(range(min(MOST, len(items))))
+            of_kind[kinds[row]] += 1
+            of_cell[cells[row]] += 1
+    taken |= dict.fromkeys(range(min(MOST, len(kinds))))
     return sorted(list(taken)[:MOST])
 
 
@@ -70,7 +71,7 @@ def gallery(facts: Facts) -> list[dict[str, Any]]:
     """The errors that are shown, by cost, as the macro `gallery` takes them."""
     cells = cells_of(facts.found.errors, facts.items)
     classes, _ = most_confused(facts.found.errors.confusion, MOST_CLASSES)
-    rows = chosen(facts.items, cells, frozenset({-1, *classes.tolist()}))
+    rows = chosen([item.kind for item in facts.items], cells, {-1, *classes.tolist()})
     crops = crops_of(
         facts.index, [Subject(item.image, item.true_box, item.box) for item in map(facts.items.__getitem__, rows)]
     )

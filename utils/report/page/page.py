@@ -1,4 +1,4 @@
-"""Joins the sections of the page, and writes it."""
+"""Joins the sections of the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tessera.utils.checkpoints.provenance import written_by
 from tessera.utils.diagnosis.files import EXPLAINED, NAMES
 from tessera.utils.diagnosis.gains import ERROR_KINDS
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
-from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import started
 from tessera.utils.report.page import sentences
 from tessera.utils.report.page.curves import threshold_curves, training_charts
@@ -32,16 +31,6 @@ from tessera.utils.report.page.tables import (
 )
 
 NAME = "report.html"
-
-
-def write_page(facts: Facts) -> None:
-    """Write report.html into the run's folder, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with atomic_write(facts.run / NAME) as file:
-        file.write(page(facts).encode())
 
 
 def page(facts: Facts) -> str:
@@ -96,7 +85,7 @@ def answers(facts: Facts) -> dict[str, list[str]]:
     names = [facts.name(c) for c in range(len(facts.index.names))]
     false = sum(counts[kind] for kind in FALSE_KINDS)
     went = [
-        sentences.outcome(metrics.map, facts.interval.map, metrics.images),
+        f"{sentences.interval_line(metrics, *facts.interval.map)}.",
         sentences.found_share(errors.confidence, counts[Kind.CORRECT], metrics.objects, false, is_taken=facts.is_taken),
     ]
     longer, skipped = [], ""
@@ -106,9 +95,6 @@ def answers(facts: Facts) -> dict[str, list[str]]:
         longer = [sentences.more_epochs(results["metrics/mAP_0.5:0.95"].to_numpy(float)), sentences.overfits(losses)]
         skipped = sentences.skipped_steps(origin.skipped)
     split = splits_of(facts)[0]
-    # Detections of a wrong class that are beside the confusion matrix's pairs: their objects have another one.
-    pairs = errors.confusion.matrix[:-1, :-1]
-    second = counts[Kind.WRONG_CLASS] - int(pairs.sum() - pairs.trace())
     asked = {
         "Did it go well?": went,
         "Would more epochs help?": longer,
@@ -117,7 +103,7 @@ def answers(facts: Facts) -> dict[str, list[str]]:
             sentences.worst_class(names, metrics.class_ids, metrics.per_class[:, 3]),
         ],
         "What to do next?": [
-            sentences.costliest(facts.gains, counts, second) if metrics.objects else "",
+            sentences.costliest(facts.gains, counts) if metrics.objects else "",
             skipped,
             sentences.too_small(facts.interval.map, metrics.images),
             sentences.problems(len(facts.index.problems), readable(shlex.quote(origin.config.data), 100)),
@@ -133,7 +119,8 @@ def _speed(facts: Facts) -> list[str]:
     if facts.results is not None:
         times = facts.results[["time/epoch_s", "time/data_wait"]].dropna().to_numpy(float)
         share = float(np.average(times[:, 1], weights=times[:, 0])) if times[:, 0].sum() > 0 else math.nan
-    told = [sentences.waits(share), sentences.speed(facts.found.metrics.speed_ms)]
+    speed = sentences.speed_line(facts.found.metrics.speed_ms, (1, 3, facts.origin.imgsz, facts.origin.imgsz))
+    told = [sentences.waits(share), f"{speed}."]
     return [sentence for sentence in told if sentence]
 
 

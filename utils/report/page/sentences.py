@@ -12,6 +12,7 @@ from tessera.utils.diagnosis.files import NAMES
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.flags.program import called, started
 from tessera.utils.text import counted
+from tessera.utils.types import Metrics
 
 RISE = 0.005  # of mAP50-95 over the last fifth of the epochs: above it, the curve still rises
 FEW = 1 / 3  # of the median class's pictures: below it, a class has few
@@ -21,7 +22,8 @@ WORTH = 0.005  # of mAP50: below it, a kind of error is not worth a word
 
 _HELPS = {
     Kind.WRONG_CLASS: "More pictures of the classes that are taken for each other, clearer rules for their labels, or "
-    "one class for both: the confusion matrix names the pairs.",
+    "one class for both: the confusion matrix names the pairs. Where two lie in one place, --agnostic-nms "
+    "keeps the more confident one.",
     Kind.BADLY_PLACED: "A larger --imgsz, tighter labels, or more epochs.",
     Kind.BOTH: "What helps against wrong classes and bad places: clearer labels, a larger --imgsz.",
     Kind.DUPLICATE: "A lower --iou-thres for detect.py, or a head without suppression.",
@@ -31,14 +33,22 @@ _HELPS = {
 }
 
 
-def outcome(map: float, interval: tuple[float, float], images: int) -> str:
-    """The figure with its interval."""
-    low, high = interval
+def interval_line(metrics: Metrics, low: float, high: float) -> str:
+    """mAP50-95 with its 95 % interval from `bootstrap_interval`, which is NaN where there is nothing to find."""
     if math.isnan(low):
-        return f"Nothing can be measured: there is no object in the labels of {counted(images, 'picture')}."
+        return f"mAP50-95 cannot be measured: no object in the labels of {counted(metrics.images, 'image')}"
     return (
-        f"mAP50-95 is {map:.3f}; its 95\u00a0% interval goes from {low:.3f} to {high:.3f} "
-        f"({counted(images, 'picture')})."
+        f"mAP50-95 {metrics.map:.3f}, 95 % interval {low:.3f} to {high:.3f} (bootstrap over "
+        f"{counted(metrics.images, 'image')})"
+    )
+
+
+def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> str:
+    """Milliseconds an image: preparation, inference, NMS; `shape` is the batch's (B, 3, H, W)."""
+    preparation, inference, nms = speed_ms
+    return (
+        f"Speed: {preparation:.1f} ms preparation, {inference:.1f} ms inference, {nms:.1f} ms NMS per image "
+        f"at shape ({', '.join(str(n) for n in shape)})"
     )
 
 
@@ -94,16 +104,10 @@ def overfits(losses: NDArray[np.float64]) -> str:
 
 
 def lacking(names: Sequence[str], pictures: NDArray[np.int64], where: str) -> str:
-    """Which classes have few pictures.
-
-    Args:
-        names: of the classes.
-        pictures: (C,), how many have an object of each.
-        where: the split that they are of.
-    """
+    """Which classes are in few images of a split, `where`; pictures: (C,), how many have an object of each."""
     none = np.flatnonzero(pictures == 0)
     if len(none):
-        listed = _listed([names[int(c)] for c in none])
+        listed = _listed([names[c] for c in none.tolist()])
         return f"{listed} {'is' if len(none) == 1 else 'are'} in no picture of the {where} split."
     if len(names) < 2:
         return ""
@@ -123,25 +127,14 @@ def worst_class(names: Sequence[str], class_ids: NDArray[np.int64], ap: NDArray[
     return f"{names[int(class_ids[least])]} is found worst: mAP50-95 {ap[least]:.3f}, where the mean is {mean:.3f}."
 
 
-def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int], second: int) -> str:
-    """The kind of error that costs most, and what helps against it.
-
-    Args:
-        gains, counts: by kind.
-        second: detections of a wrong class on an object that another detection stands for.
-    """
+def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int]) -> str:
+    """The kind of error that costs most, and what helps against it."""
     kind = max(gains, key=lambda kind: gains[kind])
     if gains[kind] < WORTH:
         return ""
-    helps = _HELPS[kind]
-    if kind is Kind.WRONG_CLASS and second > counts[kind] / 2:
-        helps = (
-            f"{second:,} of them lie on an object that has another detection: `{called('detect.py')} --agnostic-nms` "
-            "keeps only the most confident one of a place. More pictures of the classes help the training."
-        )
     return (
         f"Errors of the kind “{NAMES[kind]}” cost most: without them mAP50 would be {gains[kind]:.3f} higher "
-        f"({counts[kind]:,} at this confidence). {helps}"
+        f"({counts[kind]:,} at this confidence). {_HELPS[kind]}"
     )
 
 
@@ -153,18 +146,10 @@ def waits(share: float) -> str:
     return f"Training waited for pictures {_percent(share)} of its time{helps}"
 
 
-def speed(speed_ms: tuple[float, float, float]) -> str:
-    """Milliseconds of a picture in the validation."""
-    preparation, inference, nms = speed_ms
-    took = f"{preparation:.1f} ms to prepare, {inference:.1f} of inference, {nms:.1f} of NMS"
-    return f"In the validation a picture took {took}."
-
-
 def skipped_steps(steps: int) -> str:
     """Steps without a finite gradient."""
-    return (
-        f"{counted(steps, 'step')} skipped for a gradient that was not finite: see the log of the run." if steps else ""
-    )
+    said = f"{counted(steps, 'step')} skipped for a gradient that was not finite: see the log of the run."
+    return said if steps else ""
 
 
 def too_small(interval: tuple[float, float], images: int) -> str:

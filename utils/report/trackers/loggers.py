@@ -53,17 +53,15 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def _import(name: str) -> Any:
-    """The tracker's module."""
     tracker = TRACKERS[name]
     try:
         return importlib.import_module(tracker.module)
     except Exception as error:  # a foreign package may fail in any way while it is imported
         missing = isinstance(error, ModuleNotFoundError) and error.name in {tracker.module, tracker.package}
         what = "is not installed" if missing else f"cannot be imported ({type(error).__name__}: {error})"
-        others = "another tracker" if name == "tensorboard" else "tensorboard"
         raise ConfigError(
             f"--loggers {name}: the package {tracker.package} {what}. Install it with `pip install {tracker.package}` "
-            f"or `uv pip install {tracker.package}`, or choose {others} or none."
+            f"or `uv pip install {tracker.package}`, or choose another tracker or none."
         ) from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 from tessera.models.detector import GraphNode
 
 
-class Tracker(ABC):
+class Tracker:
     """What `Loggers` asks of a tracker. Every method runs in the tracker's own thread and may raise anything.
 
     Attributes:
@@ -24,26 +23,21 @@ class Tracker(ABC):
     package: ClassVar[str]
     run_id: str | None = None
 
-    @abstractmethod
     def __init__(self, api: Any, run: Path, config: Mapping[str, Any], previous_id: str | None) -> None:
         """Open a run of the tracker, or continue `previous_id`."""
 
-    @abstractmethod
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Report numbers by name."""
 
-    @abstractmethod
     def image(self, tag: str, path: Path, step: int) -> None:
         """Report a picture file under a name."""
 
-    def graph(self, nodes: Sequence[GraphNode]) -> None:  # noqa: B027 - not every tracker shows one
+    def graph(self, nodes: Sequence[GraphNode]) -> None:
         """Show the layers of the model, where the tracker can."""
 
-    @abstractmethod
     def checkpoint(self, path: Path) -> None:
-        """Keep a checkpoint."""
+        """Keep a checkpoint, where the tracker keeps files."""
 
-    @abstractmethod
     def close(self) -> None:
         """Send everything and end the tracker's run."""
 

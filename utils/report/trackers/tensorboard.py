@@ -53,8 +53,5 @@ class TensorBoard(Tracker):
                 made.attr["parameters"].i = node.parameters
         self._writer.file_writer.add_event(Event(graph_def=graph.SerializeToString()))
 
-    def checkpoint(self, path: Path) -> None:
-        """Nothing: TensorBoard keeps no files, and the checkpoint lies beside its events."""
-
     def close(self) -> None:
         self._writer.close()
