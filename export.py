@@ -46,10 +46,6 @@ log = logging.getLogger(__name__)
 def export(config: ExportConfig, world: World) -> Verified:
     """Write what config.include names, and run it beside the checkpoint.
 
-    Args:
-        config: the flags.
-        world: this process alone.
-
     Raises:
         UserError: a mistake in the flags; or a file finds something else than the checkpoint.
     """
@@ -61,18 +57,13 @@ def export(config: ExportConfig, world: World) -> Verified:
     written = {}
     for one in formats:
         earlier = ", in place of an earlier one" if job.file(one.suffix).exists() else ""
-        path = one.export(job)
+        written[one.name] = path = one.export(job)
         log.info(f"{one.name}: {path} ({size_of(path) / 1e6:.1f} MB{earlier})")
-        written[one.name] = path
     return verify(job, written, world, index, class_of)
 
 
 def formats_of(config: ExportConfig) -> list[Format]:
-    """What is written, and whether that can be.
-
-    Raises:
-        UserError: an unknown format, a flag that it does not follow, a missing package, or weights that are exported.
-    """
+    """What is written, once it is checked that it can be."""
     formats = chosen(config.include)
     for one in formats:
         one.require(config)
@@ -86,11 +77,7 @@ def formats_of(config: ExportConfig) -> list[Format]:
 
 
 def make_output(folder: Path) -> None:
-    """Make the folder that files go to, before any work.
-
-    Raises:
-        UserError: it cannot be made, or not be written to.
-    """
+    """Make the folder that files go to, and check that they can be written, before any work."""
     is_of_files = folder.suffix and any(one.suffix.endswith(folder.suffix) for one in FORMATS)
     if is_of_files and not folder.is_dir():
         raise ConfigError(

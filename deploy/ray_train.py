@@ -10,6 +10,7 @@ resumes it; so does each restart. docs/ray.md says what the nodes need, and what
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import signal
@@ -68,25 +69,24 @@ class Node:
 
     def left_over(self, kill: bool) -> list[str]:
         """Processes of the run that do not end in time, not even when they are killed; [] as soon as none is left."""
-        found = self._marked_after(SHUTDOWN_S + 20)
+        found = self.marked_after(SHUTDOWN_S + 20)
         if found and kill:
             subprocess.run(["kill", "-KILL", *found], check=False)
-            found = self._marked_after(20)
+            found = self.marked_after(20)
         return found
 
-    def _marked_after(self, seconds: float) -> list[str]:
+    def marked_after(self, seconds: float) -> list[str]:
+        def is_marked(process: Path) -> bool:
+            with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+                return self.mark in (process / "environ").read_bytes().split(b"\0")
+            return False
+
         end = time.monotonic() + seconds
-        while found := [path.name for path in Path("/proc").glob("[0-9]*") if self._is_marked(path)]:
+        while found := [path.name for path in Path("/proc").glob("[0-9]*") if is_marked(path)]:
             if time.monotonic() > end:
-                return found
+                break
             time.sleep(0.2)
         return found
-
-    def _is_marked(self, process: Path) -> bool:
-        try:
-            return self.mark in (process / "environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended meanwhile, or is another user's
-            return False
 
 
 def run_on(nodes: list[Any], commands: list[list[str]]) -> list[int]:
@@ -143,18 +143,8 @@ def attempt(nodes: list[Any], args: argparse.Namespace, train: list[str]) -> lis
 
 def train(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     """Train to the end, with restarts; where the best weights are, after how many epochs, and their metrics."""
-    command = [
-        "-m",
-        "tessera",
-        "train",
-        *flags,
-        "--project",
-        args.project,
-        "--name",
-        args.name,
-        "--device",
-        args.device,
-    ]
+    command = ["-m", "tessera", "train", *flags]
+    command += ["--project", args.project, "--name", args.name, "--device", args.device]
     run, gpus = Path(args.project, args.name).absolute(), 0 if args.device == "cpu" else args.nproc_per_node
     variables = {
         "OMP_NUM_THREADS": str(max(1, args.cpus // args.nproc_per_node)),

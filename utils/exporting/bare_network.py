@@ -70,11 +70,7 @@ def _inference_copy(model: DetectionModel, *, half: bool) -> DetectionModel:
 def network_graph(network: BareNetwork, size_hw: tuple[int, int] | None, *, output: str, opset: int) -> Value:
     """The network as a model of onnx_ir, with the input `images` and one output.
 
-    Args:
-        network: what to export.
-        size_hw: height and width in pixels, multiples of the stride; None = any. The number of images is free.
-        output: name of the output.
-        opset: of the standard operators.
+    `size_hw` is in pixels, multiples of the stride; None = any. The number of images is free.
     """
     import onnx_ir as ir
 

@@ -74,9 +74,7 @@ class ExportJob:
         weights = load_weights(path)
         model = model_of_weights(weights, str(path))
         if model.channels != 3:
-            raise UserError(
-                f"--weights {path}: reads images of {model.channels} channels, expected 3: exports are for RGB."
-            )
+            raise UserError(f"--weights {path}: reads images of {model.channels} channels, expected 3: images are RGB.")
         model.head.keep_inference(end2end=config.end2end)
         size_hw = _fixed(config, model)
         asked = config.imgsz[0] if config.imgsz else weights.usual_imgsz

@@ -32,8 +32,8 @@ class Accelerator:
         group_waits_for_all: ending the process group waits until every rank does so.
         batch_norm: parts of a BatchNorm whose statistics over the ranks travel in one message; None = in two, added up
             image by image in float64, with the same result for any number of ranks.
-        queue_depth: steps or batches that it holds in a queue of its own while the host handles the one before them:
-            batches are copied so far ahead, and the flags of a step are read so many steps later.
+        queue_depth: steps that it holds in a queue of its own: batches are copied so many ahead, and flags of a step
+            are read so many later.
         pins_memory: copies to it start from page-locked memory.
         fused_optimizers: it has torch's fused optimizer kernels, which can skip a step by a flag on the device.
         measures_memory: the figures of its memory are known.
@@ -129,7 +129,7 @@ class Accelerator:
         return torch.amp.GradScaler(self.kind, enabled=dtype == torch.float16)
 
     def rng_state(self) -> Tensor | None:
-        """State of the device's own generator; None where it has none, or has not used it."""
+        """State of the device's own generator; None where it has none."""
         return None
 
     def set_rng_state(self, state: Tensor | None) -> None:
@@ -149,11 +149,7 @@ class Accelerator:
             yield _arrived(*ahead.popleft())
 
     def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start to copy `tensor` to the device, beside what it computes.
-
-        Returns:
-            A function that returns the copy, which may be used from then on; the host does not wait in it.
-        """
+        """Start to copy `tensor` to the device, beside what it computes; the function returns it, without waiting."""
         sent = tensor.to(self.device)
         return lambda: sent
 
@@ -172,11 +168,7 @@ class Accelerator:
         return tensor.to(self.device)
 
     def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start to copy `tensor` to the host.
-
-        Returns:
-            A function that returns the copy, and waits until it is complete.
-        """
+        """Start to copy `tensor` to the host; the function returns the copy, and waits until it is complete."""
         return lambda: tensor.cpu()
 
     def decided(self, flag: Tensor) -> Tensor | bool:

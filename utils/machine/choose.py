@@ -12,11 +12,7 @@ from tessera.utils.text import counted
 
 
 def choose_accelerator(device: str, launch: Launch) -> Accelerator:
-    """What this rank computes on.
-
-    Raises:
-        ConfigError: not a device, not present, or several of them without a launcher.
-    """
+    """What this rank computes on; a ConfigError where it is no device, not present, or several without a launcher."""
     word = device.strip().lower().replace("cuda:", "").replace(" ", "")
     if word == "mps":
         if not torch.backends.mps.is_available():
@@ -38,20 +34,19 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
         )
     missing = [number for number in numbers if not 0 <= number < present]
     if missing:
+        others = f", or numbers from 0 to {present - 1}" if present else ""
         raise ConfigError(
-            f"--device {device}: there is no CUDA device {missing[0]}; torch finds {present}. Use --device cpu"
-            + (f", or numbers from 0 to {present - 1}." if present else ".")
+            f"--device {device}: there is no CUDA device {missing[0]}; torch finds {present}. Use --device cpu{others}."
         )
     # `srun --gpus-per-task=1`: each task sees one, which is its own; ranks compare them later
-    if launch.size == 1 or len(numbers) == 1:
-        return Cuda(torch.device("cuda", numbers[0]))
-    if launch.local_rank >= len(numbers):
+    place = 0 if launch.size == 1 or len(numbers) == 1 else launch.local_rank
+    if place >= len(numbers):
         raise ConfigError(
-            f"local rank {launch.local_rank} has no device: {counted(launch.local_size, 'rank')} on this node, "
-            f"but {len(numbers)} devices. Start at most {len(numbers)} ranks a node, or use --device cpu.",
+            f"local rank {place} has no device: {counted(launch.local_size, 'rank')} on this node, but {len(numbers)} "
+            f"devices. Start at most {len(numbers)} ranks a node, or use --device cpu.",
             reporter=launch.rank,  # the first ranks have devices and see no mistake
         )
-    return Cuda(torch.device("cuda", numbers[launch.local_rank]))
+    return Cuda(torch.device("cuda", numbers[place]))
 
 
 def device_by_itself() -> str:

@@ -54,25 +54,18 @@ def keep_freed_memory() -> None:
     arrive page by page through the kernel, which zeroes them, in each step. That costs a fifth of a training step on
     the CPU. The process stays as large as it has ever been. Without glibc nothing happens.
     """
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
         mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 def in_chunks(read: Callable[[int, int], T], count: int, length: int, slow_s: float) -> list[T]:
-    """`read(start, end)` of each chunk of 0 … `count`, in order: by one thread, by several where the storage is slow.
+    """`read(start, end)` of each chunk of `length` of `count` files, in order.
 
-    From memory or a local disk one thread is fastest, for threads wait for Python's lock; on a cold disk or a network
-    most of the time is waiting for the storage. Processes must not be forked where CUDA or communication threads run.
-
-    Args:
-        read: reads the files from `start` to before `end`.
-        count: files in all.
-        length: files of a chunk.
-        slow_s: seconds a file; as soon as a chunk has taken longer, threads read the others.
+    One thread reads, which is fastest from memory or a local disk, for threads wait for Python's lock; as soon as a
+    chunk has taken longer than `slow_s` a file, several read the others. Processes must not be forked here, where CUDA
+    or communication threads run.
     """
     chunks = [(start, min(start + length, count)) for start in range(0, count, length)]
     found: list[T] = []
@@ -89,15 +82,9 @@ def in_chunks(read: Callable[[int, int], T], count: int, length: int, slow_s: fl
 
 
 def namespace(kind: str) -> str:
-    """Name of a namespace of this process, the same in all processes that share it, and in no others.
+    """Name of a namespace ("pid": process ids, "net": network interfaces), the same where processes share it alone.
 
-    Containers of one host have namespaces of their own, and every boot has others.
-
-    Args:
-        kind: "pid" for process ids, "net" for network interfaces.
-
-    Returns:
-        The name, without spaces; "" where the system does not say: only Linux does.
+    Containers of one host have their own, and every boot has others. Without spaces; "" but on Linux.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

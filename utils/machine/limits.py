@@ -37,15 +37,10 @@ def cpu_quota() -> float:
 
 
 def share_of_cpus(mine: frozenset[int], sharing: Sequence[frozenset[int]], quota: float) -> int:
-    """Processors for one of several processes of a machine, at least 1.
+    """Processors for the one with affinity `mine` of several processes of a machine, at least 1.
 
     Each processor is divided among the processes that may run on it, the quota among all of them: a batch system gives
     each task its own processors, but often one control group to all tasks of a node.
-
-    Args:
-        mine: affinity of the one.
-        sharing: affinities of all, its own among them.
-        quota: see `cpu_quota`.
     """
     share = sum(Fraction(1, sum(cpu in other for other in sharing)) for cpu in mine)
     return max(1, math.floor(min(share, quota / len(sharing))))

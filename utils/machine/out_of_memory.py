@@ -13,15 +13,9 @@ from tessera.utils.text import gib
 
 @contextmanager
 def explain_out_of_memory(accelerator: Accelerator, work: str, remedies: str) -> Iterator[None]:
-    """Inside, exhausted memory is the user's error: with what was computed, and what was free.
+    """Inside, exhausted memory is a UserError: with what was computed, what was free, and remedies in sentences.
 
-    Args:
-        accelerator: of this rank.
-        work: what is computed, such as "a batch of 64 images a rank at 640 px".
-        remedies: sentences.
-
-    Raises:
-        UserError: in place of the error of torch or of one of its libraries.
+    `work` is such as "a batch of 64 images a rank at 640 px".
     """
     try:
         yield
@@ -33,11 +27,6 @@ def explain_out_of_memory(accelerator: Accelerator, work: str, remedies: str) ->
 
 
 def explain_out_of_memory_of(weights: str | Path, accelerator: Accelerator) -> AbstractContextManager[None]:
-    """Inside, where a file's model is read or put on its device, exhausted memory is the user's error.
-
-    Args:
-        weights: names the file.
-        accelerator: where the model goes.
-    """
+    """Inside, where the model of a file is read or put on its device, exhausted memory is a UserError."""
     remedies = "Take a smaller model, or free memory that other processes hold."
     return explain_out_of_memory(accelerator, f"the model of {weights}", remedies)

@@ -24,9 +24,8 @@ class Stopwatch:
 
     def lap(self, stage: str) -> None:
         """Book the time since the last reading on `stage`."""
-        now = self._accelerator.record_event()
-        self._laps.append((stage, self._last, now))
-        self._last = now
+        before, self._last = self._last, self._accelerator.record_event()
+        self._laps.append((stage, before, self._last))
 
     def add(self, stage: str, seconds: float) -> None:
         """Book time that the host spent."""

@@ -18,15 +18,7 @@ _ABOVE = 1e-3  # that rounding may put a score above 1
 
 
 def checked_rows(found: Any, images: int, classes: int) -> NDArray[np.float32]:
-    """Rows of a bare network.
-
-    Args:
-        found: what its runtime gave.
-        images: that went in.
-        classes: that it knows.
-
-    Returns:
-        float32 (B, A, 4 + C).
+    """Rows of a bare network, float32 (B, A, 4 + C), of what its runtime gave.
 
     Raises:
         Damaged: another shape, no numbers, or some that are not finite.
@@ -40,16 +32,13 @@ def checked_rows(found: Any, images: int, classes: int) -> NDArray[np.float32]:
 def checked_detections(
     found: Sequence[Any], classes: int, max_det: int, size_hw: tuple[int, int]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-    """What a whole detector found on a picture.
+    """What a whole detector found on a picture: boxes (n, 4), scores (n,) and classes (n,).
 
     Args:
-        found: boxes (n, 4), scores (n,) and classes (n,), as its runtime gave them.
+        found: as its runtime gave them.
         classes: that it knows.
         max_det: detections that were asked for at most.
         size_hw: of the picture.
-
-    Returns:
-        float32 boxes, float32 scores, int64 classes.
 
     Raises:
         Damaged: other shapes or numbers, too many detections, boxes beyond the picture, nameless classes.
@@ -65,9 +54,8 @@ def checked_detections(
     limits = np.array((width, height, width, height)) + _BEYOND
     if not ((boxes >= -_BEYOND) & (boxes <= limits)).all() or not (boxes[:, :2] <= boxes[:, 2:]).all():
         raise Damaged(f"it finds a box that does not lie in the picture of {width} × {height} pixels")
-    if not ((kinds >= 0) & (kinds < classes) & (kinds == np.floor(kinds))).all():
-        odd = kinds[(kinds < 0) | (kinds >= classes) | (kinds != np.floor(kinds))][0]
-        raise Damaged(f"it finds the class {odd:g}, expected 0 to {classes - 1}")
+    if len(odd := kinds[(kinds < 0) | (kinds >= classes) | (kinds != np.floor(kinds))]):
+        raise Damaged(f"it finds the class {odd[0]:g}, expected 0 to {classes - 1}")
     if not ((scores >= 0) & (scores <= 1 + _ABOVE)).all():
         raise Damaged(f"it finds scores from {scores.min():g} to {scores.max():g}, expected 0 to 1")
     return boxes.astype(np.float32, copy=False), scores.astype(np.float32, copy=False), kinds.astype(np.int64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -30,6 +29,7 @@ class TrainedNetwork(Backend):
     """
 
     source = "the model of the training"
+    _augment = False
 
     def __init__(
         self, fused: DetectionModel, imgsz: int, accelerator: Accelerator, precision: Precision | None = None
@@ -43,10 +43,10 @@ class TrainedNetwork(Backend):
     def __call__(self, images: Tensor) -> Tensor:
         """As Backend."""
         with torch.no_grad(), self._precision.autocast():
-            return self._decoded(images)
-
-    def _decoded(self, images: Tensor) -> Tensor:
-        return cast(Tensor, self._model(images)[0])
+            if self._augment:
+                return predict_augmented(self._model, images)
+            decoded: Tensor = self._model(images)[0]
+            return decoded
 
     def describe(self, imgsz: int) -> str:
         """As Model."""
@@ -69,7 +69,6 @@ class TorchNetwork(TrainedNetwork):
         model: DetectionModel,
         weights: Weights,
         accelerator: Accelerator,
-        *,
         augment: bool = False,
         half: bool = False,
     ) -> None:
@@ -85,9 +84,6 @@ class TorchNetwork(TrainedNetwork):
     def compute_apart(self) -> int:
         """As Model."""
         return at_once() if self.accelerator.is_host else 1
-
-    def _decoded(self, images: Tensor) -> Tensor:
-        return predict_augmented(self._model, images) if self._augment else super()._decoded(images)
 
 
 def fused_copy(model: DetectionModel, accelerator: Accelerator) -> DetectionModel:

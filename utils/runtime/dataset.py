@@ -18,12 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def read_dataset(data: str, weights: str, trained_on: str) -> DatasetSpec:
-    """The dataset of `--data`, else the one that the weights were trained on, where they say it.
-
-    Args:
-        data: as given with --data; "" where it was not.
-        weights: names their file in messages.
-        trained_on: the dataset that the weights say; "" where they do not.
+    """The dataset of `--data`, else the one that the weights were trained on; each "" where it is not known.
 
     Raises:
         UserError: none is known, it is not there, or has a mistake.
@@ -82,9 +77,8 @@ def classes_of(names: Sequence[str], spec: DatasetSpec, given: str, *, single_cl
         if left_out:
             report += f"; detections of the model's other {left_out} are left out"
         if unknown:
-            report += (
-                f"; unknown, with an AP of 0 in the mean for each that has labels: {printable(first_of(unknown, 5))}"
-            )
+            listed = printable(first_of(unknown, 5))
+            report += f"; unknown, with an AP of 0 in the mean for each that has labels: {listed}"
         log.log(logging.WARNING if unknown else logging.INFO, f"{report}.")
     return found
 

@@ -41,15 +41,9 @@ class MissingDevice(UserError):
 
 @contextmanager
 def errors_of(runtime: str, path: Path, does: str) -> Iterator[None]:
-    """Inside, an error of a runtime is one about the file: each has classes of its own, without a common base.
+    """Inside, an error of a runtime, and `Damaged`, is a UserError about the file; exhausted memory stays as it is.
 
-    Args:
-        runtime: such as "ONNX Runtime".
-        path: of the file.
-        does: what it is to do with the file: "load" or "compute".
-
-    Raises:
-        UserError: in place of the runtime's error, and of `Damaged`; not of exhausted memory, as torch says it.
+    Each runtime has classes of errors of its own, without a common base. `does`: "load" or "compute".
     """
     try:
         yield
@@ -98,12 +92,7 @@ class Description:
 
     @classmethod
     def read(cls, strings: Mapping[str, str], path: Path, looks_like: str = "") -> Description:
-        """What the strings of a file mean.
-
-        Args:
-            strings: its metadata.
-            path: of the file, for messages.
-            looks_like: what else is known of it, for the message, such as "its inputs are images float32 [1, 3]".
+        """What the strings of a file mean; `looks_like` is what else a message can say of it.
 
         Raises:
             UserError: another program made it, or a later version of this one.
@@ -144,11 +133,7 @@ class Description:
 
 
 def _check_sizes(names: tuple[str, ...], imgsz: int, stride: int, size_hw: tuple[int, int] | None) -> None:
-    """Check what exported files say alone.
-
-    Raises:
-        Damaged: a value that export.py does not write.
-    """
+    """Raise Damaged where it is a value that export.py does not write."""
     if not names:
         raise Damaged("it names no class")
     if not (0 < stride <= _MULTIPLE and _MULTIPLE % stride == 0) and not _MULTIPLE < stride <= _WIDEST_STRIDE:

@@ -17,8 +17,6 @@ from tessera.utils.machine.extras import import_extra
 from tessera.utils.machine.host import MOST_AT_ONCE
 from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
-_QUIET = 3  # errors alone
-
 
 class _Session:
     """A file in ONNX Runtime.
@@ -67,10 +65,6 @@ class _Session:
 def open_onnx(path: Path, accelerator: Accelerator) -> ExportedNetwork | ExportedDetector:
     """Open an ONNX file of export.py.
 
-    Args:
-        path: of the file.
-        accelerator: what it must be computed on.
-
     Raises:
         UserError: ONNX Runtime is missing or lacks the provider; or another program made the file.
         Exception: of a class for each of the runtime's codes: the file is damaged.
@@ -81,7 +75,7 @@ def open_onnx(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exporte
 
     def open_with(threads: int) -> Any:
         options = library.SessionOptions()
-        options.log_severity_level = _QUIET
+        options.log_severity_level = 3  # errors alone
         options.intra_op_num_threads = threads
         # Between two pictures its threads would keep the cores busy that decoding, suppression and others need.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

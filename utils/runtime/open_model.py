@@ -65,9 +65,7 @@ def open_model(
     loaded = world.from_main(lambda: load_weights(resolve_weights(weights)))
     model = model_of_weights(loaded, weights)
     if model.channels != 3:
-        raise UserError(
-            f"--weights {weights}: reads images of {model.channels} channels, expected 3: pictures are RGB."
-        )
+        raise UserError(f"--weights {weights}: reads images of {model.channels} channels, expected 3: images are RGB.")
     model.head.keep_inference(end2end=end2end)
     return TorchNetwork(model, loaded, world.accelerator, augment=augment, half=half)
 
@@ -82,10 +80,7 @@ def open_exported(
 ) -> ExportedDetector | ExportedNetwork:
     """Open a file of export.py in the runtime that it is made for; it computes with as many threads as torch.
 
-    Args:
-        name: as given with --weights.
-        accelerator: what it must be computed on.
-        trust_file: a file that is a program may run; else it is refused, and nothing of it is read.
+    A file that is a program is refused without `trust_file`, and nothing of it is read.
 
     Raises:
         UserError: there is no such file, it is damaged, it is a program that is not trusted, its runtime is missing or

@@ -23,19 +23,15 @@ _FIRST_CALL = threading.Lock()
 
 
 def open_openvino(path: Path, accelerator: Accelerator) -> ExportedNetwork | ExportedDetector:
-    """Open an OpenVINO file of export.py.
-
-    Args:
-        path: of the .xml.
-        accelerator: what it must be computed on.
+    """Open an OpenVINO file of export.py, the .xml.
 
     Raises:
         UserError: OpenVINO is missing or lacks the device; or another program made the file.
         RuntimeError: the file is damaged.
     """
     openvino = import_extra("openvino", "openvino", str(path))
-    with _FIRST_CALL:
-        _make_tables(openvino)
+    with _FIRST_CALL:  # from NumPy's types to OpenVINO's, and back
+        np.array(openvino.Tensor(np.zeros(1, np.float32), shared_memory=True).data)
     core, device = openvino.Core(), accelerator.openvino_device
     if device not in core.available_devices:
         raise MissingDevice(
@@ -60,7 +56,9 @@ def open_openvino(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exp
         found = compute(inputs)
         return [found[name] for name in ("boxes", "scores", "classes")]
 
-    description = Description.read(_strings(model), path)
+    found = model.get_rt_info([SECTION]).value if model.has_rt_info([SECTION]) else {}  # {}: another program's
+    strings = {str(key): str(getattr(value, "value", value)) for key, value in found.items()}
+    description = Description.read(strings, path)
     devices = compiled.get_property("EXECUTION_DEVICES")
     runtime = f"OpenVINO, {', '.join(devices) if isinstance(devices, list) else devices}"
     if description.whole:
@@ -70,16 +68,3 @@ def open_openvino(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exp
     first = compiled.input(0).get_partial_shape()[0]
     batch = None if first.is_dynamic else first.get_length()
     return ExportedNetwork(description, runtime, accelerator, lambda images: compute({taken: images})[given], batch)
-
-
-def _make_tables(openvino: Any) -> None:
-    """From NumPy's types to OpenVINO's, and back."""
-    tensor = openvino.Tensor(np.zeros(1, np.float32), shared_memory=True)
-    np.array(tensor.data)
-
-
-def _strings(model: Any) -> dict[str, str]:
-    """The metadata of a model; {} where it is another program's."""
-    if not model.has_rt_info([SECTION]):
-        return {}
-    return {str(key): str(getattr(value, "value", value)) for key, value in model.get_rt_info([SECTION]).value.items()}

@@ -35,12 +35,7 @@ _NO_BOXES, _NO_CLASSES = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
 
 
 class TimedDetections(NamedTuple):
-    """What was found on a picture.
-
-    Attributes:
-        detections: on the host, in pixels of the picture.
-        speed_ms: milliseconds: preparation, inference, suppression.
-    """
+    """What was found on a picture, on the host and in its pixels; milliseconds: preparation, inference, suppression."""
 
     detections: Detections
     speed_ms: tuple[float, float, float]
@@ -89,8 +84,9 @@ class Pipeline:
             spent += speed_ms
         started = time.perf_counter()
         joined = join(tiles, parts, size_hw, rules)
+        spent[2] += 1000 * (time.perf_counter() - started)
         preparation, inference, suppression = spent.tolist()
-        return TimedDetections(joined, (preparation, inference, suppression + 1000 * (time.perf_counter() - started)))
+        return TimedDetections(joined, (preparation, inference, suppression))
 
     def _untiled(self, picture: NDArray[np.uint8], rules: Suppression) -> TimedDetections:
         started = time.perf_counter()
@@ -135,12 +131,7 @@ def suppression_of(
     agnostic: bool = False,
     class_confs: tuple[float, ...] = (),
 ) -> Suppression:
-    """The rules of a validation: several labels a box, but where there is one class alone.
-
-    Args:
-        model: whose classes are counted.
-        conf, iou, max_det, agnostic, class_confs: as in `Suppression`.
-    """
+    """The rules of a validation, with what `Suppression` takes: several labels a box unless there is one class."""
     one_class = len(model.names) == 1
     rules = Suppression(
         conf, iou, max_det, multi_label=not one_class, agnostic=agnostic or one_class, class_confs=class_confs

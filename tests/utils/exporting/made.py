@@ -12,14 +12,13 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
-from tessera.data.augment.scene import letterbox
-from tessera.data.feed.shapes import loaded_sizes, validation_shapes
 from tessera.models.detector import DetectionModel
 from tessera.models.suppression import Suppression, non_max_suppression, undo_letterbox
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.types import Detections, Sample
+from tessera.utils.runtime.pipeline import fit_picture
+from tessera.utils.types import Detections
 from tests.system.tiny import make_data
 
 BODY = [[-1, 1, "Conv", [8, 6, 2, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "C3", [16]], [-1, 1, "Conv", [32, 3, 2]]]
@@ -90,31 +89,13 @@ def picture(height: int, width: int, seed: int = 0, *, gray: bool = False) -> ND
     return np.repeat(image[..., :1], 3, 2) if gray else image
 
 
-def placed(image: NDArray[np.uint8], imgsz: int, stride: int) -> tuple[NDArray[np.uint8], torch.Tensor]:
-    """What a validation makes of a picture, uint8 (H', W', 3), and its placement."""
-    size_hw = np.array([image.shape[:2]], np.int32)
-    (height, width), (padded_h, padded_w) = (
-        loaded_sizes(size_hw, imgsz)[0].tolist(),
-        validation_shapes(size_hw, imgsz, stride)[0].tolist(),
-    )
-    if (height, width) != image.shape[:2]:
-        how = cv2.INTER_AREA if max(image.shape[:2]) > imgsz else cv2.INTER_LINEAR
-        resized = np.asarray(cv2.resize(image, (width, height), interpolation=how), np.uint8)
-    else:
-        resized = image
-    sample = Sample(resized, np.zeros((0, 4), np.float32), np.zeros(0, np.int32))
-    sample, (scale_x, scale_y, left, top) = letterbox(sample, (padded_h, padded_w))
-    scales = scale_x * width / image.shape[1], scale_y * height / image.shape[0]
-    return sample.image, torch.tensor((*scales, left, top), dtype=torch.float64)
-
-
 def pipeline(model: DetectionModel, image: NDArray[np.uint8], imgsz: int, rules: Suppression) -> Detections:
     """Detections of a picture by the functions of a validation."""
-    letterboxed, placement = placed(image, imgsz, model.stride)
+    canvas, placement = fit_picture(image, imgsz, model.stride)
     with torch.no_grad():
-        decoded = model(torch.from_numpy(letterboxed)[None].permute(0, 3, 1, 2).float().div_(255))[0]
+        decoded = model(torch.from_numpy(canvas)[None].permute(0, 3, 1, 2).float().div_(255))[0]
     (found,) = non_max_suppression(decoded, rules)
-    return undo_letterbox(found, placement, (image.shape[0], image.shape[1]))
+    return undo_letterbox(found, torch.tensor(placement, dtype=torch.float64), (image.shape[0], image.shape[1]))
 
 
 def thresholds(conf: float, iou: float = 0.45, max_det: int = 300) -> dict[str, NDArray[Any]]:
@@ -130,31 +111,26 @@ def unmatched(
     expected: Detections, found: Mapping[str, NDArray[Any]], *, px: float = 0.05, score: float = 1e-3
 ) -> list[int]:
     """Detections of `expected` without their equal in `found`, which each is of one."""
-    left = list(range(len(found["scores"])))
+    boxes, scores, classes = (part.numpy() for part in (expected.boxes_xyxy, expected.scores, expected.classes))
+    equal = (
+        (classes[:, None] == found["classes"])
+        & (np.abs(scores[:, None] - found["scores"]) <= score)
+        & (np.abs(boxes[:, None] - found["boxes"]).max(2, initial=0) <= px)
+    )
     missing = []
-    for i in range(len(expected.scores)):
-        equal = [
-            j
-            for j in left
-            if found["classes"][j] == expected.classes[i]
-            and abs(found["scores"][j] - expected.scores[i].item()) <= score
-            and np.abs(found["boxes"][j] - expected.boxes_xyxy[i].numpy()).max() <= px
-        ]
-        if equal:
-            left.remove(equal[0])
+    for row, partners in enumerate(equal):
+        if partners.any():
+            equal[:, partners.argmax()] = False
         else:
-            missing.append(i)
+            missing.append(row)
     return missing
 
 
 def differing(expected: Detections, found: Mapping[str, NDArray[Any]], conf: float, margin: float = 0.01) -> int:
     """How many detections of either side, `margin` above the threshold at least, the other has not."""
     back = Detections(*(torch.from_numpy(np.array(found[name])) for name in ("boxes", "scores", "classes")))
-    there = {
-        "boxes": expected.boxes_xyxy.numpy(),
-        "scores": expected.scores.numpy(),
-        "classes": expected.classes.numpy(),
-    }
+    parts = (expected.boxes_xyxy, expected.scores, expected.classes)
+    there = {name: part.numpy() for name, part in zip(("boxes", "scores", "classes"), parts, strict=True)}
     return len(unmatched(_above(expected, conf + margin), found)) + len(unmatched(_above(back, conf + margin), there))
 
 

@@ -198,9 +198,7 @@ def test_benchmark_app_is_given_what_the_file_takes(session: Any) -> None:
     taken = {value.name: value.shape for value in session.get_inputs()}
     assert given.keys() == taken.keys()
     for name, shape in taken.items():
-        assert [side if isinstance(side, int) else own for side, own in zip(shape, given[name], strict=True)] == given[
-            name
-        ]
+        assert all(isinstance(side, str) or side == own for side, own in zip(shape, given[name], strict=True)), name
 
 
 def test_tritons_configuration_is_of_the_file(session: Any) -> None:

@@ -39,23 +39,6 @@ REAL_SIZES: tuple[tuple[int, ...], ...] = (
     *((),) * 6,
     *((3000, 4000), (1080, 1920), (1213, 1800), (700, 300), (2000, 500), (200, 150), (64, 400), (641, 640), (1, 1)),
 )
-NUMPY_ALONE = """
-import sys
-
-class Refused:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "torchvision", "utils", "models", "data", "export", "cv2", "onnx"):
-            raise ImportError(name + " is not for this process")
-
-sys.meta_path.insert(0, Refused())
-import numpy as np
-import onnxruntime
-
-session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
-boxes, scores, classes = session.run(None, dict(np.load(sys.argv[2])))
-np.savez(sys.argv[3], boxes=boxes, scores=scores, classes=classes)
-assert not {"torch", "utils", "models"} & set(sys.modules)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -139,17 +122,6 @@ def test_it_says_what_it_is(made_onnx: Path, made_pt: Path) -> None:
     assert said["torch_version"] == torch.__version__ and "Apache-2.0" in said["license"]
 
 
-def test_onnxruntime_and_numpy_are_enough(made_onnx: Path, session: Any, tmp_path: Path) -> None:
-    image = picture(200, 170)
-    np.savez(tmp_path / "given.npz", image=image, **thresholds(CONF))
-    command = [sys.executable, "-I", "-c", NUMPY_ALONE, str(made_onnx)]
-    subprocess.run([*command, str(tmp_path / "given.npz"), str(tmp_path / "found.npz")], check=True, timeout=120)
-    found = np.load(tmp_path / "found.npz")
-    expected = detections(session, image, CONF)
-    assert len(found["scores"]) == len(expected["scores"]) > 0
-    np.testing.assert_allclose(found["boxes"], expected["boxes"], atol=1e-3)
-
-
 def test_the_lines_in_the_file_run_and_the_runtime_has_no_remark(made_onnx: Path, session: Any, tmp_path: Path) -> None:
     (tmp_path / "best.onnx").write_bytes(made_onnx.read_bytes())
     Image.fromarray(picture(120, 90)).save(tmp_path / "photo.jpg")
@@ -170,17 +142,6 @@ def test_a_file_of_an_earlier_export_whose_thresholds_have_defaults_still_runs(m
         rules = Suppression(conf, IOU, max_det)
         found = [open_onnx(path, Accelerator()).detect(image, rules) for path in (made_onnx, tmp_path / "best.onnx")]
         assert torch.equal(found[0].boxes_xyxy, found[1].boxes_xyxy) and len(found[0].scores) > 0
-
-
-def test_openvino_finds_the_same(made_onnx: Path, model: DetectionModel) -> None:
-    openvino = pytest.importorskip("openvino")
-    compiled = openvino.Core().compile_model(str(made_onnx), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    for size_hw in ((96, 96), (288, 192), (40, 70), (1, 1)):
-        image = picture(*size_hw)
-        answers = compiled({"image": image, **thresholds(CONF)})
-        found = {name: answers[name] for name in ("boxes", "scores", "classes")}
-        expected = pipeline(model, image, IMGSZ, Suppression(CONF, IOU))
-        assert differing(expected, found, CONF) == 0
 
 
 @pytest.mark.slow

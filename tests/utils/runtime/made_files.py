@@ -29,32 +29,23 @@ class Cells(nn.Module):
 
 
 def write_onnx(path: Path, strings: dict[str, str] = STRINGS, batch: int | None = None) -> Path:
-    """The same network from ONNX's own helpers; for images of 64 × 64 pixels."""
+    """The same network from ONNX's own operators; for images of 64 × 64 pixels."""
     onnx = import_extra("onnx", "export", "a test")
-    helper, numpy_helper = onnx.helper, onnx.numpy_helper
-    boxes = Cells()(torch.zeros(1, 3, 64, 64))[:, :, :4].numpy()
-    sizes = [batch or "batch", 3, 64, 64]
-    graph = helper.make_graph(
-        [
-            helper.make_node("AveragePool", ["images"], ["cells"], kernel_shape=[32, 32], strides=[32, 32]),
-            helper.make_node("Reshape", ["cells", "flat"], ["columns"]),
-            helper.make_node("Transpose", ["columns"], ["scores"], perm=[0, 2, 1]),
-            helper.make_node("Shape", ["columns"], ["count"], start=0, end=1),
-            helper.make_node("Concat", ["count", "rows"], ["shape"], axis=0),
-            helper.make_node("Expand", ["boxes", "shape"], ["all"]),
-            helper.make_node("Concat", ["all", "scores"], ["predictions"], axis=2),
-        ],
-        "cells",
-        [helper.make_tensor_value_info("images", onnx.TensorProto.FLOAT, sizes)],
-        [helper.make_tensor_value_info("predictions", onnx.TensorProto.FLOAT, [batch or "batch", 4, 7])],
-        [
-            numpy_helper.from_array(boxes, "boxes"),
-            numpy_helper.from_array(torch.tensor([0, 3, -1]).numpy(), "flat"),
-            numpy_helper.from_array(torch.tensor([4, 4]).numpy(), "rows"),
-        ],
+    boxes = ", ".join(map(str, Cells()(torch.zeros(1, 3, 64, 64))[0, :, :4].flatten().tolist()))
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]>
+        cells (float[{batch or "batch"}, 3, 64, 64] images) => (float[{batch or "batch"}, 4, 7] predictions)
+        <float[1, 4, 4] boxes = {{{boxes}}}, int64[3] flat = {{0, 3, -1}}, int64[2] rows = {{4, 4}}> {{
+            cells = AveragePool <kernel_shape = [32, 32], strides = [32, 32]> (images)
+            columns = Reshape (cells, flat)
+            scores = Transpose <perm = [0, 2, 1]> (columns)
+            count = Shape <start = 0, end = 1> (columns)
+            shape = Concat <axis = 0> (count, rows)
+            all = Expand (boxes, shape)
+            predictions = Concat <axis = 2> (all, scores)
+        }}"""
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    helper.set_model_props(model, strings)
+    onnx.helper.set_model_props(model, strings)
     onnx.checker.check_model(model)
     onnx.save(model, path)
     return path

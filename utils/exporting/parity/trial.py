@@ -52,12 +52,6 @@ def try_out(
 ) -> Findings:
     """Let a network find what it finds; its first round also compiles what it compiles for each shape.
 
-    Args:
-        backend: what computes.
-        pictures: uint8 (H, W, 3) RGB.
-        imgsz: their long side becomes this.
-        rounds: thresholds of each.
-
     Raises:
         UserError: it cannot be computed.
     """
@@ -75,13 +69,9 @@ def try_out(
 def difference_of(
     reference: Findings, other: Findings, pictures: Sequence[Pixels], imgsz: int, allowed: Tolerance, network: Backend
 ) -> Difference:
-    """How far two trials on the same pictures are apart.
+    """How far two trials, of a network and of a file, are apart.
 
-    Args:
-        reference, other: of the network and of a file.
-        pictures, imgsz: of both.
-        allowed: how far they may be apart.
-        network: that of `reference`; its candidates are looked at where the two suppressions differ.
+    Where it is more than `allowed`, the candidates of `network` tell whether the suppression had a choice.
     """
     parts = []
     for asked, expected, found in zip(reference.rounds, reference.found, other.found, strict=True):

@@ -64,8 +64,7 @@ def verify(
         job: what was exported.
         files: that were made of it, by format.
         world: this process.
-        index: images to compare and measure on; None = compare on drawn ones.
-        class_of: as of Settings.
+        index, class_of: of `job.images`, to compare and measure on; None = compare on drawn pictures.
 
     Raises:
         UserError: of files that find something else than the network, or lose more than `--max-drop`: what, and by how
@@ -94,15 +93,7 @@ class Measured(NamedTuple):
 
 
 class Judge:
-    """Compares files with the network that they were made of.
-
-    Args:
-        job: what was exported.
-        pictures: to compare on.
-        world: this process.
-        index: to measure mAP on; None = not measured.
-        settings: of that measurement.
-    """
+    """Compares files with the network that they were made of, on pictures; and their mAP, where there is an index."""
 
     def __init__(
         self, job: ExportJob, pictures: Sequence[Pixels], world: World, index: DatasetIndex | None, settings: Settings

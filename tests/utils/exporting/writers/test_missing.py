@@ -6,7 +6,6 @@ import errno
 import importlib
 import json
 import re
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -19,16 +18,6 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.extras import MissingExtra, import_extra
 from tessera.utils.runtime.open_model import open_exported
 from tests.utils.runtime.made_files import STRINGS
-
-
-@pytest.mark.parametrize(("name", "package"), [("ncnn", "pnnx"), ("litert", "litert-torch")])
-def test_a_package_that_is_missing_is_named_with_its_extra(made_pt: Path, name: str, package: str) -> None:
-    if find_spec(package.replace("-", "_")):
-        pytest.skip(f"{package} is installed")
-    before = set(made_pt.parent.iterdir())
-    with pytest.raises(UserError, match=rf"--include {name}: needs .*{package}.*uv sync --extra {name}"):
-        export.run(weights=str(made_pt), include=[name], imgsz=96, device="cpu")
-    assert set(made_pt.parent.iterdir()) == before
 
 
 def test_a_package_that_does_not_load_is_named_whatever_it_raises(
