@@ -64,19 +64,19 @@ class Job:
 
     def processes(self) -> list[int]:
         """Ids of all living processes of this job, the launcher among them."""
-        return sorted(pid for pid in _living() if self.mark.encode() in _read(pid, "environ").split(b"\0"))
+        return sorted(pid for pid in _living() if self.mark.encode() in read_proc(pid, "environ").split(b"\0"))
 
     def rank(self, number: int) -> int:
         """Process id of a rank."""
         for pid in self.processes():
-            variables = _read(pid, "environ").split(b"\0")
-            if f"RANK={number}".encode() in variables and _parent(pid) == self.process.pid:
+            variables = read_proc(pid, "environ").split(b"\0")
+            if f"RANK={number}".encode() in variables and parent_of(pid) == self.process.pid:
                 return pid
         raise AssertionError(f"rank {number} is not there\n{self.said}")
 
     def children(self, parent: int) -> list[int]:
         """Processes that `parent` has started: of a rank, its loader workers."""
-        return [pid for pid in self.processes() if _parent(pid) == parent]
+        return [pid for pid in self.processes() if parent_of(pid) == parent]
 
     def wait(self, timeout: float = 300) -> Outcome:
         """Wait for the command to end by itself; after `timeout` seconds the test fails, with the job killed."""
@@ -107,7 +107,7 @@ class Job:
         end = time.monotonic() + within_s
         while (pids := self.processes()) and time.monotonic() < end:
             time.sleep(0.1)
-        return [_read(pid, "cmdline").replace(b"\0", b" ").decode() for pid in pids]
+        return [read_proc(pid, "cmdline").replace(b"\0", b" ").decode() for pid in pids]
 
     def kill(self) -> list[int]:
         """Kill every process at once, by its id; returns the ids."""
@@ -206,18 +206,18 @@ def _living() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
-def _parent(pid: int) -> int:
-    found = re.search(rb"\nPPid:\t(\d+)", _read(pid, "status"))
+def parent_of(pid: int) -> int:
+    found = re.search(rb"\nPPid:\t(\d+)", read_proc(pid, "status"))
     return int(found[1]) if found else 0
 
 
 def _answers(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal, so that it outlives it."""
-    found = re.search(rb"\nSigCgt:\t([0-9a-f]+)", _read(pid, "status"))
+    found = re.search(rb"\nSigCgt:\t([0-9a-f]+)", read_proc(pid, "status"))
     return bool(found and int(found[1], 16) >> (number - 1) & 1)
 
 
-def _read(pid: int, what: str) -> bytes:
+def read_proc(pid: int, what: str) -> bytes:
     """A file of a process's folder in /proc; nothing where it has gone meanwhile."""
     try:
         return Path(f"/proc/{pid}/{what}").read_bytes()
