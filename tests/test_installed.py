@@ -32,7 +32,6 @@ def python(folder: Path, path: Path, *words: str) -> subprocess.CompletedProcess
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of packages, with this one and what an installer writes beside it."""
     folder = tmp_path_factory.mktemp("site")
     shutil.copytree(ROOT / "tessera", folder / "tessera", ignore=shutil.ignore_patterns("__pycache__"))
     about = folder / "a_name-1.0.dist-info"

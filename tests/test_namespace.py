@@ -45,7 +45,6 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project that calls its own modules as everybody does."""
     (tmp_path / "utils.py").write_text("whose = 'mine'\n")
     (tmp_path / "train.py").write_text("whose = 'mine'\n")
     for package in ("models", "data"):

@@ -89,7 +89,6 @@ def right(claims: Sequence[Claim], planted: Sequence[Planted], index: DatasetInd
 
 
 def report(name: str, claims: Sequence[Claim], planted: Sequence[Planted], index: DatasetIndex) -> None:
-    """A line for each kind, for all, for those of high scores, and for pictures."""
     for kind in (*KINDS, "all"):
         mine = sorted((c for c in claims if kind in (c[1], "all")), key=lambda claim: -claim[0])
         there = [error for error in planted if kind in (error.kind, "all")]
@@ -108,7 +107,6 @@ def report(name: str, claims: Sequence[Claim], planted: Sequence[Planted], index
 
 
 def pictures(name: str, worst: dict[int, float], planted: Sequence[Planted], index: DatasetIndex) -> None:
-    """A line for the pictures, ranked by how bad they are."""
     bad = {error.stem for error in planted}
     ranked = sorted(worst, key=lambda image: -worst[image])[: len(bad)]
     share = sum(index.path(image).stem in bad for image in ranked) / len(bad)
@@ -116,7 +114,6 @@ def pictures(name: str, worst: dict[int, float], planted: Sequence[Planted], ind
 
 
 def ours(evidence: EvidenceSink, index: DatasetIndex) -> list[Claim]:
-    """What --find-errors lists."""
     claims: list[Claim] = []
     for s in suspects(evidence.evidence(), index):
         box = s.suggested_box if s.kind is Suspicion.MISSING else s.box

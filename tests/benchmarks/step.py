@@ -43,7 +43,6 @@ WARM_UP = 40  # steps in which the loss scale of float16, 65536 at first, may be
 
 
 def made_batch(index: DatasetIndex, batch: int, imgsz: int) -> Batch:
-    """The first batch of a training: mosaics of real images."""
     run = made_run(load_hyp("hyp.scratch-low.yaml"), imgsz=imgsz, batch_size=batch, epochs=1, workers=0)
     return next(iter(build_train_loader(run, ImageStore(index, imgsz, "linear")).batches(0)))
 

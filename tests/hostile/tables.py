@@ -31,7 +31,6 @@ _CELLS = (
 
 
 def trial(rng: random.Random, folder: Path) -> str:
-    """Damage the table of three epochs; read it, and open it as a resumed run does."""
     path = folder / "results.csv"
     table = ResultsTable(path, LOSSES)
     for epoch in range(3):

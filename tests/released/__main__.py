@@ -48,7 +48,6 @@ def main() -> int:
 
 
 def keep(kind: str, folder: Path, data: Path, target: Path) -> None:
-    """Train a model of one kind, and put a checkpoint and what it finds into `target`."""
     cfg, hyp = folder / f"{kind}.yaml", folder / "hyp.yaml"
     described = {"nc": 2, "depth_multiple": 1.0, "width_multiple": 1.0, "backbone": BODY, "head": [HEADS[kind]]}
     write_yaml(cfg, {**described, **ANCHORS[kind]})

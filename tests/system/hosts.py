@@ -40,7 +40,6 @@ class Host:
     hidden: tuple[Path, ...] = ()
 
     def start(self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-        """Begin a command on this host; what it prints goes to `log`.out and `log`.err."""
         mounts = "".join(f"mount -t tmpfs none '{folder}' && " for folder in self.hidden)
         inside = f"{mounts}hostname {self.namespace} && cd '{cwd}' && exec \"$@\""
         full_env = environment({"GLOO_SOCKET_IFNAME": DEVICE, **env})
@@ -54,7 +53,6 @@ class Host:
             )
 
     def processes(self) -> list[int]:
-        """Ids of all that runs on this host."""
         listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=60)
         return [int(word) for word in listed.stdout.split()]
 

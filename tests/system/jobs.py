@@ -67,7 +67,6 @@ class Job:
         return sorted(pid for pid in _living() if self.mark.encode() in read_proc(pid, "environ").split(b"\0"))
 
     def rank(self, number: int) -> int:
-        """Process id of a rank."""
         for pid in self.processes():
             variables = read_proc(pid, "environ").split(b"\0")
             if f"RANK={number}".encode() in variables and parent_of(pid) == self.process.pid:
@@ -75,7 +74,6 @@ class Job:
         raise AssertionError(f"rank {number} is not there\n{self.said}")
 
     def children(self, parent: int) -> list[int]:
-        """Processes that `parent` has started: of a rank, its loader workers."""
         return [pid for pid in self.processes() if parent_of(pid) == parent]
 
     def wait(self, timeout: float = 300) -> Outcome:
@@ -110,7 +108,6 @@ class Job:
         return [read_proc(pid, "cmdline").replace(b"\0", b" ").decode() for pid in pids]
 
     def kill(self) -> list[int]:
-        """Kill every process at once, by its id; returns the ids."""
         killed: list[int] = []
         while pids := self.processes():  # again, for those that were being started
             for pid in pids:

@@ -23,7 +23,6 @@ COMPARE = ROOT / "compare.py"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """Two runs of a little detector that differ in their seed, and their dataset."""
     folder = tmp_path_factory.mktemp("runs")
     data = make_data(folder, train=8, val=9)
     for seed in ("1", "2"):
@@ -37,7 +36,6 @@ def args(project: Path, *more: str) -> list[str]:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """compare.json, without what is measured by a clock."""
     content: dict[str, Any] = json.loads((folder / "compare.json").read_text())
     del content["ms"]
     for run in content["a"] + content["b"]:

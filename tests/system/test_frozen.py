@@ -35,7 +35,6 @@ def arguments(data: Path, folder: Path) -> list[str]:
 
 
 def ends(job: Job, pids: list[int]) -> None:
-    """The processes end, and their loader workers with them."""
     end = time.monotonic() + END_S
     while set(job.processes()) & set(pids) and time.monotonic() < end:
         time.sleep(0.1)

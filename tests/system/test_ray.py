@@ -75,7 +75,6 @@ class Cluster:
         return [pid for host in self.hosts for pid in host.processes()]
 
     def ranks(self) -> list[int]:
-        """Those of trainings."""
         return [pid for pid in self.processes() if b"RAY_TRAIN_RUN=" in read_proc(pid, "environ")]
 
 
