@@ -11,7 +11,8 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,25 +49,18 @@ def made_batch(index: DatasetIndex, batch: int, imgsz: int) -> Batch:
 
 
 class Stages(NoProfile):
+    """Adds up the seconds of each stage."""
+
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    def stage(self, name: str):  # type: ignore[no-untyped-def]
-        return _Stage(self, name)
-
-
-class _Stage:
-    def __init__(self, stages: Stages, name: str) -> None:
-        self.stages, self.name = stages, name
-
-    def __enter__(self) -> None:
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
         _wait()
-        self.started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
+        started = time.perf_counter()
+        yield
         _wait()
-        spent = time.perf_counter() - self.started
-        self.stages.seconds[self.name] = self.stages.seconds.get(self.name, 0.0) + spent
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 def _wait() -> None:
