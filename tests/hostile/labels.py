@@ -84,7 +84,7 @@ def text_bytes(rng: random.Random, folder: Path) -> None:
 
 
 def special_file(rng: random.Random, folder: Path) -> None:
-    places = (
+    places = [
         "labels/a.txt",
         "labels/auto_labels.jsonl",
         "set.json",
@@ -92,7 +92,7 @@ def special_file(rng: random.Random, folder: Path) -> None:
         "images/d.jpg",
         "set.txt",
         "set.yaml",
-    )
+    ]
     path = folder / rng.choice(places)
     path.parent.mkdir(exist_ok=True)
     make_special(path, rng)
@@ -160,11 +160,8 @@ def coco_bytes(rng: random.Random, folder: Path) -> None:
     deep = b"[" * rng.choice((900, 5000, 200_000))
     at = rng.randrange(len(raw))
     digits = b"9" * rng.choice((30, 4000, 5000))
-    put(
-        folder,
-        "set.json",
-        rng.choice((raw[:at], raw[:at] + rng.randbytes(3) + raw[at:], raw[:at] + deep, digits, deep)),
-    )
+    changed = rng.choice((raw[:at], raw[:at] + rng.randbytes(3) + raw[at:], raw[:at] + deep, digits, deep))
+    put(folder, "set.json", changed)
     if rng.random() < 0.3:
         put(folder, "set.json", raw.replace(b"17", digits, 1))
 
