@@ -65,12 +65,7 @@ def subject_names() -> list[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case ended.
-
-    Attributes:
-        kind: what the trial returned; "" where it failed.
-        failure: a traceback and what was printed, or what ended the process; "" where all is well.
-    """
+    """How one case ended: its kind, or why it failed, with what was printed."""
 
     number: int
     kind: str

@@ -27,13 +27,7 @@ _OWN = ("--uts", "--pid", "--fork", "--kill-child", "--mount-proc")  # name and 
 
 @dataclass(frozen=True)
 class Host:
-    """One of the two.
-
-    Attributes:
-        namespace: of its network; also its host name.
-        address: IP address on the cable.
-        hidden: folders that are empty here, because they are the other host's disk.
-    """
+    """One of the two: its network namespace, which is also its name, its address, and folders that it does not have."""
 
     namespace: str
     address: str
@@ -141,15 +135,7 @@ def elastic(hosts: Sequence[Host], ranks: Sequence[int]) -> list[list[str]]:
 
 
 class Job:
-    """torchrun on both hosts, started at once.
-
-    Args:
-        hosts: rank 0 is on the first.
-        launch: torchrun's options, for either.
-        commands: script and arguments, for either.
-        folders: working directory of either; the logs go beside it.
-        envs: more variables, for either.
-    """
+    """torchrun on both hosts, started at once; all but `logs` is for either, and rank 0 is on the first."""
 
     def __init__(
         self,

@@ -17,17 +17,10 @@ from tests.system.launch import ROOT, Outcome, environment, free_port, python_co
 
 
 class Job:
-    """A command that goes on in the background, with every process that comes from it, whatever group they are in.
+    """A command in the background, with every process that comes from it; a context manager that kills them all.
 
     They are found by a mark in their environment, which children inherit: a launcher puts its ranks into sessions of
-    their own. A context manager: on the way out all of them are killed.
-
-    Args:
-        command: what to run.
-        folder: gets the files `out` and `err`, to which it prints.
-        env: variables beside those of the tests.
-        cwd: where it runs.
-        stdin: its standard input, as subprocess has it.
+    their own. What it prints goes to files in `folder`.
     """
 
     def __init__(
