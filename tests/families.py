@@ -45,7 +45,6 @@ def picture() -> Tensor:
 
 
 def state_dict(named: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """Tensors of these names and shapes, filled by the rule."""
     return {name: _filled(name, shape) for name, shape in named.items()}
 
 

@@ -14,18 +14,10 @@ from tests.raw_server import serving
 
 
 class FileServer(ThreadingHTTPServer):
-    """Serves `body` at any path.
+    """Serves `body` at any path; what it does besides is set by its attributes, and `seen` and `asked` say what came.
 
-    Attributes:
-        body, etag: the file.
-        pause_s: before each answer.
-        break_after: bytes after which a connection is dropped, one number a request; None = not.
-        ranges: whether Range is understood.
-        status: answers before the real one.
-        length: whether Content-Length is sent.
-        location: where to redirect to; None = not.
-        seen: Range header of each request.
-        asked: path of each request.
+    `break_after` has the bytes after which connections are dropped, one number a request, and `status` answers before
+    the real one.
     """
 
     daemon_threads = True

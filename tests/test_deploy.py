@@ -68,7 +68,6 @@ def keys(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def misspelt(document: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
-    """A copy in which the key at `path` has a letter too many."""
     changed = copy.deepcopy(document)
     parent: Any = changed
     for step in path[:-1]:

@@ -29,7 +29,6 @@ STAGES = ("reading", "preparation", "inference", "NMS")
 
 
 def latency(detector: Detector, paths: list[Path]) -> None:
-    """Print the medians of each stage, and what part of them is not the network."""
     rows, cpu_s, wall_s = [], 0.0, 0.0
     for number in range(1 + ROUNDS):
         for path in paths:
@@ -49,7 +48,6 @@ def latency(detector: Detector, paths: list[Path]) -> None:
 
 
 def memory(detector: Detector, frames: int) -> None:
-    """Print what the process holds on its way through pictures of many sizes."""
     held = {}
     for number, pixels in enumerate(drawn(frames), 1):
         for result in detector(pixels):
@@ -60,7 +58,6 @@ def memory(detector: Detector, frames: int) -> None:
 
 
 def drawn(count: int) -> Iterator[np.ndarray]:
-    """Noise of sizes that come again, as those of a camera do."""
     rng = np.random.default_rng(0)
     for number in range(count):
         size_wh = (320 + 16 * (number % 7), 240 + 16 * (number % 5))

@@ -69,7 +69,6 @@ def plain_nms(rows: np.ndarray) -> np.ndarray:
 
 
 def plain(network: Backend, pictures: Pictures, size: int) -> Callable[[], int]:
-    """The baseline."""
 
     def run() -> int:
         for picture in pictures:

@@ -72,7 +72,6 @@ def training(model: DetectionModel, index: DatasetIndex, given: argparse.Namespa
 
 
 def feeding(index: DatasetIndex, given: argparse.Namespace) -> list[Row]:
-    """Batches of the training loader, and nobody who trains on them."""
     workers = given.workers
     run = made_run(load_hyp(HYP), imgsz=given.imgsz, batch_size=given.batch, epochs=10**6, workers=workers)
     with build_train_loader(run, ImageStore(index, given.imgsz, "linear")) as loader:
@@ -85,7 +84,6 @@ def feeding(index: DatasetIndex, given: argparse.Namespace) -> list[Row]:
 
 
 def validating(model: DetectionModel, index: DatasetIndex, given: argparse.Namespace, device: Accelerator) -> list[Row]:
-    """Whole validations: decoding, forward, suppression, matching and metrics."""
     world = World(accelerator=device)
     fused = fused_copy(model, device)
     workers = given.workers

@@ -96,7 +96,6 @@ def cache_pss(pids: list[int], size: int) -> int:
 
 
 def cache_of(data: str, times: int, imgsz: int, cache: str, ranks: int) -> tuple[int, int]:
-    """PSS of a job's ranks and workers, and the cache's part in it."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += ["-m", "tests.benchmarks.memory", "--rank-program", cache, "--data", data, "--imgsz", str(imgsz)]
     command += ["--times", str(times)]

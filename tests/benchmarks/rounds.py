@@ -123,7 +123,6 @@ class Apart:
         return int(self._here.recv())
 
     def close(self) -> None:
-        """End the process, and give its memory back."""
         self._here.send(False)
         self._process.join()
 

@@ -11,7 +11,8 @@ import dataclasses
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,31 +44,23 @@ WARM_UP = 40  # steps in which the loss scale of float16, 65536 at first, may be
 
 
 def made_batch(index: DatasetIndex, batch: int, imgsz: int) -> Batch:
-    """The first batch of a training: mosaics of real images."""
     run = made_run(load_hyp("hyp.scratch-low.yaml"), imgsz=imgsz, batch_size=batch, epochs=1, workers=0)
     return next(iter(build_train_loader(run, ImageStore(index, imgsz, "linear")).batches(0)))
 
 
 class Stages(NoProfile):
+    """Adds up the seconds of each stage."""
+
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
-    def stage(self, name: str):  # type: ignore[no-untyped-def]
-        return _Stage(self, name)
-
-
-class _Stage:
-    def __init__(self, stages: Stages, name: str) -> None:
-        self.stages, self.name = stages, name
-
-    def __enter__(self) -> None:
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
         _wait()
-        self.started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
+        started = time.perf_counter()
+        yield
         _wait()
-        spent = time.perf_counter() - self.started
-        self.stages.seconds[self.name] = self.stages.seconds.get(self.name, 0.0) + spent
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
 
 def _wait() -> None:

@@ -44,7 +44,6 @@ STEPS = 3  # of an epoch of the little dataset, with 8 images a batch
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to run the cases for a GPU where there is none."""
     if config.option.markexpr == "gpu" and not torch.cuda.is_available():
         raise pytest.UsageError(
             f"make gpu: torch {torch.__version__} finds no CUDA device; make gpu-stand-in needs none."

@@ -141,7 +141,6 @@ def test_memory_that_ends_before_the_first_step_is_explained(
 
 
 def limit(gate: Gate, more: int) -> None:
-    """Let the device have no more than so many bytes besides those that are taken."""
     if isinstance(gate.accelerator, StandIn):
         gate.accelerator.capacity = gate.accelerator.allocated_memory() + more
     else:
@@ -152,7 +151,6 @@ def limit(gate: Gate, more: int) -> None:
 
 @pytest.fixture(autouse=True)
 def unlimited() -> Any:
-    """Give memory back after a test that took it away."""
     yield
     if torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(1.0)

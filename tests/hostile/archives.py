@@ -107,19 +107,15 @@ def _extension(rng: random.Random, kind: str) -> bytes:
     return _pack(kind, [*FILES.items()], odd)
 
 
-def _zeroed(rng: random.Random, raw: bytes) -> bytes:
-    return zeroed(rng, raw, block=512)
-
-
-def _left_out(rng: random.Random, raw: bytes) -> bytes:
-    return left_out(rng, raw, block=512)
-
-
 def _made_well(rng: random.Random, raw: bytes) -> bytes:
     return raw
 
 
-_OF_BYTES = named(flipped, cut, _zeroed, _left_out, _made_well)
+_OF_BYTES = {
+    **named(flipped, cut, _made_well),
+    "zeroed": functools.partial(zeroed, block=512),
+    "left out": functools.partial(left_out, block=512),
+}
 _MADE = named(_name, _special, _bomb, _extension)
 _REFUSED = frozenset({"name", "special", "bomb"})
 _UNSEEN = frozenset({"left out", "zeroed"})  # of a tar: whole members, or all from one to the end

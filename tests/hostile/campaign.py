@@ -65,12 +65,7 @@ def subject_names() -> list[str]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one case ended.
-
-    Attributes:
-        kind: what the trial returned; "" where it failed.
-        failure: a traceback and what was printed, or what ended the process; "" where all is well.
-    """
+    """How one case ended: its kind, or why it failed, with what was printed."""
 
     number: int
     kind: str
@@ -108,7 +103,6 @@ class _Case:
         return not self.process.is_alive() or not self.seconds_left
 
     def end(self) -> Outcome:
-        """Kill what is left of the case, and read how it went."""
         hangs = self.process.is_alive()
         self.process.kill()  # it may not lead a group yet
         with contextlib.suppress(ProcessLookupError):
@@ -128,7 +122,6 @@ class _Case:
 
 
 def _run(subject: Subject, seed: int, number: int, home: Path) -> None:
-    """The process of a case."""
     os.setsid()  # so that whatever it starts can be ended with it
     printed = os.open(home / "printed", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(printed, sys.stdout.fileno())
@@ -158,7 +151,6 @@ def _text(path: Path) -> str:
 
 
 def may_mount() -> bool:
-    """Whether a case may mount a file system of its own here."""
     if shutil.which("unshare") is None:
         return False
     with tempfile.TemporaryDirectory() as folder:

@@ -45,12 +45,10 @@ HYP = "hyp.scratch-low.yaml"
 
 
 def prepare() -> None:
-    """Make the whole checkpoint once, before the first case is forked."""
     whole()
 
 
 def trial(rng: random.Random, folder: Path) -> str:
-    """Damage a checkpoint in one way, then resume from it and take its weights."""
     damage = rng.choice([*_OF_BYTES, *_MADE])
     path = folder / "weights" / "last.pt"
     path.parent.mkdir()
@@ -65,14 +63,12 @@ def trial(rng: random.Random, folder: Path) -> str:
 
 
 def take_weights(path: Path) -> str:
-    """What val.py does with a checkpoint."""
     weights = load_weights(path)
     model_of_weights(weights, str(path))
     return weights.source
 
 
 def continue_run(path: Path) -> int:
-    """What train.py --resume does with a checkpoint, up to the first step."""
     with ExitStack() as stack:
         begun = start_of_run({"resume": str(path)}, World(), stack)
     assert begun and begun.hyp and begun.resumed
@@ -109,7 +105,6 @@ def whole() -> bytes:
 
 
 def file_of(state: Any) -> bytes:
-    """A checkpoint file with these values, whatever they are."""
     file = io.BytesIO()
     torch.save(state, file)
     return file.getvalue()
@@ -163,7 +158,6 @@ _OTHERS: tuple[Callable[[], Any], ...] = (
 
 
 def _confused_value(rng: random.Random) -> bytes:
-    """One value, at any depth, is another."""
     return file_of(_confuse(rng, content()))
 
 

@@ -23,7 +23,6 @@ Pieces = list[bytes | float]
 
 
 def trial(rng: random.Random, folder: Path) -> str:
-    """Ask a bad server, then a good one for the same file."""
     kind = rng.choice([*_ANSWERS, "address"])
     target = folder / "data.zip"
     get = functools.partial(fetch, max_bytes=100_000)

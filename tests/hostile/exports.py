@@ -56,7 +56,6 @@ def good() -> dict[str, dict[str, bytes]]:
 
 
 def trial(rng: random.Random, folder: Path) -> str:
-    """Make a bad file in one way, and find objects with it."""
     damage = rng.choice([*_DAMAGES])
     trace = folder.parent / "trace"
     path = _DAMAGES[damage](rng, folder, trace)
@@ -115,7 +114,6 @@ _KEYS = ("format", "names", "imgsz", "stride", "size_hw", "end2end", "conf", "co
 
 
 def _description(rng: random.Random, folder: Path, trace: Path) -> Path:
-    """One to three strings of the metadata are others, or missing."""
     change = {rng.choice(_KEYS): rng.choice(_WORDS) for _ in range(rng.randint(1, 3))}
     lost = rng.choice(_KEYS) if rng.random() < 0.2 else ""
 
@@ -143,7 +141,6 @@ _ODD = (float("nan"), float("inf"), -float("inf"), 1e38, -1e38, -3.0, 999.0, 0.5
 
 
 def _odd_array(rng: random.Random, value: NDArray[Any]) -> NDArray[Any]:
-    """An array of another shape or type, or with another number in it."""
     changes: tuple[Callable[[], NDArray[Any]], ...] = (
         *(lambda: value[..., :0], lambda: value[:0], lambda: value[..., None], lambda: value.reshape(-1)),
         *(lambda: value.repeat(rng.choice((2, 3)), rng.randrange(value.ndim)), lambda: value[0], lambda: value.T),
@@ -219,7 +216,6 @@ def _huge_weights(rng: random.Random, folder: Path, trace: Path) -> Path:
 
 
 def load_weights_unchecked(state: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Weights:
-    """What a checkpoint holds, with other tensors."""
     return Weights(tensors, state["model_yaml"], tuple(state["names"]), "best.pt", imgsz=state["imgsz"])
 
 

@@ -22,13 +22,11 @@ CASES, FAST_CASES = 1500, 12
 
 
 def prepare() -> None:
-    """Make the files once, before the first case is forked."""
     for family in ("YOLOX", "YOLOv9") if SHARED.is_dir() else ():
         whole(family)
 
 
 def trial(rng: random.Random, folder: Path) -> str:
-    """Damage a file in one way, then take its weights, as val.py does."""
     if not SHARED.is_dir():
         return "no reference data here"
     family, damage = rng.choice(("YOLOX", "YOLOX", "YOLOv9")), rng.choice([*_OF_BYTES, "confused"])
@@ -57,7 +55,6 @@ def tensors(family: str) -> dict[str, Tensor]:
 
 
 def file_of(family: str, content: dict[Any, Any]) -> bytes:
-    """A file in the family's form with these tensors, whatever they are."""
     file = io.BytesIO()
     torch.save({"model": content} if family == "YOLOX" else content, file)
     return file.getvalue()
@@ -78,7 +75,6 @@ _VALUES: tuple[Callable[[Tensor], Any], ...] = (
 
 
 def _confused_tensors(rng: random.Random, family: str) -> bytes:
-    """Some tensors are others, are missing, or have another name."""
     content: dict[Any, Any] = dict(tensors(family))
     for _ in range(rng.randint(1, 3)):
         name = rng.choice([*content])

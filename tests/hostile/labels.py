@@ -42,7 +42,6 @@ _ENCODINGS = ("utf-8", "gb2312", "shift_jis", "utf-16", "utf-7", "utf-32", "cp12
 
 
 def trial(rng: random.Random, folder: Path) -> str:
-    """Damage the labels of one of three images; scan and check the dataset."""
     for name in "abc":
         write_image(folder / "images" / f"{name}.jpg")
     kind = rng.choice([*_KINDS])
@@ -79,15 +78,13 @@ def text_rows(rng: random.Random, folder: Path) -> None:
 
 
 def text_bytes(rng: random.Random, folder: Path) -> None:
-    """Random bytes, or a good file in another encoding."""
     good = "0 0.5 0.5 0.2 0.2\n" * 3
     raw = rng.choice((rng.randbytes(rng.randrange(300)), good.encode("utf-16"), good.encode("utf-32"), b"\0" * 1000))
     put(folder, "labels/a.txt", raw)
 
 
 def special_file(rng: random.Random, folder: Path) -> None:
-    """No plain file in the place of a label."""
-    places = (
+    places = [
         "labels/a.txt",
         "labels/auto_labels.jsonl",
         "set.json",
@@ -95,7 +92,7 @@ def special_file(rng: random.Random, folder: Path) -> None:
         "images/d.jpg",
         "set.txt",
         "set.yaml",
-    )
+    ]
     path = folder / rng.choice(places)
     path.parent.mkdir(exist_ok=True)
     make_special(path, rng)
@@ -119,7 +116,6 @@ def coco_values(rng: random.Random, folder: Path) -> None:
 
 
 def coco_numbers(rng: random.Random, folder: Path) -> None:
-    """A COCO file with huge numbers in its boxes, sizes, polygons and ids."""
     raw = json.dumps(coco())
     for _ in range(rng.randint(1, 3)):
         found = rng.choice([*re.finditer(r"(?<![\w.])\d+(?![\w.])", raw)])
@@ -128,7 +124,6 @@ def coco_numbers(rng: random.Random, folder: Path) -> None:
 
 
 def coco_deep(rng: random.Random, folder: Path) -> None:
-    """A COCO file, valid JSON, with a value that nests deep."""
     depth = rng.choice((100, 900, 5000, 100_000))
     deep = rng.choice(("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth))
     content: Any = coco()
@@ -138,7 +133,6 @@ def coco_deep(rng: random.Random, folder: Path) -> None:
 
 
 def auto_labels(rng: random.Random, folder: Path) -> None:
-    """The list of what a model wrote, with odd lines."""
     put(folder, "labels/a.txt", b"0 0.5 0.5 0.2 0.2\n")
     deep = "[" * 100_000 + "]" * 100_000
     odd = (
@@ -162,16 +156,12 @@ def auto_labels(rng: random.Random, folder: Path) -> None:
 
 
 def coco_bytes(rng: random.Random, folder: Path) -> None:
-    """A COCO file that is cut, flipped or nests deep."""
     raw = json.dumps(coco()).encode()
     deep = b"[" * rng.choice((900, 5000, 200_000))
     at = rng.randrange(len(raw))
     digits = b"9" * rng.choice((30, 4000, 5000))
-    put(
-        folder,
-        "set.json",
-        rng.choice((raw[:at], raw[:at] + rng.randbytes(3) + raw[at:], raw[:at] + deep, digits, deep)),
-    )
+    changed = rng.choice((raw[:at], raw[:at] + rng.randbytes(3) + raw[at:], raw[:at] + deep, digits, deep))
+    put(folder, "set.json", changed)
     if rng.random() < 0.3:
         put(folder, "set.json", raw.replace(b"17", digits, 1))
 
@@ -206,7 +196,6 @@ _KINDS = named(
 
 
 def coco() -> dict[str, Any]:
-    """Three images, gaps in the ids, and a crowd."""
     return {
         "images": [{"id": own, "file_name": name, "width": 64, "height": 48} for own, name in IMAGES],
         "categories": [{"id": 17, "name": "cat"}, {"id": 3, "name": "dog"}],

@@ -50,7 +50,6 @@ def trial(rng: random.Random, folder: Path) -> str:
 
 
 def make_sources(rng: random.Random, folder: Path) -> None:
-    """Pictures and videos whose names are like those of frames and crops."""
     for number in range(rng.randint(2, 6)):
         path = folder / rng.choice(("", "", "sub", "labels", "crops/circle")) / rng.choice(_STEMS)
         path = path.with_name(path.name + rng.choice((".jpg", ".png", ".mp4", ".mp4")))

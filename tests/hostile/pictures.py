@@ -29,7 +29,6 @@ _NAMES = ("a", "\x1b[2J", "a\nb", "\u202egnp", "ü" * 100, "a b", "%s%n", "'\"")
 
 
 def trial(rng: random.Random, folder: Path) -> str:
-    """Put one damaged picture between good ones; scan, check and load them."""
     os.environ["TESSERA_MAX_PIXELS"] = str(2**25)
     damage = rng.choice([*_DAMAGES, "special file"])
     images = folder / "images" / "train"
@@ -65,7 +64,6 @@ def use(index: DatasetIndex) -> None:
 
 
 def encoded(rng: random.Random) -> bytes:
-    """A small picture in any format that OpenCV writes."""
     suffix = rng.choice(_FORMATS)
     size = rng.randint(32, 80), rng.randint(32, 80), 3  # JPEG 2000 needs so many
     pixels = np.random.default_rng(rng.getrandbits(32)).integers(0, 256, size).astype(np.uint8)
@@ -119,7 +117,6 @@ _DAMAGES = named(flipped, cut, zeroed, spliced, repeated_often, enlarged, noise,
 
 
 def make_special(path: Path, rng: random.Random) -> None:
-    """A FIFO, a device, a folder, a link to nowhere or to itself."""
     kind = rng.randrange(5)
     if kind == 0:
         os.mkfifo(path)

@@ -158,7 +158,6 @@ def _odd_sizes(rng: random.Random, folder: Path) -> Made:
 
 
 def _motion_jpeg(rng: random.Random, folder: Path) -> Made:
-    """JPEG after JPEG, each of any size, some of them damaged."""
     jpegs = []
     for _ in range(rng.randint(1, 6)):
         size = rng.choice(((48, 64), (64, 48), (8, 8), (200, 30)))
@@ -201,7 +200,6 @@ def _list(rng: random.Random, folder: Path) -> Made:
 
 
 def _stdin(rng: random.Random, folder: Path) -> Made:
-    """Standard input that is closed, empty, a picture, or a part of one."""
     raw = encoded(rng)
     given = rng.choice((None, b"", raw, cut(rng, raw), flipped(rng, raw), _kept["mp4"], rng.randbytes(500), b"\n\n\n"))
     sys.stdin = None if given is None else io.TextIOWrapper(io.BytesIO(given))  # type: ignore[assignment]

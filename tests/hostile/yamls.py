@@ -97,7 +97,6 @@ def _characters(rng: random.Random, text: str) -> str:
 
 
 def _lines(rng: random.Random, text: str) -> str:
-    """Lines left out, twice, in another order or indented."""
     lines = text.splitlines()
     for _ in range(rng.randint(1, 3)):
         one, other = rng.randrange(len(lines)), rng.randrange(len(lines))
@@ -130,7 +129,6 @@ def _value(rng: random.Random, text: str) -> str:
 
 
 def _planting(rng: random.Random, text: str) -> str:
-    """Another place for the data, which is not there."""
     place = rng.choice(["{}/site-packages", "{}/datasets/../lib", "~/lib", "..", ".", "/tmp/planted-by-a-test"])
     folder = text.partition("path: ")[2].partition("/pets")[0] if "path: " in text else "/nowhere"
     rest = [line for line in text.splitlines() if not line.startswith(("path:", "download:"))]

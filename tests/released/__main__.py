@@ -48,7 +48,6 @@ def main() -> int:
 
 
 def keep(kind: str, folder: Path, data: Path, target: Path) -> None:
-    """Train a model of one kind, and put a checkpoint and what it finds into `target`."""
     cfg, hyp = folder / f"{kind}.yaml", folder / "hyp.yaml"
     described = {"nc": 2, "depth_multiple": 1.0, "width_multiple": 1.0, "backbone": BODY, "head": [HEADS[kind]]}
     write_yaml(cfg, {**described, **ANCHORS[kind]})
@@ -69,15 +68,7 @@ def keep(kind: str, folder: Path, data: Path, target: Path) -> None:
 
 
 def check(found: dict[str, Any], nearly: list[list[list[float]]]) -> None:
-    """Refuse a model that has not learnt, or what another machine's rounding could turn round.
-
-    Args:
-        found: with it.
-        nearly: detections somewhat below the threshold too.
-
-    Raises:
-        ValueError: names the figures.
-    """
+    """Raise ValueError for a model that has not learnt, or one whose scores (`nearly`) lie near the threshold."""
     scores = [row[4] for rows in found["detections"] for row in rows]
     if found["metrics"]["map50"] < 0.9 or len(scores) < 6:
         raise ValueError(f"the model has not learnt: {found}")

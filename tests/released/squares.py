@@ -20,7 +20,6 @@ COUNTS = {"val": 6, "train": 64}
 
 
 def write_squares(folder: Path) -> Path:
-    """Draw the dataset into `folder`; returns its YAML."""
     number = 0
     for split, count in COUNTS.items():
         for kind in ("images", "labels"):

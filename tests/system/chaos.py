@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import re
@@ -28,7 +29,9 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -41,7 +44,6 @@ from tessera.utils.checkpoints.format import load_checkpoint
 from tessera.utils.errors import UserError
 from tessera.utils.ranks.world import World
 from tests.system.chaos_job import ForkedJob, described
-from tests.system.chaos_tally import Tally
 from tests.system.hosts import Host, two_hosts
 from tests.system.jobs import shared_memory
 from tests.system.launch import Outcome
@@ -92,6 +94,36 @@ _ALONE += [Strike("worker", n, "plain") for n in (_KILL, _STOP)] + [
 ]
 _HOSTS = [Strike(target, _KILL, "hosts") for target in ("all", "cable", "cable", "host 0", "host 1", "rank 1")]
 _HOSTS += [Strike("rank 0", _STOP, "hosts"), Strike("rank 1", _STOP, "hosts")]
+
+
+@dataclass
+class Tally:
+    """What became of the strikes, and a line for each promise that was not kept; kept in a file."""
+
+    life_s: float = 0.0
+    strikes: int = 0
+    finished: int = 0
+    equal: int = 0
+    slowest_s: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+
+    def table(self) -> str:
+        rows = [("strikes", self.strikes), *sorted(self.counts.items()), ("runs finished", self.finished)]
+        rows += [("  with the undisturbed run's bits", self.equal), ("promises that were not kept", len(self.broken))]
+        rows += [("slowest end after a strike, seconds", round(self.slowest_s))]
+        return "\n".join(f"{name:<48}{value:>6}" for name, value in rows)
+
+    def save(self, path: Path) -> None:
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps(vars(self), indent=1))
+        new.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Tally:
+        """What was saved before; an empty one where nothing was."""
+        found = json.loads(path.read_text()) if path.is_file() else {}
+        return cls(**{**found, "counts": Counter(found.get("counts"))})
 
 
 class Campaign:
@@ -151,16 +183,13 @@ class Campaign:
             killed = job.kill()
         self._repair()
         tally.strikes += 1
-        tally.phases[phase] += 1
-        tally.kinds[str(strike)] += 1
-        tally.resumed += going_on
-        tally.fresh += not going_on
+        tally.counts.update((f"  in {phase}", f"  {strike}", "  resumed" if going_on else "  nothing saved yet"))
         ids = set(map(str, [*killed, *job.seen]))
         left = {name for name in shared_memory() - before if ids & set(name.replace("-", "_").split("_"))}
-        tally.left_over += [f"{strike} in {phase}: {name}" for name in sorted(left)]
+        tally.broken += [f"{strike} in {phase}: left over: {name}" for name in sorted(left)]
         step = self._whole_step()
         if step < saved:
-            tally.corrupt.append(f"{strike} in {phase}: step {saved} before, {step} after it")
+            tally.broken.append(f"{strike} in {phase}: step {saved} before, {step} after it")
         if tally.strikes % _SPARE_EVERY == 0:
             self._finish()
         tally.save(self._file)
@@ -191,9 +220,9 @@ class Campaign:
         if hanging := left():
             found = "\n".join(map(described, sorted(hanging)))
             job.tell_where()
-            self.tally.hangs.append(f"strike {self.tally.strikes}, {strike}: these hang\n{found}\n{job.said[-6000:]}")
+            self.tally.broken.append(f"strike {self.tally.strikes}, {strike}: these hang\n{found}\n{job.said[-6000:]}")
         elif "Traceback" in job.said or (pids and others and not _NAMES.search(job.said)):
-            self.tally.unnamed.append(f"strike {self.tally.strikes}, {strike}:\n{job.said[-3000:]}")
+            self.tally.broken.append(f"strike {self.tally.strikes}, {strike}: no message\n{job.said[-3000:]}")
 
     def _targets(self, job: ForkedJob, strike: Strike) -> set[int]:
         """Processes that get the signal; none where the job has no such process at this moment."""
@@ -219,7 +248,7 @@ class Campaign:
             outcome = job.wait(_WHOLE_RUN_S)
             if outcome is None:
                 job.tell_where()
-                self.tally.hangs.append(f"after strike {self.tally.strikes}: the resumed run hangs\n{job.said[-6000:]}")
+                self.tally.broken.append(f"after strike {self.tally.strikes}: the resume hangs\n{job.said[-6000:]}")
                 return
         self._close_run(outcome)
 
@@ -247,21 +276,21 @@ class Campaign:
         try:
             return int(load_checkpoint(self._last)["step"])
         except UserError as error:
-            self.tally.corrupt.append(str(error))
+            self.tally.broken.append(str(error))
             return -1
 
     def _close_run(self, outcome: Outcome) -> None:
         tally = self.tally
         if outcome.code != 0 and "nothing is left to train" not in outcome.err:  # struck at its very end
-            tally.not_resumed.append(f"after strike {tally.strikes}: {outcome.said[-3000:]}")
+            tally.broken.append(f"after strike {tally.strikes}: did not go on: {outcome.said[-3000:]}")
         else:
             tally.finished += 1
-            tally.left_over += [f"after strike {tally.strikes}: {path}" for path in self._project.rglob("*.tmp")]
+            tally.broken += [f"after strike {tally.strikes}: {path}" for path in self._project.rglob("*.tmp")]
             try:
                 assert_same_checkpoint(self._last, self._expected)
                 tally.equal += 1
             except AssertionError as error:
-                tally.corrupt.append(f"after strike {tally.strikes}: {error}")
+                tally.broken.append(f"after strike {tally.strikes}: {error}")
         shutil.rmtree(self._project)
         shutil.rmtree(self._folder / "cache", ignore_errors=True)  # the next one scans again
 
@@ -306,9 +335,8 @@ def main() -> int:
             if sys.stderr.isatty():
                 print(f"\r{tally.strikes} of {asked.kills} strikes", end="", file=sys.stderr)
     print(f"\n{tally.table()}\n{(time.monotonic() - started) / 60:.1f} minutes, seed {asked.seed}")
-    for line in (*tally.hangs, *tally.unnamed, *tally.not_resumed, *tally.corrupt, *tally.left_over):
-        print(line, file=sys.stderr)
-    return 0 if tally.clean and tally.strikes >= asked.kills else 1
+    print("\n".join(tally.broken), file=sys.stderr)
+    return int(bool(tally.broken) or tally.equal < tally.finished or not tally.finished or tally.strikes < asked.kills)
 
 
 if __name__ == "__main__":

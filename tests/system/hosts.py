@@ -27,20 +27,13 @@ _OWN = ("--uts", "--pid", "--fork", "--kill-child", "--mount-proc")  # name and 
 
 @dataclass(frozen=True)
 class Host:
-    """One of the two.
-
-    Attributes:
-        namespace: of its network; also its host name.
-        address: IP address on the cable.
-        hidden: folders that are empty here, because they are the other host's disk.
-    """
+    """One of the two: its network namespace, which is also its name, its address, and folders that it does not have."""
 
     namespace: str
     address: str
     hidden: tuple[Path, ...] = ()
 
     def start(self, command: Sequence[str], *, cwd: Path, env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-        """Begin a command on this host; what it prints goes to `log`.out and `log`.err."""
         mounts = "".join(f"mount -t tmpfs none '{folder}' && " for folder in self.hidden)
         inside = f"{mounts}hostname {self.namespace} && cd '{cwd}' && exec \"$@\""
         full_env = environment({"GLOO_SOCKET_IFNAME": DEVICE, **env})
@@ -54,7 +47,6 @@ class Host:
             )
 
     def processes(self) -> list[int]:
-        """Ids of all that runs on this host."""
         listed = subprocess.run(["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=60)
         return [int(word) for word in listed.stdout.split()]
 
@@ -143,15 +135,7 @@ def elastic(hosts: Sequence[Host], ranks: Sequence[int]) -> list[list[str]]:
 
 
 class Job:
-    """torchrun on both hosts, started at once.
-
-    Args:
-        hosts: rank 0 is on the first.
-        launch: torchrun's options, for either.
-        commands: script and arguments, for either.
-        folders: working directory of either; the logs go beside it.
-        envs: more variables, for either.
-    """
+    """torchrun on both hosts, started at once; all but `logs` is for either, and rank 0 is on the first."""
 
     def __init__(
         self,

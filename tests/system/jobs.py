@@ -17,17 +17,10 @@ from tests.system.launch import ROOT, Outcome, environment, free_port, python_co
 
 
 class Job:
-    """A command that goes on in the background, with every process that comes from it, whatever group they are in.
+    """A command in the background, with every process that comes from it; a context manager that kills them all.
 
     They are found by a mark in their environment, which children inherit: a launcher puts its ranks into sessions of
-    their own. A context manager: on the way out all of them are killed.
-
-    Args:
-        command: what to run.
-        folder: gets the files `out` and `err`, to which it prints.
-        env: variables beside those of the tests.
-        cwd: where it runs.
-        stdin: its standard input, as subprocess has it.
+    their own. What it prints goes to files in `folder`.
     """
 
     def __init__(
@@ -64,19 +57,17 @@ class Job:
 
     def processes(self) -> list[int]:
         """Ids of all living processes of this job, the launcher among them."""
-        return sorted(pid for pid in _living() if self.mark.encode() in _read(pid, "environ").split(b"\0"))
+        return sorted(pid for pid in _living() if self.mark.encode() in read_proc(pid, "environ").split(b"\0"))
 
     def rank(self, number: int) -> int:
-        """Process id of a rank."""
         for pid in self.processes():
-            variables = _read(pid, "environ").split(b"\0")
-            if f"RANK={number}".encode() in variables and _parent(pid) == self.process.pid:
+            variables = read_proc(pid, "environ").split(b"\0")
+            if f"RANK={number}".encode() in variables and parent_of(pid) == self.process.pid:
                 return pid
         raise AssertionError(f"rank {number} is not there\n{self.said}")
 
     def children(self, parent: int) -> list[int]:
-        """Processes that `parent` has started: of a rank, its loader workers."""
-        return [pid for pid in self.processes() if _parent(pid) == parent]
+        return [pid for pid in self.processes() if parent_of(pid) == parent]
 
     def wait(self, timeout: float = 300) -> Outcome:
         """Wait for the command to end by itself; after `timeout` seconds the test fails, with the job killed."""
@@ -107,10 +98,9 @@ class Job:
         end = time.monotonic() + within_s
         while (pids := self.processes()) and time.monotonic() < end:
             time.sleep(0.1)
-        return [_read(pid, "cmdline").replace(b"\0", b" ").decode() for pid in pids]
+        return [read_proc(pid, "cmdline").replace(b"\0", b" ").decode() for pid in pids]
 
     def kill(self) -> list[int]:
-        """Kill every process at once, by its id; returns the ids."""
         killed: list[int] = []
         while pids := self.processes():  # again, for those that were being started
             for pid in pids:
@@ -206,18 +196,18 @@ def _living() -> list[int]:
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
-def _parent(pid: int) -> int:
-    found = re.search(rb"\nPPid:\t(\d+)", _read(pid, "status"))
+def parent_of(pid: int) -> int:
+    found = re.search(rb"\nPPid:\t(\d+)", read_proc(pid, "status"))
     return int(found[1]) if found else 0
 
 
 def _answers(pid: int, number: int) -> bool:
     """Whether a process has a handler of its own for a signal, so that it outlives it."""
-    found = re.search(rb"\nSigCgt:\t([0-9a-f]+)", _read(pid, "status"))
+    found = re.search(rb"\nSigCgt:\t([0-9a-f]+)", read_proc(pid, "status"))
     return bool(found and int(found[1], 16) >> (number - 1) & 1)
 
 
-def _read(pid: int, what: str) -> bytes:
+def read_proc(pid: int, what: str) -> bytes:
     """A file of a process's folder in /proc; nothing where it has gone meanwhile."""
     try:
         return Path(f"/proc/{pid}/{what}").read_bytes()

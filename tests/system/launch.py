@@ -101,10 +101,8 @@ def run_command(
 
 
 def run_python(script: Path | str, *args: str, **how: Any) -> Outcome:
-    """One plain process, as `run_command` says."""
     return run_command(python_command(script, *args), **how)
 
 
 def torchrun(script: Path | str, *args: str, ranks: int = 2, **how: Any) -> Outcome:
-    """One node with `ranks` processes, on loopback, as `run_command` says."""
     return run_command(torchrun_command(script, *args, ranks=ranks), **how)

@@ -135,7 +135,6 @@ def choices(pool: torch.nn.MaxPool2d, images: torch.Tensor) -> tuple[torch.Tenso
 
 
 def labels_per_image(batch: Batch) -> tuple[torch.Tensor, ...]:
-    """How many objects, and how many ignored regions, each image of the batch has."""
     images, ignored = batch.targets[:, 0].long(), batch.targets[:, 1] < 0
     return tuple(torch.bincount(images[rows], minlength=len(batch)) for rows in (~ignored, ignored))
 

@@ -133,7 +133,6 @@ def statistics(world: World) -> Found:
 
 
 def decodes(world: World, data: str) -> Found:
-    """An epoch of mosaics from files, with two workers a rank."""
     with torch_distributed_zero_first(world.local_rank):
         index = build_index(load_spec(data), "train")
     hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), mosaic=1.0)

@@ -32,14 +32,12 @@ def write(path: Path, text: str) -> str:
 
 
 def label(folder: Path, text: str) -> list[str]:
-    """A wrong row in the first label file."""
     first = min((folder / "shapes" / "labels" / "train").glob("*.txt"))
     first.write_text(text)
     return []
 
 
 def every_label(folder: Path, text: str | None) -> list[str]:
-    """The same rows, or none, in every training label."""
     for path in (folder / "shapes" / "labels" / "train").glob("*.txt"):
         path.unlink() if text is None else path.write_text(text)
     return []

@@ -27,7 +27,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(name: str, weights: Path, data: Path, project: Path) -> tuple[Callable[[list[str]], int], list[str]]:
-    """A command with these weights that would write below `project`."""
     common = ["--weights", str(weights), "--device", "cpu", "--imgsz", "64"]
     if name == "train":
         return train.main, flags(data, project, "--cfg", "", "--weights", str(weights), "--epochs", "1")

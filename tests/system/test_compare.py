@@ -23,7 +23,6 @@ COMPARE = ROOT / "compare.py"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """Two runs of a little detector that differ in their seed, and their dataset."""
     folder = tmp_path_factory.mktemp("runs")
     data = make_data(folder, train=8, val=9)
     for seed in ("1", "2"):
@@ -37,7 +36,6 @@ def args(project: Path, *more: str) -> list[str]:
 
 
 def result(folder: Path) -> dict[str, Any]:
-    """compare.json, without what is measured by a clock."""
     content: dict[str, Any] = json.loads((folder / "compare.json").read_text())
     del content["ms"]
     for run in content["a"] + content["b"]:
@@ -60,14 +58,8 @@ def test_two_ranks_compare_as_one(runs: tuple[Path, Path, Path], tmp_path: Path,
     assert pictures[0] == pictures[1]
     for side, run in (("a", a), ("b", b)):
         assert one[side][0]["file"] == str(run / "weights" / "best.pt"), "a run's folder means its best checkpoint"
-        measured = tessera.val(
-            weights=str(run / "weights" / "best.pt"),
-            data=str(data),
-            max_det=30,
-            workers=0,
-            device="cpu",
-            project=str(tmp_path),
-        )
+        own = {"weights": str(run / "weights" / "best.pt"), "data": str(data), "project": str(tmp_path)}
+        measured = tessera.val(**own, max_det=30, workers=0, device="cpu")
         assert one["map"][side] == pytest.approx(measured.map, abs=1e-12)
         assert one["precision"][side] == pytest.approx(measured.precision, abs=1e-12)
     assert sum(one["objects"].values()) == sum(each["objects"] for each in one["classes"]) == measured.objects
@@ -83,8 +75,6 @@ def test_requirements_decide_the_exit_code(runs: tuple[Path, Path, Path], tmp_pa
     assert unmet.code == 1 and '--require "map > 0.01": not met, found +0.0000' in unmet.err, unmet.said
     met_by = json.loads((tmp_path / "exp2" / "compare.json").read_text())["requirements"]
     assert [one["met"] for one in met_by] == [True, False]
-    wrong = command(compare.main, a, best, *args(tmp_path), "--require", "mpa >= 0")
-    assert wrong.code == 2 and "'mpa' is no metric. Did you mean 'map'?" in wrong.err, wrong.said
 
 
 def test_classes_of_each_side_are_matched_by_name(shared: Path, tmp_path: Path) -> None:
@@ -121,9 +111,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_measured(
     names = content["names"]
     other = tmp_path / "other.yaml"
     state = torch.load(b / "weights" / "best.pt", weights_only=True)
-    altered = {"elsewhere.pt": {**state, "config": {**state["config"], "data": "elsewhere.yaml"}}}
-    for name, changed in altered.items():
-        torch.save(changed, tmp_path / name)
+    torch.save({**state, "config": {**state["config"], "data": "elsewhere.yaml"}}, tmp_path / "elsewhere.pt")
     other.write_text(yaml.safe_dump({**content, "names": [*"abcdefghi"]}))
     damaged = tmp_path / "damaged.pt"
     damaged.write_bytes((b / "weights" / "best.pt").read_bytes()[:5000])
@@ -145,14 +133,8 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_measured(
     said = refused(str(a), str(tmp_path / "elsewhere.pt"), code=2)
     assert "were trained on different datasets: --a" in said and "on elsewhere.yaml. Give --data." in said
     assert "no image found" in refused(str(a), str(b), "--data", str(nothing))
-    assert not [*(tmp_path / "runs").rglob("*")], "nothing is left behind"
-
-
-def test_an_image_set_without_objects_is_refused(
-    runs: tuple[Path, Path, Path], tmp_path: Path, command: Command
-) -> None:
-    data = make_data(tmp_path, train=2, val=2)
+    blank = make_data(tmp_path, train=2, val=2)
     for label in (tmp_path / "shapes" / "labels" / "val").glob("*.txt"):
         label.write_text("")
-    done = command(compare.main, str(runs[0]), str(runs[1]), "--data", str(data), *args(tmp_path / "runs"))
-    assert done.code == 1 and "no object in the labels of the 2 images of 'val'" in done.err, done.said
+    assert "no object in the labels of the 2 images of 'val'" in refused(str(a), str(b), "--data", str(blank))
+    assert not [*(tmp_path / "runs").rglob("*")], "nothing is left behind"

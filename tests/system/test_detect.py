@@ -49,7 +49,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(weights: Path, folder: Path, **flags: Any) -> detect.Summary:
-    """Detect on the CPU; results go beside the pictures' set."""
     given = {
         "weights": str(weights),
         "source": str(folder),

@@ -43,5 +43,4 @@ def test_a_stream_until_it_is_interrupted(tmp_path: Path) -> None:
 
 
 def _is_back(lines: str) -> bool:
-    """Whether frames came after the gap."""
     return '"detections"' in lines.partition('"reconnected"')[2]

@@ -23,7 +23,6 @@ from tests.utils.evaluation.made_images import Image, accumulate, make_image
 
 
 def detected(results: Path, data: Path) -> list[Image]:
-    """The images of a dataset with what val.py saved of them."""
     index, found = build_index(load_spec(data), "val"), json.loads(results.read_text())
     by_image: dict[int, list[dict[str, object]]] = {int(index.path(i).stem): [] for i in range(len(index))}
     for row in found:

@@ -118,14 +118,12 @@ def names_of_losses(reference: str) -> tuple[str, ...]:
 
 
 def taken(said: str) -> tuple[int, int]:
-    """Tensors that were taken from the file, and those of the model."""
     found = re.search(r"Loaded (\d+) of (\d+) tensors", said)
     assert found, said
     return int(found[1]), int(found[2])
 
 
 def head_of(state: dict[str, torch.Tensor]) -> str:
-    """What the names of the last layer's tensors begin with."""
     return f"model.{max(int(name.split('.')[1]) for name in state)}."
 
 
@@ -218,7 +216,6 @@ def test_its_best_and_the_exported_file_measure_and_detect_the_same(
 
 
 def best_scores(found: list[dict[str, Any]]) -> dict[str, float]:
-    """The best score of each picture in COCO's results."""
     scores: dict[str, float] = {}
     for one in found:
         key = str(one["image_id"])

@@ -67,7 +67,6 @@ def python(archives: Path) -> Path:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project that calls its own modules as everybody does."""
     folder = tmp_path / "project"
     for module in STRANGERS.values():
         (folder / module).parent.mkdir(parents=True, exist_ok=True)

@@ -66,8 +66,6 @@ def answered(capfd: pytest.CaptureFixture[str]) -> Answered:
 
 
 class Trained(NamedTuple):
-    """A run, its dataset, and what the training printed."""
-
     run: Path
     data: Path
     out: str

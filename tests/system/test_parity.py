@@ -181,7 +181,6 @@ def ties_decided_otherwise(first: list[Pooled], second: list[Pooled], steps: int
 
 
 def check_case(name: str, alone: dict[str, Any]) -> None:
-    """Whether the case was one: what it is named for has happened."""
     pixels, indices, objects, regions = zip(*alone["seen"], strict=True)
     images = [tuple(images.shape) for images in pixels]
     if name.endswith("empty-share"):

@@ -58,12 +58,10 @@ class Pod:
 
     @property
     def outcome(self) -> Outcome:
-        """What it has printed since its last start."""
         said = (self._log.with_suffix(suffix).read_text(errors="replace") for suffix in (".out", ".err"))
         return Outcome(-1 if self.code is None else self.code, *said)
 
     def kill(self) -> None:
-        """SIGKILL of all that runs there, as when its node is gone."""
         self._host.power_off()
         self._process.wait()
 
@@ -105,7 +103,6 @@ class Training:
             pod.kill()
 
     def strike(self, number: int, by: signal.Signals, together: bool) -> None:
-        """End a pod, and recreate it, or both of them together."""
         struck, other = self.pods[number], self.pods[1 - number]
         struck.kill() if by == signal.SIGKILL else struck.terminate()
         if together:

@@ -29,7 +29,6 @@ def ended(folder: Path, command: list[str], number: int, stuck: Callable[[Job], 
 
 
 def computes(job: Job) -> bool:
-    """Whether the main thread is in the runtime's call."""
     job.tell_where()
     return ", in predict\n" in job.err
 

@@ -47,7 +47,6 @@ class Traced(NamedTuple):
     programs: set[str]
 
     def outside(self, *own: Path) -> list[str]:
-        """What was written elsewhere."""
         return sorted(str(place) for place in self.written if not any(map(place.is_relative_to, (*own, *SYSTEM))))
 
 

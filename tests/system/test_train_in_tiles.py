@@ -80,7 +80,7 @@ def test_small_objects_are_learnt_in_tiles_and_not_without(tmp_path: Path, comma
     data = make_scenes(tmp_path, train=6, val=2, size=1120, objects=40)
     common = ["--cfg", "tessera-n.yaml", "--imgsz", "160", "--workers", "1", "--device", "cpu", "--noplots", "--noval"]
     common += ["--loggers", "none", "--data", str(data), "--project", str(tmp_path), "--nosave"]
-    tiled = command(train.main, *common, "--tile", "160", "--epochs", "8", "--name", "with")
+    tiled = command(train.main, *common, "--tile", "160", "--epochs", "6", "--name", "with")
     whole = command(train.main, *common, "--epochs", "30", "--name", "without")
     with_tiles, without = (float(figures(outcome)[5]) for outcome in (tiled, whole))
     print(f"mAP50 {with_tiles:.3f} with tiles, {without:.3f} without")

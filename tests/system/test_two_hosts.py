@@ -36,7 +36,6 @@ def make_disks(folder: Path, shared: bool) -> tuple[Path, Path]:
 
 
 def own_folders(disks: Sequence[Path]) -> list[dict[str, str]]:
-    """Variables that keep the caches of a host on its own disk."""
     return [{"TESSERA_CACHE": str(disk / "cache"), "TESSERA_DATASETS": str(disk / "datasets")} for disk in disks]
 
 
@@ -134,7 +133,6 @@ def test_the_job_continues_with_one_host_when_the_other_is_gone(tmp_path: Path) 
 
 
 def train(hosts: Sequence[Host], disks: Sequence[Path], args: Sequence[Sequence[str]], logs: Path) -> Job:
-    """train.py on both, each in its own working directory."""
     commands = [[str(ROOT / "train.py"), *words] for words in args]
     return Job(hosts, fixed(hosts, RANKS), commands, disks, own_folders(disks), logs)
 

@@ -49,7 +49,6 @@ def coco128(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Flags that measure a little detector on four images."""
     folder = tmp_path_factory.mktemp("trained")
     data = make_data(folder, train=8, val=4)
     assert train.main(flags(data, folder / "runs", "--epochs", "1")) == 0

@@ -29,7 +29,6 @@ def make_data(folder: Path, *, train: int = 24, val: int = 8, size: int = 96) ->
 
 
 def ignore_every_third(data: Path) -> None:
-    """Make every third label of a set that `make_data` drew a region to ignore."""
     labels = sorted((data.parent / "shapes" / "labels").rglob("*.txt"))
     rows = [(label, row) for label in labels for row in label.read_text().splitlines()]
     for label in labels:
