@@ -45,10 +45,10 @@ def slow_save(path: Path, content: Mapping[str, Any], save: Any = saver.save_che
 def waiting(finish: Any) -> Any:
     """As the method that waits for the disk, and let the disk know."""
 
-    def finish_writing(self: saver.Saver) -> Any:
+    def finish_writing(self: saver.Saver, **how: Any) -> Any:
         if self._writing is not None:
             awaited.set()
-        result = finish(self)
+        result = finish(self, **how)
         awaited.clear()
         return result
 
@@ -70,7 +70,6 @@ def count_fork() -> None:
 if __name__ == "__main__":
     saver.save_checkpoint = slow_save
     saver.Saver._finish_writing = waiting(saver.Saver._finish_writing)  # type: ignore[method-assign]
-    saver.Saver._failed_write = waiting(saver.Saver._failed_write)  # type: ignore[method-assign]
     TrainStep.__call__ = count_step  # type: ignore[method-assign]
     os.register_at_fork(before=count_fork)
     code = train.main()
