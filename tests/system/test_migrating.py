@@ -35,6 +35,7 @@ SMALL = {
     "export.py": "--imgsz 64 --device cpu",
 }
 IDLE = "accepted with a warning, without effect"
+LISTS = {"Works:": ("works", ""), f"A{IDLE[1:]}:": ("differs", IDLE), "Not shipped,": ("differs", "bring the YAML")}
 
 
 class Row(NamedTuple):
@@ -46,8 +47,14 @@ class Row(NamedTuple):
 
 
 def section(title: str) -> list[Row]:
+    """The rows of a section's table, and what its sentences list."""
     text = (ROOT / "docs" / "migrating.md").read_text().partition(f"## {title}\n")[2].partition("\n## ")[0]
-    return [Row(*row) for row in re.findall(r"^\| `(.+)` \| (works|differs|refused) \| (.*) \|$", text, re.MULTILINE)]
+    rows = [Row(*row) for row in re.findall(r"^\| `(.+)` \| (works|differs|refused) \| (.*) \|$", text, re.MULTILINE)]
+    for paragraph in text.replace("\n\n", "\0").replace("\n", " ").split("\0"):
+        for beginning, (verdict, note) in LISTS.items():
+            if paragraph.strip().startswith(beginning):
+                rows += [Row(typed, verdict, note) for typed in re.findall(r"`([^`]+)`", paragraph)]
+    return rows
 
 
 COMMANDS = section("Commands")
