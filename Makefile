@@ -12,7 +12,7 @@ type:
 	uv run mypy
 
 docs:
-	NO_MKDOCS_2_WARNING=1 uv run --group docs mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 uv run --group docs python -m mkdocs build --strict
 
 test:
 	uv run pytest

@@ -42,7 +42,7 @@ from tessera.utils.evaluation.evaluate import Evaluation, measure
 from tessera.utils.evaluation.measurement import Settings
 from tessera.utils.exporting.parity.content import size_of
 from tessera.utils.files import sha256
-from tessera.utils.machine.out_of_memory import explain_out_of_memory
+from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import PeerError, run_command
 from tessera.utils.ranks.launch import open_world

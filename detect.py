@@ -54,7 +54,7 @@ from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.origins import Origin
 from tessera.utils.inference.sources.sources import open_sources
 from tessera.utils.inference.tracking import check_trackable
-from tessera.utils.machine.out_of_memory import explain_out_of_memory
+from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.run_lock import LOCK

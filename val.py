@@ -34,9 +34,8 @@ from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.coco import results_ids, save_coco_results
 from tessera.utils.evaluation.evaluate import measure
 from tessera.utils.evaluation.label_files import LabelFileSink
-from tessera.utils.evaluation.measurement import Settings
-from tessera.utils.evaluation.sinks import Sink
-from tessera.utils.machine.out_of_memory import explain_out_of_memory
+from tessera.utils.evaluation.measurement import Settings, Sink
+from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world

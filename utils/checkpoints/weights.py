@@ -18,9 +18,8 @@ from tessera.utils.checkpoints.schema import check_detector, check_finite
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import called
-from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_of
 from tessera.utils.machine.extras import import_extra
-from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
 from tessera.utils.pixels import PixelRule
 from tessera.utils.text import counted, first_line, shown, strict_json
 

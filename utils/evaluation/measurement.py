@@ -12,6 +12,7 @@ fork copies a lock which they hold.
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,10 +36,8 @@ from tessera.models.suppression import (
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import ImageMatches, match_image
-from tessera.utils.evaluation.sinks import Sink
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import threads_apart
-from tessera.utils.machine.stopwatch import Stopwatch
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline, rules_of_network
@@ -48,6 +47,46 @@ _MOST_THREADS = 4  # beyond it they wait for each other: only suppression runs o
 Measurable = DetectionModel | Backend | PictureBackend | Pipeline
 # Waits for a batch; then a function for each image, whose detections are on the host in its own pixels.
 Images = Callable[[], Sequence[Callable[[], Detections]]]
+
+
+class Sink(ABC):
+    """Receives the detections of this rank's images, batch by batch."""
+
+    @abstractmethod
+    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
+        """Take a batch with its detections, on the host, in pixels of the original images."""
+
+
+class Stopwatch:
+    """Seconds that the device spends in each stage; measured without waiting for it."""
+
+    STAGES = ("preparation", "inference", "nms")
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._seconds = dict.fromkeys(self.STAGES, 0.0)
+        self._laps: list[tuple[str, Any, Any]] = []
+        self._last: Any = None
+
+    def begin(self) -> None:
+        """Start the first stage of a batch."""
+        self._last = self._accelerator.record_event()
+
+    def lap(self, stage: str) -> None:
+        """Book the time since the last reading on `stage`."""
+        before, self._last = self._last, self._accelerator.record_event()
+        self._laps.append((stage, before, self._last))
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Book time that the host spent."""
+        self._seconds[stage] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """The totals, once the device has done what was measured."""
+        for stage, start, end in self._laps:
+            self._seconds[stage] += self._accelerator.seconds_between(start, end)
+        self._laps.clear()
+        return dict(self._seconds)
 
 
 @dataclass(frozen=True)

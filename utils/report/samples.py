@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tessera.utils.errors import tolerate
-from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.evaluation.measurement import Sink
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import Pixels
 from tessera.utils.report.pictures import MAX_IMAGES, MAX_SIDE, Annotations, labelled, save_grid

@@ -12,9 +12,8 @@ from tessera.models.summary import count_parameters, summary
 from tessera.models.tta import predict_augmented
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.engine.precision import Precision, half_precision
-from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_of
 from tessera.utils.machine.host import at_once
-from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
 from tessera.utils.runtime.model import Backend
 
 

@@ -9,8 +9,7 @@ from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import EXPORTED, load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.flags.program import called
-from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.out_of_memory import explain_out_of_memory_of
+from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_of
 from tessera.utils.ranks.signals import signals_end_at_once
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.bare_files import open_litert, open_ncnn, open_pt2, open_torchscript

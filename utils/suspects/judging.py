@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.matching import BACKGROUND_IOU, ImageMatches, Kind, match_image, pairwise_iou, to_host
-from tessera.utils.evaluation.sinks import Sink
+from tessera.utils.evaluation.measurement import Sink
 from tessera.utils.suspects.evidence import (
     MOST,
     ROW,

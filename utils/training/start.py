@@ -32,7 +32,7 @@ from tessera.utils.engine.precision import Precision, choose_precision
 from tessera.utils.engine.recipe import better_starts, with_recipe
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
-from tessera.utils.machine.out_of_memory import explain_out_of_memory
+from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
 from tessera.utils.report.trackers.loggers import check_trackers

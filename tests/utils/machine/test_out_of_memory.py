@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from tessera.utils.errors import UserError
-from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.out_of_memory import explain_out_of_memory
+from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory
 from tests.utils.machine.stand_in import StandIn
 
 
