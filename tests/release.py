@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.house import ROOT
+from tests.layers import ROOT
 
 
 def version_of(root: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tessera
-from tests.house import ROOT
+from tests.layers import ROOT
 from tests.release import source_problems, version_of
 
 CHANGELOG = (

@@ -1,4 +1,4 @@
 """What is there: the dataset YAML, its images and labels, read, checked and indexed.
 
-Imports the rooms of utils up to engine.
+Imports the packages of utils up to engine.
 """

@@ -2,5 +2,5 @@
 
 A head is a class derived from `Head` in head.py, and a row of `HEADS` in models/description.py; nothing else in the
 program names one. tests/models/heads/test_contract.py tries on each what every head must do.
-Imports models/layers and the rooms of utils up to ranks.
+Imports models/layers and the packages of utils up to ranks.
 """

@@ -23,7 +23,7 @@ from tessera.utils.inference.outputs import CsvFile, JsonLines
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.types import CocoIds
 from tests.hostile.detections import weights_with
-from tests.house import ROOT
+from tests.layers import ROOT
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, picture
 
 SIZES = ((90, 120), (33, 140), (128, 40), (11, 300), (300, 200), (60, 60))

@@ -1,1 +1,1 @@
-"""One optimizer step. Imports utils/ranks and the rooms below it."""
+"""One optimizer step. Imports utils/ranks and the packages below it."""

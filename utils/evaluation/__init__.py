@@ -1,1 +1,1 @@
-"""Detections become metrics. Imports models, data and the rooms of utils before it."""
+"""Detections become metrics. Imports models, data and the packages of utils before it."""

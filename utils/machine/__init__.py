@@ -1,1 +1,1 @@
-"""What this machine offers: devices, processors, memory. Imports the ground floor."""
+"""What this machine offers: devices, processors, memory. Imports utils/*.py."""

@@ -1,1 +1,1 @@
-"""What a run prints, plots and writes. Imports every room before it."""
+"""What a run prints, plots and writes. Imports every package before it."""

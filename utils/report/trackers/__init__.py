@@ -1,1 +1,1 @@
-"""Experiment trackers and the threads that keep them from delaying a run. Imports the ground floor and models."""
+"""Experiment trackers and the threads that keep them from delaying a run. Imports utils/*.py and models."""

@@ -1,6 +1,6 @@
-"""The plan of the house: its rooms, their imports, and the picture of them in docs/architecture.md.
+"""Layers of the code: packages from the bottom up, their imports, and the diagram of them in docs/architecture.md.
 
-uv run python -m tests.house      # draw the picture again
+uv run python -m tests.layers      # draw the diagram again
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
-# Every room, from the ground up: a file imports from its own room and from those before it. data and models meet in
-# the rooms after them, and never import each other.
-ROOMS = (
+# From the bottom up: a file imports from its own package and from those before it; data and models never import each
+# other.
+LAYERS = (
     "tessera.utils",
     "tessera.utils.machine",
     "tessera.utils.ranks",
@@ -54,9 +54,9 @@ def module_of(path: Path) -> str:
     return ".".join((*above, *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
-def room_of(module: str) -> str:
-    """The innermost room that a first-party module lies in."""
-    return max((room for room in ROOMS if module == room or module.startswith(f"{room}.")), key=len)
+def layer_of(module: str) -> str:
+    """The innermost package that a first-party module lies in."""
+    return max((package for package in LAYERS if module == package or module.startswith(f"{package}.")), key=len)
 
 
 @cache
@@ -77,30 +77,30 @@ def imports(tree: ast.AST) -> list[tuple[str, int]]:
 
 
 @cache
-def rooms_below(room: str) -> frozenset[str]:
-    """The other rooms that the files of a room import from."""
-    files = [path for path in FILES if room_of(module_of(path)) == room]
+def layers_below(package: str) -> frozenset[str]:
+    """The other packages that the files of a package import from."""
+    files = [path for path in FILES if layer_of(module_of(path)) == package]
     modules = [module for path in files for module, _ in imports(parsed(path))]
-    return frozenset({room_of(module) for module in modules if module.startswith("tessera.")} - {room})
+    return frozenset({layer_of(module) for module in modules if module.startswith("tessera.")} - {package})
 
 
 @cache
-def reached(room: str) -> frozenset[str]:
-    """The rooms that a room imports from, and those that these import from."""
-    return rooms_below(room).union(*map(reached, rooms_below(room)))
+def reached(package: str) -> frozenset[str]:
+    """The packages that a package imports from, and those that these import from."""
+    return layers_below(package).union(*map(reached, layers_below(package)))
 
 
 def picture() -> str:
-    """A Mermaid chart: an arrow from a room to each room below it, but for those that another arrow leads to."""
+    """A Mermaid chart: an arrow from a package to each package below it, but for those that another arrow leads to."""
     lines = ["```mermaid", "flowchart TD"]
-    for room in reversed(ROOMS):
-        if room == "tessera":  # the door, which imports on demand
+    for package in reversed(LAYERS):
+        if package == "tessera":  # which imports on demand
             continue
-        name = room.removeprefix("tessera.").replace(".", "/")
-        lines.append(f'  {room.replace(".", "_")}["{name}"]')
-        below = rooms_below(room)
-        direct = [other for other in ROOMS if other in below and not any(other in reached(b) for b in below)]
-        lines += [f"  {room.replace('.', '_')} --> {other.replace('.', '_')}" for other in reversed(direct)]
+        name = package.removeprefix("tessera.").replace(".", "/")
+        lines.append(f'  {package.replace(".", "_")}["{name}"]')
+        below = layers_below(package)
+        direct = [other for other in LAYERS if other in below and not any(other in reached(b) for b in below)]
+        lines += [f"  {package.replace('.', '_')} --> {other.replace('.', '_')}" for other in reversed(direct)]
     return "\n".join([*lines, "```"])
 
 

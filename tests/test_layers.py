@@ -1,11 +1,11 @@
-"""The house: imports go down only, rooms stay small, and a few libraries have one room each."""
+"""Imports go down only, packages stay small, and a few libraries are imported by one package each."""
 
 from __future__ import annotations
 
 import ast
 import re
 
-from tests.house import FILES, PAGE, ROOMS, ROOT, drawn, imports, module_of, parsed, room_of
+from tests.layers import FILES, LAYERS, PAGE, ROOT, drawn, imports, layer_of, module_of, parsed
 
 HOMES = {  # libraries that one place alone imports
     "torch.distributed": "tessera.utils.ranks",
@@ -36,11 +36,11 @@ BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.With, ast.Try, ast.Match,
 
 def test_imports_go_down_only() -> None:
     for path in FILES:
-        me = room_of(module_of(path))
+        me = layer_of(module_of(path))
         for module, line in imports(parsed(path)):
             if module.startswith("tessera."):
-                other, place = room_of(module), f"{path}:{line}: {me} imports {module}"
-                assert ROOMS.index(other) <= ROOMS.index(me), f"{place}, which lies above it"
+                other, place = layer_of(module), f"{path}:{line}: {me} imports {module}"
+                assert LAYERS.index(other) <= LAYERS.index(me), f"{place}, which lies above it"
                 assert other != "tessera.commands", f"{place}, a command"
                 assert {other.split(".")[1], me.split(".")[1]} != {"data", "models"}, place
 
@@ -62,7 +62,7 @@ def test_some_libraries_have_one_home() -> None:
                     assert me == home or me.startswith(f"{home}."), f"{path}:{line}: {library} belongs to {home}"
 
 
-def test_rooms_and_files_stay_small() -> None:
+def test_packages_and_files_stay_small() -> None:
     for folder in {path.parent for path in FILES} - {ROOT}:
         found = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
         assert len(found) <= MAX_FILES, f"{folder} has {len(found)} files; give it a wall"
@@ -87,7 +87,7 @@ def test_environment_is_read_in_one_place() -> None:
 
 def test_only_the_accelerator_asks_for_a_device_type() -> None:
     for path in FILES:
-        if room_of(module_of(path)) != "tessera.utils.machine":
+        if layer_of(module_of(path)) != "tessera.utils.machine":
             asked = [line for line in path.read_text().splitlines() if DEVICE_TYPE.search(line)]
             assert not asked, f"{path}: {asked}; what differs between devices belongs to utils/machine/accelerator.py"
 
@@ -110,4 +110,4 @@ def test_train_is_one_short_story() -> None:
 
 
 def test_the_picture_of_the_house_is_of_these_imports() -> None:
-    assert drawn(PAGE.read_text()) == PAGE.read_text(), "uv run python -m tests.house"
+    assert drawn(PAGE.read_text()) == PAGE.read_text(), "uv run python -m tests.layers"
