@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import cast
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from tessera.utils.errors import UserError
 from tessera.utils.files import part_of
@@ -84,7 +83,7 @@ class VideoWriter:
                 self._writer.write(self._last)
         bgr = cast(Pixels, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
         if (bgr.shape[1], bgr.shape[0]) != self._size_wh:
-            bgr = np.asarray(ImageOps.pad(Image.fromarray(bgr), self._size_wh))
+            bgr = _fitted(bgr, *self._size_wh)
         self._writer.write(bgr)
         self._last, self._written = bgr, place + 1
 
@@ -171,3 +170,16 @@ def _frames_of(path: Path) -> int:
     """How many frames a video has by its header, which is written last; 0 where there is none."""
     with Capture(str(path)) as capture:
         return capture.facts.frames or 0 if capture.is_open and capture.grab() else 0
+
+
+def _fitted(bgr: Pixels, whole_w: int, whole_h: int) -> Pixels:
+    """Scale a frame into another size, with black beside it."""
+    height, width = bgr.shape[:2]
+    scale = min(whole_w / width, whole_h / height)
+    w, h = (min(max(round(side * scale), 1), most) for side, most in ((width, whole_w), (height, whole_h)))
+    left, top = (whole_w - w) // 2, (whole_h - h) // 2
+    small = cv2.resize(bgr, (w, h), interpolation=cv2.INTER_AREA)
+    return cast(
+        Pixels,
+        cv2.copyMakeBorder(small, top, whole_h - h - top, left, whole_w - w - left, cv2.BORDER_CONSTANT),
+    )

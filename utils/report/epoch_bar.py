@@ -45,8 +45,9 @@ class EpochBar:
         self._stream = sys.stderr
         self._prints = world.is_main
         self._plain = not self._stream.isatty()
-        with suppress(OSError):  # no size known
-            self._plain |= os.get_terminal_size(self._stream.fileno()).columns == 0  # as in some containers
+        if not self._plain:
+            with suppress(OSError):  # no size known
+                self._plain = os.get_terminal_size(self._stream.fileno()).columns == 0  # as in some containers
         self._started = self._shown = time.monotonic()
         self._ended: float | None = None
         self._latest: tuple[Tensor | Sequence[float], int, int] | None = None

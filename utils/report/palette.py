@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 import matplotlib
@@ -75,10 +76,13 @@ def _fonts() -> tuple[tuple[Path, frozenset[int]], ...]:
     return tuple((file, frozenset(FT2Font(str(file)).get_charmap())) for file in dict.fromkeys(files))
 
 
-def font_file(text: str) -> Path:
-    """The first font file that has all characters of a text, or else most of them."""
-    characters = set(map(ord, text))
-    return max(_fonts(), key=lambda font: len(font[1] & characters))[0]
+def font_runs(text: str) -> list[tuple[Path, str]]:
+    """Split a text into parts, each with the first font file that has its characters."""
+
+    def file(character: str) -> Path:
+        return next((file for file, covered in _fonts() if ord(character) in covered), _fonts()[0][0])
+
+    return [(font, "".join(part)) for font, part in groupby(text, file)]
 
 
 @cache

@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from tessera.utils.files import atomic_write
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.pixels import Pixels
-from tessera.utils.report.palette import class_colour, class_text, drawable, font_file, text_colour
+from tessera.utils.report.palette import class_colour, class_text, drawable, font_runs, text_colour
 from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import Batch
 
@@ -229,13 +229,20 @@ def _label(text: str, size: int, width: int, keep_end: int) -> NDArray[np.uint8]
 
     Its middle is left out where it is wider than `width` pixels; its last `keep_end` characters stay.
     """
-    text = drawable(text or " ", 200)
-    font, margin = _font(font_file(text), size), size // 4
+    text, margin = drawable(text, 200) or " ", size // 4
     head, end = text[: len(text) - keep_end], text[len(text) - keep_end :]
-    while head and font.getlength(text) + 2 * margin > width:
+    while head and _length(text, size) + 2 * margin > width:
         head = head[:-1]
         text = f"{head}…{end}"
-    ascent, descent = font.getmetrics()
-    canvas = Image.new("L", (math.ceil(font.getlength(text)) + 2 * margin, ascent + descent))
-    ImageDraw.Draw(canvas).text((margin, ascent), text, fill=255, font=font, anchor="ls")
+    runs = [(_font(file, size), part) for file, part in font_runs(text)]
+    ascent, descent = (max(heights) for heights in zip(*(font.getmetrics() for font, _ in runs), strict=True))
+    canvas = Image.new("L", (math.ceil(_length(text, size)) + 2 * margin, ascent + descent))
+    draw, at = ImageDraw.Draw(canvas), float(margin)
+    for font, part in runs:
+        draw.text((at, ascent), part, fill=255, font=font, anchor="ls")
+        at += font.getlength(part)
     return np.asarray(canvas)
+
+
+def _length(text: str, size: int) -> float:
+    return sum(_font(file, size).getlength(part) for file, part in font_runs(text))

@@ -78,7 +78,7 @@ def _read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tupl
     # What follows the last line end was cut short by a crash; so was a tail of zeros, which some file systems leave.
     try:
         with open_plain(path) as file:
-            whole = file.read().rstrip(b"\0").rpartition(b"\n")[0].decode("utf-8-sig", "replace")
+            whole = file.read().rstrip(b"\0").rpartition(b"\n")[0].rstrip(b"\r\n").decode("utf-8-sig", "replace")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}). Move it away; a new one will be made.") from error
     header, *rows = [line.removesuffix("\r").split(",") for line in whole.split("\n")] if whole else [[]]

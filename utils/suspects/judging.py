@@ -169,7 +169,7 @@ class EvidenceSink(Sink):
 
     def __init__(self, index: DatasetIndex, class_of: Sequence[int]) -> None:
         self._index, self._known = index, np.isin(np.arange(len(index.names)), class_of)
-        self._counts, self._rows = Counts.none(len(index.names)), list[Rows]()
+        self._counts, self._rows, self._new = Counts.none(len(index.names)), list[Rows](), 0
 
     def add(self, batch: Batch, found: Sequence[Detections]) -> None:
         """Judge the labels of a batch."""
@@ -186,10 +186,11 @@ class EvidenceSink(Sink):
             places = np.append(np.flatnonzero(known), -1).astype(np.int32)  # among all labels; -1 stays
             rows["object"], rows["other"] = places[rows["object"]], places[rows["other"]]
             self._rows.append(rows)
-        if sum(map(len, self._rows[1:])) > MOST:
+            self._new += len(rows)
+        if self._new > MOST:
             self.evidence()
 
     def evidence(self) -> Evidence:
         """Of the images so far."""
-        self._rows = [most_likely(np.concatenate([np.zeros(0, ROW), *self._rows]))]
+        self._rows, self._new = [most_likely(np.concatenate([np.zeros(0, ROW), *self._rows]))], 0
         return Evidence(self._rows[0], self._counts)

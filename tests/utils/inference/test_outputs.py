@@ -227,6 +227,7 @@ def test_a_video_that_no_codec_takes_is_one_failure(tmp_path: Path) -> None:
 def test_a_frame_of_another_size_keeps_its_proportions(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "a.mp4", 10) as writer:
         writer.write(barcode(5))
+        writer.write(np.full((2, 4000, 3), 255, np.uint8))
         writer.write(np.full((100, 50, 3), 255, np.uint8))
     last = frames(items(tmp_path / "a.mp4"))[-1].pixels.mean(axis=2) > 127
     assert last.shape == barcode(5).shape[:2]

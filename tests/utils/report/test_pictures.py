@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tessera.utils.report import palette
-from tessera.utils.report.palette import class_colour, class_text, drawable, font_file, text_colour
+from tessera.utils.report.palette import class_colour, class_text, drawable, font_runs, text_colour
 from tessera.utils.report.pictures import MAX_SIDE, Annotations, _free_place, grid, render_targets
 from tessera.utils.types import Batch
 
@@ -144,7 +144,12 @@ def test_text_is_one_line_of_characters_that_a_font_has() -> None:
     assert drawable("Größe 5 €") == "Größe 5 €"
     assert drawable("x" * 50, 10) == "x" * 9 + "…"
     assert drawable("\U0010fffd") == "?"
-    assert font_file("person 5").name == "DejaVuSans.ttf"
+
+
+def test_each_part_of_a_text_has_a_font_with_its_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    fonts = (Path("latin.ttf"), frozenset(map(ord, "cat 0.87"))), (Path("thai.ttf"), frozenset(map(ord, "แมว ")))
+    monkeypatch.setattr(palette, "_fonts", lambda: fonts)
+    assert font_runs("แมว 0.87") == [(Path("thai.ttf"), "แมว"), (Path("latin.ttf"), " 0.87")]
 
 
 def test_a_class_whose_characters_no_font_has_is_told_by_its_number(caplog: pytest.LogCaptureFixture) -> None:

@@ -73,10 +73,10 @@ class TestResultsTable:
         ResultsTable(tmp_path / "results.csv", NAMES, start_epoch=2).append(row(2))
         assert read_results(tmp_path / "results.csv")["epoch"].tolist() == [2]
 
-    def test_windows_line_ends_and_byte_order_mark(self, tmp_path: Path) -> None:
+    def test_line_ends_and_byte_order_mark_of_an_editor(self, tmp_path: Path) -> None:
         table = ResultsTable(tmp_path / "results.csv", NAMES)
         table.append(row(0))
-        table.path.write_bytes(b"\xef\xbb\xbf" + table.path.read_bytes().replace(b"\n", b"\r\n"))
+        table.path.write_bytes(b"\xef\xbb\xbf" + table.path.read_bytes().replace(b"\n", b"\r\n") + b"\r\n")
         assert read_results(table.path)["epoch"].tolist() == [0]
 
     def test_another_table_is_refused_and_kept(self, tmp_path: Path) -> None:

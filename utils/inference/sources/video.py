@@ -73,10 +73,12 @@ def _breaks_off(path: str, facts: VideoFacts, frames: int, time_s: float) -> str
     header = _mp4_header(path)
     if facts.fps is None:  # its times are nonsense
         return f"of the {facts.frames:,}" if header and frames < (1 - _SLACK) * facts.frames else ""
-    stated_s, hidden_s = facts.frames / facts.fps, _hidden_s(header)
-    if hidden_s < stated_s:
-        stated_s -= hidden_s
-    slack_s = max(_SLACK_S if hidden_s or not header else _SLACK_FRAMES / facts.fps, _SLACK * stated_s)
+    whole_s = facts.frames / facts.fps
+    stated_s = _shown_s(header, whole_s)
+    if time_s > stated_s + _SLACK_S:
+        stated_s = whole_s
+    is_guess = not header or stated_s < (1 - _SLACK) * whole_s  # or the clip was cut between two key frames
+    slack_s = max(_SLACK_S if is_guess else _SLACK_FRAMES / facts.fps, _SLACK * stated_s)
     is_short = stated_s - time_s - 1 / facts.fps > slack_s
     return f"at {time_s:.2f} s of the {stated_s:.2f} s" if is_short else ""
 
@@ -100,12 +102,24 @@ def _mp4_header(path: str) -> bytes:
     return b""
 
 
-def _hidden_s(header: bytes) -> float:
-    """Seconds at the front that the edit list hides, as of a clip that was trimmed without coding it anew (8.6.6)."""
+def _shown_s(header: bytes, whole_s: float) -> float:
+    """Return the seconds that the edit list of an MP4 header shows (8.6.6).
+
+    That is `whole_s` without an edit list, or where its length contradicts the other ones. Boxes of version 1, with
+    64-bit times, are read as none.
+    """
+
+    def number(box: bytes, at: int) -> int:
+        return int.from_bytes(box[at : at + 4], "big") if box[:1] == b"\0" else 0
+
     video = next((track for track in header.split(b"trak")[1:] if b"vide" in track), b"")
-    _, _, edits = video.partition(b"elst")
-    _, _, media = video.partition(b"mdhd")
-    entries = int.from_bytes(edits[4:8], "big")
-    start = int.from_bytes(edits[12 * entries :][:4], "big", signed=True)  # of the last one; the first may be empty
-    timescale = int.from_bytes(media[12:16], "big")
-    return max(start, 0) / timescale if timescale else 0.0
+    movie, media, edits = header.partition(b"mvhd")[2], video.partition(b"mdhd")[2], video.partition(b"elst")[2]
+    if not number(movie, 12) or not number(media, 12):
+        return whole_s
+    media_s = number(media, 16) / number(media, 12)
+    entries = range(8, 8 + 12 * min(number(edits, 4), 10_000), 12)
+    shown_s = sum(number(edits, at) for at in entries if number(edits, at + 4) != 0xFFFFFFFF) / number(movie, 12)
+    is_sound = (
+        abs(whole_s - media_s) <= _SLACK * media_s + _SLACK_S and 0 < shown_s <= media_s * (1 + _SLACK) + _SLACK_S
+    )
+    return shown_s if is_sound else whole_s

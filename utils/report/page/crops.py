@@ -60,6 +60,7 @@ class Copies:
 
     def __init__(self, rule: PixelRule | None) -> None:
         self._rule, self._bytes, self._pixels = rule, 0, 0
+        self._whole: dict[str, str] = {}
 
     def read(self, path: Path, size_hw: tuple[int, int], longest: int) -> Pixels | None:
         """The image, reduced while `longest` of its pixels stay `SIDE`; None without it, or without a budget."""
@@ -87,6 +88,11 @@ class Copies:
 
     def whole(self, path: str) -> str:
         """The data address of a copy of a whole image; "" without one."""
+        if path not in self._whole:
+            self._whole[path] = self._copy(path)
+        return self._whole[path]
+
+    def _copy(self, path: str) -> str:
         try:
             size_hw = image_size(path, Path(path).stat().st_size)
         except (BadImage, UserError, OSError):

@@ -144,11 +144,12 @@ def test_a_video_that_ends_in_garbage(made: Path, tmp_path: Path) -> None:
 
 
 def test_a_video_that_is_cut_short(ffmpeg: str, made: Path, tmp_path: Path) -> None:
-    """Its header, which lies in front, states all its frames."""
-    path = convert(ffmpeg, made / "a.mp4", tmp_path / "a.mp4", "-g", "2", "-movflags", "faststart")
-    os.truncate(path, path.stat().st_size * 7 // 10)
+    """Its header, which lies in front, states all its frames; with B-frames it has an edit list."""
+    flags = ("-c:v", "libx264", "-bf", "3", "-g", "10", "-movflags", "faststart")
+    path = convert(ffmpeg, made / "a.mp4", tmp_path / "a.mp4", *flags)
+    os.truncate(path, path.stat().st_size * 9 // 10)
     found = items(path)
-    assert kinds(found) == ["opened", "damaged"]
+    assert kinds(found) == ["opened", "damaged"] and 5 < len(frames(found)) < 38
     assert [number_of(frame.pixels) for frame in frames(found)[:5]] == list(range(5))
 
 
@@ -190,6 +191,11 @@ def changed(made: Path, path: Path, *numbers: tuple[bytes, int, int]) -> Path:
         content[at : at + 4] = number.to_bytes(4, "big")
     path.write_bytes(content)
     return path
+
+
+def test_an_edit_list_may_hide_the_end(made: Path, tmp_path: Path) -> None:
+    shown = items(changed(made / "a.mp4", tmp_path / "a.mp4", (b"elst", 12, 2000)))
+    assert kinds(shown) == ["opened", "ended"] and len(frames(shown)) < 25
 
 
 @pytest.mark.parametrize("delta", [100_000, 0x10000000, 0x7FFFFFFF])
