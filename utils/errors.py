@@ -110,8 +110,9 @@ _EXPLANATIONS = {
     re.compile(r"operator torchvision::\w+ does not exist"): "torchvision's compiled part was not loaded ({said}): it "
     "was built for another torch than this one, or the process may take no more memory (ulimit -v). Install the two "
     "that belong together (uv sync, or pip install --upgrade torch torchvision).",
-    re.compile(r"[^,]* does not have a deterministic implementation"): "--deterministic: {found} on this device. Leave "
-    "--deterministic out, or use --device cpu.",
+    re.compile(
+        r"^[^,]* does not have a deterministic implementation"
+    ): "--deterministic: {found} on this device. Leave --deterministic out, or use --device cpu.",
 }
 
 
@@ -133,15 +134,15 @@ def explained(error: BaseException) -> UserError | None:
         text = str(link)
         if isinstance(link, MemoryError):
             text = f"MemoryError: {text}" if text else "MemoryError"
+        for pattern, told in _EXPLANATIONS.items():
+            if found := pattern.search(text):
+                said = textwrap.shorten(text, 150, placeholder=" …")
+                return UserError(told.format(said=said, found=found[0]))
         if lost := _LOST_WORKER.search(text):
             return lost_worker(lost[0].rstrip(". "))
         if type(link).__module__.startswith(_COMPILERS):
             said = textwrap.shorten(text, 600, placeholder=" …")
             return UserError(f"--compile: the compiler failed: {said} Leave --compile out, or fix what it names.")
-        for pattern, told in _EXPLANATIONS.items():
-            if found := pattern.search(text):
-                said = textwrap.shorten(text, 150, placeholder=" …")
-                return UserError(told.format(said=said, found=found[0]))
         link = link.__cause__ or link.__context__
     return None
 

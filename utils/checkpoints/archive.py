@@ -84,6 +84,9 @@ class Archive:
             UserError: the pickle asks for what has no place in a checkpoint.
             One of ARCHIVE_ERRORS: the file is damaged.
         """
+        order = f"{self._prefix}byteorder"
+        if order in self._archive.namelist() and self._archive.read(order) != b"little":
+            raise Damaged("written on a big-endian machine")
         return Machine(self._load, str(self._path)).run(self.pickled)
 
     def outline(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,12 +73,23 @@ def require_apart(run: Path, files: Iterable[str | Path]) -> None:
 
 # Paths are strings here: as Path objects, a hundred thousand of them cost seconds.
 def lying_in(folder: Path) -> Callable[[str | Path], bool]:
-    """Whether a file lies in a folder, or below it; links are followed, and each folder is resolved once."""
-    wanted = os.path.realpath(folder)
+    """Whether a file lies in a folder, or below it, under whatever path; each folder is resolved once."""
+    try:
+        wanted = folder.stat()
+    except OSError:  # not there yet
+        return lambda file: False
+
+    @cache
+    def is_below(real: str) -> bool:
+        above = os.path.dirname(real)  # noqa: PTH120
+        with suppress(OSError):
+            if os.path.samestat(os.stat(real), wanted):  # noqa: PTH116
+                return True
+        return above != real and is_below(above)
 
     @cache
     def leads_there(given: str) -> bool:
-        return Path(os.path.realpath(given)).is_relative_to(wanted)
+        return is_below(os.path.realpath(given))
 
     def lies_there(file: str | Path) -> bool:
         path = os.path.realpath(file) if os.path.islink(file) else os.fspath(file)  # noqa: PTH114

@@ -122,7 +122,7 @@ def _accepted(known: PublishedWeights, part: Path, cached: Path) -> str:
         found = "a web page" if page else f"{size:,} bytes that are no checkpoint" if size else "nothing"
         said = f" (it begins {shown(start[:40].decode(errors='replace'))})" if size else ""
         wrong = f"the server sent {found}{said}, {expected}"
-    elif known.sha256 and known.size not in (None, size):
+    elif known.size is not None and abs(size - known.size) > (0 if known.sha256 else 0.2) * known.size:
         wrong = f"the server sent {size:,} bytes, {expected}"
     elif not zipfile.is_zipfile(part):
         wrong = f"the server sent {size:,} bytes whose end is missing, {expected}"

@@ -198,8 +198,11 @@ class Saver:
 
     def _finish_writing(self, *, raises: bool = True) -> _Files:
         """Wait for the files that are being written. Where that failed, raise why, or warn and return these files."""
-        (files, done), self._writing = self._writing or ([], None), None
-        failure = done.exception() if done else None
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return []
+        files, done = writing
+        failure = done.exception()
         if failure is None:
             return []
         if raises:

@@ -117,9 +117,14 @@ def warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
 def _rate_of_another_optimizer(run: RunContext, head: Head) -> list[str]:
     """A warning where `--optimizer` is of another kind than the hyperparameters', and their lr0 far from its own."""
     is_sgd = run.optimizer == "SGD"  # both Adams have the same rate
-    fitting = ((file, hyp) for file in head.recipes if ((hyp := load_hyp(file)).optimizer == "SGD") == is_sgd)
-    file, other = next(fitting, ("", run.hyp))
-    if (run.hyp.optimizer == "SGD") == is_sgd or other.lr0 / FAR < run.hyp.lr0 < other.lr0 * FAR:
+    if (run.hyp.optimizer == "SGD") == is_sgd:
+        return []
+    recipes = ((file, load_hyp(file)) for file in head.recipes)
+    fitting = [(file, hyp) for file, hyp in recipes if (hyp.optimizer == "SGD") == is_sgd]
+    if not fitting:
+        return []
+    file, other = fitting[0]
+    if other.lr0 / FAR < run.hyp.lr0 < other.lr0 * FAR:
         return []
     return [
         f"--optimizer {run.optimizer}: lr0 {run.hyp.lr0:g} of {one_line(run.config.hyp, 60)} is for "

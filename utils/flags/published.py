@@ -30,7 +30,7 @@ class PublishedWeights:
     licence: str  # of the weights; an SPDX identifier
     map: float  # mAP50-95 on COCO val2017, percent, as published
     imgsz: int  # the size that it was measured at, pixels
-    size: int | None = None  # of the file, bytes: to the byte where its digest is known, else about
+    size: int | None = None  # of the file, bytes, where known: to the byte where its digest is, else about
     sha256: str = ""
 
     @property

@@ -146,7 +146,7 @@ class Sign(NamedTuple):
     host: str
     activity: str
     pid: int
-    namespace: str  # where the process id is valid; see `tessera.utils.machine.namespaces`
+    namespace: str  # where the process id is valid; see `tessera.utils.machine.host.namespace`
 
     @classmethod
     def decode(cls, line: bytes) -> Sign:

@@ -7,7 +7,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
     """
     earlier = world.recall("search")
     check_batch_size(config.batch_size, world.size)  # a resumed training may bring another, a search does not
+    began = False
     if earlier:
         folder = Path(earlier)
     elif config.resume:
@@ -53,16 +54,25 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
         log.info(f"Continuing the search in {folder}")
     else:
         with new_run(dataclasses.replace(config, project=_project(config)), world) as folder:
-            world.from_main(lambda: _begin(config, folder))
+            began = world.from_main(lambda: _begin(config, folder))
         # From here on other workers may join it: its journal has a lock of its own.
     world.remember("search", str(folder))
     try:
         yield folder
     except Exception:  # not where it was stopped: it can be continued
-        is_new = not (earlier or config.resume)
-        if world.is_main and is_new and {path.name for path in folder.iterdir()} <= {JOURNAL, FLAGS}:
-            shutil.rmtree(folder)
+        if world.is_main and began:
+            with suppress(OSError, UserError), turn(folder):
+                _forget(folder, keeps_folder=config.exist_ok)
         raise
+
+
+def _forget(folder: Path, *, keeps_folder: bool) -> None:
+    """Remove a search in which no worker has a training, or has ended one."""
+    if {path.name for path in folder.iterdir() if not path.name.startswith(".")} <= {JOURNAL, FLAGS}:
+        if not keeps_folder:
+            shutil.rmtree(folder)
+        for name in (JOURNAL, FLAGS):
+            (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -82,8 +92,8 @@ def turn(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _begin(config: TrainConfig, folder: Path) -> None:
-    """Make a folder that of a search; of several workers that start at once, each may."""
+def _begin(config: TrainConfig, folder: Path) -> bool:
+    """Make a folder that of a search, or join it; return whether this worker has begun it."""
     with turn(folder):
         if not (folder / JOURNAL).is_file():
             # Hidden files are locks; some disks show for a moment what other workers write to see whether they can.
@@ -95,9 +105,10 @@ def _begin(config: TrainConfig, folder: Path) -> None:
                 )
             write_flags(folder / FLAGS, config)
             (folder / JOURNAL).touch()  # whoever finds it finds the flags
-            return
+            return True
     _require_same_training(config, folder)
     log.info(f"Joining the search in {folder}")
+    return False
 
 
 def _project(config: TrainConfig) -> str:

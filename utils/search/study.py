@@ -62,7 +62,7 @@ class SharedStudy:
         # A third of the training, and at least three epochs, are too early to tell.
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=max(3, epochs // 3))
         with self.turn():
-            backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
+            backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL), lock_obj=_InTurn())
             self.study = optuna.create_study(
                 storage=optuna.storages.JournalStorage(backend),
                 study_name=name,
@@ -182,6 +182,16 @@ def _readable(path: Path) -> Iterator[None]:
             f"({one_line(f'{type(error).__name__}: {error}', 120)}). Begin another search, under another --name; "
             f"--hyp {path.with_name(BEST)} begins it with the best set so far."
         ) from error
+
+
+class _InTurn:
+    """Optuna's lock on its journal: every write is in a turn, and a lock file would outlive a killed worker."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
 
 
 def _mend(path: Path) -> None:

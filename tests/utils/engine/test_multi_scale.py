@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tessera.utils.config import load_hyp
-from tessera.utils.engine.multi_scale import check_statistics, largest_size, scaled_size, smallest_size
+from tessera.utils.engine.multi_scale import check_statistics, largest_size, resized, scaled_size, smallest_size
 from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.world import World
 from tests.data.made_run import made_run
@@ -18,6 +19,19 @@ def test_multi_scale_sizes() -> None:
     assert sizes == [scaled_size(0, epoch, batch, 640, 32) for epoch in range(10) for batch in range(50)]
     assert set(sizes) == set(range(320, 960, 32))  # [0.5, 1.5) · 640
     assert scaled_size(0, 0, 0, 32, 32) == 32
+
+
+def test_images_and_boxes_take_the_size_of_their_batch() -> None:
+    run = made_run(load_hyp("hyp.scratch-low.yaml"), World(), imgsz=64, batch_size=2, multi_scale=True)
+    boxes = torch.tensor([[0, 1, 8, 16, 24, 32.0]])
+    sizes = set()
+    for batch in range(8):
+        images, targets = resized(run, torch.rand(2, 3, 64, 64), boxes, 0, batch)
+        size = scaled_size(run.config.seed, 0, batch, 64, run.stride)
+        assert images.shape == (2, 3, size, size)
+        assert torch.equal(targets[:, :2], boxes[:, :2]) and torch.allclose(targets[:, 2:], boxes[:, 2:] * size / 64)
+        sizes.add(size)
+    assert len(sizes) > 1
 
 
 @pytest.mark.parametrize("imgsz", [32, 64, 96, 640])

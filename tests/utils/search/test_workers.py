@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
+import signal
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import optuna
 import pytest
 
+from tessera.utils.search.folder import JOURNAL
+from tessera.utils.search.study import SharedStudy, load_optuna
+from tests.data.feed.another_process import another_process
 from tests.system.jobs import Job
 from tests.utils.search.test_evolve import FILES
 
@@ -65,3 +71,18 @@ def test_workers_that_start_at_once_share_all_trials_and_end_together(tmp_path: 
     verdicts = {next(line for line in outcome.err.splitlines() if "etter: " in line) for outcome in outcomes}
     assert len(verdicts) == 1
     assert sorted(path.name for path in folder.iterdir()) == FILES
+
+
+def test_a_worker_that_is_killed_while_it_writes_holds_nothing(tmp_path: Path) -> None:
+    (tmp_path / JOURNAL).touch()
+
+    def killed(_: Connection) -> None:
+        study = SharedStudy(load_optuna(), tmp_path, "trial", "trials", 10)
+        os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        study.claim(5, {}, 0)
+
+    with another_process(killed) as (process, _):
+        process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert SharedStudy(load_optuna(), tmp_path, "trial", "trials", 10).claim(5, {}, 0) is not None
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(f"{JOURNAL}.")]
