@@ -125,10 +125,10 @@ class _Download:
                 failures = 1 if size > furthest else failures + 1
                 furthest = max(furthest, size)
                 if failures >= network.LIMITS.attempts:
+                    kept = " (what has arrived is kept)" if _recall(self.state_file, self.url) else ""
                     raise UserError(
                         f"Cannot download {shown_address(self.url)}: {error}. Check the network and run the command "
-                        f"again (what has arrived is kept), or download the file by other means to "
-                        f"{shown(self.target)}."
+                        f"again{kept}, or download the file by other means to {shown(self.target)}."
                     ) from error
                 network.LIMITS.wait(failures)
 
@@ -144,7 +144,8 @@ class _Download:
             total, headers = known["total"], {"Range": f"bytes={offset}-", "If-Range": known["validator"]}
         with open_address(self.url, headers) as answer:
             if total is not None and answer.status == HTTPStatus.PARTIAL_CONTENT:
-                if answer.headers.get("Content-Range") != f"bytes {offset}-{total - 1}/{total}":
+                part, _, whole = answer.headers.get("Content-Range", "").partition("/")
+                if not part.startswith(f"bytes {offset}-") or whole != str(total):
                     file.truncate(0)
                     raise TransientError("the file changed on the server during the download")
             elif answer.status == HTTPStatus.OK:

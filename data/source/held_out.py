@@ -148,7 +148,8 @@ def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDA
     _, first, of = np.unique(copies, return_index=True, return_inverse=True)
     count = len(first)
     labels = np.arange(count)
-    for rows, near in similar(bits[first], alike):
+    known = np.any(bits[first], axis=1)  # 0 is of what does not decode
+    for rows, near in similar(bits[first], alike, np.asarray(known)):
         touched = near.any(1)
         mine, near = rows[touched], near[touched]
         columns = np.flatnonzero(near.any(0))
@@ -167,13 +168,16 @@ def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDA
     return np.unique(labels, return_inverse=True)[1][of.reshape(-1)]
 
 
-def similar(bits: NDArray[np.uint8], alike: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+def similar(
+    bits: NDArray[np.uint8], alike: int, known: NDArray[np.bool_] | None = None
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """Some rows of N hashes at a time, and which of those up to the last row, but themselves, are at most `alike` away.
 
-    Hashes of 0 look like nothing else.
+    Takes time that grows with N². Hashes that are not `known`, bool (N,), look like nothing else.
     """
     signs = np.where(np.unpackbits(bits, axis=1), np.float32(1), np.float32(-1))
-    signs[~bits.any(1)] = 0
+    if known is not None:
+        signs[~known] = 0
     length = max(_DISTANCES // max(len(bits), 1), 1)
     for start in range(0, len(bits), length):
         rows = np.arange(start, min(start + length, len(bits)))

@@ -260,8 +260,8 @@ def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, Rem
         digest: of the index that was found undamaged there just now, so its checksum is not computed again.
 
     Returns:
-        The index, and of each COCO file its state and the images it lists; None where there is no file, or it is
-        damaged, of another format or not the one of `digest`.
+        The index, and of each COCO file, without `digest`, its state and the images it lists; None where there is no
+        file, or it is damaged, of another format or not the one of `digest`.
     """
     start = len(_MAGIC) + 32
     try:
@@ -279,11 +279,13 @@ def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, Rem
     header = json.loads(content[start + 8 : at].tobytes())
     if digest not in (None, header["digest"]):
         return None
-    fields: dict[str, Any] = {name: tuple(own) if isinstance(own := header[name], list) else own for name in _PLAIN}
+    fields: dict[str, Any] = {name: header[name] for name in _PLAIN}
+    fields |= {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
     for name, dtype, shape in header["arrays"]:
         at += -at % _ALIGNMENT
         length = int(np.prod(shape)) * np.dtype(dtype).itemsize
         fields[name] = np.asarray(content[at : at + length]).view(dtype).reshape(shape)
         at += length
-    listed = json.loads(fields.pop(_COCO_IMAGES).tobytes())
+    coco_images = fields.pop(_COCO_IMAGES)
+    listed = json.loads(coco_images.tobytes()) if digest is None else {}
     return DatasetIndex(**fields), {file: (tuple(state), paths) for file, (state, paths) in listed.items()}

@@ -30,6 +30,7 @@ from tessera.utils.text import first_of, one_line, shown
 from tessera.utils.types import Archive, DatasetSpec
 
 GENERATORS = {"shapes": write_shapes}
+_LONGEST_LIST = 1 << 30  # bytes
 
 logger = logging.getLogger(__name__)
 
@@ -194,9 +195,11 @@ def read_list(file: str | Path) -> list[str]:
     """The lines of a list of files, stripped, without blank ones."""
     try:
         with open_plain(file) as content:
-            raw = content.read()
+            raw = content.read(_LONGEST_LIST + 1)
     except OSError as error:
         raise UserError(f"{shown(Path(file))}: cannot be read ({error.strerror}).") from error
+    if len(raw) > _LONGEST_LIST:
+        raise UserError(f"{shown(Path(file))}: more than {_LONGEST_LIST:,} bytes, expected a list of files. Divide it.")
     for named, why in ((raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)), UTF_16), (is_lfs_pointer(raw), LFS_POINTER)):
         if named:
             raise UserError(f"{shown(Path(file))}: {why}.")

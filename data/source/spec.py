@@ -8,7 +8,6 @@ nothing is downloaded to anywhere but the folder of datasets.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -31,12 +30,9 @@ from tessera.utils.types import Archive, DatasetSpec
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 SPLITS = ("train", "val", "test")
-_KEYS = (
-    *SPLITS,
-    *("path", "names", "nc", "ignore", "classes", "download", "generate", "pixels", "split_seed", "kpt_shape"),
-)
+_OTHER_KEYS = ("path", "names", "nc", "ignore", "classes", "download", "generate", "pixels", "split_seed", "kpt_shape")
+_KEYS = SPLITS + _OTHER_KEYS
 _OTHER_WORD = re.compile("(train|val|test)(id|idation|ing|set)")  # for a split
-_CLOSE = 0.8  # likeness of a misspelled key and the one that is meant
 _SHARE_AS_TEXT = re.compile(r"\d*[.,]\d+|[\d.,]+\s*%")
 _FOLDER = HOME / "data"
 
@@ -131,9 +127,14 @@ def _refuse_misspelled(found: YamlMapping) -> None:
 
 
 def _is_typo(key: str, known: str) -> bool:
-    """Whether `key` looks like a misspelling of `known`."""
-    close = difflib.SequenceMatcher(None, key.lower(), known).ratio() >= _CLOSE
-    return close and abs(len(key) - len(known)) <= 1
+    """Whether two letters are swapped, one is added, left out or replaced, or only the case differs."""
+    if key.lower() == known or sorted(key) == sorted(known):
+        return True
+    if abs(len(key) - len(known)) > 1 or min(len(key), len(known)) < 3:
+        return False
+    start = next((at for at, (a, b) in enumerate(zip(key, known, strict=False)) if a != b), min(len(key), len(known)))
+    rest, other = key[start:], known[start:]
+    return rest[1:] == other or rest == other[1:] or rest[1:] == other[1:]
 
 
 def _is_coco(found: YamlMapping) -> bool:

@@ -21,7 +21,8 @@ from tessera.utils.text import counted
 
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 WIDTH, HEIGHT = 256, 257
-_SUBFILE, _DEPTH, _COLOUR, _BANDS, _PLANES, _FORM = 254, 258, 262, 277, 284, 339
+_SUBFILE, _DEPTH, _COLOUR, _BANDS, _PLANES, _EXTRA, _FORM = 254, 258, 262, 277, 284, 338, 339
+_STRAIGHT_ALPHA = 2  # by which OpenCV multiplies 8 bits
 _WHITE_IS_0, _BLACK_IS_0, _RGB = 0, 1, 2
 _COLOURED = ((3, _RGB), (4, _RGB), (3, _BLACK_IS_0), (4, _BLACK_IS_0))  # bands, colour: GDAL names none above 8 bits
 _SENSOR = (32803, 34892)  # of DNG: OpenCV gives the levels of the sensor
@@ -141,7 +142,7 @@ def read_tiff(encoded: Pixels) -> NDArray[Any] | None:
         and not is_planar
         and (depth > 8 or is_coloured)
         and (layout == (1, _BLACK_IS_0) or (layout == (1, _WHITE_IS_0) and form == "u") or layout in _COLOURED)
-        and (bands < 4 or depth <= 16)
+        and (bands < 4 or depth == 16 or (depth == 8 and tags.numbers(_EXTRA, 0)[0] != _STRAIGHT_ALPHA))
     )
     if not is_read:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -45,8 +46,9 @@ def _all_classes(found: YamlMapping) -> Classes:
         if name in numbers:
             raise ConfigError(
                 f"{where}: ignore: {shown(name)} is in names too, and so is trained. Take it out of ignore; or, to "
-                "ignore it under its number in label files, write both as maps: names without it, and "
-                f"`ignore: {{{numbers[name]}: {name}}}`."
+                "ignore it under its number in label files, write both as maps: names without it, and `ignore: "
+                f"{{{numbers[name]}: {json.dumps(name, ensure_ascii=False)}}}` with the other ignored classes under "
+                "numbers of their own."
             )
         if number in names:
             raise ConfigError(

@@ -111,7 +111,7 @@ def _load(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}). Export the file anew.") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, a number of more than 4,300 digits, or nested too deep
-        raise UserError(f"{path}: expected a COCO JSON ({first_line(error)}).") from error
+        raise UserError(f"{path}: expected a COCO JSON ({first_line(error).partition(';')[0]}).") from error
     is_coco = isinstance(content, dict) and content.keys() >= {"images", "categories"}
     if not is_coco and (tool := other_tool(content)):
         raise UserError(f"{path}: it is {tool}")

@@ -201,24 +201,27 @@ def _read_row(tokens: list[bytes], keypoints: int) -> tuple[float, ...] | str:
         )
     row: list[float] = []
     for place, token in enumerate(tokens):
-        text = one_line(token.decode("utf-8", "backslashreplace"), _LONGEST_TOKEN)
         try:
             if b"_" in token:
                 raise ValueError
             value = float(token)
         except ValueError:
-            return f"'{text}' is not a number"
+            return f"'{_shown(token)}' is not a number"
         name = "class" if place == 0 else _field_name(place, count)
         if not math.isfinite(value):
-            return f"{name} is {text}, expected a finite number"
+            return f"{name} is {_shown(token)}, expected a finite number"
         if place == 0 and (value != int(value) or not ANY_CLASS <= value <= _MAX_CLASS):
-            return f"class is {text}, expected an integer from 0 on, or -1 for a region to ignore"
+            return f"class is {_shown(token)}, expected an integer from 0 on, or -1 for a region to ignore"
         if place > 0 and value < (-MOST_BEYOND if count > 5 or place < 3 else 0):
-            return f"{name} is {text}, expected no negative value"
+            return f"{name} is {_shown(token)}, expected no negative value"
         if place > 0 and value > 1 + MOST_BEYOND:
-            return f"{name} is {text}, expected at most 1 (a fraction of the image's width or height)"
+            return f"{name} is {_shown(token)}, expected at most 1 (a fraction of the image's width or height)"
         row.append(value)
     return tuple(row)
+
+
+def _shown(token: bytes) -> str:
+    return one_line(token.decode("utf-8", "backslashreplace"), _LONGEST_TOKEN)
 
 
 def _keypoints(tokens: list[bytes]) -> int:

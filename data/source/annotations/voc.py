@@ -20,7 +20,10 @@ _DECLARED = re.compile(
 # Python's name of an encoding of several bytes a character → the one that files which declare it are in (WHATWG
 # Encoding standard, 4.2).
 _MULTI_BYTE = {
-    **{name: name for name in ("big5hkscs", "cp932", "cp949", "euc_jp", "gb18030", "hz", "iso2022_jp", "utf-8")},
+    **{
+        name: name
+        for name in ("big5hkscs", "cp932", "cp949", "cp950", "euc_jp", "gb18030", "hz", "iso2022_jp", "utf-8")
+    },
     "gb2312": "gb18030",
     "gbk": "gb18030",
     "shift_jis": "cp932",

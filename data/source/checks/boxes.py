@@ -92,27 +92,23 @@ def _written(part: Part) -> Written:
     """The boxes of all kept images, as they are written."""
     listing, scanned = part.listing, part.scanned
     is_text = np.array(
-        [place not in listing.coco and label.endswith(".txt") for place, label in enumerate(listing.labels)]
+        [place not in listing.coco and not label.endswith(".xml") for place, label in enumerate(listing.labels)]
     )
     mine = is_text[part.owners]  # nothing is cut off from label files when they are read
     boxes = scanned.boxes_xyxy[mine].astype(np.float64)
     centres, sizes = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
     as_corners = np.all(sizes > centres, axis=1) & (scanned.point_counts[mine] == 0)
-    owners = [part.owners[mine]]
-    found = [boxes]
-    ordered = [as_corners]
+    rows = [(part.owners[mine], boxes, as_corners)]
     for place in part.places[~is_text[part.places]].tolist():
         own, own_ordered = _of_records(part, place)
-        owners.append(np.full(len(own), place))
-        found.append(own)
-        ordered.append(own_ordered)
-    places, boxes = np.concatenate(owners), np.concatenate(found)
+        rows.append((np.full(len(own), place), own, own_ordered))
+    places, boxes, ordered = map(np.concatenate, zip(*rows, strict=True))
     image_sizes = np.zeros((len(listing.images), 2))
     image_sizes[part.places] = scanned.sizes_hw[:, ::-1]
     sides = image_sizes[places]
     out = np.maximum(np.maximum(-boxes[:, :2], boxes[:, 2:] - sides), 0)
     excess = (out / np.maximum(sides, 1)).max(1, initial=0)
-    return Written(places, excess, out.max(1, initial=0), np.concatenate(ordered))
+    return Written(places, excess, out.max(1, initial=0), ordered)
 
 
 def _of_records(part: Part, place: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:

@@ -125,7 +125,7 @@ def test_a_class_that_is_no_number_of_the_yaml(tmp_path: Path) -> None:
     [
         (
             "names: [cat, dog]\nignore: [dog]\n",
-            "a.yaml:3: ignore: 'dog' is in names too, and so is trained.* write both as maps.* `ignore: {1: dog}`",
+            "a.yaml:3: ignore: 'dog' is in names too, and so is trained.* write both as maps.* `ignore: {1: \"dog\"}`",
         ),
         (
             "names: [cat, dog]\nignore: [dog, cat]\n",
