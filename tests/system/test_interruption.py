@@ -161,19 +161,7 @@ def test_a_signal_to_the_launcher_stops_all(data: Path, tmp_path: Path, undistur
 
 @pytest.mark.slow
 def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_path: Path) -> None:
-    more = (
-        "--cfg",
-        "tessera-n.yaml",
-        "--sync-bn",
-        "--amp",
-        "off",
-        "--epochs",
-        "2",
-        "--name",
-        "exp",
-        "--resume",
-        "auto",
-    )
+    more = ("--sync-bn", "--amp", "off", "--epochs", "2", "--name", "exp", "--resume", "auto")
     whole = train(tmp_path, 1, *flags(data, tmp_path / "whole", *more))
     assert whole.code == 0, whole.said
     for before, after in ((2, 1), (1, 2)):
@@ -183,9 +171,9 @@ def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_
         assert "after batch 3" in stopped.err, stopped.said
         resumed = train(tmp_path, after, *args)
         assert resumed.code == 0 and "in epoch 0 after batch 3" in resumed.err, resumed.said
-        # Rounding apart the same run: a batch that counted twice or not at all would be a fifth of the epoch's mean.
+        # A batch that counts twice, or not at all, changes the first epoch's mean by 2 %.
         ratio = losses(project / "exp").to_numpy() / losses(tmp_path / "whole" / "exp").to_numpy()
-        assert abs(ratio - 1).max() < 0.03, ratio
+        assert abs(ratio[0] - 1).max() < 0.005 and abs(ratio[1] - 1).max() < 0.02, ratio
 
 
 @pytest.mark.slow

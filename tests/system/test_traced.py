@@ -20,7 +20,7 @@ from tests.utils.exporting.made import ANCHORED, checkpoint, picture
 
 WRITING = "creat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,truncate"
 WRITING += ",chmod,fchmodat,utimensat,mknod,mknodat"
-CALL = re.compile(r"(?:\[pid\s+\d+\] |\d+ +)?(\w+)\((.*)\) += (-?\d+|\?)")
+CALL = re.compile(r"(\w+)\((.*)\) += (-?\d+|\?)( EINPROGRESS)?")
 PLACE = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:[^"\\]|\\.)*)"')
 ADDRESS = re.compile(r'inet_addr\("([^"]*)"\)|inet_pton\(AF_INET6, "([^"]*)"')
 PROGRAM = re.compile(r'"(?:[^"]*/)?([^"/]+)", \[(.*)\]')
@@ -51,15 +51,18 @@ class Traced(NamedTuple):
 
 
 def trace(command: list[str], folder: Path, temporary: Path, code: int = 0) -> Traced:
-    """Run a command whose home is in `folder`; calls that failed do not count."""
-    log = folder / "trace"
+    """Run a command whose home is in `folder`; calls that failed do not count, but for a connection that was begun."""
+    for old in folder.glob("trace.*"):
+        old.unlink()
     watched = f"open,openat,openat2,{WRITING},connect,bind,socket,execve"
     env = {"TMPDIR": str(temporary), "HOME": str(folder / "home"), "PYTHONDONTWRITEBYTECODE": "1"}
-    strace = ["strace", "-f", "--seccomp-bpf", "-y", "-qq", "-e", f"trace={watched}", "-e", "signal=none"]
-    done = run_command([*strace, "-o", str(log), *command], env=env, timeout=600)
+    strace = ["strace", "-ff", "--seccomp-bpf", "-y", "-qq", "-e", f"trace={watched}", "-e", "signal=none"]
+    done = run_command([*strace, "-o", str(folder / "trace"), *command], env=env, timeout=600)
     assert done.code == code, done.said
-    found = [CALL.match(line) for line in log.read_text(errors="replace").splitlines()]
-    calls = [(call[1], call[2]) for call in found if call and not call[3].startswith("-")]
+    # A file for each thread, so that no call is cut in two.
+    lines = [line for log in folder.glob("trace.*") for line in log.read_text(errors="replace").splitlines()]
+    found = map(CALL.match, lines)
+    calls = [(call[1], call[2]) for call in found if call and (call[4] or not call[3].startswith("-"))]
     written = {
         Path(os.path.normpath(Path(base or ROOT, name)))
         for call, arguments in calls
@@ -86,16 +89,29 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_trace_sees_what_must_not_be(home: Path, temporary: Path) -> None:
     code = f"""
-import os, socket, subprocess
+import os, socket, subprocess, threading
 os.chdir({str(home)!r})
+
+def write(number):
+    for at in range(100):
+        open(f"{{number}}-{{at}}", "w").close()
+
+threads = [threading.Thread(target=write, args=[number]) for number in range(3)]
+[thread.start() for thread in threads]
+try:
+    socket.create_connection(("198.51.100.7", 9), timeout=0.1)
+except OSError:
+    pass
+[thread.join() for thread in threads]
 open("elsewhere", "w").close()
 os.mkdir({str(home / "made")!r})
 subprocess.run(["true"])
 socket.socket(type=socket.SOCK_DGRAM).connect(("192.0.2.1", 9))
 """
     found = trace([sys.executable, "-c", code], home, temporary)
-    assert found.outside(temporary) == [str(home / "elsewhere"), str(home / "made")]
-    assert found.talked and found.addresses == {"192.0.2.1"} and [p.split(":")[0] for p in found.programs] == ["true"]
+    files = {"elsewhere", "made", *(f"{number}-{at}" for number in range(3) for at in range(100))}
+    assert found.outside(temporary) == sorted(str(home / name) for name in files)
+    assert found.talked and "192.0.2.1" in found.addresses and [p.split(":")[0] for p in found.programs] == ["true"]
 
 
 def test_detect(home: Path, temporary: Path) -> None:

@@ -221,7 +221,7 @@ def test_a_redirect_to_another_host_keeps_https_and_the_place_to_resume_at(
 
 def test_two_at_once(server: FileServer, tmp_path: Path) -> None:
     results = at_once([lambda: fetch(server.url, tmp_path / "data.zip").read_bytes()] * 4)
-    assert results == [BODY] * 4
+    assert results == [BODY] * 4 and len(server.asked) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["data.zip"]
 
 

@@ -61,6 +61,8 @@ def test_clusters_are_found() -> None:
         ratio = np.maximum(anchors / size, size / anchors).max(1)
         assert ratio.min() < 1.15, (size, anchors)
     assert (np.diff(anchors.prod(1)) >= 0).all()
+    np.testing.assert_array_equal(anchors, kmeans_anchors(wh, 4, 4.0, rng()))
+    assert not np.array_equal(anchors, kmeans_anchors(wh, 4, 4.0, rng(1)))
 
 
 def test_mutation_raises_the_mean_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
