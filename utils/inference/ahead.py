@@ -63,9 +63,9 @@ def _begun(pool: ThreadPoolExecutor, items: Iterable[T], find: Callable[[T], R])
 
 def _results(begun: Iterator[Future[T]], ready: int) -> Iterator[T]:
     """What comes of them in order; so many are begun beside the one that is used."""
-    waiting = deque(islice(begun, ready))
+    waiting = deque(islice(begun, ready + 1))
     while waiting:
         result = waiting.popleft().result()
-        waiting.extend(islice(begun, 1))
         yield result
         del result  # nothing is kept while the next one is awaited
+        waiting.extend(islice(begun, 1))

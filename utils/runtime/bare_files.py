@@ -32,7 +32,8 @@ def open_torchscript(path: Path, accelerator: Accelerator) -> ExportedNetwork:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that TorchScript is deprecated
         module = torch.jit.load(path, accelerator.device, _extra_files=extra)
-    return _torch_network(path, extra[METADATA], "TorchScript", accelerator, module.eval())
+    description = Description.read(plain_strings(extra[METADATA]), path)
+    return _torch_network(description, "TorchScript", accelerator, module.eval())
 
 
 def open_pt2(path: Path, accelerator: Accelerator) -> ExportedNetwork:
@@ -46,16 +47,16 @@ def open_pt2(path: Path, accelerator: Accelerator) -> ExportedNetwork:
         raise ValueError("no archive")
     extra = {METADATA: ""}
     program = torch.export.load(path, extra_files=extra)
-    return _torch_network(path, extra[METADATA], "torch.export", accelerator, program.module().to(accelerator.device))
+    description = Description.read(plain_strings(extra[METADATA]), path)
+    return _torch_network(description, "torch.export", accelerator, program.module().to(accelerator.device))
 
 
-def _torch_network(path: Path, metadata: str, kind: str, accelerator: Accelerator, module: Any) -> ExportedNetwork:
+def _torch_network(description: Description, kind: str, accelerator: Accelerator, module: Any) -> ExportedNetwork:
     @torch.no_grad()
     def predict(images: NDArray[np.float32]) -> NDArray[Any]:
         found = module(torch.from_numpy(images).to(accelerator.device))
         return np.asarray((found[0] if isinstance(found, (tuple, list)) else found).float().cpu().numpy())
 
-    description = Description.read(plain_strings(metadata), path)
     return ExportedNetwork(description, f"{kind}, {accelerator.device}", accelerator, predict)
 
 

@@ -66,6 +66,7 @@ def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
         "3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
         r"labels/c.TXT for c.txt, labels/re\u0301gion.txt for r\xe9gion.txt"
     )
+    assert not [line for line in check(yaml).problems if "beyond the border" in line]
 
 
 def test_a_broken_link_is_no_background(tmp_path: Path) -> None:

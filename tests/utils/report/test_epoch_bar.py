@@ -19,6 +19,21 @@ NAMES = ("box", "obj", "cls")
 COLUMNS = ("Epoch", "GPU_mem", "box_loss", "obj_loss", "cls_loss", "Instances", "Size", "Data_wait")
 
 
+class Log:
+    """What a program may put in the place of sys.stderr."""
+
+    def __init__(self) -> None:
+        self.said = ""
+
+    def write(self, text: str) -> None:
+        self.said += text
+
+    def flush(self) -> None: ...
+
+    def isatty(self) -> bool:
+        return False
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -35,6 +50,12 @@ def run_epoch(stream: TextIO, rank: int = 0, steps: int = 50) -> EpochBar:
         for step in bar.timed(range(steps)):
             bar.update(1, torch.tensor([0.1, 0.02, 0.003]) * (step + 1), 17, 640)
     return bar
+
+
+def test_a_log_without_a_file_gets_its_lines() -> None:
+    log = Log()
+    run_epoch(log)  # type: ignore[arg-type]
+    assert len(log.said.splitlines()) == 2
 
 
 def test_a_log_file_gets_a_header_and_one_plain_line() -> None:

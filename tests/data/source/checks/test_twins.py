@@ -89,3 +89,11 @@ def test_a_chain_is_told_by_the_nearest_one_before(drawn: list[Pixels]) -> None:
     """A still camera has a pair for each picture, not one for any two of them."""
     chain = [look(saved_again(drawn[0], 1, 95 - number), number) for number in range(30)]
     assert [pair[1] for pair in sorted(twins_among(chain, [0] * 30), key=lambda pair: pair[1])] == [*range(1, 30)]
+
+
+def test_a_hash_of_zeros_is_one_like_others() -> None:
+    ramp = np.linspace(255, 100, 90, dtype=np.uint8)
+    page = np.repeat((ramp[:, None].astype(np.uint16) + ramp[None] >> 1).astype(np.uint8)[..., None], 3, 2)
+    looks = [look(page, 0), look(page, 1)]
+    assert not looks[0].bits.any()
+    assert [pair[:2] for pair in twins_among(looks, [0, 1])] == [(0, 1)]
