@@ -82,12 +82,13 @@ def move(averages: list[Tensor], values: list[Tensor], share: Tensor) -> None:
 
 def _pair_state(average: nn.Module, model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
     """The state tensors of both, side by side: floating-point ones (averaged), the others (copied)."""
-    mine, theirs = average.state_dict(keep_vars=True), model.state_dict(keep_vars=True)
-    floats, others = ([k for k, v in mine.items() if v.is_floating_point() == real] for real in (True, False))
-    mine, theirs = ({key: value.detach() for key, value in state.items()} for state in (mine, theirs))
+    averages = {key: value.detach() for key, value in average.state_dict(keep_vars=True).items()}
+    values = {key: value.detach() for key, value in model.state_dict(keep_vars=True).items()}
+    floats = [key for key, value in averages.items() if value.is_floating_point()]
+    others = [key for key, value in averages.items() if not value.is_floating_point()]
     return (
-        [mine[k] for k in floats],
-        [theirs[k] for k in floats],
-        [mine[k] for k in others],
-        [theirs[k] for k in others],
+        [averages[key] for key in floats],
+        [values[key] for key in floats],
+        [averages[key] for key in others],
+        [values[key] for key in others],
     )

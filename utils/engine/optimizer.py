@@ -51,13 +51,20 @@ def build_optimizer(
 
 def _kinds(layer: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Biases, weights and norm weights that need a gradient."""
-    kinds: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+    biases: list[Tensor] = []
+    weights: list[Tensor] = []
+    norms: list[Tensor] = []
     for module in layer.modules():
         for key, parameter in module.named_parameters(recurse=False):
-            if parameter.requires_grad:
-                # C3TR has an in_proj_bias
-                kinds[0 if key.endswith("bias") else 2 if isinstance(module, _NORMS) else 1].append(parameter)
-    return kinds
+            if not parameter.requires_grad:
+                continue
+            if key.endswith("bias"):  # C3TR has an in_proj_bias
+                biases.append(parameter)
+            elif isinstance(module, _NORMS):
+                norms.append(parameter)
+            else:
+                weights.append(parameter)
+    return biases, weights, norms
 
 
 def step_where(taken: Tensor, optimizer: torch.optim.Optimizer) -> None:

@@ -27,8 +27,8 @@ class StepFlags:
     """Flags read back after a step; but for `indices` the same on every rank. `StepFlags()` where none were read."""
 
     step: int = 0  # number of the step in the run, from 1; 0 where no flags were read
-    epoch: int = 0  # where the run stood after it
-    batch: int = 0  # of the epoch's batches, that were done
+    epoch: int = 0  # that the run was in after it
+    batch: int = 0  # batches of that epoch that were done by then
     skipped: int = 0  # batches of the step, where its gradient was not finite and every rank skipped it; else 0
     indices: tuple[int, ...] = ()  # images of this rank's batches
     stop: bool = False  # some rank was asked to stop
