@@ -77,22 +77,16 @@ def train(
     folder: Path | None = None,
     watch: Watch | None = None,
 ) -> Ended:
-    """Train, validate and save, epoch by epoch; every rank calls this.
+    """Train, validate and save, epoch by epoch; return how it ended. Every rank calls this.
 
     Args:
-        asked, hyp: frozen; the same on every rank. Without `hyp` the model's own for the length of the run.
-        world: this rank.
-        resumed: what to resume; None = a fresh run.
-        folder: of the run, whose lock is held; None = a new one, as the flags name it.
-        watch: what a search sees of it; None outside of one.
-
-    Returns:
-        How it ended, with the metrics of the best epoch.
+        asked, hyp, world: flags and recipe, None = chosen by model, start and length; this rank, one of many.
+        resumed, folder: the run to resume, and its directory, whose lock is held; None = a fresh run, a new directory.
+        watch: what a search sees of the training.
 
     Raises:
         UserError: something is wrong with the data, the weights or the folders.
-        Interrupted: on every rank, where one was asked to stop; the message says what was saved.
-        Pruned: on every rank, where the search has seen enough.
+        Interrupted, Pruned: on every rank, where one was asked to stop, or the search has seen enough.
     """
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption("before the first step was done"))
@@ -164,7 +158,6 @@ def train(
         interruption.act_at_once(
             f"after the last epoch, whose checkpoint is saved; {called('val.py')} measures {saver.best}"
         )
-        world.set_activity("measuring the best epoch")
         return validation.of_best(data)
 
 

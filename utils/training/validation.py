@@ -109,6 +109,7 @@ class Validation:
         Not once more where it holds the weights of the last epoch, bit by bit; and not for a search, of whose trainings
         nothing stays: there the last epoch counts.
         """
+        self.run.world.set_activity("measuring the best epoch")
         if self.watch:
             assert self.watch.metrics, "the last epoch is always measured"
             return self._ended(self.watch.metrics)
