@@ -216,7 +216,7 @@ class ViewStore(ImageStore):
     @property
     def files(self) -> int:
         """As ImageStore."""
-        return len(self.index.pictures)
+        return len(self.index.whole_images)
 
     def of_file(self, index: int) -> range:
         """As ImageStore."""
@@ -227,7 +227,7 @@ class ViewStore(ImageStore):
         return self._decode(images)
 
     def _file_size(self, index: int) -> tuple[int, int]:
-        height, width = self.index.pictures.sizes_hw[self.index.owners[index]].tolist()
+        height, width = self.index.whole_images.sizes_hw[self.index.owners[index]].tolist()
         return height, width
 
     def _part(self, whole: Pixels, index: int) -> Pixels:

@@ -1,12 +1,12 @@
-"""Views of large pictures: `--tile` trains on windows of them, and no file is written.
+"""Views of large images: `--tile` trains on windows of them, and no file is written.
 
-The views of a picture are what detection in tiles looks at: its tiles and the whole, each an image of its own for the
+The views of an image are what detection in tiles looks at: its tiles and the whole, each an image of its own for the
 sampler, mosaics and statistics. A tile's labels are cut to it. An object of which it shows less than `LEAST_SEEN` is
 none there, and what is seen of it is an ignored region: the next tile shows more of it. Most tiles of most scenes are
-empty: an epoch has all views with objects, the whole pictures, and as many empty tiles as there are views with objects,
+empty: an epoch has all views with objects, the whole images, and as many empty tiles as there are views with objects,
 other ones in each epoch. Tiles with ignored regions alone, such as the inside of a large object, are in none.
 
-Legend: P pictures, N views; of one picture w windows, m objects.
+Legend: P images, N views; of one image w windows, m objects.
 """
 
 from __future__ import annotations
@@ -29,36 +29,36 @@ from tessera.utils.errors import UserError
 from tessera.utils.seeding import at_most, sample_rng
 from tessera.utils.types import DatasetIndex
 
-LEAST_SEEN = 0.3  # share of an object's area in the picture (of its polygon, where it has one) that a view must show
+LEAST_SEEN = 0.3  # share of an object's area in the image (of its polygon, where it has one) that a view must show
 _SOON_S = 1.0  # what is done by then needs no progress bar
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewIndex(DatasetIndex):
-    """An index whose images are views; sizes and labels are in pixels of the window."""
+    """An index whose entries are views; sizes and labels are in pixels of the window."""
 
-    pictures: DatasetIndex  # the whole ones; paths, in files as in memory, are its own
-    view_offsets: NDArray[np.int64]  # (P + 1,), where the views of each picture start
-    windows: NDArray[np.int32]  # (N, 4), left, top, right, bottom in pixels of the picture
+    whole_images: DatasetIndex  # paths, in files as in memory, are its own
+    view_offsets: NDArray[np.int64]  # (P + 1,), where the views of each image start
+    windows: NDArray[np.int32]  # (N, 4), left, top, right, bottom in pixels of the image
     unseen: int  # how many objects no view has as one
 
     def path(self, index: int) -> Path:
-        """Path of the picture that view `index` is of."""
-        return self.pictures.path(int(self.owners[index]))
+        """Path of the image that view `index` is of."""
+        return self.whole_images.path(int(self.owners[index]))
 
     def of_picture(self, index: int) -> range:
-        """The views of the picture that view `index` is of."""
+        """The views of the image that view `index` is of."""
         start, end = self.view_offsets[self.owners[index] :][:2].tolist()
         return range(start, end)
 
     @cached_property
     def owners(self) -> NDArray[np.int64]:
-        """The picture of each view, int64 (N,)."""
-        return np.repeat(np.arange(len(self.pictures)), np.diff(self.view_offsets))
+        """The image of each view, int64 (N,)."""
+        return np.repeat(np.arange(len(self.whole_images)), np.diff(self.view_offsets))
 
     @cached_property
     def empty_tiles(self) -> NDArray[np.int64]:
-        """The tiles without objects and ignored regions; whole pictures are none of them."""
+        """The tiles without objects and ignored regions; whole images are none of them."""
         empty = ~self._always
         if len(self.ignored_offsets):
             empty &= np.diff(self.ignored_offsets) == 0
@@ -66,7 +66,7 @@ class ViewIndex(DatasetIndex):
 
     @cached_property
     def _always(self) -> NDArray[np.bool_]:
-        """Which views are in every epoch, (N,): those with objects, and the whole pictures."""
+        """Which views are in every epoch, (N,): those with objects, and the whole images."""
         found = np.diff(self.box_offsets) > 0
         found[self.view_offsets[1:] - 1] = True
         return found
@@ -87,17 +87,17 @@ class ViewIndex(DatasetIndex):
         return np.sort(np.concatenate((np.flatnonzero(self._always), self.empty_tiles[chosen])))
 
     def __str__(self) -> str:
-        """One line: what the pictures became."""
-        objects = len(self.pictures.classes)
+        """One line: what the images became."""
+        objects = len(self.whole_images.classes)
         unseen = f"; {self.unseen:,} of {objects:,} objects are ignored in all" if self.unseen else ""
         return (
-            f"{self.split}: {len(self.pictures):,} images become {len(self):,} views, {self.with_objects:,} of them "
-            f"with objects; an epoch has {self.images_per_epoch:,}{unseen}"
+            f"{self.split}: {len(self.whole_images):,} images become {len(self):,} views, {self.with_objects:,} of "
+            f"them with objects; an epoch has {self.images_per_epoch:,}{unseen}"
         )
 
 
 class _Cut(NamedTuple):
-    """The views of one picture, labels view by view; n labels, r ignored regions."""
+    """The views of one image, labels view by view; n labels, r ignored regions."""
 
     windows: Sequence[Tile]
     counts: NDArray[np.int64]  # (w,)
@@ -111,56 +111,56 @@ class _Cut(NamedTuple):
 
 
 def view_index(
-    pictures: DatasetIndex, tile: int, overlap: float, imgsz: int, *, show_progress: bool = False
+    images: DatasetIndex, tile: int, overlap: float, imgsz: int, *, show_progress: bool = False
 ) -> ViewIndex:
-    """The views of an index of pictures that has objects.
+    """The views of an index of images that has objects.
 
     Args:
-        tile: side in pixels of the pictures; what is not larger is one view, as it is.
+        tile: side in pixels of the images; what is not larger is one view, as it is.
         overlap: least share of a tile that the next one overlaps.
-        imgsz: training size: of a picture that is cut, a label of 2 px or less there is none, as in augmentation.
+        imgsz: training size: of an image that is cut, a label of 2 px or less there is none, as in augmentation.
 
     Raises:
         ConfigError: a number is out of range.
         UserError: most objects are larger than a tile, or all too small to be seen.
     """
     check_tiles(tile, overlap)
-    _refuse_large_objects(pictures, tile)
+    _refuse_large_objects(images, tile)
     cuts = []
-    title, hidden = f"Cutting {pictures.split} into views", not show_progress
-    sizes = tqdm(pictures.sizes_hw.tolist(), title, unit="image", delay=_SOON_S, disable=hidden)
-    for picture, (height, width) in enumerate(sizes):
+    title, hidden = f"Cutting {images.split} into views", not show_progress
+    sizes = tqdm(images.sizes_hw.tolist(), title, unit="image", delay=_SOON_S, disable=hidden)
+    for image, (height, width) in enumerate(sizes):
         windows = windows_of((height, width), tile, overlap)
-        cuts.append(_cut(pictures, picture, windows, imgsz) if len(windows) > 1 else _as_it_is(pictures, picture))
+        cuts.append(_cut(images, image, windows, imgsz) if len(windows) > 1 else _as_it_is(images, image))
     spans = np.array([window for cut in cuts for window in cut.windows], np.int32)
     outlines = [outline for cut in cuts for outline in cut.outlines]
     unseen = sum(cut.unseen for cut in cuts)
-    if unseen == len(pictures.classes):
+    if unseen == len(images.classes):
         raise UserError(
-            f"--tile {tile}: no view of {pictures.split} has an object: at --imgsz {imgsz} each is {MIN_SIDE:g} pixels "
+            f"--tile {tile}: no view of {images.split} has an object: at --imgsz {imgsz} each is {MIN_SIDE:g} pixels "
             "or less. Give a larger --imgsz or a smaller --tile."
         )
     key = f"{tile} {overlap!r} {LEAST_SEEN}"
     any_ignored = any(len(cut.ignored_classes) for cut in cuts)
     views = ViewIndex(
-        split=pictures.split,
-        names=pictures.names,
-        path_bytes=pictures.path_bytes,
-        path_offsets=pictures.path_offsets,
+        split=images.split,
+        names=images.names,
+        path_bytes=images.path_bytes,
+        path_offsets=images.path_offsets,
         sizes_hw=spans[:, [3, 2]] - spans[:, [1, 0]],
         box_offsets=_offsets([cut.counts for cut in cuts]),
         classes=np.concatenate([cut.classes for cut in cuts]),
         boxes_xyxy=np.concatenate([cut.boxes_xyxy for cut in cuts]),
-        segment_offsets=_offsets([[len(outline) for outline in outlines]]) if outlines else pictures.segment_offsets,
-        segment_points=np.concatenate(outlines) if outlines else pictures.segment_points,
-        digest=_hash(f"{pictures.digest} {key}"),
-        problems=pictures.problems,
-        notes=pictures.notes,
-        ignored_offsets=_offsets([cut.ignored_counts for cut in cuts]) if any_ignored else pictures.ignored_offsets,
+        segment_offsets=_offsets([[len(outline) for outline in outlines]]) if outlines else images.segment_offsets,
+        segment_points=np.concatenate(outlines) if outlines else images.segment_points,
+        digest=_hash(f"{images.digest} {key}"),
+        problems=images.problems,
+        notes=images.notes,
+        ignored_offsets=_offsets([cut.ignored_counts for cut in cuts]) if any_ignored else images.ignored_offsets,
         ignored_classes=np.concatenate([cut.ignored_classes for cut in cuts]),
         ignored_boxes_xyxy=np.concatenate([cut.ignored_boxes_xyxy for cut in cuts]),
-        pixels=pictures.pixels,
-        pictures=pictures,
+        pixels=images.pixels,
+        whole_images=images,
         view_offsets=_offsets([[len(cut.windows) for cut in cuts]]),
         windows=spans,
         unseen=unseen,
@@ -168,38 +168,38 @@ def view_index(
     return replace(views, stored_hash=_hash(f"{views.content_hash()} {key}")[:16])  # its labels depend on imgsz too
 
 
-def _refuse_large_objects(pictures: DatasetIndex, tile: int) -> None:
-    sides = (pictures.boxes_xyxy[:, 2:] - pictures.boxes_xyxy[:, :2]).max(1)
+def _refuse_large_objects(images: DatasetIndex, tile: int) -> None:
+    sides = (images.boxes_xyxy[:, 2:] - images.boxes_xyxy[:, :2]).max(1)
     large = int((sides > tile).sum())
     if 2 * large > len(sides):
         raise UserError(
-            f"--tile {tile}: {large:,} of {len(sides):,} boxes of {pictures.split} are larger than a tile, so that no "
+            f"--tile {tile}: {large:,} of {len(sides):,} boxes of {images.split} are larger than a tile, so that no "
             f"tile sees them whole; half of all are longer than {np.median(sides):.0f} pixels. Give a --tile that is "
             f"a few times as large as the objects, or leave it out."
         )
 
 
-def _as_it_is(pictures: DatasetIndex, picture: int) -> _Cut:
-    """The one view of a picture that is not larger than a tile."""
-    height, width = pictures.sizes_hw[picture].tolist()
-    (classes, boxes), (ignored, regions) = pictures.labels(picture), pictures.ignored(picture)
+def _as_it_is(images: DatasetIndex, image: int) -> _Cut:
+    """The one view of an image that is not larger than a tile."""
+    height, width = images.sizes_hw[image].tolist()
+    (classes, boxes), (ignored, regions) = images.labels(image), images.ignored(image)
     counts, ignored_counts = np.array([len(classes)]), np.array([len(ignored)])
-    outlines, whole = pictures.segments(picture), [Tile(0, 0, width, height)]
+    outlines, whole = images.segments(image), [Tile(0, 0, width, height)]
     return _Cut(whole, counts, classes, boxes, outlines, ignored_counts, ignored, regions, 0)
 
 
-def _cut(pictures: DatasetIndex, picture: int, windows: Sequence[Tile], imgsz: int) -> _Cut:
-    """The views of a picture that is larger than a tile: tiles of one size, then the whole."""
+def _cut(images: DatasetIndex, image: int, windows: Sequence[Tile], imgsz: int) -> _Cut:
+    """The views of an image that is larger than a tile: tiles of one size, then the whole."""
     spans = np.array(windows, np.float64)
-    classes, boxes = pictures.labels(picture)
+    classes, boxes = images.labels(image)
     parts, share = _seen(boxes, spans)
-    outlines = pictures.segments(picture)
+    outlines = images.segments(image)
     cut_outlines = _seen_outlines(outlines, spans, parts, share) if any(map(len, outlines)) else {}
     scale = imgsz / (spans[:, 2:] - spans[:, :2]).max(1)
     sizes = (parts[..., 2:] - parts[..., :2]) * scale[:, None, None]
     kept = (share >= LEAST_SEEN) & (sizes.min(2) > MIN_SIDE)
     views, objects = np.nonzero(kept)
-    regions = _with_parts(*pictures.ignored(picture), spans, parts, (share > 0) & ~kept)
+    regions = _with_parts(*images.ignored(image), spans, parts, (share > 0) & ~kept)
     none = np.zeros((0, 2), np.float32)
     return _Cut(
         windows,
@@ -232,10 +232,10 @@ def _with_parts(
 
 
 def _seen(boxes: NDArray[np.float32], spans: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What windows (w, 4), the last of them the whole picture, show of boxes (m, 4), all in pixels of the picture.
+    """What windows (w, 4), the last of them the whole image, show of boxes (m, 4), all in pixels of the image.
 
     Returns:
-        The parts, (w, m, 4), and the share of what is in the picture, (w, m): 0 for a box without an area.
+        The parts, (w, m, 4), and the share of what is in the image, (w, m): 0 for a box without an area.
     """
     inside = clip_boxes(boxes.astype(np.float64), (int(spans[-1, 3]), int(spans[-1, 2])))
     low = np.maximum(inside[None, :, :2], spans[:, None, :2])
@@ -254,7 +254,7 @@ def _seen_outlines(
     """What windows show of polygons; of objects that have one, `parts` and `share` become those of the polygon.
 
     Args:
-        outlines: m polygons (k, 2) in pixels of the picture, k = 0: none.
+        outlines: m polygons (k, 2) in pixels of the image, k = 0: none.
         spans, parts, share: as in `_seen`; the last two are overwritten.
 
     Returns:
@@ -265,7 +265,7 @@ def _seen_outlines(
     outlined = np.array(areas) > 0
     around = np.array([[*points.min(0), *points.max(0)] if len(points) else [0.0] * 4 for points in whole])
     within = np.all((around[:, :2] >= spans[:, None, :2]) & (around[:, 2:] <= spans[:, None, 2:]), axis=2)
-    within[-1] = True  # the picture itself: what was cut to it may have been rounded
+    within[-1] = True  # the image itself: what was cut to it may have been rounded
     seen = (share > 0) & outlined
     share[:, outlined] = 0
     pairs = np.argwhere(seen & ~within).tolist()

@@ -10,6 +10,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -129,8 +130,9 @@ class Apart:
 
 def _serve(pipe: Connection, make: Callable[..., Callable[[], int]], arguments: tuple[object, ...]) -> None:
     rival = make(*arguments)
-    while pipe.recv():
-        pipe.send(rival())
+    with suppress(EOFError):  # the benchmark has ended
+        while pipe.recv():
+            pipe.send(rival())
 
 
 def indexed(data: str, split: str = "train") -> DatasetIndex:

@@ -7,9 +7,9 @@ from tessera.data.source.checks.boxes import check_boxes, sizes_at
 from tessera.data.source.checks.classes import check_classes, check_names, counts_of, ignored_regions, table
 from tessera.data.source.checks.drift import check_drift
 from tessera.data.source.checks.files import check_auto_labels, check_label_files
-from tessera.data.source.checks.pictures import Look, check_pictures
+from tessera.data.source.checks.image_quality import Fingerprint, check_images
+from tessera.data.source.checks.near_duplicates import check_copies, check_near_duplicates
 from tessera.data.source.checks.report import DatasetCheck, Part
-from tessera.data.source.checks.twins import check_copies, check_twins
 from tessera.data.source.held_out import part_of
 from tessera.data.source.index import class_names
 from tessera.data.source.listing import OFFER, list_images
@@ -32,7 +32,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
     """
     check = DatasetCheck()
     names = ClassNames.of(spec, single_cls)
-    looks: dict[Part, list[Look | None]] = {}
+    fingerprints: dict[Part, list[Fingerprint | None]] = {}
     if not single_cls:
         check_names(check, spec)
     for split in spec.splits:
@@ -49,7 +49,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
         part = Part(spec, split, listing, scan(listing, names), single_cls)
         errors = len(check.errors)
         _check_part(check, part)
-        looks[part] = check_pictures(check, part)
+        fingerprints[part] = check_images(check, part)
         if split == "test":  # which no training reads
             check.problems += check.errors[errors:]
             del check.errors[errors:]
@@ -59,12 +59,12 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
         if split not in spec.splits:
             offer = f" {OFFER}" if split == "val" else ""
             check.errors.append(f"{spec.yaml_path}: names no {split} images. Add '{split}:' with their folder.{offer}")
-    check.problems += shared_labels([part.listing for part in looks])
-    check_copies(check, looks)
-    check_twins(check, looks)
-    check_drift(check, list(looks))
+    check.problems += shared_labels([part.listing for part in fingerprints])
+    check_copies(check, fingerprints)
+    check_near_duplicates(check, fingerprints)
+    check_drift(check, list(fingerprints))
     check.names = class_names(spec, single_cls)
-    check.counts = [counts_of(part) for part in looks]
+    check.counts = [counts_of(part) for part in fingerprints]
     check.facts += table(check.names, check.counts)
     return check
 

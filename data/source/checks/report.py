@@ -37,8 +37,8 @@ class Part:
         return np.repeat(self.places, self.scanned.counts)
 
 
-class Twins(NamedTuple):
-    """Two pictures of different files that look the same: splits, paths, names in messages; bits of 144 that differ."""
+class NearDuplicates(NamedTuple):
+    """Two images of different files that look the same: splits, paths, names in messages; bits of 144 that differ."""
 
     splits: tuple[str, str]
     paths: tuple[str, str]
@@ -47,7 +47,7 @@ class Twins(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A share of the pictures of two splits, such as that of a class, which differs by more than chance (p)."""
+    """A share of the images of two splits, such as that of a class, which differs by more than chance (p)."""
 
     name: str
     shares: tuple[float, float]
@@ -66,7 +66,7 @@ class Drift(NamedTuple):
 
 
 class Remark(NamedTuple):
-    """A picture that is unusual in some way (`kind`), its name in messages, and what was measured."""
+    """An image that is unusual in some way (`kind`), its name in messages, and what was measured."""
 
     kind: str
     split: str
@@ -102,9 +102,9 @@ class DatasetCheck:
     objects: int = 0  # in these
     names: tuple[str, ...] = ()  # of the classes
     counts: list[SplitCounts] = field(default_factory=list)  # of each split
-    twins: list[Twins] = field(default_factory=list)  # in other splits first, each with the one most like it
+    twins: list[NearDuplicates] = field(default_factory=list)  # in other splits first, each with the one most like it
     drifts: list[Drift] = field(default_factory=list)  # how the other splits differ from train
-    remarks: list[Remark] = field(default_factory=list)  # unusual pictures
+    remarks: list[Remark] = field(default_factory=list)  # unusual images
 
     @property
     def exit_code(self) -> int:

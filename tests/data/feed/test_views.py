@@ -169,7 +169,7 @@ def test_a_picture_is_decoded_once_for_the_views_that_are_near(
         decoded.clear()
         monkeypatch.setattr(recent_module, "available_memory", lambda: 8 * slots)
         batches(loader(views, store, hyp=hyp))
-        assert 2 * len(views.pictures) < decoded.total() < 2 * views.images_per_epoch * 2 / 3
+        assert 2 * len(views.whole_images) < decoded.total() < 2 * views.images_per_epoch * 2 / 3
 
 
 def test_an_epoch_has_every_object_every_whole_picture_and_other_empty_tiles(tmp_path: Path) -> None:

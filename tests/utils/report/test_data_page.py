@@ -12,7 +12,7 @@ import pytest
 
 from tessera.commands import train
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.report import DatasetCheck, Drift, Moved, Remark, SplitCounts, Twins
+from tessera.data.source.checks.report import DatasetCheck, Drift, Moved, NearDuplicates, Remark, SplitCounts
 from tessera.data.source.shapes import render_image
 from tessera.data.source.spec import load_spec
 from tessera.utils.errors import ConfigError, UserError
@@ -83,7 +83,7 @@ def made_check(folder: Path, pictures: int, names: list[str]) -> DatasetCheck:
         notes=list(many),
         names=tuple(many),
         counts=[SplitCounts(split, 9, 0, 9, zeros, zeros) for split in ("train", "val")],
-        twins=[Twins(("train", "val"), (a, b), (names[0], names[1]), 3) for a, b in itertools.pairwise(paths)],
+        twins=[NearDuplicates(("train", "val"), (a, b), (names[0], names[1]), 3) for a, b in itertools.pairwise(paths)],
         drifts=[
             Drift("classes", ("train", "val"), (9, 9), 0.01, 0.5, tuple(Moved(name, (0.1, 0.9), 0.01) for name in many))
         ],

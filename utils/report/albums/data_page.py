@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from tessera.data.source.checks.drift import FAMILIES, LEVEL
-from tessera.data.source.checks.pictures import KINDS
+from tessera.data.source.checks.image_quality import KINDS
 from tessera.data.source.checks.report import DatasetCheck, Drift
 from tessera.utils.errors import UserError
 from tessera.utils.files import write_whole

@@ -1,6 +1,6 @@
-"""Pictures that are twice in a dataset: files of equal content, and near-duplicates ("twins"), which look the same.
+"""Duplicate checks of `--check-data`: files of equal content, and near-duplicates, which look the same.
 
-Twins are scaled, saved again, or next to each other in a burst: their hashes of 144 bits differ in at most 14, and
+These are scaled, saved again, or next to each other in a burst: their hashes of 144 bits differ in at most 14, and
 small copies agree, as on a plain background most bits say nothing.
 """
 
@@ -11,29 +11,29 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.checks.pictures import Look
-from tessera.data.source.checks.report import DatasetCheck, Part, Twins
+from tessera.data.source.checks.image_quality import Fingerprint
+from tessera.data.source.checks.report import DatasetCheck, NearDuplicates, Part
 from tessera.data.source.held_out import ALIKE_BITS, similar
 from tessera.utils.text import counted
 
-_ALIKE = ALIKE_BITS[0]  # bits that twins may differ in
-_CROWD = 50  # similar pictures of a split that one is compared with: more are frames of a still camera
-_CORRELATION = 0.99  # of the small copies of twins
+_ALIKE = ALIKE_BITS[0]  # bits that near-duplicates may differ in
+_CROWD = 50  # similar images of a split that one is compared with: more are frames of a still camera
+_CORRELATION = 0.99  # of the small copies of near-duplicates
 _FAR = 40.0  # levels that the most different of their points may be apart
-_CONTRAST = 2.0  # standard deviation of levels, below which a picture shows nothing to compare
+_CONTRAST = 2.0  # standard deviation of levels, below which an image shows nothing to compare
 _SEEN = "what was trained on cannot show how well it detects"
 
-Looks = Mapping[Part, Sequence[Look | None]]  # split → of each of its images that is kept
+Fingerprints = Mapping[Part, Sequence[Fingerprint | None]]  # split → of each of its images that is kept
 
 
-def check_copies(check: DatasetCheck, looks: Looks) -> None:
+def check_copies(check: DatasetCheck, fingerprints: Fingerprints) -> None:
     """Report files of equal content: metrics on what was trained on mean nothing, and a copy may have other labels."""
     owners: dict[bytes, dict[Part, list[int]]] = {}
-    for part, of_images in looks.items():
-        for own, look in enumerate(of_images):
-            if look is not None:
-                owners.setdefault(look.digest, {}).setdefault(part, []).append(own)
-    parts = list(looks)
+    for part, of_images in fingerprints.items():
+        for own, fingerprint in enumerate(of_images):
+            if fingerprint is not None:
+                owners.setdefault(fingerprint.digest, {}).setdefault(part, []).append(own)
+    parts = list(fingerprints)
     for at, first in enumerate(parts):
         _report_twice(check, first, [own[first] for own in owners.values() if len(own.get(first, ())) > 1])
         for second in parts[at + 1 :]:
@@ -61,8 +61,8 @@ def _report_twice(check: DatasetCheck, part: Part, copies: list[list[int]]) -> N
     ):
         if found:
             example = " = ".join(_shown(part, one) for one in found[0][:3])
-            pictures = counted(len(found), "picture")
-            lines.append(f"{part.split}: {pictures} with several files {which}, such as {example}{remedy}")
+            images = counted(len(found), "picture")
+            lines.append(f"{part.split}: {images} with several files {which}, such as {example}{remedy}")
 
 
 def _shown(part: Part, own: int) -> str:
@@ -82,24 +82,29 @@ def _labels(part: Part, own: int) -> list[tuple[float, ...]]:
     return sorted(found)
 
 
-def check_twins(check: DatasetCheck, looks: Looks) -> None:
-    """Report pictures that look the same but are different files, within a split and between splits."""
-    owners = [(part, own) for part, of_images in looks.items() for own, look in enumerate(of_images) if look]
-    known = [look for of_images in looks.values() for look in of_images if look]
+def check_near_duplicates(check: DatasetCheck, fingerprints: Fingerprints) -> None:
+    """Report images that look the same but are different files, within a split and between splits."""
+    owners = [
+        (part, own)
+        for part, of_images in fingerprints.items()
+        for own, fingerprint in enumerate(of_images)
+        if fingerprint
+    ]
+    known = [fingerprint for of_images in fingerprints.values() for fingerprint in of_images if fingerprint]
     if not known:
         return
-    order = {part.split: number for number, part in enumerate(looks)}
-    for first, second, bits in twins_among(known, [order[part.split] for part, _ in owners]):
+    order = {part.split: number for number, part in enumerate(fingerprints)}
+    for first, second, bits in near_duplicates(known, [order[part.split] for part, _ in owners]):
         (part, own), (other, others) = owners[first], owners[second]
         paths = part.listing.images[int(part.places[own])], other.listing.images[int(other.places[others])]
         shown = _shown(part, own), _shown(other, others)
-        check.twins.append(Twins((part.split, other.split), paths, shown, bits))
+        check.twins.append(NearDuplicates((part.split, other.split), paths, shown, bits))
     for first_split in order:
         for second_split in order:
-            pairs = [twins for twins in check.twins if twins.splits == (first_split, second_split)]
+            pairs = [pair for pair in check.twins if pair.splits == (first_split, second_split)]
             if not pairs:
                 continue
-            number = len({twins.paths[1] for twins in pairs})
+            number = len({pair.paths[1] for pair in pairs})
             line = f"{counted(number, 'image')} of {second_split} look{'s' * (number == 1)} nearly the same as"
             example = f"such as {pairs[0].shown[0]} ~ {pairs[0].shown[1]}"
             if first_split == second_split:
@@ -110,26 +115,26 @@ def check_twins(check: DatasetCheck, looks: Looks) -> None:
                 check.notes.append(f"{line} one of {first_split}, {example}")
 
 
-def twins_among(looks: Sequence[Look], splits: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Of each picture the nearest one before it in each split that looks the same, where their files differ.
+def near_duplicates(fingerprints: Sequence[Fingerprint], splits: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Of each image the nearest one before it in each split that looks the same, where their files differ.
 
-    A chain of n pictures so has n - 1 pairs, and what is kept does not grow with the pairs that are compared.
+    A chain of n images so has n - 1 pairs, and what is kept does not grow with the pairs that are compared.
 
     Args:
-        looks: of N pictures.
+        fingerprints: of N images.
         splits: the number of each one's split, ascending.
 
     Returns:
         Places of both, the first before the second, and the bits in which they differ; of two splits first, then by
         bits.
     """
-    bits = np.stack([look.bits for look in looks])
-    small = np.stack([look.small for look in looks]).reshape(len(looks), -1)
-    _, contents = np.unique([look.digest.hex() for look in looks], return_inverse=True)
+    bits = np.stack([fingerprint.bits for fingerprint in fingerprints])
+    small = np.stack([fingerprint.small for fingerprint in fingerprints]).reshape(len(fingerprints), -1)
+    _, contents = np.unique([fingerprint.digest.hex() for fingerprint in fingerprints], return_inverse=True)
     shows = small.std(1) >= _CONTRAST
     split_of, count = np.array(splits), max(splits) + 1
     none = np.iinfo(np.int64).max
-    best = np.full(len(looks) * count, none)  # bits, then the place of the first
+    best = np.full(len(fingerprints) * count, none)  # bits, then the place of the first
     for rows, near in similar(bits, _ALIKE):
         seconds, first = np.nonzero(near)
         second = rows[seconds]
@@ -141,9 +146,9 @@ def twins_among(looks: Sequence[Look], splits: Sequence[int]) -> list[tuple[int,
         alike = _alike(small[first], small[second])
         first, second, keys = first[alike], second[alike], keys[alike]
         distance = np.unpackbits(bits[first] ^ bits[second], axis=1).sum(1, dtype=np.int64)
-        np.minimum.at(best, keys, distance * len(looks) + first)
+        np.minimum.at(best, keys, distance * len(fingerprints) + first)
     found = [
-        (int(best[key] % len(looks)), key // count, int(best[key] // len(looks)))
+        (int(best[key] % len(fingerprints)), key // count, int(best[key] // len(fingerprints)))
         for key in np.flatnonzero(best < none).tolist()
     ]
     return sorted(found, key=lambda pair: (splits[pair[0]] == splits[pair[1]], pair[2], pair[0], pair[1]))

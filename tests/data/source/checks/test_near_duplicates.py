@@ -9,16 +9,16 @@ import cv2
 import numpy as np
 import pytest
 
-from tessera.data.source.checks.pictures import Look, look_at
-from tessera.data.source.checks.twins import twins_among
+from tessera.data.source.checks.image_quality import Fingerprint, fingerprint_of
+from tessera.data.source.checks.near_duplicates import near_duplicates
 from tessera.data.source.shapes import render_image
 from tessera.utils.pixels import Pixels
 from tests.data.make import write_dataset
 from tests.data.source.made_yaml import BOX, check
 
 
-def look(pixels: Pixels, number: int) -> Look:
-    return look_at(pixels, str(number).encode())
+def fingerprint(pixels: Pixels, number: int) -> Fingerprint:
+    return fingerprint_of(pixels, str(number).encode())
 
 
 def saved_again(pixels: Pixels, scale: float, quality: int) -> Pixels:
@@ -35,15 +35,18 @@ def drawn() -> list[Pixels]:
 
 
 def test_drawn_pictures_are_not_taken_for_each_other() -> None:
-    assert twins_among([look(render_image("train", number)[0], number) for number in range(400)], [0] * 400) == []
+    assert (
+        near_duplicates([fingerprint(render_image("train", number)[0], number) for number in range(400)], [0] * 400)
+        == []
+    )
 
 
 @pytest.mark.parametrize(("scale", "quality"), [(1, 50), (0.5, 90), (0.4, 75), (1.6, 90)])
 def test_copies_in_another_size_or_quality_are_found(drawn: list[Pixels], scale: float, quality: int) -> None:
     copies = [saved_again(pixels, scale, quality) for pixels in drawn]
     count = len(drawn)
-    looks = [look(pixels, number) for number, pixels in enumerate([*drawn, *copies])]
-    found = twins_among(looks, [0] * count + [1] * count)
+    fingerprints = [fingerprint(pixels, number) for number, pixels in enumerate([*drawn, *copies])]
+    found = near_duplicates(fingerprints, [0] * count + [1] * count)
     assert {second - first for first, second, _ in found} == {count}
     assert len(found) >= 0.85 * count  # of photographs all; grounds of little contrast have bits of chance
 
@@ -54,9 +57,12 @@ def test_plain_grounds_are_not_alike_by_their_grounds() -> None:
         page = np.full((90, 90, 3), 255, np.uint8)
         left, top = 10 + 25 * (number % 3), 10 + 25 * (number // 3)
         page[top : top + 20, left : left + 20] = 0
-        pictures.append(look(page, number))
-    assert twins_among(pictures, [0] * 9) == []
-    assert twins_among([look(np.full((90, 90, 3), level, np.uint8), level) for level in range(5)], [0] * 5) == []
+        pictures.append(fingerprint(page, number))
+    assert near_duplicates(pictures, [0] * 9) == []
+    assert (
+        near_duplicates([fingerprint(np.full((90, 90, 3), level, np.uint8), level) for level in range(5)], [0] * 5)
+        == []
+    )
 
 
 def test_twins_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path, drawn: list[Pixels]) -> None:
@@ -78,22 +84,22 @@ def test_twins_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path
 
 def test_of_a_large_crowd_every_picture_is_told(drawn: list[Pixels]) -> None:
     """Frames of a still camera, more than each is compared with, in two splits."""
-    frame = look(drawn[0], 0)
+    frame = fingerprint(drawn[0], 0)
     frames = [frame._replace(digest=str(number).encode()) for number in range(140)]
-    found = twins_among(frames, [0] * 120 + [1] * 20)
+    found = near_duplicates(frames, [0] * 120 + [1] * 20)
     assert {second for _, second, _ in found} == {*range(1, 140)}
     assert {second for first, second, _ in found if first < 120 <= second} == {*range(120, 140)}
 
 
 def test_a_chain_is_told_by_the_nearest_one_before(drawn: list[Pixels]) -> None:
     """A still camera has a pair for each picture, not one for any two of them."""
-    chain = [look(saved_again(drawn[0], 1, 95 - number), number) for number in range(30)]
-    assert [pair[1] for pair in sorted(twins_among(chain, [0] * 30), key=lambda pair: pair[1])] == [*range(1, 30)]
+    chain = [fingerprint(saved_again(drawn[0], 1, 95 - number), number) for number in range(30)]
+    assert [pair[1] for pair in sorted(near_duplicates(chain, [0] * 30), key=lambda pair: pair[1])] == [*range(1, 30)]
 
 
 def test_a_hash_of_zeros_is_one_like_others() -> None:
     ramp = np.linspace(255, 100, 90, dtype=np.uint8)
     page = np.repeat((ramp[:, None].astype(np.uint16) + ramp[None] >> 1).astype(np.uint8)[..., None], 3, 2)
-    looks = [look(page, 0), look(page, 1)]
-    assert not looks[0].bits.any()
-    assert [pair[:2] for pair in twins_among(looks, [0, 1])] == [(0, 1)]
+    fingerprints = [fingerprint(page, 0), fingerprint(page, 1)]
+    assert not fingerprints[0].bits.any()
+    assert [pair[:2] for pair in near_duplicates(fingerprints, [0, 1])] == [(0, 1)]
