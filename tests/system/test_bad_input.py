@@ -12,7 +12,7 @@ import yaml
 
 from tessera.commands import train, val
 from tessera.utils.training import data
-from tests.system.launch import ROOT, Command, torchrun
+from tests.system.launch import ROOT, Command, python_command, run_command, torchrun
 from tests.system.tiny import flags, make_data
 
 TRAIN = ROOT / "train.py"
@@ -196,3 +196,15 @@ def test_two_ranks_end_together_with_one_message(folder: Path, tmp_path: Path, m
     assert outcome.err.count("error: ") == 1, outcome.said
     assert message in outcome.err, outcome.said
     assert not list((tmp_path / "runs").rglob("*"))
+
+
+@pytest.mark.slow
+def test_a_read_only_working_directory_is_one_message(folder: Path, tmp_path: Path) -> None:
+    words = flags(folder / "tiny.yaml", Path("runs"), "--resume", "auto", "--name", "night")
+    mounted = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && cd "$0" && exec "$@"'
+    inside = ["unshare", "--mount", "sh", "-c", mounted, str(folder)]
+    if shutil.which("unshare") is None or run_command([*inside, "true"]).code != 0:
+        pytest.skip("needs the right to mount a folder read-only")
+    outcome = run_command([*inside, *python_command(TRAIN, *words)])
+    assert outcome.code == 1 and outcome.err.count("error: ") == 1 and "Traceback" not in outcome.err, outcome.said
+    assert f"Run directory {folder}/runs/night: cannot be made or written to" in outcome.err, outcome.said

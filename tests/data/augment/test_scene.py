@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tessera.data.augment.filters import ColourFilter, no_filter
 from tessera.data.augment.scene import (
     letterbox,
+    mix,
     render_scene,
     sample_hsv_gains,
     sample_mosaic,
@@ -258,3 +259,23 @@ def test_no_global_randomness() -> None:
     state = np.random.get_state()[1].tolist()  # noqa: NPY002 - the point of the test
     trained(dataset(0), dataclasses.replace(LOW, mixup=1.0, copy_paste=0.5, degrees=5.0), 0)
     assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
+
+
+def test_writes_into_the_row_of_a_batch() -> None:
+    batch = np.zeros((3, 64, 64, 3), np.uint8)
+    hyp = dataclasses.replace(LOW, mixup=1.0, fliplr=1.0)
+    draw = Draw(0, 0, 0, (64, 64), {0: 0, 1: 1})
+    sample = train_sample(draw, dataset(0).sample, hyp, sample_rng(0, 0, 0), batch[1])
+    assert np.shares_memory(sample.image, batch) and (sample.image == batch[1]).all()
+    assert batch[1].any() and not batch[0].any() and not batch[2].any()
+
+
+def test_mix_writes_into_the_first() -> None:
+    def sample(grey: int, label: int) -> Sample:
+        image = np.full((2, 2, 3), grey, np.uint8)
+        return Sample(image, np.array([[0, 0, 1, label]], np.float32), np.array([label], np.int32))
+
+    first, second = sample(100, 1), sample(200, 2)
+    mixed = mix(first, second, 0.25)
+    assert mixed.image is first.image and (mixed.image == 175).all() and (second.image == 200).all()
+    assert mixed.classes.tolist() == [1, 2] and mixed.boxes_xyxy[:, 3].tolist() == [1, 2]

@@ -318,3 +318,12 @@ def test_nothing_is_held_that_is_not_decoded_and_no_large_set_without_mosaics(
     assert not held(train_loader(index, dataclasses.replace(hyp, mosaic=0.0)))
     with open_images(index, 64, "ram", "linear", World()) as cached:
         assert not held(build_train_loader(settings(hyp, World()), cached))
+
+
+def test_two_iterations_at_once_are_refused(index: DatasetIndex, hyp: Hyp) -> None:
+    loader = train_loader(index, hyp)
+    first = loader.batches(0)
+    next(first)
+    next(loader.batches(1))
+    with pytest.raises(AssertionError, match="moved the stream"):
+        next(first)

@@ -326,3 +326,16 @@ def test_a_name_that_ffmpeg_could_take_for_something_else(
     for name in ("http:a.mp4", "%03d.avi", "pipe:0.mp4", "é ü.mp4"):
         shutil.copy(made / ("a.avi" if name.endswith("avi") else "a.mp4"), name)
         assert len(frames(items(name))) == 40, name
+
+
+def test_a_name_that_is_not_utf_8(made: Path, tmp_path: Path) -> None:
+    """OpenCV 5 ends the process on it."""
+    folder = tmp_path / "\udcfe"
+    try:
+        folder.mkdir()
+        shutil.copy(made / "a.mp4", folder / "\udcff.mp4")
+    except OSError as error:
+        pytest.skip(f"this file system takes no such name ({error})")
+    found = items(folder / "\udcff.mp4")
+    assert len(frames(found)) == 40 and kinds(found) == ["opened", "ended"]
+    assert frames(found)[0].source == f"{folder}/\udcff.mp4" and frames(found)[0].name.name == "\udcff.mp4"
