@@ -31,16 +31,16 @@ import numpy as np
 import torch
 
 from tessera.data.source.index import build_index, index_warnings
-from tessera.models.suppression import Suppression
-from tessera.utils.checkpoints.folder import new_run
+from tessera.models.nms import Suppression
 from tessera.utils.checkpoints.resolve import resolve_run
+from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures, median_run
 from tessera.utils.evaluation.comparison.differences import differences
-from tessera.utils.evaluation.comparison.flips import find_flips, finds_of
+from tessera.utils.evaluation.comparison.disagreements import find_flips, finds_of
 from tessera.utils.evaluation.evaluate import Evaluation, measure
-from tessera.utils.evaluation.measurement import Settings
-from tessera.utils.exporting.parity.content import size_of
+from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.exporting.parity.file_content import size_of
 from tessera.utils.files import sha256
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
@@ -49,7 +49,7 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.comparison import report_comparison, write_flips
 from tessera.utils.report.console import setup_logging
-from tessera.utils.runtime.dataset import check_pixels, classes_of, image_size, read_dataset
+from tessera.utils.runtime.evaluation_data import check_pixels, classes_of, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline

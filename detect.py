@@ -31,12 +31,12 @@ if __name__ == "__main__":
 import numpy as np
 from tqdm import tqdm
 
-from tessera.utils.checkpoints.folder import first_run, lying_in, new_run, require_apart
+from tessera.utils.checkpoints.run_directory import first_run, lying_in, new_run, require_apart
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.label_files import CROPS, LABELS
 from tessera.utils.files import is_address
-from tessera.utils.inference.ahead import found_ahead, read_ahead
 from tessera.utils.inference.detector import Detector
+from tessera.utils.inference.output_paths import Places
 from tessera.utils.inference.outputs import (
     AutoLabelFiles,
     Behind,
@@ -48,10 +48,10 @@ from tessera.utils.inference.outputs import (
     PictureFiles,
     label_classes,
 )
-from tessera.utils.inference.places import Places
+from tessera.utils.inference.prefetch import found_ahead, read_ahead
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
-from tessera.utils.inference.sources.origins import Origin
+from tessera.utils.inference.sources.source_arguments import Origin
 from tessera.utils.inference.sources.sources import open_sources
 from tessera.utils.inference.tracking import check_trackable
 from tessera.utils.machine.accelerator import explain_out_of_memory
@@ -60,7 +60,7 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.run_lock import LOCK
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import plain_folder, print_lines, setup_logging
-from tessera.utils.report.pictures import Style
+from tessera.utils.report.image_grid import Style
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.text import counted, first_of
 

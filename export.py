@@ -33,7 +33,7 @@ if __name__ == "__main__":
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.exporting.formats import FORMATS, Format, chosen
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.parity.content import size_of
+from tessera.utils.exporting.parity.file_content import size_of
 from tessera.utils.exporting.parity.verify import Verified, verify
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world

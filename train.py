@@ -33,11 +33,11 @@ if __name__ == "__main__":
     check_command_line(TrainConfig)
 
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.spec import load_spec
+from tessera.data.source.dataset_yaml import load_spec
+from tessera.utils.checkpoints.initial_model import head_class, kind_of_start, read_weights
 from tessera.utils.checkpoints.resume import ResumedRun, call_in_words
 from tessera.utils.checkpoints.saver import Saver
-from tessera.utils.checkpoints.start import head_class, kind_of_start, read_weights
-from tessera.utils.engine.guard import DivergenceGuard
+from tessera.utils.engine.divergence import DivergenceGuard
 from tessera.utils.engine.profile import open_profile
 from tessera.utils.engine.recipe import report_recipe, with_recipe
 from tessera.utils.engine.schedule import Schedule
@@ -51,19 +51,19 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.preflight import preflight
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.ranks.world import World
-from tessera.utils.report.albums.data_page import write_data_page
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.epoch_bar import EpochBar
-from tessera.utils.report.journal import EpochFigures, Journal
+from tessera.utils.report.image_pages.dataset_page import write_data_page
+from tessera.utils.report.run_recorder import EpochFigures, Journal
 from tessera.utils.search.evolve import evolve
-from tessera.utils.search.watch import Watch
+from tessera.utils.search.trial import Watch
 from tessera.utils.seeding import init_seeds
 from tessera.utils.text import counted
 from tessera.utils.training.data import open_loaders, read_data, reweight
-from tessera.utils.training.ended import Ended, recall_end, remember_end
+from tessera.utils.training.result import Ended, recall_end, remember_end
+from tessera.utils.training.resume_target import start_of_run
 from tessera.utils.training.start import open_run
 from tessera.utils.training.validation import Validation
-from tessera.utils.training.which_run import start_of_run
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)

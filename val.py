@@ -29,27 +29,27 @@ if __name__ == "__main__":
     check_command_line(ValConfig)
 
 from tessera.data.source.index import build_index, index_warnings
-from tessera.utils.checkpoints.folder import new_run
+from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.coco import results_ids, save_coco_results
 from tessera.utils.evaluation.evaluate import measure
 from tessera.utils.evaluation.label_files import LabelFileSink
-from tessera.utils.evaluation.measurement import Settings, Sink
+from tessera.utils.evaluation.predictors import Settings, Sink
+from tessera.utils.label_errors.candidates import EvidenceSink
+from tessera.utils.label_errors.evidence import Evidence
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import plain_folder, plain_metrics, setup_logging
-from tessera.utils.report.page.facts import Origin
-from tessera.utils.report.samples import SHOWN, PictureSink
+from tessera.utils.report.page.page_data import Origin
+from tessera.utils.report.sample_images import SHOWN, PictureSink
 from tessera.utils.report.validation import report_errors, report_suspects, report_validation
-from tessera.utils.runtime.dataset import check_pixels, classes_of, image_size, read_dataset
+from tessera.utils.runtime.evaluation_data import check_pixels, classes_of, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.suspects.evidence import Evidence
-from tessera.utils.suspects.judging import EvidenceSink
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tessera.models.description import IMAGE, LayerSpec, ModelSpec
 from tessera.models.heads.head import Head, HeadSpec
-from tessera.models.layers.arguments import (
+from tessera.models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
+from tessera.models.layers.elan import AConv, ADown, ConvElan, Elan, RepElan
+from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
+from tessera.models.layers.inverted_residual import ConvReLU6, InvertedResidual
+from tessera.models.layers.transformer import C3TR
+from tessera.models.layers.yaml_arguments import (
     Reader,
     axis,
     count,
@@ -26,11 +30,7 @@ from tessera.models.layers.arguments import (
     read_arguments,
     size,
 )
-from tessera.models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
-from tessera.models.layers.elan import AConv, ADown, ConvElan, Elan, RepElan
-from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
-from tessera.models.layers.inverted import ConvReLU6, InvertedResidual
-from tessera.models.layers.transformer import C3TR
+from tessera.models.model_yaml import IMAGE, LayerSpec, ModelSpec
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.text import counted, one_line, shown
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from tessera.models.build import build_layers
-from tessera.models.description import IMAGE, ModelSpec, read_model
 from tessera.models.heads.head import Head
 from tessera.models.layers.blocks import SILU, Conv
-from tessera.models.layers.rep import RepConv
+from tessera.models.layers.repconv import RepConv
+from tessera.models.model_yaml import IMAGE, ModelSpec, read_model
 from tessera.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from tessera.utils.environment import Launch, keep_font_list, max_pixels, quieten_torch, spin_briefly
 from tessera.utils.errors import ConfigError, Interrupted, UserError, explained, leave_the_report_to_rank_0
-from tessera.utils.flags.answer import answer
+from tessera.utils.flags.json_output import answer
 from tessera.utils.flags.options import Options
 from tessera.utils.streams import keep_streams
 from tessera.utils.text import first_line

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.utils.pixels import PixelRule
+from tessera.utils.bit_depth import PixelRule
 from tessera.utils.seeding import HeldOut
 from tessera.utils.text import table_row
 

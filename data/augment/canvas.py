@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.augment.colours import NO_JITTER, HsvJitter
+from tessera.data.augment.hsv import NO_JITTER, HsvJitter
 from tessera.data.augment.labels import CanvasLabels
 from tessera.data.augment.warp import HORIZON, Warp
 from tessera.utils.machine.opencv import cv2

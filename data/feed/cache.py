@@ -9,13 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-from tessera.data.feed.images import FORMAT, ImageStore, Interpolation, image_store
+from tessera.data.feed.image_store import FORMAT, ImageStore, Interpolation, image_store
 from tessera.data.feed.shared_memory import SharedMemory
 from tessera.utils.config import CacheMode
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
 from tessera.utils.files import SharedFile, atomic_write, remove_leftovers
-from tessera.utils.machine.limits import available_memory
+from tessera.utils.machine.resource_limits import available_memory
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.text import gib
 from tessera.utils.types import DatasetIndex

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from tessera.data.augment.filters import open_filter
+from tessera.data.augment.albumentations_filters import open_filter
 from tessera.data.augment.labels import with_regions
-from tessera.data.augment.scene import Placement, letterbox, train_sample
-from tessera.data.feed.images import ImageStore
-from tessera.data.feed.recent import RecentImages
+from tessera.data.augment.mosaic import Placement, letterbox, train_sample
+from tessera.data.feed.decoded_cache import RecentImages
+from tessera.data.feed.image_store import ImageStore
 from tessera.data.source.decode import UndecodableImage
 from tessera.utils.config import Hyp
 from tessera.utils.errors import UserError

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from tessera.data.feed.dataset import DetectionDataset, TrainDataset, ValDataset
-from tessera.data.feed.images import ImageStore
-from tessera.data.feed.recent import RecentImages, share_recent, share_small
+from tessera.data.feed.decoded_cache import RecentImages, share_recent, share_small
+from tessera.data.feed.image_sizes import padded_shapes, validation_shapes
+from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.sampler import BLOCK, EpochOrder, EpochSampler, ShardSampler, near_batches, repeat_factors
-from tessera.data.feed.shapes import padded_shapes, validation_shapes
 from tessera.data.feed.shared_memory import SharedMemory
-from tessera.data.feed.views import ViewIndex
+from tessera.data.feed.tiles import ViewIndex
 from tessera.data.feed.workers import (
     PREFETCH,
     StoppedWorkers,
@@ -29,7 +29,7 @@ from tessera.data.feed.workers import (
     cap_workers,
     ignoring_lost_workers,
 )
-from tessera.data.source.refusals import most_undecodable
+from tessera.data.source.messages import most_undecodable
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, lost_worker
 from tessera.utils.ranks.signals import signals_wait

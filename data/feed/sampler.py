@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from tessera.data.feed.views import ViewIndex
+from tessera.data.feed.tiles import ViewIndex
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import DatasetIndex, Draw

@@ -24,7 +24,7 @@ import torch
 
 from tessera.data.feed.shared_memory import SharedMemory
 from tessera.utils.environment import loader_timeout_s, peer_timeout_s
-from tessera.utils.machine.limits import open_files_left
+from tessera.utils.machine.resource_limits import open_files_left
 from tessera.utils.ranks.failures import print_without_waiting
 from tessera.utils.ranks.signals import SIGNALS, start_signal_thread
 from tessera.utils.ranks.world import World

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import get_worker_info
 
-from tessera.data.source.probe import (
+from tessera.data.source.image_header import (
     JPEG_END,
     JPEG_START,
     KIND_BYTES,
@@ -31,10 +31,7 @@ from tessera.data.source.probe import (
     refuse_large,
 )
 from tessera.data.source.tiff import TIFF_STARTS, read_tiff
-from tessera.utils.errors import LFS_POINTER, ConfigError, UserError, is_lfs_pointer
-from tessera.utils.files import is_address, open_plain, suffix_of
-from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import (
+from tessera.utils.bit_depth import (
     READS_HEIC,
     UNREAD_SUFFIXES,
     PixelRule,
@@ -43,6 +40,9 @@ from tessera.utils.pixels import (
     to_uint8,
     unread_images,
 )
+from tessera.utils.errors import LFS_POINTER, ConfigError, UserError, is_lfs_pointer
+from tessera.utils.files import is_address, open_plain, suffix_of
+from tessera.utils.machine.opencv import cv2
 from tessera.utils.streams import words_of_libraries
 from tessera.utils.text import first_line
 

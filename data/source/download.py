@@ -17,10 +17,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from tessera.utils import network
+from tessera.utils import http_client
 from tessera.utils.errors import UserError
 from tessera.utils.files import is_at
-from tessera.utils.network import TransientError, check_address, open_address, read_blocks, shown_address, stated_length
+from tessera.utils.http_client import (
+    TransientError,
+    check_address,
+    open_address,
+    read_blocks,
+    shown_address,
+    stated_length,
+)
 from tessera.utils.text import shown
 
 if TYPE_CHECKING:
@@ -124,13 +131,13 @@ class _Download:
                 size = file.seek(0, os.SEEK_END)
                 failures = 1 if size > furthest else failures + 1
                 furthest = max(furthest, size)
-                if failures >= network.LIMITS.attempts:
+                if failures >= http_client.LIMITS.attempts:
                     kept = " (what has arrived is kept)" if _recall(self.state_file, self.url) else ""
                     raise UserError(
                         f"Cannot download {shown_address(self.url)}: {error}. Check the network and run the command "
                         f"again{kept}, or download the file by other means to {shown(self.target)}."
                     ) from error
-                network.LIMITS.wait(failures)
+                http_client.LIMITS.wait(failures)
 
     def _transfer(self, file: IO[bytes]) -> None:
         """One request: the whole file, or what `file` lacks of it."""

@@ -17,12 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.class_names import SINGLE_CLASS
+from tessera.data.source.annotations.class_matching import SINGLE_CLASS
 from tessera.data.source.annotations.coco_ids import ids_of
-from tessera.data.source.annotations.labels import ANY_CLASS
-from tessera.data.source.held_out import part_of
-from tessera.data.source.listing import Listing, Remembered, list_images
-from tessera.data.source.refusals import (
+from tessera.data.source.annotations.yolo_labels import ANY_CLASS
+from tessera.data.source.messages import (
     flat,
     left_out_line,
     missing_labels,
@@ -32,6 +30,8 @@ from tessera.data.source.refusals import (
     without_objects,
 )
 from tessera.data.source.scan import ClassNames, Scan, scan
+from tessera.data.source.split import part_of
+from tessera.data.source.split_files import Listing, Remembered, list_images
 from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write, open_plain, remove_leftovers

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.coco_objects import parse_coco
-from tessera.data.source.annotations.label_files import ENDLESS, NO_CLASS_LIMIT, AnyName
-from tessera.data.source.annotations.labels import ANY_CLASS, ParsedLabels, of_other_size, parse_labels
+from tessera.data.source.annotations.coco_annotations import parse_coco
+from tessera.data.source.annotations.label_paths import ENDLESS, NO_CLASS_LIMIT, AnyName
 from tessera.data.source.annotations.voc import parse_voc
+from tessera.data.source.annotations.yolo_labels import ANY_CLASS, ParsedLabels, of_other_size, parse_labels
 from tessera.data.source.decode import BadImage, image_size
-from tessera.data.source.listing import Listing, list_images
-from tessera.data.source.probe import Size, read_file_header
+from tessera.data.source.image_header import Size, read_file_header
+from tessera.data.source.split_files import Listing, list_images
 from tessera.data.source.tiff import unread_pages
 from tessera.utils.files import open_plain
 from tessera.utils.machine.host import in_chunks

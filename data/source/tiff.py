@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.utils.bit_depth import Pixels
 from tessera.utils.files import open_plain
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import Pixels
 from tessera.utils.text import counted
 
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tessera.models.heads.criterion import Criterion
-from tessera.models.layers.arguments import Reader
+from tessera.models.layers.yaml_arguments import Reader
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.world import World

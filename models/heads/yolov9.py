@@ -6,8 +6,8 @@ from torch import nn
 
 from tessera.models.heads.free.head import MAX_BINS, Branches, DetectFree
 from tessera.models.heads.head import HeadSpec
-from tessera.models.layers.arguments import count, one_of, read_arguments, up_to
 from tessera.models.layers.blocks import Conv
+from tessera.models.layers.yaml_arguments import count, one_of, read_arguments, up_to
 
 GROUPS = 4  # of the box branch: a group of convolutions for each side
 REG_MAX = 16

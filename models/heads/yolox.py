@@ -12,12 +12,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from tessera.models.heads.cells import Grid, cells_last, make_grid
-from tessera.models.heads.free.aligned import AlignedLoss, Slots, SoftCrossEntropy, class_losses, take_rows
 from tessera.models.heads.free.head import START_STD, DetectFree
+from tessera.models.heads.free.task_aligned_loss import AlignedLoss, Slots, SoftCrossEntropy, class_losses, take_rows
+from tessera.models.heads.grid import Grid, cells_last, make_grid
 from tessera.models.heads.head import Head, HeadSpec, Output, object_share
-from tessera.models.layers.arguments import one_of, read_arguments
 from tessera.models.layers.blocks import Conv
+from tessera.models.layers.yaml_arguments import one_of, read_arguments
 from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
 from tessera.utils.config import Hyp
 

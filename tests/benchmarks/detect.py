@@ -18,9 +18,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from tessera.data.source.shapes import write_shapes
+from tessera.data.source.drawn_shapes import write_shapes
+from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.inference.detector import Detector
-from tessera.utils.pixels import IMAGE_SUFFIXES
 from tests.benchmarks.memory import MIB, pss
 from tests.benchmarks.rounds import machine, parser
 

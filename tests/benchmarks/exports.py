@@ -18,10 +18,10 @@ import cv2
 import numpy as np
 import torch
 
-from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.exporting.formats import Format, chosen
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.parity.samples import gather
+from tessera.utils.exporting.parity.sample_images import gather
 from tessera.utils.exporting.parity.table import table
 from tessera.utils.exporting.parity.verify import Judge
 from tessera.utils.flags.export import ExportConfig

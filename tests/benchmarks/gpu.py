@@ -20,19 +20,19 @@ from pathlib import Path
 
 import torch
 
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_train_loader, build_val_loader
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
 from tessera.utils.engine.precision import Precision
 from tessera.utils.environment import Launch
 from tessera.utils.evaluation.evaluate import evaluate
-from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.choose import choose_accelerator
-from tessera.utils.machine.limits import usable_cpus
+from tessera.utils.machine.choose_device import choose_accelerator
+from tessera.utils.machine.resource_limits import usable_cpus
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import DatasetIndex

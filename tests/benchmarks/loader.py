@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 
 from tessera.data.feed.cache import open_images
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_train_loader
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.ranks import world as world_module

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from tessera.data.feed.cache import open_images
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import TrainLoader, build_train_loader
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp

@@ -31,8 +31,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.flags.options import version_line
 from tests.benchmarks.rounds import machine, parser
 from tests.system.launch import ROOT

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.machine.host import cpuinfo
 from tessera.utils.types import DatasetIndex
 

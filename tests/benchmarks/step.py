@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_train_loader
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
@@ -33,7 +33,7 @@ from tessera.utils.engine.step import TrainStep
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.environment import Launch
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.choose import choose_accelerator
+from tessera.utils.machine.choose_device import choose_accelerator
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex

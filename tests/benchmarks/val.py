@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torchvision.ops import batched_nms
 
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.image_sizes import validation_shapes
+from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_val_loader
-from tessera.data.feed.shapes import validation_shapes
 from tessera.models.detector import DetectionModel
-from tessera.models.suppression import Suppression, non_max_suppression
+from tessera.models.nms import Suppression, non_max_suppression
 from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import load_weights
@@ -27,7 +27,7 @@ from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import evaluate
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import ImageMatches, Kind
-from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import keep_freed_memory
 from tessera.utils.ranks.world import World

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.image_store import ImageStore
 
 
 class CountedStore(ImageStore):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import TrainLoader, build_train_loader
 from tessera.utils.config import load_hyp
 from tessera.utils.machine.accelerator import Accelerator

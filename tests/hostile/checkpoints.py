@@ -17,7 +17,7 @@ import torch
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
-from tessera.utils.checkpoints.saved_state import dump_state
+from tessera.utils.checkpoints.training_state import dump_state
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.ema import ModelEMA
@@ -27,7 +27,7 @@ from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
-from tessera.utils.training.which_run import start_of_run
+from tessera.utils.training.resume_target import start_of_run
 from tests.hostile.damages import cut, flipped, left_out, named, pickle_changed, repacked
 from tests.hostile.expect import Message, message_or_result
 from tests.utils.checkpoints.made_state import assert_equal

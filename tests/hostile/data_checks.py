@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.checks.results import DatasetCheck
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.types import DatasetIndex, DatasetSpec
 from tests.data.make import write_image
 from tests.hostile.damages import named

@@ -8,8 +8,8 @@ import random
 from pathlib import Path
 
 from tessera.data.source.download import fetch
-from tessera.utils import network
-from tessera.utils.network import NetworkLimits
+from tessera.utils import http_client
+from tessera.utils.http_client import NetworkLimits
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, message_or_result
 from tests.raw_server import raw_server
@@ -26,7 +26,7 @@ def trial(rng: random.Random, folder: Path) -> str:
     kind = rng.choice([*_ANSWERS, "address"])
     target = folder / "data.zip"
     get = functools.partial(fetch, max_bytes=100_000)
-    network.LIMITS = LIMITS
+    http_client.LIMITS = LIMITS
     if kind == "address":
         assert isinstance(message_or_result(lambda: get(_address(rng), target)), Message)
         return kind
@@ -36,7 +36,7 @@ def trial(rng: random.Random, folder: Path) -> str:
         if isinstance(used, Message):
             assert not target.exists(), f"{kind}: a part was left as the file"
             pieces[:] = [_header(len(BODY)) + BODY]
-            network.LIMITS = LONGER_LIMITS
+            http_client.LIMITS = LONGER_LIMITS
             again = message_or_result(lambda: get(server.url, target))
             assert again == target, f"{kind}: not downloaded from a sound server: {again}"
             assert target.read_bytes() == BODY, f"{kind}: joined with what is not of this file"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 from tests.hostile.damages import named

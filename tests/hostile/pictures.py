@@ -11,10 +11,10 @@ import cv2
 import numpy as np
 
 from tessera.data.feed.dataset import ValDataset
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.image_store import ImageStore
 from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.types import DatasetIndex, Draw
 from tests.data.make import write_image
 from tests.hostile.damages import cut, named, zeroed

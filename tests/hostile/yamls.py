@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tessera.data.source.place import GENERATORS
-from tessera.data.source.shapes import write_shapes
-from tessera.data.source.spec import load_spec
+from tessera.data.source.dataset_root import GENERATORS
+from tessera.data.source.dataset_yaml import load_spec
+from tessera.data.source.drawn_shapes import write_shapes
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import HYPS_DIR, TrainConfig, load_hyp
 from tessera.utils.environment import datasets_dir

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
-from tessera.models.description import MODELS_DIR
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.free.head import DetectFree
 from tessera.models.heads.head import Head
 from tessera.models.heads.yolov9 import DetectYOLOv9
 from tessera.models.heads.yolox import DetectYOLOX
-from tessera.models.layers.rep import RepConv
+from tessera.models.layers.repconv import RepConv
+from tessera.models.model_yaml import MODELS_DIR
 from tessera.models.summary import count_gflops, count_parameters
-from tessera.utils.checkpoints.start import build_model
+from tessera.utils.checkpoints.initial_model import build_model
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.yaml_file import read_yaml

@@ -25,7 +25,7 @@ import tessera.data.feed.loader
 import tessera.models.heads.anchor.loss
 import tessera.utils.checkpoints.saver
 import tessera.utils.engine.step
-import tessera.utils.evaluation.measurement
+import tessera.utils.evaluation.predictors
 import tessera.utils.training.data
 import tessera.utils.training.validation
 from tessera.commands import train
@@ -36,7 +36,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "step": (tessera.utils.engine.step.TrainStep, "__call__"),
     "loss": (tessera.models.heads.anchor.loss.DetectionLoss, "__call__"),
     "validation": (tessera.utils.training.validation, "evaluate"),
-    "batch": (tessera.utils.evaluation.measurement.Measurement, "_finish"),
+    "batch": (tessera.utils.evaluation.predictors.Measurement, "_finish"),
     "save": (tessera.utils.checkpoints.saver, "save_checkpoint"),
     "end": (tessera.utils.training.validation.Validation, "of_best"),
 }

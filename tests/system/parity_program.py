@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 
 from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
-from tessera.utils.checkpoints.start import build_model, read_weights
+from tessera.utils.checkpoints.initial_model import build_model, read_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA

@@ -18,8 +18,8 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from tessera.data.feed.loader import build_train_loader
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.config import load_hyp
 from tessera.utils.ranks import collectives
 from tessera.utils.ranks.ddp import average_statistics, smart_DDP

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tessera.commands import detect, export, train, val
-from tessera.data.source.shapes import NAMES
+from tessera.data.source.drawn_shapes import NAMES
 from tests.hostile.expect import checked
 from tests.system.tiny import flags, make_data
 from tests.utils.checkpoints.foreign.made import LAST, MIDDLE, Marking, Tensors, save, small_yolox, with_at

@@ -16,8 +16,8 @@ from pycocotools.cocoeval import COCOeval
 
 from tessera.commands import val
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tests.system.tiny import describe_coco128
 
 

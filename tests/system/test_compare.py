@@ -12,7 +12,7 @@ import yaml
 
 import tessera
 from tessera.commands import compare, train
-from tessera.utils.checkpoints.start import build_model
+from tessera.utils.checkpoints.initial_model import build_model
 from tessera.utils.checkpoints.weights import load_weights, save_safetensors
 from tessera.utils.config import TrainConfig, load_hyp
 from tests.system.launch import ROOT, Command, torchrun

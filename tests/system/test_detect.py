@@ -14,7 +14,7 @@ from PIL import Image
 
 import tessera
 from tessera.commands import detect, val
-from tessera.data.source.spec import load_spec
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.coco import coco_image_ids, coco_results
 from tessera.utils.evaluation.matches import Matches

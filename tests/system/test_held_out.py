@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.report.results import read_results
 from tests.system.launch import ROOT, run_python, torchrun
 from tests.system.tiny import flags, make_data

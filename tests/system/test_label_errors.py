@@ -10,7 +10,7 @@ import pytest
 from tessera.commands import train, val
 from tests.system.launch import ROOT, Command, torchrun
 from tests.system.tiny import flags, make_data
-from tests.utils.suspects.planted import plant
+from tests.utils.label_errors.planted import plant
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,14 @@ from typing import NamedTuple
 
 import pytest
 
-from tessera.data.source.shapes import write_shapes
+from tessera.data.source.drawn_shapes import write_shapes
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import UserError
 from tessera.utils.flags.detect import DetectConfig
-from tessera.utils.flags.former import former_flags, without_effect
 from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
+from tessera.utils.flags.yolov5_flags import former_flags, without_effect
 from tests.system.launch import ROOT, free_port, run_command
 
 SMALL = {

@@ -23,8 +23,8 @@ import torch
 import yaml
 
 from tessera.data.feed.sampler import EpochOrder
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.config import load_hyp
 from tests.system.launch import ROOT, run_python, torchrun
 from tests.system.tiny import describe_coco128, ignore_every_third, make_data

@@ -11,8 +11,8 @@ from PIL import Image
 
 from tessera.commands import detect
 from tessera.utils.errors import UserError
-from tessera.utils.flags import published as table
-from tessera.utils.flags.published import PUBLISHED
+from tessera.utils.flags import model_zoo as table
+from tessera.utils.flags.model_zoo import PUBLISHED
 from tests.file_server import FileServer
 from tests.utils.exporting.made import picture
 

@@ -17,9 +17,9 @@ import torch
 import yaml
 
 from tessera.commands import detect, train, val
+from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.config import TrainConfig, load_hyp
-from tessera.utils.pixels import PixelRule
 from tessera.utils.ranks.world import World
 from tessera.utils.report.results import read_results, result_columns
 from tessera.utils.training.data import warn_of_problems

@@ -22,7 +22,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.checkpoint import TorchNetwork
-from tessera.utils.runtime.dataset import image_size, read_dataset
+from tessera.utils.runtime.evaluation_data import image_size, read_dataset
 from tessera.utils.runtime.exported import Description, ExportedNetwork
 from tests.system.launch import ROOT, Command, Outcome, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data

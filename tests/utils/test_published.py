@@ -14,8 +14,7 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.flags.options import Options
-from tessera.utils.flags.published import (
+from tessera.utils.flags.model_zoo import (
     PUBLISHED,
     PublishedWeights,
     licence_of,
@@ -23,6 +22,7 @@ from tessera.utils.flags.published import (
     published_table,
     suggestion,
 )
+from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
 
 

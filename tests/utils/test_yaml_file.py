@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tessera.data.source.spec import load_spec
-from tessera.models.description import read_model
+from tessera.data.source.dataset_yaml import load_spec
+from tessera.models.model_yaml import read_model
 from tessera.utils.config import load_hyp
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.program import HOME

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.utils.checkpoints.inert_pickle import Damaged, Machine, Storage
+from tessera.utils.checkpoints.restricted_unpickler import Damaged, Machine, Storage
 from tessera.utils.errors import UserError
 from tessera.utils.text import first_line, first_of, shown
 

@@ -18,7 +18,7 @@ import torch
 
 from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
 from tessera.utils.checkpoints.foreign.yolov5 import find_module
-from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.checkpoints.schema import check_values
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import atomic_write, special_kind

@@ -7,10 +7,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tessera.models.detector import DetectionModel
+from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.format import FORMAT
 from tessera.utils.flags.program import git_revision
 from tessera.utils.flags.version import __version__
-from tessera.utils.pixels import PixelRule
 from tessera.utils.types import Metrics
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tessera.data.source.download import fetch
-from tessera.models.description import MODELS_DIR
+from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.checkpoints.foreign.efficientnet_lite import NAME as IMAGENET
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import sha256, special_kind
+from tessera.utils.flags.model_zoo import PublishedWeights, published, suggestion
 from tessera.utils.flags.program import called
-from tessera.utils.flags.published import PublishedWeights, published, suggestion
 from tessera.utils.text import one_line, shown
 
 log = logging.getLogger(__name__)

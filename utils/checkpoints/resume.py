@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.data.source.annotations.class_names import moved_classes
-from tessera.utils.checkpoints.saved_state import restore_state
+from tessera.data.source.annotations.class_matching import moved_classes
+from tessera.utils.checkpoints.training_state import restore_state
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError

@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
+from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.format import WEIGHTS_KEYS, copy_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
-from tessera.utils.checkpoints.saved_state import dump_state
+from tessera.utils.checkpoints.training_state import dump_state
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import Interrupted
 from tessera.utils.flags.program import called, git_revision
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.pixels import PixelRule
 from tessera.utils.ranks.signals import Interruption
 from tessera.utils.types import Metrics
 

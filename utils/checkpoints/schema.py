@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tessera.data.source.annotations.classes import LONGEST_CLASS_NAME
-from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.engine.stopping import START
 from tessera.utils.text import counted, shown
 

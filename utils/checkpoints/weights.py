@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.fitting import differences
+from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.foreign.read import read_foreign
 from tessera.utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint
-from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.checkpoints.schema import check_detector, check_finite
+from tessera.utils.checkpoints.transfer import differences
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_of
-from tessera.utils.machine.extras import import_extra
-from tessera.utils.pixels import PixelRule
+from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.text import counted, first_line, shown, strict_json
 
 _SAFETENSORS, _SAFETENSORS_FORMAT = ".safetensors", "tessera-weights 1"

@@ -74,7 +74,7 @@ class Progress:
 
 @dataclass
 class TrainState(Generic[M]):
-    """All that changes while training; utils/checkpoints/saved_state.py turns it into a checkpoint and back.
+    """All that changes while training; utils/checkpoints/training_state.py turns it into a checkpoint and back.
 
     It is restored in place; of the precision, the loss scale and the generator of its accelerator.
     """

@@ -17,9 +17,9 @@ from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.curves import Curves, summarize
+from tessera.utils.evaluation.error_counts import Errors, count_errors
 from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.measurement import Measurable, Measurement, Settings, Sink, Stopwatch
-from tessera.utils.evaluation.tally import Errors, count_errors
+from tessera.utils.evaluation.predictors import Measurable, Measurement, Settings, Sink, Stopwatch
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline

@@ -10,10 +10,10 @@ from pathlib import Path, PurePath
 
 import torch
 
+from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.boxes import xyxy_to_cxcywh
-from tessera.utils.evaluation.measurement import Sink
+from tessera.utils.evaluation.predictors import Sink
 from tessera.utils.files import LONGEST_NAME, short_name, suffix_of, write_whole
-from tessera.utils.pixels import IMAGE_SUFFIXES
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 LABELS, CROPS = "labels", "crops"  # folders of results beside pictures

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.exporting.bare_files import (
+from tessera.utils.exporting.job import VARIANTS, ExportJob
+from tessera.utils.exporting.network_files import (
     write_litert,
     write_ncnn,
     write_pt2,
@@ -17,12 +18,11 @@ from tessera.utils.exporting.bare_files import (
     write_small_pt,
     write_torchscript,
 )
-from tessera.utils.exporting.job import VARIANTS, ExportJob
 from tessera.utils.exporting.onnx_file import write_onnx, write_openvino
-from tessera.utils.exporting.parity.content import files_of
+from tessera.utils.exporting.parity.file_content import files_of
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.machine.extras import explain_failures, import_extra
+from tessera.utils.machine.optional_packages import explain_failures, import_extra
 from tessera.utils.text import shown
 
 

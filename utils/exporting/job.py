@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.data.source.annotations.class_names import SINGLE_CLASS
+from tessera.data.source.annotations.class_matching import SINGLE_CLASS
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
+from tessera.utils.bit_depth import Pixels
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
@@ -26,8 +27,7 @@ from tessera.utils.exporting.quantized.sensitivity import PICTURES, sensitive_la
 from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import parsed_confidence
-from tessera.utils.pixels import Pixels
-from tessera.utils.runtime.dataset import classes_of
+from tessera.utils.runtime.evaluation_data import classes_of
 from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.runtime.pipeline import fit_picture, network_input
 from tessera.utils.types import DatasetIndex

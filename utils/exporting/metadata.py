@@ -29,7 +29,7 @@ import torch
 
 from tessera.utils.checkpoints.provenance import written_by
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.flags.published import licence_of, published
+from tessera.utils.flags.model_zoo import licence_of, published
 from tessera.utils.runtime.exported import BARE, WHOLE
 from tessera.utils.text import one_line, strict_json
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from tessera.utils.errors import UserError
-from tessera.utils.exporting.bare_network import BareNetwork, network_graph
 from tessera.utils.exporting.graph import Nodes, Value, described
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.metadata import describe
@@ -17,8 +16,9 @@ from tessera.utils.exporting.preprocessing import preprocess
 from tessera.utils.exporting.quantized.onnx_int8 import quantize_onnx
 from tessera.utils.exporting.quantized.openvino_int8 import quantize_openvino
 from tessera.utils.exporting.quantized.rounding import PICTURES, round_weights
+from tessera.utils.exporting.raw_network import BareNetwork, network_graph
 from tessera.utils.flags.version import __version__
-from tessera.utils.machine.extras import import_extra
+from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.runtime.openvino import SECTION
 
 _LARGEST = 2**31 - 1  # bytes of a protobuf

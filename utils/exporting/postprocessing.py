@@ -1,4 +1,4 @@
-"""From decoded predictions to detections, as nodes of an ONNX graph: models/suppression.py in standard operators.
+"""From decoded predictions to detections, as nodes of an ONNX graph: models/nms.py in standard operators.
 
 Legend: B pictures, A predictions of a picture, R of them that may pass, C classes, D detections.
 """
@@ -108,7 +108,7 @@ def of_each(g: Nodes, found: FoundValues, most: Value, count: Value) -> tuple[Va
 
 
 def in_pictures(g: Nodes, boxes: Value, placed: Placed) -> Value:
-    """Boxes (D, 4) in pixels of the pictures, clipped to them (`undo_letterbox` of models/suppression.py)."""
+    """Boxes (D, 4) in pixels of the pictures, clipped to them (`undo_letterbox` of models/nms.py)."""
     size = g.Concat(placed.before.width, placed.before.height, axis=0)
     size = g.cast(g.Concat(size, size, axis=0), np.float32)
     after = g.Concat(placed.after.width, placed.after.height, axis=0)

@@ -1,7 +1,7 @@
 """From pictures to what the network reads, as nodes of an ONNX graph: what a validation does to each picture.
 
-The long side becomes `imgsz` (`loaded_sizes` of data/feed/shapes.py); the shape is the picture's own
-(`validation_shapes` there); it is centred on grey (`letterbox` of data/augment/scene.py). All in whole numbers below
+The long side becomes `imgsz` (`loaded_sizes` of data/feed/image_sizes.py); the shape is the picture's own
+(`validation_shapes` there); it is centred on grey (`letterbox` of data/augment/mosaic.py). All in whole numbers below
 2^31 for sides up to 65,000 px, since some runtimes compute int64 in 32 bits.
 """
 

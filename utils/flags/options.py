@@ -20,11 +20,11 @@ from typing import Any, ClassVar, NoReturn
 from tessera.utils.environment import quieten_torch
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import user_path
-from tessera.utils.flags.answer import FLAG
-from tessera.utils.flags.former import FORMER_WORDS, former_flags, meaning, parted, without_effect
+from tessera.utils.flags.json_output import FLAG
+from tessera.utils.flags.model_zoo import published_table
 from tessera.utils.flags.program import called, git_revision
-from tessera.utils.flags.published import published_table
 from tessera.utils.flags.version import __version__
+from tessera.utils.flags.yolov5_flags import FORMER_WORDS, former_flags, meaning, parted, without_effect
 from tessera.utils.text import one_line, shown
 
 log = logging.getLogger(__name__)
@@ -279,7 +279,7 @@ def version_line() -> str:
     Torch is imported for this alone: every other answer to a command line does without.
     """
     quieten_torch()
-    choose = import_module("tessera.utils.machine.choose")
+    choose = import_module("tessera.utils.machine.choose_device")
     revision = git_revision()
     program = f"tessera {__version__}" + (f" (git {revision})" if revision else "")
     torch = import_module("torch").__version__

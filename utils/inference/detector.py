@@ -10,18 +10,18 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from tessera.data.feed.windows import DEFAULT_OVERLAP
-from tessera.data.source.probe import breaks_off
-from tessera.models.suppression import Suppression
+from tessera.data.feed.tile_grid import DEFAULT_OVERLAP
+from tessera.data.source.image_header import breaks_off
+from tessera.models.nms import Suppression
+from tessera.utils.bit_depth import Pixels
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.inference.pictures import Color, DarkNote, Picture, to_pixels
+from tessera.utils.inference.input_images import Color, DarkNote, Picture, to_pixels
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import BROKEN_OFF, Sources, open_sources
 from tessera.utils.inference.tracking import NOTHING_MOVES, Tracking, check_trackable
-from tessera.utils.machine.choose import choose_accelerator
-from tessera.utils.pixels import Pixels
+from tessera.utils.machine.choose_device import choose_accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
 from tessera.utils.runtime.open_model import open_model

@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 
 from tessera.data.source.annotations import auto_labels
-from tessera.data.source.annotations.class_names import match_classes
-from tessera.data.source.spec import load_label_names
+from tessera.data.source.annotations.class_matching import match_classes
+from tessera.data.source.dataset_yaml import load_label_names
+from tessera.utils.bit_depth import Pixels
 from tessera.utils.checkpoints.provenance import written_by
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.label_files import save_txt
 from tessera.utils.files import sha256, write_whole
-from tessera.utils.inference.places import class_folders, unwritable, with_ending
+from tessera.utils.inference.output_paths import class_folders, unwritable, with_ending
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.video_writer import NoCodecError, VideoWriter
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import Pixels
-from tessera.utils.report.pictures import Style
+from tessera.utils.report.image_grid import Style
 from tessera.utils.text import first_of, harmless_cell, printable, strict_json
 
 log = logging.getLogger(__name__)

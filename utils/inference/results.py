@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tessera.utils.bit_depth import PixelRule, Pixels
 from tessera.utils.errors import UserError
-from tessera.utils.inference.pictures import Picture, to_pixels
+from tessera.utils.inference.input_images import Picture, to_pixels
 from tessera.utils.inference.sources.frames import Media
-from tessera.utils.pixels import PixelRule, Pixels
-from tessera.utils.report.pictures import Annotations, Style, annotated
+from tessera.utils.report.image_grid import Annotations, Style, annotated
 from tessera.utils.text import printable
 from tessera.utils.types import Detections
 

@@ -16,8 +16,8 @@ from tessera.utils.environment import keep_font_list
 from tessera.utils.errors import ConfigError
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import SourceEvent
-from tessera.utils.inference.sources.origins import Origin
-from tessera.utils.machine.extras import import_extra
+from tessera.utils.inference.sources.source_arguments import Origin
+from tessera.utils.machine.optional_packages import import_extra
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from typing import cast
 
 import numpy as np
 
+from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
 from tessera.utils.files import part_of
-from tessera.utils.inference.places import unwritable
+from tessera.utils.inference.output_paths import unwritable
 from tessera.utils.inference.sources.capture import Capture
 from tessera.utils.machine.opencv import cv2, in_utf8
-from tessera.utils.pixels import Pixels
 from tessera.utils.streams import words_of_libraries
 from tessera.utils.text import shown
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tessera.utils.machine.choose import accelerator_of
+from tessera.utils.machine.choose_device import accelerator_of
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
 from tessera.utils.ranks.world import World

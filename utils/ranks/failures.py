@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import Store
 
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, Interrupted, UserError, explained, leave_the_report_to_rank_0
-from tessera.utils.flags.answer import answer, answering
+from tessera.utils.flags.json_output import answer, answering
 from tessera.utils.flags.options import Options
 from tessera.utils.ranks.signals import Interruption, start_signal_thread
 from tessera.utils.ranks.store import read

@@ -14,8 +14,8 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from tessera.utils.environment import Launch, connecting_over_loopback, control_timeout_s, join_timeout_s
 from tessera.utils.errors import ConfigError, Interrupted, UserError, exit_code_of
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.choose import choose_accelerator
-from tessera.utils.machine.limits import open_files_left
+from tessera.utils.machine.choose_device import choose_accelerator
+from tessera.utils.machine.resource_limits import open_files_left
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.failures import FirstFailure, PeerError
 from tessera.utils.ranks.liveness import STORE_LOST, Heartbeat, Watchdog, is_gone

@@ -21,7 +21,7 @@ from typing import Any
 
 from tessera.utils.environment import Launch
 from tessera.utils.errors import Interrupted
-from tessera.utils.flags.answer import answer
+from tessera.utils.flags.json_output import answer
 
 GRACE_S = 2.0  # for an end that has begun; cutting it off would leave loader workers and files behind
 STUCK_S = 20.0  # for the main thread to come out of a library's call; a second signal asks for less patience

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from tessera.utils.environment import Launch, control_timeout_s
 from tessera.utils.errors import Interrupted, UserError, exit_code_of
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.limits import affinity, cpu_quota, share_of_cpus
+from tessera.utils.machine.resource_limits import affinity, cpu_quota, share_of_cpus
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.failures import PeerError
 from tessera.utils.ranks.liveness import Heartbeat, where

@@ -12,13 +12,13 @@ from tessera.data.source.decode import read_image
 from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures, p_value
 from tessera.utils.evaluation.comparison.differences import Difference
-from tessera.utils.evaluation.comparison.flips import Finds, Flips, ImageFlips
-from tessera.utils.evaluation.comparison.significance import LEVEL
+from tessera.utils.evaluation.comparison.disagreements import Finds, Flips, ImageFlips
+from tessera.utils.evaluation.comparison.permutation_test import LEVEL
 from tessera.utils.files import write_whole
-from tessera.utils.flags.answer import headed
 from tessera.utils.flags.compare import CompareConfig, Requirement
+from tessera.utils.flags.json_output import headed
 from tessera.utils.report.console import print_lines
-from tessera.utils.report.pictures import Annotations, save_grid
+from tessera.utils.report.image_grid import Annotations, save_grid
 from tessera.utils.text import counted, one_line, strict_json, table_row
 from tessera.utils.types import DatasetIndex
 

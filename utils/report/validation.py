@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.data.source.scan import ImageLabels, label_lines
-from tessera.utils.diagnosis.files import ERRORS, error_items, error_table, write_errors, write_images
-from tessera.utils.diagnosis.gains import error_gains
+from tessera.utils.error_analysis.files import ERRORS, error_items, error_table, write_errors, write_images
+from tessera.utils.error_analysis.tide_gains import error_gains
 from tessera.utils.errors import tolerate
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.albums.suspects_page import PAGE, suspects_page
+from tessera.utils.label_errors.evidence import Evidence
+from tessera.utils.label_errors.files import FILE, counts, suspect_table, write_suspects
+from tessera.utils.label_errors.ranking import suspects
 from tessera.utils.report.charts.validation import plot_validation
 from tessera.utils.report.console import print_lines
-from tessera.utils.report.page.facts import Facts, Origin
+from tessera.utils.report.image_pages.label_errors_page import PAGE, suspects_page
+from tessera.utils.report.page.advice import interval_line, speed_line
 from tessera.utils.report.page.page import NAME, page
-from tessera.utils.report.page.sentences import interval_line, speed_line
+from tessera.utils.report.page.page_data import Facts, Origin
 from tessera.utils.seeding import sample_rng
-from tessera.utils.suspects.evidence import Evidence
-from tessera.utils.suspects.files import FILE, counts, suspect_table, write_suspects
-from tessera.utils.suspects.ranking import suspects
 from tessera.utils.text import table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
 

@@ -17,15 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.models.suppression import Suppression
-from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.models.nms import Suppression
+from tessera.utils.bit_depth import PixelRule
+from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.checkpoints.schema import MAX_IMGSZ, check_detector
 from tessera.utils.errors import UserError
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.pixels import PixelRule
-from tessera.utils.runtime.answers import checked_detections, checked_rows
 from tessera.utils.runtime.model import Backend, Model, PictureBackend
+from tessera.utils.runtime.output_checks import checked_detections, checked_rows
 from tessera.utils.text import first_line, one_line, shown
 from tessera.utils.types import Detections
 

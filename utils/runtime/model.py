@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.models.detector import usable_imgsz
-from tessera.models.suppression import Suppression
+from tessera.models.nms import Suppression
+from tessera.utils.bit_depth import PixelRule
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.pixels import PixelRule
 from tessera.utils.types import Detections
 
 log = logging.getLogger(__name__)

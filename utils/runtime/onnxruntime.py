@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.extras import import_extra
 from tessera.utils.machine.host import MOST_AT_ONCE
+from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
 

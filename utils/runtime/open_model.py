@@ -12,9 +12,9 @@ from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_of
 from tessera.utils.ranks.signals import signals_end_at_once
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.bare_files import open_litert, open_ncnn, open_pt2, open_torchscript
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork, MissingDevice, errors_of
+from tessera.utils.runtime.network_files import open_litert, open_ncnn, open_pt2, open_torchscript
 from tessera.utils.runtime.onnxruntime import open_onnx
 from tessera.utils.runtime.openvino import open_openvino
 

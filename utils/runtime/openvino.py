@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.extras import import_extra
+from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
 PRECISION = "f32"  # left to itself, OpenVINO takes bfloat16 where the processor has it, and finds other boxes

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.augment.scene import Placement, letterbox
-from tessera.data.feed.shapes import loaded_sizes, resized, validation_shapes
-from tessera.data.feed.windows import DEFAULT_OVERLAP, check_tiles, windows_of
+from tessera.data.augment.mosaic import Placement, letterbox
+from tessera.data.feed.image_sizes import loaded_sizes, resized, validation_shapes
+from tessera.data.feed.tile_grid import DEFAULT_OVERLAP, check_tiles, windows_of
 from tessera.models.heads.head import Head
-from tessera.models.suppression import (
+from tessera.models.nms import (
     Suppression,
     non_max_suppression,
     strongest_candidates,
@@ -27,8 +27,8 @@ from tessera.models.suppression import (
     undo_letterbox,
 )
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.runtime.merge_tiles import join
 from tessera.utils.runtime.model import Backend, Model, PictureBackend
-from tessera.utils.runtime.tiles import join
 from tessera.utils.types import Detections, Sample
 
 _NO_BOXES, _NO_CLASSES = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)

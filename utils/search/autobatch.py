@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.data.feed.shapes import validation_shapes
+from tessera.data.feed.image_sizes import validation_shapes
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.context import RunContext
@@ -24,7 +24,7 @@ from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.measurement import Measurement, Settings
+from tessera.utils.evaluation.predictors import Measurement, Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import fused_copy

@@ -16,9 +16,9 @@ from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import Diverged, Interrupted, tolerate
 from tessera.utils.flags.objective import parse_objective
 from tessera.utils.ranks.world import World
-from tessera.utils.search.folder import open_search
 from tessera.utils.search.plan import Job, Plan
-from tessera.utils.search.watch import Pruned, Watch
+from tessera.utils.search.search_directory import open_search
+from tessera.utils.search.trial import Pruned, Watch
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.utils.checkpoints.folder import write_yaml
+from tessera.utils.checkpoints.run_directory import write_yaml
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.files import write_whole
-from tessera.utils.search.folder import BEST, JOURNAL, REPORT, TABLE
 from tessera.utils.search.report import Report, Row, best_first, write_rows
+from tessera.utils.search.search_directory import BEST, JOURNAL, REPORT, TABLE
 from tessera.utils.search.space import hyp_of, ranges
 from tessera.utils.search.study import SharedStudy, load_optuna
+from tessera.utils.search.trial import Watch
 from tessera.utils.search.verdict import SEEDS, judge
-from tessera.utils.search.watch import Watch
 from tessera.utils.text import counted
 
 SETS = 3  # the best, which are trained again

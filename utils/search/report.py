@@ -13,7 +13,7 @@ import pandas as pd
 
 from tessera.utils.config import Hyp
 from tessera.utils.files import atomic_write
-from tessera.utils.search.folder import BEST
+from tessera.utils.search.search_directory import BEST
 from tessera.utils.search.verdict import SEEDS, Gain, Standing
 from tessera.utils.text import counted
 

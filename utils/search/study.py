@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from tessera.utils.errors import UserError, tolerate
-from tessera.utils.machine.extras import import_extra
+from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.ranks.run_lock import RunLock
-from tessera.utils.search.folder import BEST, JOURNAL, turn
+from tessera.utils.search.search_directory import BEST, JOURNAL, turn
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import one_line
 

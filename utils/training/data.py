@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.feed.cache import open_images
-from tessera.data.feed.images import Interpolation
+from tessera.data.feed.image_store import Interpolation
 from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from tessera.data.feed.sampler import image_weights
 from tessera.data.feed.shared_memory import SharedMemory
-from tessera.data.feed.views import ViewIndex, view_index
+from tessera.data.feed.tiles import ViewIndex, view_index
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
-from tessera.data.source.spec import load_spec
 from tessera.models.detector import round_imgsz
 from tessera.utils.config import CacheMode, TrainConfig
 from tessera.utils.engine.context import RunContext

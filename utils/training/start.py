@@ -13,9 +13,7 @@ import torch
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
 from tessera.models.summary import summary
-from tessera.utils.checkpoints.folder import new_run
-from tessera.utils.checkpoints.resume import ResumedRun
-from tessera.utils.checkpoints.start import (
+from tessera.utils.checkpoints.initial_model import (
     build_model,
     fix_norms,
     head_class,
@@ -23,6 +21,8 @@ from tessera.utils.checkpoints.start import (
     read_weights,
     with_frozen_layers,
 )
+from tessera.utils.checkpoints.resume import ResumedRun
+from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA

@@ -21,18 +21,18 @@ from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import TrainState
 from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.evaluate import Abandoned, Evaluation, evaluate
-from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.flags.program import started
 from tessera.utils.ranks.signals import Interruption
-from tessera.utils.report.journal import Journal
-from tessera.utils.report.page.facts import Origin
+from tessera.utils.report.page.page_data import Origin
 from tessera.utils.report.results import read_results
+from tessera.utils.report.run_recorder import Journal
 from tessera.utils.report.validation import report_errors, report_validation, table_header, validation_line
 from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
 from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.search.watch import Pruned, Watch
+from tessera.utils.search.trial import Pruned, Watch
 from tessera.utils.training.data import TrainingData
-from tessera.utils.training.ended import Ended
+from tessera.utils.training.result import Ended
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from tessera.data.source.annotations.coco_objects import as_json, whole
-from tessera.data.source.annotations.labels import Size
-from tessera.data.source.annotations.other_tools import other_tool
+from tessera.data.source.annotations.coco_annotations import as_json, whole
+from tessera.data.source.annotations.unsupported_formats import other_tool
+from tessera.data.source.annotations.yolo_labels import Size
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, open_plain
 from tessera.utils.text import first_line, shown

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.labels import Size
+from tessera.data.source.annotations.yolo_labels import Size
 
 _SCALE = 5  # finer grid that edges are drawn on
 _MOST_REACH = 1 << 16  # pixels that a point may lie outside its image by

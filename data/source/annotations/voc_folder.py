@@ -1,6 +1,6 @@
 """The folder of the VOC XML of a folder of images."""
 
-# Paths are strings, as in data/source/listing.py.
+# Paths are strings, as in data/source/split_files.py.
 # ruff: noqa: PTH112, PTH113, PTH118, PTH206, PTH208
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tessera.data.source.annotations.label_files import plain_stem
+from tessera.data.source.annotations.label_paths import plain_stem
 
 _IMAGES = ("images", "jpegimages")
 _ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls", "labels")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.data.source.checks.report import DatasetCheck, Part, SplitCounts
+from tessera.data.source.checks.results import DatasetCheck, Part, SplitCounts
 from tessera.data.source.index import class_names
-from tessera.data.source.refusals import counts_from_one, unknown_classes
+from tessera.data.source.messages import counts_from_one, unknown_classes
 from tessera.utils.text import counted, first_of, one_line, printable, shown, table_row
 from tessera.utils.types import DatasetSpec
 

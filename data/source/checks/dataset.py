@@ -9,13 +9,13 @@ from tessera.data.source.checks.drift import check_drift
 from tessera.data.source.checks.files import check_auto_labels, check_label_files
 from tessera.data.source.checks.image_quality import Fingerprint, check_images
 from tessera.data.source.checks.near_duplicates import check_copies, check_near_duplicates
-from tessera.data.source.checks.report import DatasetCheck, Part
-from tessera.data.source.held_out import part_of
+from tessera.data.source.checks.results import DatasetCheck, Part
+from tessera.data.source.dataset_root import matches
 from tessera.data.source.index import class_names
-from tessera.data.source.listing import OFFER, list_images
-from tessera.data.source.place import matches
-from tessera.data.source.refusals import left_out_line, refuse_unusable, shared_labels, unused_ignores
+from tessera.data.source.messages import left_out_line, refuse_unusable, shared_labels, unused_ignores
 from tessera.data.source.scan import ClassNames, scan
+from tessera.data.source.split import part_of
+from tessera.data.source.split_files import OFFER, list_images
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetSpec
 

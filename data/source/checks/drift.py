@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.checks.report import DatasetCheck, Drift, Moved, Part
+from tessera.data.source.checks.results import DatasetCheck, Drift, Moved, Part
 from tessera.data.source.index import class_names
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import first_of, shown

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tessera.data.source.annotations.auto_labels import AutoLabel, auto_labels
-from tessera.data.source.annotations.label_files import any_labels
-from tessera.data.source.checks.report import DatasetCheck, Part, share
-from tessera.data.source.refusals import missing_labels, unlabelled, without_objects
+from tessera.data.source.annotations.label_paths import any_labels
+from tessera.data.source.checks.results import DatasetCheck, Part, share
+from tessera.data.source.messages import missing_labels, unlabelled, without_objects
 from tessera.utils.files import sha256
 from tessera.utils.text import counted, first_of, shown
 

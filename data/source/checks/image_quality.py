@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tessera.data.source.checks.report import DatasetCheck, Part, Remark
+from tessera.data.source.checks.results import DatasetCheck, Part, Remark
 from tessera.data.source.decode import decode_levels
-from tessera.data.source.held_out import GRID, difference_hash
-from tessera.data.source.probe import breaks_off, read_header
-from tessera.data.source.refusals import most_undecodable
+from tessera.data.source.image_header import breaks_off, read_header
+from tessera.data.source.messages import most_undecodable
+from tessera.data.source.split import GRID, difference_hash
+from tessera.utils.bit_depth import DARK, PixelRule, Pixels, brightest_level, to_uint8
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_plain
-from tessera.utils.machine.limits import usable_cpus
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import DARK, PixelRule, Pixels, brightest_level, to_uint8
+from tessera.utils.machine.resource_limits import usable_cpus
 from tessera.utils.text import counted, first_of
 
 SMALL = 2 * GRID  # points a side of the copy that is compared

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.checks.image_quality import Fingerprint
-from tessera.data.source.checks.report import DatasetCheck, NearDuplicates, Part
-from tessera.data.source.held_out import ALIKE_BITS, similar
+from tessera.data.source.checks.results import DatasetCheck, NearDuplicates, Part
+from tessera.data.source.split import ALIKE_BITS, similar
 from tessera.utils.text import counted
 
 _ALIKE = ALIKE_BITS[0]  # bits that near-duplicates may differ in

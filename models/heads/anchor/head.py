@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from tessera.models.heads.anchor.autoanchor import check_anchors, set_anchors
 from tessera.models.heads.anchor.loss import DetectionLoss
-from tessera.models.heads.anchor.priors import check_anchors, set_anchors
 from tessera.models.heads.head import Head, HeadSpec, Output, object_share
-from tessera.models.layers.arguments import count, one_of, positive, read_arguments
+from tessera.models.layers.yaml_arguments import count, one_of, positive, read_arguments
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.world import World

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.models.heads.anchor.assignment import AnchorAssignment, assign_targets
+from tessera.models.heads.anchor.anchor_assigner import AnchorAssignment, assign_targets
 from tessera.models.heads.criterion import Criterion, SumOverRanks, checked_targets, sum_of_one_rank
 from tessera.utils.boxes import complete_iou
 from tessera.utils.config import Hyp

@@ -16,11 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tessera.models.heads.cells import Grid, cells_last, make_grid
-from tessera.models.heads.free.aligned import AlignedLoss, Slots, SoftCrossEntropy, class_losses, take_rows
+from tessera.models.heads.free.task_aligned_loss import AlignedLoss, Slots, SoftCrossEntropy, class_losses, take_rows
+from tessera.models.heads.grid import Grid, cells_last, make_grid
 from tessera.models.heads.head import Head, HeadSpec, Output, Recipes, object_share
-from tessera.models.layers.arguments import flag, one_of, read_arguments, up_to
 from tessera.models.layers.blocks import Conv
+from tessera.models.layers.yaml_arguments import flag, one_of, read_arguments, up_to
 from tessera.utils.boxes import complete_iou, xyxy_to_cxcywh
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.ranks.world import World

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 from hypothesis import strategies as st
 
-from tessera.data.augment.scene import Scene, render_scene
+from tessera.data.augment.mosaic import Scene, render_scene
 from tessera.data.augment.warp import Warp
 from tessera.utils.types import FILL, Sample
 from tests.data.augment.mosaic_oracle import plain_picture

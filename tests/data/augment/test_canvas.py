@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.canvas import Tile, gaps, render
-from tessera.data.augment.colours import HsvJitter
-from tessera.data.augment.scene import Scene
+from tessera.data.augment.hsv import HsvJitter
+from tessera.data.augment.mosaic import Scene
 from tessera.data.augment.warp import Warp
 from tessera.utils.types import FILL, Sample
 from tests.data.augment.made_scenes import ListSource, horizon_in_sight, rendered, scenes, share_outside, smooth_picture

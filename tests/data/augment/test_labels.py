@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tessera.data.augment.canvas import Tile, render
 from tessera.data.augment.labels import CanvasLabels, clip_outlines, warp_labels
-from tessera.data.augment.scene import Scene
+from tessera.data.augment.mosaic import Scene
 from tessera.data.augment.warp import Warp
 from tessera.utils.types import Sample
 from tests.data.augment.made_scenes import ListSource, horizon_in_sight, random_boxes, rendered, scenes, star, warps

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.labels import CanvasLabels, warp_labels, with_regions
-from tessera.data.augment.scene import choose_pasted, train_sample
+from tessera.data.augment.mosaic import choose_pasted, train_sample
 from tessera.data.augment.warp import Warp
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.seeding import sample_rng

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.data.feed import recent as recent_module
+from tessera.data.feed import decoded_cache as recent_module
 from tessera.data.feed.cache import open_images
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import TrainLoader, build_train_loader, build_val_loader
 from tessera.utils.config import CacheMode, Hyp
 from tessera.utils.errors import UserError

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.data.feed import decoded_cache as recent_module
 from tessera.data.feed import loader as loader_module
-from tessera.data.feed import recent as recent_module
 from tessera.data.feed import sampler as sampler_module
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.dataset import TrainDataset, ValDataset
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.decoded_cache import RecentImages
+from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import (
     TrainLoader,
     build_train_loader,
     build_val_loader,
 )
-from tessera.data.feed.recent import RecentImages
 from tessera.data.feed.sampler import EpochOrder, EpochSampler
 from tessera.utils.config import Hyp
 from tessera.utils.engine.context import RunContext

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tessera.data.feed.dataset import TrainDataset, ValDataset
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.image_store import ImageStore
 from tessera.utils.config import load_hyp
 from tessera.utils.types import Draw
 from tests.data.made_index import make_index, write_images

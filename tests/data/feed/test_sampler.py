@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tessera.data.feed.image_sizes import loaded_sizes, padded_shapes, validation_shapes
 from tessera.data.feed.sampler import (
     BLOCK,
     NEAR,
@@ -21,7 +22,6 @@ from tessera.data.feed.sampler import (
     near_batches,
     repeat_factors,
 )
-from tessera.data.feed.shapes import loaded_sizes, padded_shapes, validation_shapes
 from tessera.utils.errors import ConfigError
 from tessera.utils.types import Draw
 from tests.data.made_index import make_index

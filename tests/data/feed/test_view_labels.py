@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.labels import MIN_SIDE
-from tessera.data.feed.views import LEAST_SEEN, view_index
-from tessera.data.feed.windows import windows_of
+from tessera.data.feed.tile_grid import windows_of
+from tessera.data.feed.tiles import LEAST_SEEN, view_index
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 from tests.data.made_index import make_index

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.checks.results import DatasetCheck
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image

@@ -19,7 +19,7 @@ import pytest
 
 from tessera.data.source import decode
 from tessera.data.source.decode import BadImage, RefusedImage, UndecodableImage, image_size, read_image
-from tessera.data.source.probe import read_header, refuse_large
+from tessera.data.source.image_header import read_header, refuse_large
 from tessera.utils.errors import ConfigError, UserError
 from tests.data.make import write_dataset, write_image
 from tests.data.source.made_yaml import build, check

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tessera.data.feed.cache import open_images
-from tessera.data.feed.images import ImageStore
+from tessera.data.feed.image_store import ImageStore
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import decode_levels, read_image, read_levels
-from tessera.data.source.spec import load_spec
+from tessera.utils.bit_depth import PixelRule, to_uint8
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import ConfigError
-from tessera.utils.pixels import PixelRule, to_uint8
 from tessera.utils.ranks.world import World
 from tests.data.source.made_yaml import build, check
 

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.source import index as module
-from tessera.data.source import listing as listing_module
 from tessera.data.source import scan as scan_module
+from tessera.data.source import split_files as listing_module
 from tessera.data.source.index import read_index, write_index
 from tessera.utils.types import DatasetIndex
 from tests.data.make import replace_unseen, write_dataset, write_image

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.scan import ImageLabels, label_lines
-from tessera.data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc_object, write_voc
 from tests.data.source.made_yaml import build

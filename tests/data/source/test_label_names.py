@@ -15,12 +15,12 @@ import pytest
 from PIL import Image
 
 from tessera.data.source import decode
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import _read_by_pillow, decode_levels, read_image
 from tessera.data.source.index import problem_report
-from tessera.data.source.spec import load_spec
+from tessera.utils.bit_depth import READS_HEIC
 from tessera.utils.errors import UserError
-from tessera.utils.inference.sources.origins import find_origins
-from tessera.utils.pixels import READS_HEIC
+from tessera.utils.inference.sources.source_arguments import find_origins
 from tests.data.source.made_yaml import build, check
 from tests.data.source.tool_forms import STEMS, coco, voc, write
 from tests.data.source.tool_forms import images as tool_images

@@ -12,9 +12,9 @@ import pytest
 
 from tessera.data.source.decode import BadImage, RefusedImage, decode_levels, image_size, read_image
 from tessera.data.source.tiff import unread_pages
-from tessera.utils.inference.pictures import to_pixels
+from tessera.utils.bit_depth import PixelRule, to_uint8
+from tessera.utils.inference.input_images import to_pixels
 from tessera.utils.inference.sources.sources import open_sources
-from tessera.utils.pixels import PixelRule, to_uint8
 from tests.data.source.made_tiff import tiff
 from tests.data.source.made_yaml import build
 

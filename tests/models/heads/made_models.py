@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.models.description import read_model
 from tessera.models.detector import DetectionModel
+from tessera.models.model_yaml import read_model
 
 ROWS: dict[str, list[Any]] = {  # how each head ends a model; all but the first on one small body
     "Detect": [],

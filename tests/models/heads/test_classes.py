@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.utils.checkpoints.start import build_model, fix_norms, kind_of_start
+from tessera.utils.checkpoints.initial_model import build_model, fix_norms, kind_of_start
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tests.models.heads.made_models import SIZE_HW, each_head, images, made

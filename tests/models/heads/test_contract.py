@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.models.description import HEADS
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.heads.head import HeadSpec
-from tessera.models.suppression import Suppression, non_max_suppression
+from tessera.models.model_yaml import HEADS
+from tessera.models.nms import Suppression, non_max_suppression
 from tessera.models.tta import predict_augmented
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.errors import ConfigError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
-from tessera.models.heads.cells import ignored_cells
+from tessera.models.heads.grid import ignored_cells
 from tessera.utils.config import load_hyp
 from tessera.utils.machine.accelerator import Accelerator
 from tests.models.heads.free.oracle import STRIDES, cells_of, inside

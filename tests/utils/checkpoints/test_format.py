@@ -21,7 +21,7 @@ import torch
 import tessera
 from tessera.utils.checkpoints import provenance
 from tessera.utils.checkpoints.format import FORMAT, KEYS, load_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import assert_equal, full, make_state, train

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tessera.utils import network
+from tessera.utils import http_client
 from tessera.utils.checkpoints import resolve as module
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.errors import UserError
-from tessera.utils.flags import published as table
-from tessera.utils.flags.published import PUBLISHED
-from tessera.utils.network import NetworkLimits
+from tessera.utils.flags import model_zoo as table
+from tessera.utils.flags.model_zoo import PUBLISHED
+from tessera.utils.http_client import NetworkLimits
 from tests.file_server import FileServer
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>Log in to the network</title></head></html>"
@@ -43,7 +43,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     """A server of BODY under every published name, and a table that knows its address, size and digest."""
-    monkeypatch.setattr(network, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=30.0))
+    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(pause_s=0.01, timeout_s=30.0))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     with FileServer(BODY).running() as server:

@@ -21,8 +21,8 @@ from tessera.utils.checkpoints.format import (
     load_checkpoint,
     save_checkpoint,
 )
-from tessera.utils.checkpoints.saved_state import dump_state
 from tessera.utils.checkpoints.saver import Saver, snapshot
+from tessera.utils.checkpoints.training_state import dump_state
 from tessera.utils.errors import Interrupted, UserError
 from tessera.utils.machine.accelerator import Accelerator
 from tests.utils.checkpoints.made_saver import METRICS, WAIT_S, SlowDisk, open_saver

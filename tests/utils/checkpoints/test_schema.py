@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tessera.utils.checkpoints.format import KEYS, load_checkpoint
-from tessera.utils.checkpoints.inert_pickle import Damaged
-from tessera.utils.checkpoints.saved_state import restore_state
+from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.checkpoints.schema import check_values
+from tessera.utils.checkpoints.training_state import restore_state
 from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import full, make_state, train
 

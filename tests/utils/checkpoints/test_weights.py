@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.fitting import intersect_weights
 from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.checkpoints.transfer import intersect_weights
 from tessera.utils.checkpoints.weights import EXPORTED, load_weights
 from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from tessera.models.description import HEADS
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.anchor.head import Detect
+from tessera.models.model_yaml import HEADS
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import Ranking, rank
+from tessera.utils.evaluation.error_counts import Errors, count_errors
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import Regions, match_image
-from tessera.utils.evaluation.tally import Errors, count_errors
 from tessera.utils.types import DatasetIndex, Detections
 
 Image = tuple[Detections, NDArray[np.float32], NDArray[np.int32]]

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import ValLoader, build_val_loader
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
 from tessera.utils.evaluation.evaluate import Abandoned, Evaluation, _voting, evaluate
-from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch

@@ -12,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.augment.scene import letterbox
+from tessera.data.augment.mosaic import letterbox
 from tessera.data.feed.cache import open_images
+from tessera.data.feed.image_sizes import validation_shapes
 from tessera.data.feed.loader import ValLoader, build_val_loader
-from tessera.data.feed.shapes import validation_shapes
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.models.detector import DetectionModel
-from tessera.models.suppression import Suppression, non_max_suppression, undo_letterbox
-from tessera.utils.evaluation.comparison.flips import Finds, finds_of
+from tessera.models.nms import Suppression, non_max_suppression, undo_letterbox
+from tessera.utils.evaluation.comparison.disagreements import Finds, finds_of
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate
-from tessera.utils.evaluation.measurement import Measurable, Settings
+from tessera.utils.evaluation.predictors import Measurable, Settings
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, PictureBackend

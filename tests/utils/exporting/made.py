@@ -13,7 +13,7 @@ import yaml
 from numpy.typing import NDArray
 
 from tessera.models.detector import DetectionModel
-from tessera.models.suppression import Suppression, non_max_suppression, undo_letterbox
+from tessera.models.nms import Suppression, non_max_suppression, undo_letterbox
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.machine.opencv import cv2

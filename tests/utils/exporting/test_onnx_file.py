@@ -20,7 +20,7 @@ import tessera
 from tessera.commands import export
 from tessera.data.source.decode import read_image
 from tessera.models.detector import DetectionModel
-from tessera.models.suppression import Suppression
+from tessera.models.nms import Suppression
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.onnx_file import write_onnx

@@ -1,4 +1,4 @@
-"""The graph finds in predictions what models/suppression.py finds."""
+"""The graph finds in predictions what models/nms.py finds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.models.suppression import Suppression, non_max_suppression
+from tessera.models.nms import Suppression, non_max_suppression
 from tessera.utils.exporting.graph import Nodes, described
 from tessera.utils.exporting.postprocessing import Limits, detect, of_each, of_one
 from tessera.utils.types import Detections

@@ -30,7 +30,7 @@ from tessera.utils.inference.outputs import (
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.video_writer import VideoWriter
-from tessera.utils.report.pictures import Style
+from tessera.utils.report.image_grid import Style
 from tests.utils.exporting.made import picture
 from tests.utils.inference.sources.made_sources import barcode, frames, items
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tessera.commands import detect
-from tessera.models.suppression import Suppression
+from tessera.models.nms import Suppression
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.results import Result

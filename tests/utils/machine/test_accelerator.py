@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tessera.models.layers.blocks import Conv
-from tessera.models.suppression import Suppression, non_max_suppression
+from tessera.models.nms import Suppression, non_max_suppression
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.cuda import Cuda, Metal
 

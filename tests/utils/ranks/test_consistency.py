@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.utils.bit_depth import PixelRule
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import UserError
 from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.pixels import PixelRule
 from tessera.utils.ranks import consistency
 from tessera.utils.ranks.consistency import _command, data_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.world import World

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tessera.utils.checkpoints.folder import new_run
+from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
 from tessera.utils.flags.detect import DetectConfig

@@ -11,7 +11,7 @@ import pytest
 
 from tessera.data.feed.workers import cap_workers
 from tessera.utils.environment import Launch
-from tessera.utils.evaluation.measurement import Measurement, Settings
+from tessera.utils.evaluation.predictors import Measurement, Settings
 from tessera.utils.ranks import world as world_module
 from tessera.utils.ranks.preflight import Host, advise
 from tessera.utils.ranks.world import World

@@ -12,11 +12,11 @@ import pytest
 
 from tessera.commands import train
 from tessera.data.source.checks.dataset import check_dataset
-from tessera.data.source.checks.report import DatasetCheck, Drift, Moved, NearDuplicates, Remark, SplitCounts
-from tessera.data.source.shapes import render_image
-from tessera.data.source.spec import load_spec
+from tessera.data.source.checks.results import DatasetCheck, Drift, Moved, NearDuplicates, Remark, SplitCounts
+from tessera.data.source.dataset_yaml import load_spec
+from tessera.data.source.drawn_shapes import render_image
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.report.albums.data_page import NAME, data_page
+from tessera.utils.report.image_pages.dataset_page import NAME, data_page
 from tessera.utils.types import DatasetSpec
 from tests.data.make import write_dataset, write_image
 from tests.utils.report.test_page import HOSTILE, MEGABYTES_5, Tags

@@ -17,9 +17,9 @@ import pytest
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.report.page import crops as crops_module
 from tessera.utils.report.page.curves import threshold_curves
-from tessera.utils.report.page.facts import Facts
-from tessera.utils.report.page.gallery import cells_of, gallery
+from tessera.utils.report.page.error_gallery import cells_of, gallery
 from tessera.utils.report.page.page import page
+from tessera.utils.report.page.page_data import Facts
 from tessera.utils.report.page.tables import MOST_CLASSES, breakdowns, calibration, class_rows, heat_map
 from tests.utils.report.made_page import made_facts, trained
 

@@ -8,24 +8,24 @@ import numpy as np
 import pytest
 
 from tessera.utils.evaluation.matching import Kind
-from tessera.utils.report.page import sentences
+from tessera.utils.report.page import advice
 from tessera.utils.report.page.curves import POINTS, line_chart
-from tessera.utils.report.page.shell import worded
+from tessera.utils.report.page.template import worded
 
 NAN = float("nan")
 
 
 def test_found_share_and_best_epoch() -> None:
-    said = sentences.found_share(0.2139, 103, 143, 154, is_taken=True)
+    said = advice.found_share(0.2139, 103, 143, 154, is_taken=True)
     assert said == (
         "At confidence 0.214, which detect.py takes with these weights, 103 of 143 objects are found (72\u00a0%), and "
         "154 of 257 detections are false (60\u00a0%)."
     )
-    of_another = sentences.found_share(0.0, 0, 5, 0, is_taken=False)
+    of_another = advice.found_share(0.0, 0, 5, 0, is_taken=False)
     assert of_another.count("0 of") == 2 and "0.000, where F1 is best, 0" in of_another
-    assert not sentences.found_share(0.5, 0, 0, 9, is_taken=True)
-    assert sentences.best_epoch(7, 8).startswith("The best epoch is 7, counted from 0, of 8")
-    assert sentences.best_epoch(-1, 8) == sentences.best_epoch(None, 8) and "began with" in sentences.best_epoch(-1, 8)
+    assert not advice.found_share(0.5, 0, 0, 9, is_taken=True)
+    assert advice.best_epoch(7, 8).startswith("The best epoch is 7, counted from 0, of 8")
+    assert advice.best_epoch(-1, 8) == advice.best_epoch(None, 8) and "began with" in advice.best_epoch(-1, 8)
 
 
 @pytest.mark.parametrize(
@@ -39,50 +39,50 @@ def test_found_share_and_best_epoch() -> None:
     ],
 )
 def test_more_epochs(maps: Sequence[float], said: str) -> None:
-    assert said in sentences.more_epochs(np.array(maps, float))
+    assert said in advice.more_epochs(np.array(maps, float))
 
 
 def test_overfits() -> None:
     falling = np.linspace(1, 0.1, 20)
-    assert not sentences.overfits(falling) and not sentences.overfits(np.full(20, NAN))
-    assert not sentences.overfits(np.array([1, 0.5, 0.9])), "too few"
-    said = sentences.overfits(np.array([1, 0.5, 0.4, *[0.6] * 9]))
+    assert not advice.overfits(falling) and not advice.overfits(np.full(20, NAN))
+    assert not advice.overfits(np.array([1, 0.5, 0.9])), "too few"
+    said = advice.overfits(np.array([1, 0.5, 0.4, *[0.6] * 9]))
     assert "least in epoch 2 (0.400) and has risen since, to 0.600" in said
 
 
 def test_lacking() -> None:
     names = ["a", "b", "c", "d"]
-    assert sentences.lacking(names, np.array([5, 0, 9, 0]), "train") == "b and d are in no picture of the train split."
-    assert sentences.lacking(names[:2], np.array([5, 0]), "val") == "b is in no picture of the val split."
-    said = sentences.lacking(names, np.array([50, 10, 90, 60]), "train")
+    assert advice.lacking(names, np.array([5, 0, 9, 0]), "train") == "b and d are in no picture of the train split."
+    assert advice.lacking(names[:2], np.array([5, 0]), "val") == "b is in no picture of the val split."
+    said = advice.lacking(names, np.array([50, 10, 90, 60]), "train")
     assert said == "Fewest pictures of the train split have b (10); the median class is in 55."
-    assert "at least 40 pictures" in sentences.lacking(names, np.array([50, 40, 90, 60]), "train")
-    assert not sentences.lacking(["a"], np.array([5]), "train")
-    many = sentences.lacking([str(i) for i in range(9)], np.zeros(9, np.int64), "val")
+    assert "at least 40 pictures" in advice.lacking(names, np.array([50, 40, 90, 60]), "train")
+    assert not advice.lacking(["a"], np.array([5]), "train")
+    many = advice.lacking([str(i) for i in range(9)], np.zeros(9, np.int64), "val")
     assert many.startswith("0, 1, 2, 3, 4 and 4 more are in no")
 
 
 def test_worst_class() -> None:
-    assert "c is found worst: mAP50-95 0.100, where the mean is 0.300" in sentences.worst_class(
+    assert "c is found worst: mAP50-95 0.100, where the mean is 0.300" in advice.worst_class(
         ["a", "b", "c"], np.array([0, 2]), np.array([0.5, 0.1])
     )
-    assert not sentences.worst_class(["a"], np.array([0]), np.array([0.5]))
+    assert not advice.worst_class(["a"], np.array([0]), np.array([0.5]))
 
 
 def test_costliest() -> None:
-    said = sentences.costliest({Kind.MISSED: 0.1, Kind.BACKGROUND: 0.2}, {Kind.MISSED: 9, Kind.BACKGROUND: 1234})
+    said = advice.costliest({Kind.MISSED: 0.1, Kind.BACKGROUND: 0.2}, {Kind.MISSED: 9, Kind.BACKGROUND: 1234})
     assert "“background” cost most: without them mAP50 would be 0.200 higher (1,234" in said and "lack a label" in said
-    assert not sentences.costliest({Kind.MISSED: 0.001}, {Kind.MISSED: 9})
+    assert not advice.costliest({Kind.MISSED: 0.001}, {Kind.MISSED: 9})
 
 
 def test_what_else_is_said_only_where_it_was_measured() -> None:
-    assert "waited for pictures 40\u00a0% of its time: try --cache ram" in sentences.waits(0.4)
-    assert sentences.waits(0.1).endswith("pictures 10\u00a0% of its time.") and not sentences.waits(NAN)
-    assert "1,000 steps skipped" in sentences.skipped_steps(1000) and not sentences.skipped_steps(0)
-    assert "±\u00a00.040" in sentences.too_small((0.3, 0.38), 67) and not sentences.too_small((0.3, 0.31), 67)
-    assert not sentences.too_small((NAN, NAN), 67)
-    assert "2 problems: `uv run train.py --data d.yaml --check-data`" in sentences.problems(2, "d.yaml")
-    assert "1 problem:" in sentences.problems(1, "d.yaml") and not sentences.problems(0, "d.yaml")
+    assert "waited for pictures 40\u00a0% of its time: try --cache ram" in advice.waits(0.4)
+    assert advice.waits(0.1).endswith("pictures 10\u00a0% of its time.") and not advice.waits(NAN)
+    assert "1,000 steps skipped" in advice.skipped_steps(1000) and not advice.skipped_steps(0)
+    assert "±\u00a00.040" in advice.too_small((0.3, 0.38), 67) and not advice.too_small((0.3, 0.31), 67)
+    assert not advice.too_small((NAN, NAN), 67)
+    assert "2 problems: `uv run train.py --data d.yaml --check-data`" in advice.problems(2, "d.yaml")
+    assert "1 problem:" in advice.problems(1, "d.yaml") and not advice.problems(0, "d.yaml")
 
 
 def test_commands_and_flags_are_set_as_such_and_names_are_text() -> None:

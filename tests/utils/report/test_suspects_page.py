@@ -9,11 +9,11 @@ import numpy as np
 
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.albums.suspects_page import suspects_page
-from tessera.utils.report.page.facts import Origin
-from tessera.utils.report.page.gallery import MOST, chosen
-from tessera.utils.suspects.evidence import Suspicion
-from tessera.utils.suspects.ranking import Suspect
+from tessera.utils.label_errors.evidence import Suspicion
+from tessera.utils.label_errors.ranking import Suspect
+from tessera.utils.report.image_pages.label_errors_page import suspects_page
+from tessera.utils.report.page.error_gallery import MOST, chosen
+from tessera.utils.report.page.page_data import Origin
 from tessera.utils.types import DatasetIndex
 from tests.data.made_index import make_index, write_images
 from tests.utils.report.test_page import HOSTILE

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tessera.utils.machine.extras import import_extra
+from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.runtime.exported import BARE
 
 NAMES, STRIDE = ("red", "green", "blue"), 32

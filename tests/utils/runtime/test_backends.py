@@ -11,7 +11,7 @@ import torch
 
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.extras import import_extra
+from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.runtime.exported import ExportedNetwork
 from tessera.utils.runtime.open_model import is_exported, open_exported
 from tests.utils.runtime.made_files import NAMES, STRINGS, WRITERS, Cells, write_onnx

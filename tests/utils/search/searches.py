@@ -22,7 +22,7 @@ from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import setup_logging
 from tessera.utils.search.evolve import evolve
-from tessera.utils.search.watch import Pruned, Watch
+from tessera.utils.search.trial import Pruned, Watch
 from tessera.utils.types import Metrics
 
 START = load_hyp("hyp.scratch-low.yaml")

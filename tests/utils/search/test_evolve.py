@@ -13,15 +13,15 @@ import optuna
 import pytest
 import yaml
 
-from tessera.utils.checkpoints.folder import write_flags
+from tessera.utils.checkpoints.run_directory import write_flags
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import Diverged, Interrupted, UserError
-from tessera.utils.machine.extras import MissingExtra
+from tessera.utils.machine.optional_packages import MissingExtra
 from tessera.utils.ranks.world import World
 from tessera.utils.search.evolve import evolve
-from tessera.utils.search.folder import open_search
+from tessera.utils.search.search_directory import open_search
 from tessera.utils.search.space import hyp_of, ranges
-from tessera.utils.search.watch import Watch
+from tessera.utils.search.trial import Watch
 from tessera.utils.types import Metrics
 from tests.utils.search.searches import MEASURED, START, curve, distance, found, nothing, search, table
 
@@ -227,7 +227,7 @@ def test_workers_that_begin_a_search_at_once_join_it(tmp_path: Path, monkeypatch
 
     (tmp_path / "exp").mkdir()
     (tmp_path / "exp" / "tmp8f3k").touch()
-    monkeypatch.setattr("tessera.utils.search.folder.write_flags", write)
+    monkeypatch.setattr("tessera.utils.search.search_directory.write_flags", write)
     with open_search(config, World()) as folder:
         second[0].join()
     assert ended == [folder] and len(second) == 1

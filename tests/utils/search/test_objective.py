@@ -13,7 +13,7 @@ from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.curves import Curves
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.flags.objective import FIGURES, Figure, parse_objective
-from tessera.utils.search.watch import measure
+from tessera.utils.search.trial import measure
 from tests.utils.search.searches import MEASURED
 
 VALUES = {"map": 0.5, "map50": 0.75, "ms": 10.0, "recall": 0.25, "recall@p": 0.125}

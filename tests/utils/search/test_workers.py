@@ -13,7 +13,7 @@ from pathlib import Path
 import optuna
 import pytest
 
-from tessera.utils.search.folder import JOURNAL
+from tessera.utils.search.search_directory import JOURNAL
 from tessera.utils.search.study import SharedStudy, load_optuna
 from tests.data.feed.another_process import another_process
 from tests.system.jobs import Job

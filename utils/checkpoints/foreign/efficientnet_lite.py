@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tessera.models.description import MODELS_DIR
+from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.checkpoints.foreign.tensors import Imported
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import sha256
 from tessera.utils.flags.program import installed_by
-from tessera.utils.machine.extras import MissingExtra
+from tessera.utils.machine.optional_packages import MissingExtra
 from tessera.utils.text import shown
 from tessera.utils.yaml_file import read_yaml
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from tessera.utils.checkpoints.inert_pickle import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.checkpoints.schema import check_finite
 from tessera.utils.text import shown
 

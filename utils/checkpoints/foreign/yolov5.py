@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, loaded
-from tessera.utils.checkpoints.inert_pickle import Damaged, Record
+from tessera.utils.checkpoints.restricted_unpickler import Damaged, Record
 from tessera.utils.checkpoints.schema import check_parts
 
 _MOST_PARTS = 20_000  # modules and tensors, or plain values; far more than any model has

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from tessera.models.description import MODELS_DIR
+from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, refuse_tensor, require_shape, shape_of
 from tessera.utils.text import first_of, shown
 from tessera.utils.yaml_file import read_yaml

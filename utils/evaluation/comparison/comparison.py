@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tessera.utils.evaluation.comparison.differences import Difference, Differences
-from tessera.utils.evaluation.comparison.flips import Flips
-from tessera.utils.evaluation.comparison.significance import LEVEL, images_needed
+from tessera.utils.evaluation.comparison.disagreements import Flips
+from tessera.utils.evaluation.comparison.permutation_test import LEVEL, images_needed
 from tessera.utils.flags.compare import Requirement
 from tessera.utils.text import counted, first_of
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.bootstrap import ClassPrecisions, chunks, class_precisions, resampled
-from tessera.utils.evaluation.comparison.significance import (
+from tessera.utils.evaluation.comparison.permutation_test import (
     LEVEL,
     holm,
     student_quantile,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tessera.models.suppression import Suppression, strongest_candidates, undo_letterbox
+from tessera.models.nms import Suppression, strongest_candidates, undo_letterbox
 from tessera.utils.evaluation.matching import pairwise_iou, to_host
 from tessera.utils.exporting.parity.difference import Tolerance
 from tessera.utils.runtime.model import Backend

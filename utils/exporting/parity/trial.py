@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tessera.models.suppression import Suppression
+from tessera.models.nms import Suppression
+from tessera.utils.bit_depth import Pixels
 from tessera.utils.exporting.parity.difference import Difference, Tolerance, compare, joined
 from tessera.utils.exporting.parity.ties import candidates_of, without_ties
-from tessera.utils.pixels import Pixels
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline, suppression_of
 from tessera.utils.types import Detections

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.evaluate import Evaluation, measure
-from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.parity.content import precision_of, size_of
 from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8
-from tessera.utils.exporting.parity.samples import gather
+from tessera.utils.exporting.parity.file_content import precision_of, size_of
+from tessera.utils.exporting.parity.sample_images import gather
 from tessera.utils.exporting.parity.table import Row, accuracy, table
 from tessera.utils.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Findings, Round, difference_of, try_out
-from tessera.utils.machine.extras import MissingExtra, explain_failures
-from tessera.utils.pixels import Pixels
+from tessera.utils.machine.optional_packages import MissingExtra, explain_failures
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.exported import MissingDevice

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from tessera.utils.exporting.bare_network import quiet
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.machine.extras import import_extra
+from tessera.utils.exporting.raw_network import quiet
+from tessera.utils.machine.optional_packages import import_extra
 
 # Operators that 8 bits pass through.
 BETWEEN = frozenset({"Conv", "Clip", "Mul", "Sigmoid", "Concat", "Add", "MaxPool", "Resize"})

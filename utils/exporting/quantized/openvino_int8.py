@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from tessera.models.layers.blocks import Conv
-from tessera.utils.exporting.bare_network import quiet
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.machine.extras import import_extra
+from tessera.utils.exporting.raw_network import quiet
+from tessera.utils.machine.optional_packages import import_extra
 
 _CONVOLUTIONS = ("Convolution", "GroupConvolution")
 

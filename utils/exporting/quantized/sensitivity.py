@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
-from tessera.utils.exporting.bare_network import BareNetwork
+from tessera.utils.exporting.raw_network import BareNetwork
 
 PICTURES = 4
 MOST = 0.035  # of the scores, by their root mean square, that 8 bits in one layer may change

@@ -8,10 +8,10 @@ from typing import cast
 
 import numpy as np
 
-from tessera.data.source.probe import read_header, refuse_large
+from tessera.data.source.image_header import read_header, refuse_large
+from tessera.utils.bit_depth import Pixels
 from tessera.utils.inference.sources.frames import VideoFacts
 from tessera.utils.machine.opencv import cv2, in_utf8
-from tessera.utils.pixels import Pixels
 
 _MJPEG = cv2.VideoWriter.fourcc(*"MJPG")
 _LEAST_FRAME = 0.75  # of the pixels of a picture; one of its two fields has half of them

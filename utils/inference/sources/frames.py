@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple
 
-from tessera.utils.pixels import Pixels
+from tessera.utils.bit_depth import Pixels
 
 Media = Literal["picture", "video", "stream"]
 Kind = Literal["opened", "gap", "reconnected", "ended", "damaged", "unreadable"]

@@ -11,16 +11,16 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from tessera.data.source.probe import KIND_BYTES, breaks_off, holds_picture, holds_video
+from tessera.data.source.image_header import KIND_BYTES, breaks_off, holds_picture, holds_video
 from tessera.data.source.tiff import unread_pages
+from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import LONGEST_PATH
-from tessera.utils.inference.sources.addresses import read_address
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
-from tessera.utils.inference.sources.origins import Origin, find_origins, of_line
+from tessera.utils.inference.sources.source_arguments import Origin, find_origins, of_line
 from tessera.utils.inference.sources.stream import read_streams
+from tessera.utils.inference.sources.urls import read_address
 from tessera.utils.inference.sources.video import read_video
-from tessera.utils.pixels import Pixels
 from tessera.utils.text import one_line
 
 log = logging.getLogger(__name__)

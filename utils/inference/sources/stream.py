@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from tessera.utils.inference.sources.capture import Capture, rgb_of
 from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
-from tessera.utils.inference.sources.origins import Origin
+from tessera.utils.inference.sources.source_arguments import Origin
 from tessera.utils.text import counted, one_line
 
 MOST_WAITING = 8  # frames of a stream that wait to be taken, where each of them is wanted

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tessera.utils.files import open_plain
 from tessera.utils.inference.sources.capture import Capture, rgb_of
 from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
-from tessera.utils.inference.sources.origins import Origin
+from tessera.utils.inference.sources.source_arguments import Origin
 from tessera.utils.text import counted, first_line, one_line
 
 # By so much a video may be shorter than it states: containers without a count state the sound's length, or a guess.

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 
 from tessera.data.source.decode import REDUCTIONS, BadImage, image_size, read_image
-from tessera.utils.diagnosis.files import Box
+from tessera.utils.bit_depth import PixelRule, Pixels
+from tessera.utils.error_analysis.files import Box
 from tessera.utils.errors import UserError
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.pixels import PixelRule, Pixels
 from tessera.utils.types import DatasetIndex
 
 SIDE = 220  # pixels of the longer side of a copy

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.report.page.facts import Facts
+from tessera.utils.report.page.page_data import Facts
 
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 
 from tessera.utils.checkpoints.provenance import written_by
-from tessera.utils.diagnosis.files import EXPLAINED, NAMES
-from tessera.utils.diagnosis.gains import ERROR_KINDS
+from tessera.utils.error_analysis.files import EXPLAINED, NAMES
+from tessera.utils.error_analysis.tide_gains import ERROR_KINDS
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.flags.program import started
-from tessera.utils.report.page import sentences
+from tessera.utils.report.page import advice
 from tessera.utils.report.page.curves import threshold_curves, training_charts
-from tessera.utils.report.page.facts import Facts, readable
-from tessera.utils.report.page.gallery import gallery
-from tessera.utils.report.page.shell import own_file, rendered
+from tessera.utils.report.page.error_gallery import gallery
+from tessera.utils.report.page.page_data import Facts, readable
 from tessera.utils.report.page.tables import (
     breakdowns,
     calibration,
@@ -29,6 +28,7 @@ from tessera.utils.report.page.tables import (
     images_by_class,
     splits_of,
 )
+from tessera.utils.report.page.template import own_file, rendered
 
 NAME = "report.html"
 
@@ -85,28 +85,28 @@ def answers(facts: Facts) -> dict[str, list[str]]:
     names = [facts.name(c) for c in range(len(facts.index.names))]
     false = sum(counts[kind] for kind in FALSE_KINDS)
     went = [
-        f"{sentences.interval_line(metrics, *facts.interval.map)}.",
-        sentences.found_share(errors.confidence, counts[Kind.CORRECT], metrics.objects, false, is_taken=facts.is_taken),
+        f"{advice.interval_line(metrics, *facts.interval.map)}.",
+        advice.found_share(errors.confidence, counts[Kind.CORRECT], metrics.objects, false, is_taken=facts.is_taken),
     ]
     longer, skipped = [], ""
     if results is not None:
-        went.insert(0, sentences.best_epoch(origin.best_epoch, len(results)))
+        went.insert(0, advice.best_epoch(origin.best_epoch, len(results)))
         losses = results.filter(regex="^val/.*_loss$").sum(axis=1, skipna=False).to_numpy(float)
-        longer = [sentences.more_epochs(results["metrics/mAP_0.5:0.95"].to_numpy(float)), sentences.overfits(losses)]
-        skipped = sentences.skipped_steps(origin.skipped)
+        longer = [advice.more_epochs(results["metrics/mAP_0.5:0.95"].to_numpy(float)), advice.overfits(losses)]
+        skipped = advice.skipped_steps(origin.skipped)
     split = splits_of(facts)[0]
     asked = {
         "Did it go well?": went,
         "Would more epochs help?": longer,
         "Which class lacks pictures?": [
-            sentences.lacking(names, images_by_class(split), split.split),
-            sentences.worst_class(names, metrics.class_ids, metrics.per_class[:, 3]),
+            advice.lacking(names, images_by_class(split), split.split),
+            advice.worst_class(names, metrics.class_ids, metrics.per_class[:, 3]),
         ],
         "What to do next?": [
-            sentences.costliest(facts.gains, counts) if metrics.objects else "",
+            advice.costliest(facts.gains, counts) if metrics.objects else "",
             skipped,
-            sentences.too_small(facts.interval.map, metrics.images),
-            sentences.problems(len(facts.index.problems), readable(shlex.quote(origin.config.data), 100)),
+            advice.too_small(facts.interval.map, metrics.images),
+            advice.problems(len(facts.index.problems), readable(shlex.quote(origin.config.data), 100)),
         ],
     }
     said = {question: [sentence for sentence in told if sentence] for question, told in asked.items()}
@@ -119,8 +119,8 @@ def _speed(facts: Facts) -> list[str]:
     if facts.results is not None:
         times = facts.results[["time/epoch_s", "time/data_wait"]].dropna().to_numpy(float)
         share = float(np.average(times[:, 1], weights=times[:, 0])) if times[:, 0].sum() > 0 else math.nan
-    speed = sentences.speed_line(facts.found.metrics.speed_ms, (1, 3, facts.origin.imgsz, facts.origin.imgsz))
-    told = [sentences.waits(share), f"{speed}."]
+    speed = advice.speed_line(facts.found.metrics.speed_ms, (1, 3, facts.origin.imgsz, facts.origin.imgsz))
+    told = [advice.waits(share), f"{speed}."]
     return [sentence for sentence in told if sentence]
 
 

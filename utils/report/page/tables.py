@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.confusion import ConfusionMatrix
+from tessera.utils.evaluation.error_counts import KINDS
 from tessera.utils.evaluation.matching import Kind
-from tessera.utils.evaluation.tally import KINDS
 from tessera.utils.report.page.curves import line_chart
-from tessera.utils.report.page.facts import Facts, readable
+from tessera.utils.report.page.page_data import Facts, readable
 from tessera.utils.types import DatasetIndex
 
 MOST_ROWS = 1500  # of the table of classes: those found worst

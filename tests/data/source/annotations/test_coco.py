@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source import spec as spec_module
+from tessera.data.source import dataset_yaml as spec_module
 from tessera.data.source.annotations.coco import read_names
+from tessera.data.source.annotations.coco_annotations import parse_coco
 from tessera.data.source.annotations.coco_ids import ids_of
-from tessera.data.source.annotations.coco_objects import parse_coco
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import CocoIds
 from tests.data.make import replace_unseen, write_image
@@ -53,7 +53,7 @@ def test_coco_second_start_does_not_read_the_json(tmp_path: Path, monkeypatch: p
     yaml = write_coco(tmp_path / "set", coco())
     first = build(yaml)
     with monkeypatch.context() as patch:
-        patch.setattr("tessera.data.source.listing.read_coco", lambda *_: pytest.fail("read again"))
+        patch.setattr("tessera.data.source.split_files.read_coco", lambda *_: pytest.fail("read again"))
         assert build(yaml).digest == first.digest
     write_image(tmp_path / "set/images/train/a.jpg", (48, 64), seed=9)
     assert build(yaml).digest != first.digest

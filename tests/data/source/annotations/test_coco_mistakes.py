@@ -10,8 +10,8 @@ import pytest
 
 from tessera.data.source.annotations.coco import read_coco
 from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError
 from tests.data.make import write_image
 from tests.data.source.annotations.test_coco import coco, write_coco

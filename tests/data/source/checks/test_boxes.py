@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.source.checks.report import DatasetCheck
+from tessera.data.source.checks.results import DatasetCheck
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc
 from tests.data.source.made_yaml import check, write

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.data.source.spec import load_spec
 from tessera.utils.errors import UserError, did_you_mean
 from tests.data.make import write_dataset
 from tests.data.source.annotations.test_voc import voc_object, write_voc

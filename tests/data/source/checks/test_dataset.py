@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.source.checks.report import PROBLEMS_CODE
+from tessera.data.source.checks.results import PROBLEMS_CODE
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
-from tessera.data.source.spec import load_spec
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_coco import coco, write_coco
 from tests.data.source.made_yaml import BOX, check, write

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tessera.data.source.checks.drift import CLASSES, CROWDS, PLACES, SIZES, check_drift
-from tessera.data.source.checks.report import DatasetCheck, Part
-from tessera.data.source.listing import Listing
+from tessera.data.source.checks.results import DatasetCheck, Part
 from tessera.data.source.scan import Scan
+from tessera.data.source.split_files import Listing
 from tessera.utils.types import DatasetSpec
 
 Rng = np.random.Generator

@@ -11,7 +11,7 @@ import pytest
 from tessera.data.source.checks.image_quality import BRIGHTER, CUT, DARKER, DEEP, GREY, TINY, TURNED
 from tests.data.make import write_dataset
 from tests.data.source.made_yaml import BOX, check
-from tests.data.source.test_probe import EXIF, exif, with_segments
+from tests.data.source.test_image_header import EXIF, exif, with_segments
 
 PLANTED = {"a": CUT, "b": TURNED, "c": DARKER, "d": BRIGHTER, "e": DEEP, "f": GREY, "g": TINY}
 

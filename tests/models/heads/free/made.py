@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.models.heads.free.aligned import UNIT, AlignedLoss
 from tessera.models.heads.free.head import DetectFree, light_branches
+from tessera.models.heads.free.task_aligned_loss import UNIT, AlignedLoss
 from tessera.utils.config import Hyp, load_hyp
 from tests.models.heads.free.oracle import STRIDES, cells_of
 from tests.models.heads.made_models import shares_of

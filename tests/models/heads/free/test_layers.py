@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.models.heads.cells import make_grid
+from tessera.models.heads.grid import make_grid
 from tessera.utils.config import TrainConfig
 from tessera.utils.ranks.world import World
 from tests.models.heads.free.made import HYP, SHAPES_HW, SIZE_HW, features, made_head

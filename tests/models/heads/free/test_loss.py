@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import tessera.models.heads.free.assignment
+import tessera.models.heads.free.task_aligned_assigner
 from tessera.models.heads.criterion import LossMeter, Targets
-from tessera.models.heads.free.aligned import SoftCrossEntropy
-from tessera.models.heads.free.assignment import PAIRS, assign_candidates, list_candidates
 from tessera.models.heads.free.head import FreeLoss
+from tessera.models.heads.free.task_aligned_assigner import PAIRS, assign_candidates, list_candidates
+from tessera.models.heads.free.task_aligned_loss import SoftCrossEntropy
 from tests.models.heads.free.made import HYP, SIZE_HW, A, made_head, matched, random_targets, raw_predictions
 from tests.models.heads.free.oracle import STRIDES, cells_of, oracle_loss, oracle_targets
 
@@ -41,7 +41,7 @@ def test_targets_loss_and_gradient_equal_the_dense_oracle(
     weights = torch.tensor(class_weights) if class_weights else None
     criterion = FreeLoss(made_head(5, reg_max), hyp, class_weights=weights)
     wanted = oracle_targets([p.detach() for p in predictions], targets, hyp, SIZE_HW)
-    with mock.patch.object(tessera.models.heads.free.assignment, "PAIRS", pairs):
+    with mock.patch.object(tessera.models.heads.free.task_aligned_assigner, "PAIRS", pairs):
         found = matched(criterion, predictions, targets)
     assert found == pytest.approx({place: score for place, (_, score) in wanted.items()}, rel=1e-4, abs=1e-9)
     loss, parts = criterion(predictions, criterion.assign(targets, batch, SIZE_HW))

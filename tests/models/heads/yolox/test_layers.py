@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.models.heads.cells import make_grid
+from tessera.models.heads.grid import make_grid
 from tessera.models.heads.yolox import LARGEST_LOG
 from tessera.models.layers.blocks import Conv
 from tests.models.heads.free.made import SHAPES_HW, SIZE_HW, features

@@ -13,7 +13,13 @@ from torch.nn import functional as F
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.foreign import efficientnet_lite
 from tessera.utils.checkpoints.foreign.efficientnet_lite import _PACKAGES, _installed, imagenet_weights
-from tessera.utils.checkpoints.start import build_model, fix_norms, kind_of_start, read_weights, with_frozen_layers
+from tessera.utils.checkpoints.initial_model import (
+    build_model,
+    fix_norms,
+    kind_of_start,
+    read_weights,
+    with_frozen_layers,
+)
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import ConfigError, UserError
 

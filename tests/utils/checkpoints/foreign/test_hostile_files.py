@@ -18,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.checkpoints.inert_pickle import Damaged, Machine, Record
+from tessera.utils.checkpoints.restricted_unpickler import Damaged, Machine, Record
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
 from tests.utils.checkpoints.foreign.made import STEM, Marking, Tensors, archive, refusal

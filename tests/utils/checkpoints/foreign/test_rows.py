@@ -15,7 +15,7 @@ from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.onnx_file import write_onnx
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.machine.choose import accelerator_of
+from tessera.utils.machine.choose_device import accelerator_of
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend
 from tessera.utils.runtime.open_model import open_exported, open_model

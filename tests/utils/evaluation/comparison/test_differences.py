@@ -8,7 +8,7 @@ import pytest
 from tessera.utils.evaluation.comparison import differences as module
 from tessera.utils.evaluation.comparison.comparison import verdict
 from tessera.utils.evaluation.comparison.differences import differences, swapped_sides
-from tessera.utils.evaluation.comparison.significance import LEVEL
+from tessera.utils.evaluation.comparison.permutation_test import LEVEL
 from tessera.utils.evaluation.curves import summarize
 from tests.utils.evaluation.comparison.made_sides import NC, compared, ranking, two_sides
 from tests.utils.evaluation.made_images import Image, make_image, share

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.feed.shapes import loaded_sizes, resized
+from tessera.data.feed.image_sizes import loaded_sizes, resized
 from tessera.data.source.decode import read_image
-from tessera.models.suppression import Suppression, non_max_suppression
+from tessera.models.nms import Suppression, non_max_suppression
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8, Difference, Tolerance
 from tessera.utils.exporting.parity.trial import Findings, difference_of, try_out

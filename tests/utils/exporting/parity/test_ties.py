@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.models.suppression import Suppression
+from tessera.models.nms import Suppression
 from tessera.utils.exporting.parity.difference import EXACT
 from tessera.utils.exporting.parity.ties import Candidates, without_ties
 from tests.utils.exporting.made import found_rows

@@ -17,15 +17,15 @@ import yaml
 from tessera.commands import export
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.measurement import Settings
+from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity import verify as verification
-from tessera.utils.exporting.parity.content import precision_of
-from tessera.utils.exporting.parity.samples import ASPECTS, gather
+from tessera.utils.exporting.parity.file_content import precision_of
+from tessera.utils.exporting.parity.sample_images import ASPECTS, gather
 from tessera.utils.exporting.parity.table import Accuracy
 from tessera.utils.exporting.parity.verify import Judge, verify
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.machine.extras import import_extra
+from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.ranks.world import World
 from tests.utils.exporting.made import FREE, checkpoint, dataset
 

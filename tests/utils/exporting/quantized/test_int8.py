@@ -16,13 +16,13 @@ from tessera.models.detector import DetectionModel
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.onnx_file import onnx_bytes, write_onnx, write_openvino
-from tessera.utils.exporting.parity.content import precision_of
+from tessera.utils.exporting.parity.file_content import precision_of
 from tessera.utils.exporting.quantized import sensitivity
 from tessera.utils.exporting.quantized.onnx_int8 import BETWEEN, join_silu, nodes_between
 from tessera.utils.exporting.quantized.rounding import round_weights
 from tessera.utils.exporting.quantized.sensitivity import effects, sensitive_layers
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.machine.extras import import_extra
+from tessera.utils.machine.optional_packages import import_extra
 from tests.utils.exporting.conftest import open_session
 from tests.utils.exporting.made import (
     ANCHORED,

@@ -10,7 +10,7 @@ import torch
 from tessera.commands import export
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import UserError
-from tessera.utils.exporting.parity.content import files_of, precision_of
+from tessera.utils.exporting.parity.file_content import files_of, precision_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork
 from tessera.utils.runtime.open_model import open_exported

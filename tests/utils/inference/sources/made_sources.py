@@ -10,10 +10,10 @@ import cv2
 import numpy as np
 
 from tessera.data.source.decode import read_image
+from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import open_sources
-from tessera.utils.pixels import Pixels
 
 
 def read(picture: Path | bytes) -> Pixels:

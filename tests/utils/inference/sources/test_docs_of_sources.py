@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 from typing import get_args
 
-from tessera.utils.inference.sources.addresses import MOST_PICTURE_BYTES, MOST_VIDEO_BYTES
 from tessera.utils.inference.sources.frames import Kind
-from tessera.utils.inference.sources.origins import PICTURE_SUFFIXES, VIDEO_SUFFIXES
+from tessera.utils.inference.sources.source_arguments import PICTURE_SUFFIXES, VIDEO_SUFFIXES
 from tessera.utils.inference.sources.stream import MOST_WAITING, TIMEOUTS
+from tessera.utils.inference.sources.urls import MOST_PICTURE_BYTES, MOST_VIDEO_BYTES
 
 PAGE = (Path(__file__).parents[4] / "docs" / "sources.md").read_text()
 

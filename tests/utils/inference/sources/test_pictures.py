@@ -12,7 +12,7 @@ import pytest
 
 from tessera.data.source.decode import read_image
 from tessera.utils.errors import UserError
-from tessera.utils.inference.pictures import to_pixels
+from tessera.utils.inference.input_images import to_pixels
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import open_sources
 from tests.data.make import write_image

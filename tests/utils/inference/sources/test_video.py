@@ -272,7 +272,7 @@ def test_a_frame_that_states_a_size_that_it_has_not(
 
 QUIET = """
 import sys
-from tessera.utils.inference.sources.origins import Origin
+from tessera.utils.inference.sources.source_arguments import Origin
 from tessera.utils.inference.sources.video import read_video
 for path in sys.argv[1:]:
     print([item.kind for item in read_video(Origin("video", path)) if hasattr(item, "kind")])

@@ -1,0 +1,258 @@
+"""What happens to a picture and its labels between the store and the batch.
+
+`letterbox` for validation; `train_sample` for training: mosaic or letterbox, affine warp, copy-paste, mixup, mirrors,
+HSV jitter, colour filters. Every function is pure: its randomness comes from the generator it is given. What does
+not depend on the loaded pictures is sampled first, as a `Scene`, always in the same order and number; then the scene is
+loaded and rendered into the batch's own memory. The geometry is that of warp.py.
+
+Pictures are uint8 (H, W, 3) RGB; boxes float32 (n, 4) xyxy pixels of the picture beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.data.augment.albumentations_filters import ColourFilter, no_filter
+from tessera.data.augment.canvas import Tile, render
+from tessera.data.augment.hsv import NO_JITTER, HsvJitter
+from tessera.data.augment.labels import CanvasLabels, warp_labels
+from tessera.data.augment.warp import Warp
+from tessera.utils.config import Hyp
+from tessera.utils.machine.opencv import cv2
+from tessera.utils.types import FILL, Draw, Sample
+
+MIXUP_BETA = 32.0  # both parameters of the Beta distribution: ratios near one half
+MAX_PASTE_COVER = 0.3  # share of an existing box that a pasted one may cover
+
+Placement = tuple[float, float, float, float]
+SampleLoader = Callable[[int], Sample]  # picture i, the long side at the training size; not changed by augmentation
+
+
+def letterbox(
+    sample: Sample, size_hw: tuple[int, int], out: NDArray[np.uint8] | None = None
+) -> tuple[Sample, Placement]:
+    """Centre an image on grey of `size_hw`; one that does not fit is shrunk first, its shape kept.
+
+    Args:
+        out: uint8 (*size_hw, 3), written into and returned as the image; a new array where None.
+
+    Returns:
+        The sample, and its placement scale_x, scale_y, left, top: x = x_before · scale_x + left.
+    """
+    height, width = size_hw
+    out = np.empty((height, width, 3), np.uint8) if out is None else out
+    assert out.shape == (height, width, 3), (out.shape, size_hw)
+    sample, scale_x, scale_y = _fitted(sample, size_hw)
+    left, top = _centred(sample, size_hw)
+    bottom, right = top + sample.image.shape[0], left + sample.image.shape[1]
+    out[:top], out[bottom:] = FILL, FILL
+    out[top:bottom, :left], out[top:bottom, right:] = FILL, FILL
+    out[top:bottom, left:right] = sample.image
+    offset = np.array([left, top], np.float32)
+    moved = Sample(
+        out, sample.boxes_xyxy + np.tile(offset, 2), sample.classes, [points + offset for points in sample.segments]
+    )
+    return moved, (scale_x, scale_y, float(left), float(top))
+
+
+def _fitted(sample: Sample, size_hw: tuple[int, int]) -> tuple[Sample, float, float]:
+    """The sample shrunk, if it must be, to fit into `size_hw`, and the scales in x and y that this took."""
+    image_h, image_w = sample.image.shape[:2]
+    ratio = min(size_hw[0] / image_h, size_hw[1] / image_w)
+    if ratio >= 1:
+        return sample, 1.0, 1.0
+    size_wh = max(round(image_w * ratio), 1), max(round(image_h * ratio), 1)
+    scale = np.array([size_wh[0] / image_w, size_wh[1] / image_h], np.float32)
+    image = cv2.resize(sample.image, size_wh, interpolation=cv2.INTER_AREA)
+    segments = [points * scale for points in sample.segments]
+    fitted = Sample(np.asarray(image, np.uint8), sample.boxes_xyxy * np.tile(scale, 2), sample.classes, segments)
+    return fitted, float(scale[0]), float(scale[1])
+
+
+def _centred(sample: Sample, size_hw: tuple[int, int]) -> tuple[int, int]:
+    """Left and top of a picture that is centred in `size_hw`; an odd pixel goes right or below."""
+    return (size_hw[1] - sample.image.shape[1]) // 2, (size_hw[0] - sample.image.shape[0]) // 2
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Which images a sample is made of, and how; sampled before any of them is loaded."""
+
+    # One image, centred on a canvas of the sample's size; or the four of a mosaic, on a canvas twice that size: the top
+    # left, top right, bottom left and bottom right one.
+    indices: tuple[int, ...]
+    centre_xy: tuple[int, int]  # where the four meet, canvas pixels; unused for a single image
+    warp: Warp  # canvas to sample
+
+
+def sample_partners(index: int, neighbours: Iterable[int], count: int, rng: np.random.Generator) -> list[int]:
+    """Pictures to join in a mosaic or a mixup with `index`: `count` other neighbours, all different if they suffice."""
+    others = [neighbour for neighbour in neighbours if neighbour != index] or [index]
+    return [others[i] for i in np.resize(rng.permutation(len(others)), count).tolist()]
+
+
+def sample_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Warp:
+    """A random warp within the hyperparameters' ranges; takes ten numbers from `rng`, whatever these are."""
+    u = rng.uniform(-1, 1, 8).tolist()
+    flips = rng.random(2).tolist()
+    return Warp(
+        canvas_hw,
+        size_hw,
+        degrees=u[0] * hyp.degrees,
+        zoom=1 + u[1] * hyp.scale,
+        shear_xy=(u[2] * hyp.shear, u[3] * hyp.shear),
+        perspective_xy=(u[4] * hyp.perspective, u[5] * hyp.perspective),
+        shift_xy=(0.5 + u[6] * hyp.translate, 0.5 + u[7] * hyp.translate),
+        flip_ud=flips[0] < hyp.flipud,
+        flip_lr=flips[1] < hyp.fliplr,
+    )
+
+
+def sample_mosaic(
+    index: int, neighbours: Iterable[int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator
+) -> Scene:
+    """Picture `index` and three neighbours in random order around a centre within the middle half of the canvas."""
+    height, width = size_hw
+    indices = rng.permutation([index, *sample_partners(index, neighbours, 3, rng)]).tolist()
+    centre_x, centre_y = rng.uniform(0.5, 1.5, 2) * (width, height)
+    canvas_hw = 2 * height, 2 * width
+    return Scene(tuple(indices), (int(centre_x), int(centre_y)), sample_warp(canvas_hw, size_hw, hyp, rng))
+
+
+def sample_single(index: int, size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Scene:
+    """Picture `index` alone, letterboxed."""
+    return Scene((index,), (size_hw[1] // 2, size_hw[0] // 2), sample_warp(size_hw, size_hw, hyp, rng))
+
+
+def render_scene(
+    scene: Scene,
+    load: SampleLoader,
+    copy_paste: float,
+    rng: np.random.Generator,
+    out: NDArray[np.uint8],
+    colours: HsvJitter = NO_JITTER,
+) -> Sample:
+    """Load a scene's images and render it into `out`, uint8 (*size_hw, 3).
+
+    Copy-paste, the probability of pasting an object, works on the canvas, where the four images are whole and pasted
+    objects can come from any of them. It alone takes numbers from `rng`, as many as there are objects.
+    """
+    samples = [load(index) for index in scene.indices]
+    if len(samples) == 1:
+        samples = [_fitted(samples[0], scene.warp.size_hw)[0]]
+    tiles = _place(scene, samples)
+    labels = CanvasLabels.gather(samples, [(tile.left, tile.top) for tile in tiles], scene.warp.canvas_hw)
+    pasted = choose_pasted(labels, copy_paste, scene.warp.canvas_hw[1], rng)
+    render(tiles, scene.warp, out, colours, pasted)
+    boxes, classes = warp_labels(labels if pasted is None else labels.joined(pasted), scene.warp)
+    return Sample(out, boxes, classes)
+
+
+def _place(scene: Scene, samples: list[Sample]) -> list[Tile]:
+    images = [sample.image for sample in samples]
+    if len(images) == 1:
+        return [Tile(images[0], *_centred(samples[0], scene.warp.canvas_hw))]
+    x, y = scene.centre_xy
+    lefts = x - images[0].shape[1], x, x - images[2].shape[1], x
+    tops = y - images[0].shape[0], y - images[1].shape[0], y, y
+    return list(map(Tile, images, lefts, tops))
+
+
+def choose_pasted(
+    labels: CanvasLabels, probability: float, canvas_w: int, rng: np.random.Generator
+) -> CanvasLabels | None:
+    """Objects with a polygon to paste a second time, mirrored left to right on the canvas (Ghiasi et al., CVPR 2021).
+
+    Each is chosen with `probability`, and pasted where its mirrored box covers every existing box, the pasted ones
+    included, by less than 0.3 of that box's area. What an ignored region overlaps is not pasted: the copy would show
+    some of the region outside of any. Takes one number an object from `rng`, none where `probability` is 0.
+
+    Returns:
+        The mirrored objects, or None where none is pasted.
+    """
+    if probability == 0:
+        return None
+    chosen = rng.random(len(labels.classes)) < probability
+    sizes = labels.boxes_xyxy[:, 2:] - labels.boxes_xyxy[:, :2]
+    ignored = labels.classes < 0
+    around = labels.boxes_xyxy[ignored] + np.array([-1, -1, 1, 1], np.float32)  # a polygon's border is pasted too
+    chosen &= ~(_cover(labels.boxes_xyxy, around) > 0).any(1)
+    candidates = np.flatnonzero(chosen & ~ignored & (labels.counts > 0) & (sizes.min(1) > 0))
+    if not len(candidates):
+        return None
+    mirrored = labels.mirrored(candidates, canvas_w)
+    free = (_cover(mirrored.boxes_xyxy, labels.boxes_xyxy) < MAX_PASTE_COVER).all(1)
+    compatible = _cover(mirrored.boxes_xyxy, mirrored.boxes_xyxy) < MAX_PASTE_COVER
+    accepted: list[int] = []
+    for row in np.flatnonzero(free).tolist():
+        if compatible[row, accepted].all():
+            accepted.append(row)
+    return labels.mirrored(candidates[accepted], canvas_w) if accepted else None
+
+
+def _cover(boxes: NDArray[np.float32], existing: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(n, m): the share of each existing box (m, 4) that each box (n, 4) covers."""
+    low = np.maximum(boxes[:, None, :2], existing[None, :, :2])
+    high = np.minimum(boxes[:, None, 2:], existing[None, :, 2:])
+    area = (existing[:, 2:] - existing[:, :2]).prod(1)
+    return np.clip(high - low, 0, None).prod(2) / np.maximum(area, 1e-9)
+
+
+def mix(sample: Sample, other: Sample, ratio: float) -> Sample:
+    """MixUp (Zhang et al., ICLR 2018): ratio · sample + (1 − ratio) · other, in the first's memory, labels joined."""
+    cv2.addWeighted(sample.image, ratio, other.image, 1 - ratio, 0, dst=sample.image)
+    return Sample(
+        sample.image,
+        np.concatenate([sample.boxes_xyxy, other.boxes_xyxy]),
+        np.concatenate([sample.classes, other.classes]),
+    )
+
+
+def sample_hsv_gains(hyp: Hyp, rng: np.random.Generator) -> tuple[float, float, float]:
+    """Gains 1 + U(−1, 1) · range of hue, saturation and value; takes three numbers from `rng`."""
+    hue, saturation, value = rng.uniform(-1, 1, 3).tolist()
+    return 1 + hue * hyp.hsv_h, 1 + saturation * hyp.hsv_s, 1 + value * hyp.hsv_v
+
+
+def train_sample(
+    draw: Draw,
+    load: SampleLoader,
+    hyp: Hyp,
+    rng: np.random.Generator,
+    out: NDArray[np.uint8],
+    colour: ColourFilter = no_filter,
+) -> Sample:
+    """One augmented training sample.
+
+    Args:
+        draw: which image, its neighbours, and the sample's size.
+        load: the loaded images and their labels.
+        hyp: probabilities and ranges; mosaic 0 turns mixup off as well.
+        rng: the sample's own generator; the result is a function of it and the dataset.
+        out: uint8 (*draw.size_hw, 3), such as one row of the batch, written into.
+        colour: filters after the HSV jitter.
+
+    Returns:
+        The sample: its image is `out`, its boxes are inside it, and it has no polygons.
+    """
+    size_hw, copy_paste = draw.size_hw, hyp.copy_paste
+    jitter = HsvJitter(sample_hsv_gains(hyp, rng))
+    if not rng.random() < hyp.mosaic:
+        sample = render_scene(sample_single(draw.index, size_hw, hyp, rng), load, 0.0, rng, out, jitter)
+    elif not rng.random() < hyp.mixup:
+        scene = sample_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
+        sample = render_scene(scene, load, copy_paste, rng, out, jitter)
+    else:
+        scene = sample_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
+        sample = render_scene(scene, load, copy_paste, rng, out)
+        (partner,) = sample_partners(draw.index, draw.neighbours, 1, rng)
+        scene = sample_mosaic(partner, draw.neighbours, size_hw, hyp, rng)
+        other = render_scene(scene, load, copy_paste, rng, np.empty_like(out))
+        sample = mix(sample, other, float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
+        jitter(out)
+    colour(out, rng)  # last, so that nothing else depends on whether the filters are installed
+    return sample

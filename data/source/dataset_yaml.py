@@ -1,0 +1,255 @@
+"""A dataset YAML becomes a DatasetSpec: read, checked, its folder found, downloaded or generated.
+
+A relative `path` names the first of these folders that holds an image entry of the YAML: below the YAML's own folder,
+the working directory, the clone, the folder of datasets (TESSERA_DATASETS). Nothing in a YAML is ever run, and
+nothing is downloaded to anywhere but the folder of datasets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+from pathlib import Path, PurePosixPath
+
+from tessera.data.source.annotations.classes import Classes, classes_of, classes_of_coco
+from tessera.data.source.annotations.coco import read_names
+from tessera.data.source.dataset_root import GENERATORS, Place, absolute, expand
+from tessera.data.source.split_files import stats
+from tessera.utils.bit_depth import PixelRule
+from tessera.utils.environment import cache_dir
+from tessera.utils.errors import ConfigError, did_you_mean
+from tessera.utils.files import is_address, kept, special_kind, user_path
+from tessera.utils.flags.program import HOME
+from tessera.utils.seeding import HeldOut
+from tessera.utils.text import first_of, shown
+from tessera.utils.types import Archive, DatasetSpec
+from tessera.utils.yaml_file import YamlMapping, read_yaml
+
+SPLITS = ("train", "val", "test")
+_OTHER_KEYS = ("path", "names", "nc", "ignore", "classes", "download", "generate", "pixels", "split_seed", "kpt_shape")
+_KEYS = SPLITS + _OTHER_KEYS
+_OTHER_WORD = re.compile("(train|val|test)(id|idation|ing|set)")  # for a split
+_SHARE_AS_TEXT = re.compile(r"\d*[.,]\d+|[\d.,]+\s*%")
+_FOLDER = HOME / "data"
+
+
+def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
+    """Read a dataset YAML and make sure that its folder is there; an entry may be missing, which `build_index` says.
+
+    Args:
+        data: the YAML, as given or from the repository's data/, with or without ".yaml".
+        obtain: download or generate a dataset that is not there; else it is an error.
+
+    Raises:
+        UserError: no such YAML, a mistake in it, or the dataset is nowhere and unavailable.
+    """
+    yaml_path = _find_yaml(data)
+    found, in_coco = _read(yaml_path)
+    classes = Classes() if in_coco else classes_of(found)
+    held_out, keypoints = _held_out(found), _keypoints(found)
+    entries = _entries(found, held_out)
+    archives, refused = _archives(found)
+    generate, stated = found.values.get("generate"), found.values.get("path")
+    if generate is not None and generate not in list(GENERATORS):
+        raise ConfigError(
+            f"{found.at('generate')}: generate: found {shown(generate)}, expected {' or '.join(GENERATORS)}."
+        )
+    if stated is not None and not isinstance(stated, str):
+        raise ConfigError(f"{found.at('path')}: path: found {shown(stated)}, expected a folder.")
+    where = f"{found.at('path')}: path"
+    means = (archives, refused, generate) if obtain else ((), "", None)
+    place = Place(yaml_path, where, stated, entries, *means)
+    root = place.find()
+    splits = {split: tuple(place.resolve(root, text) for text in texts) for split, texts in entries.items()}
+    pixels = PixelRule.from_plain(found.values.get("pixels"), f"{found.at('pixels')}: pixels")
+    spec = DatasetSpec(yaml_path.stem, yaml_path, root, splits, (), archives, pixels, held_out, keypoints=keypoints)
+    if in_coco:
+        classes = classes_of_coco(found, _names_of_coco(spec))
+    return dataclasses.replace(spec, **classes._asdict())
+
+
+def load_label_names(data: str | Path) -> tuple[str, ...]:
+    """Return the names that a dataset YAML gives the numbers in labels; raises as `load_spec`.
+
+    The dataset need not be there, unless its COCO files have the names; it is not obtained.
+    """
+    found, in_coco = _read(_find_yaml(data))
+    classes = load_spec(data, obtain=False) if in_coco else classes_of(found)
+    return classes.label_names or classes.names
+
+
+def _read(yaml_path: Path) -> tuple[YamlMapping, bool]:
+    """A dataset YAML, and whether its COCO files have the names of its classes."""
+    found = read_yaml(yaml_path, "keys such as train, val and names", ("names", "ignore", "classes"))
+    _refuse_misspelled(found)
+    return found, found.values.get("names") is None and _is_coco(found)
+
+
+def _find_yaml(data: str | Path) -> Path:
+    given = user_path(data, "--data")
+    suffixed = [given] if given.suffix in (".yaml", ".yml") else [given, given.with_name(given.name + ".yaml")]
+    tried = [*suffixed, *(_FOLDER / path for path in suffixed if not path.is_absolute())]
+    for path in tried:
+        if os.path.isfile(path):  # noqa: PTH113 - pathlib's own raises where a folder may not be read
+            if path.suffix.lower() in (".json", ".txt", ".data"):
+                raise ConfigError(
+                    f"--data {shown(Path(data))}: found {path.suffix}, expected a dataset YAML. Write one: a COCO JSON "
+                    "or a list of images goes under its `train:` or `val:`."
+                )
+            return absolute(path)
+    if kind := special_kind(given):
+        raise ConfigError(f"--data {shown(Path(data))}: found {kind}, expected a dataset YAML.")
+    known = sorted(path.name for path in _FOLDER.glob("*.yaml"))
+    is_bare = given.name == str(given)  # a folder in front means another file than those of the repository
+    hint = did_you_mean(given.name, [*known, *(Path(name).stem for name in known)]) if is_bare else ""
+    places = "\n  ".join(map(shown, tried))
+    raise ConfigError(
+        f"--data {shown(Path(data))}: no such dataset YAML.{hint} Tried\n  {places}\n"
+        f"The repository has {', '.join(known)}."
+    )
+
+
+def _refuse_misspelled(found: YamlMapping) -> None:
+    """Other tools keep keys of their own in these files: only what looks like a typo of ours is refused."""
+    for key, value in found.values.items():
+        if isinstance(key, str) and key not in _KEYS:
+            absent = [known for known in _KEYS if known not in found.values and _is_typo(key, known)]
+            if absent:
+                raise ConfigError(f"{found.at(key)}: unknown key {shown(key)}. Did you mean {shown(absent[0])}?")
+            split = _OTHER_WORD.fullmatch(key.lower())
+            if split and isinstance(value, (str, list, float)) and found.values.get(split[1]) != value:
+                beside = " Both are there: remove one." if split[1] in found.values else ""
+                raise ConfigError(f"{found.at(key)}: unknown key {shown(key)}. Did you mean {shown(split[1])}?{beside}")
+
+
+def _is_typo(key: str, known: str) -> bool:
+    """Whether two letters are swapped, one is added, left out or replaced, or only the case differs."""
+    if key.lower() == known or sorted(key) == sorted(known):
+        return True
+    if abs(len(key) - len(known)) > 1 or min(len(key), len(known)) < 3:
+        return False
+    start = next((at for at, (a, b) in enumerate(zip(key, known, strict=False)) if a != b), min(len(key), len(known)))
+    rest, other = key[start:], known[start:]
+    return rest[1:] == other or rest == other[1:] or rest[1:] == other[1:]
+
+
+def _is_coco(found: YamlMapping) -> bool:
+    """Whether every entry is a COCO file, which has names of its own."""
+    texts = [
+        text for entry in map(found.values.get, SPLITS) for text in (entry if isinstance(entry, list) else [entry])
+    ]
+    named = [text for text in texts if isinstance(text, str) and text]
+    return bool(named) and all(text.lower().endswith(".json") for text in named)
+
+
+def _names_of_coco(spec: DatasetSpec) -> list[str]:
+    """The categories of the COCO files that are trained and validated on, in the order of their ids."""
+    trained = {split: entries for split, entries in spec.splits.items() if split != "test"}  # which may be missing
+    named = ((split, entry) for split, entries in (trained or spec.splits).items() for entry in entries)
+    files = list(dict.fromkeys(file for split, entry in named for file in expand(spec, split, entry)))
+    first = _names_in(files[0])
+    for file in files[1:]:
+        names = _names_in(file)
+        if names != first:
+            odd = sorted(set(first) ^ set(names)) or names
+            raise ConfigError(
+                f"{spec.yaml_path}: names: none are given, and the categories of {shown(files[0])} and {shown(file)} "
+                f"differ ({first_of(list(map(shown, odd)), 5)}). Write `names:` with the classes of both."
+            )
+    return first
+
+
+def _names_in(file: Path) -> list[str]:
+    """The categories of a COCO file; read once, as it may be hundreds of megabytes large."""
+    key = hashlib.blake2b(os.fsencode(file), digest_size=10).hexdigest()
+    state = f"{file} {stats([str(file)]).tolist()}".encode("utf-8", "surrogateescape")
+    content = kept(cache_dir() / "index" / f"coco-names-{key}", state, lambda: json.dumps(read_names(file)).encode())
+    names: list[str] = json.loads(content)
+    return names
+
+
+def _held_out(found: YamlMapping) -> HeldOut | None:
+    """`val: 0.2`, a share of train that is validated on, and `split_seed`."""
+    share, seed = found.values.get("val"), found.values.get("split_seed", 0)
+    if type(seed) is not int or not 0 <= seed < 2**63:
+        raise ConfigError(f"{found.at('split_seed')}: split_seed: found {shown(seed)}, expected an integer from 0 on.")
+    if isinstance(share, str) and _SHARE_AS_TEXT.fullmatch(share):
+        share = math.nan  # refused below
+    if isinstance(share, bool) or not isinstance(share, (int, float)):
+        if "split_seed" in found.values:
+            raise ConfigError(
+                f"{found.at('split_seed')}: split_seed: found it without a share as `val`. Write `val: 0.2` to hold "
+                "out a fifth of train, or leave split_seed out."
+            )
+        return None
+    if not 0 < share < 1:
+        raise ConfigError(
+            f"{found.at('val')}: val: found {shown(found.values['val'])}, expected a folder, or a share of train "
+            "between 0 and 1. Write 0.2 for a fifth."
+        )
+    if not found.values.get("train"):
+        raise ConfigError(f"{found.at('val')}: val: {share:g} is a share of train, which is not there. Add `train:`.")
+    return HeldOut(float(share), seed)
+
+
+def _keypoints(found: YamlMapping) -> int:
+    """How many numbers the keypoints of `kpt_shape` are."""
+    shape = found.values.get("kpt_shape")
+    shape = [0, 2] if shape is None else shape
+    is_pair = isinstance(shape, list) and len(shape) == 2 and all(type(number) is int for number in shape)
+    if not is_pair or shape[0] < 0 or shape[1] not in (2, 3):
+        raise ConfigError(
+            f"{found.at('kpt_shape')}: kpt_shape: found {shown(shape)}, expected [17, 3] or the like: the number of "
+            "keypoints, and 2 (x y) or 3 (x y visibility)."
+        )
+    return int(shape[0] * shape[1])
+
+
+def _entries(found: YamlMapping, held_out: HeldOut | None) -> dict[str, tuple[str, ...]]:
+    """Split → its entries as written; an empty entry counts as a missing one."""
+    entries: dict[str, tuple[str, ...]] = {}
+    for split in SPLITS:
+        stated = found.values.get("train" if held_out and split == "val" else split)
+        if stated is None or stated in ("", []):
+            continue
+        texts = stated if isinstance(stated, list) else [stated]
+        if not all(isinstance(text, str) and text and not is_address(text) for text in texts):
+            raise ConfigError(
+                f"{found.at(split)}: {split}: found {shown(stated)}, expected a folder, a list of images (.txt), a "
+                "glob, a COCO file (.json), or a list of those. The address of an archive goes under `download:`."
+            )
+        entries[split] = tuple(texts)
+    if not entries:
+        raise ConfigError(f"{found.name}: found none of train, val and test, expected at least one with images.")
+    return entries
+
+
+def _archives(found: YamlMapping) -> tuple[tuple[Archive, ...], str]:
+    """The archives of `download`, and why it cannot be followed where it is anything but addresses; none is run."""
+    stated = found.values.get("download")
+    if stated is None or stated == "":
+        return (), ""
+    where = found.at("download")
+    archives: list[Archive] = []
+    for item in stated if isinstance(stated, list) else [stated]:
+        known = isinstance(item, dict) and "url" in item and set(item) <= {"url", "into"}
+        url, into = (item["url"], item.get("into", "")) if known else (item, "")
+        text = url.strip() if isinstance(url, str) else ""
+        if not text.startswith(("http://", "https://")) or len(text.split()) != 1:
+            line = next(iter(item.strip().splitlines()), "") if isinstance(item, str) else item
+            return (), (
+                f"{where}: download: found {shown(line)}, expected the address of an archive (https://….zip or "
+                ".tar.gz) or several, each optionally with `into`. Scripts are refused, never run: fetch the dataset "
+                "by hand"
+            )
+        if not isinstance(into, str) or PurePosixPath(into).is_absolute() or ".." in PurePosixPath(into).parts:
+            raise ConfigError(
+                f"{where}: download: into: found {shown(into)}, expected a folder below the folder of datasets."
+            )
+        user_path(into, f"{where}: download: into")
+        archives.append(Archive(text, into))
+    return tuple(archives), ""

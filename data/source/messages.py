@@ -1,0 +1,211 @@
+"""What a dataset cannot be used with, or should not: messages that indexing and the checks share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.data.source.annotations.unsupported_formats import beside_images
+from tessera.data.source.annotations.yolo_labels import ANY_CLASS, MOST_BEYOND
+from tessera.data.source.scan import Scan, other_places
+from tessera.data.source.split_files import MISSING, Listing
+from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.text import counted, first_of, shown
+from tessera.utils.types import DatasetSpec
+
+_SHOWN, _NEXT = 4, 3
+_NEXT_LINE = "\n  "
+_MOST_LEFT_OUT = 10  # classes to name
+_FEW, _SHARE = 16, 10  # images that may fail to decode: 16, and a tenth of a set, but never all of them
+MANY_MISSING = 0.1  # share of images without a label file; up to that much background is common advice
+
+
+def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan) -> None:
+    """Raise a UserError where training on what was scanned would be wrong or impossible."""
+    if scanned.unknown:
+        raise UserError(first_of(unknown_classes(spec, split, scanned), _SHOWN, _NEXT_LINE))
+    if not scanned.kept.any():
+        lines = first_of([*listing.notes, *listing.problems, *scanned.problems], _SHOWN, _NEXT_LINE)
+        raise UserError(
+            f"{spec.yaml_path}: {split}: none of {counted(len(listing.images), 'image')} can be used:\n  {lines}"
+        )
+    _require_pixels(listing, scanned)
+    if split == "train" and not len(scanned.classes) and len(scanned.left_out_classes):
+        raise UserError(
+            f"{spec.yaml_path}: train: no label is of a class that `classes` keeps. "
+            f"{left_out_line(spec, split, scanned)}. Keep one that the labels have."
+        )
+    if split == "train" and not len(scanned.classes):
+        raise UserError(_no_objects(spec, listing, scanned))
+
+
+def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
+    """What is wrong where the labels of all training images hold no object."""
+    images = counted(len(listing.images), "image")
+    what = f"{spec.yaml_path}: train: no labels found for {images}"
+    crowds = int((scanned.ignored_classes >= 0).sum())
+    annotations = sum(len(image.annotations) for _, image, _ in listing.coco.values())
+    labelled = sum(map(os.path.isfile, listing.labels))
+    if scanned.problems and not crowds and annotations + labelled:
+        found = counted(annotations, "annotation") if annotations else counted(labelled, "label file")
+        problems = first_of([*scanned.problems, *listing.problems], _SHOWN, _NEXT_LINE)
+        return f"{spec.yaml_path}: train: {found} for {images}, none usable:\n  {problems}"
+    if listing.coco:
+        held = f"{counted(crowds, 'crowd')} (iscrowd) and no object" if crowds else "no object"
+        return (
+            f"{what}: {first_of([*listing.coco_images], _SHOWN, _NEXT_LINE)}: its annotations hold {held}. Label some."
+        )
+    if tool := beside_images(listing.images, listing.root):
+        return f"{what}: {tool}"
+    return (
+        f"{what}: {labelled:,} of them have a label file, and none holds a usable row. Looked for\n  "
+        f"{_label_places(listing)}\nA label has the image's path with the last /images/ replaced by /labels/ and the "
+        "suffix .txt. Correct `path`, move the labels there, or label the images."
+    )
+
+
+def _require_pixels(listing: Listing, scanned: Scan) -> None:
+    """Refuse a COCO file, or XML, whose boxes all lie in the first pixel: they are fractions of the image."""
+    file_of = {place: str(file) for place, (file, _, _) in listing.coco.items()}
+    file_of |= {at: xml.rpartition("/")[0] for at, xml in enumerate(listing.labels) if xml.endswith(".xml")}
+    files = list(dict.fromkeys(file_of.values()))
+    numbers = {file: number for number, file in enumerate(files)}
+    of_image = np.array([numbers[file_of[at]] if at in file_of else -1 for at in range(len(listing.images))], np.int64)
+    of_box = np.repeat(of_image[scanned.kept], scanned.counts)
+    is_beyond = (scanned.boxes_xyxy > 1 + MOST_BEYOND).any(1)  # fractions may be rounded up
+    for number in np.setdiff1d(of_box, [-1, *np.unique(of_box[is_beyond])]):
+        raise UserError(
+            f"{listing.shown(files[number])}: all boxes ({int((of_box == number).sum()):,}) lie in the first pixel of "
+            "their images: they seem to be fractions of it, expected pixels. Multiply them by its width or height."
+        )
+
+
+def unknown_classes(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
+    """A message for each class that labels have and the YAML does not name: how many rows, and where the first are."""
+    places: dict[str, list[str]] = {}
+    for place, name in scanned.unknown:
+        places.setdefault(name, []).append(place)
+    if counts_from_one(spec, scanned):
+        (found,) = places.values()
+        return [
+            f"{found[0]}: class {spec.nc}, but {spec.yaml_path.name} names classes from 0 to {spec.nc - 1}, and no row "
+            f"of {split} has class 0: the labels seem to count from 1. Subtract 1 from each class.{other_places(found)}"
+        ]
+    return [_unknown(spec, found[0], name) + other_places(found) for name, found in places.items()]
+
+
+def counts_from_one(spec: DatasetSpec, scanned: Scan) -> bool:
+    """Whether the classes of label files are 1 … nc instead of 0 … nc - 1."""
+    beyond = {name for _, name in scanned.unknown}
+    return (
+        not spec.label_names
+        and beyond == {str(spec.nc)}
+        and not (scanned.classes == 0).any()
+        and (spec.nc == 1 or len(scanned.classes) > 0)
+    )
+
+
+def _unknown(spec: DatasetSpec, place: str, name: str) -> str:
+    names = spec.label_names or spec.names
+    ignored = f", the {len(spec.ignore)} to ignore included" if spec.ignore else ""
+    known = first_of([shown(name) for name in names], _SHOWN)
+    hint = "" if name.isdecimal() else f" It names {known}.{did_you_mean(name[1:-1], names)}"
+    found = f"{place}: class {name}, but {spec.yaml_path.name} names {counted(len(names), 'class')}{ignored}."
+    return f"{found} Fix the label or add the class.{hint}"
+
+
+def unused_ignores(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
+    """A message where training labels have no object of a class that is to be ignored: its name may be misspelled."""
+    used = set(scanned.ignored_classes.tolist())
+    unused = [shown(name) for number, name in enumerate(spec.ignore) if ANY_CLASS - 1 - number not in used]
+    if split != "train" or not unused:
+        return []
+    return [f"train: {spec.yaml_path.name}: ignore: no label is of {first_of(unused, _NEXT)}. Is the name correct?"]
+
+
+def most_undecodable(images: int, met: int) -> int:
+    """How many images of a split may fail to decode and be left out, where `met` of all `images` were decoded."""
+    return min(images - 1, max(_FEW, images // _SHARE), _FEW + met // _SHARE)
+
+
+def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
+    """What `classes` leaves out of the labels: objects by class, and images that are background without them."""
+    if not spec.left_out:
+        return ""
+    objects = np.bincount(scanned.left_out_classes, minlength=len(spec.left_out)).tolist()
+    of_images = scanned.left_out_counts > 0
+    emptied = int((of_images & (scanned.counts == 0) & (scanned.ignored_counts == 0)).sum())
+    by_count = sorted(zip(spec.left_out, objects, strict=True), key=lambda pair: -pair[1])
+    by_class = [f"{shown(name)} {count:,}" for name, count in by_count]
+    return (
+        f"{split}: `classes` leaves out {len(spec.left_out):,} of {len(spec.label_names):,} classes with "
+        f"{counted(sum(objects), 'object')} in {counted(int(of_images.sum()), 'image')}, {emptied:,} of which "
+        f"{'is' if emptied == 1 else 'are'} background without them: {first_of(by_class, _MOST_LEFT_OUT)}"
+    )
+
+
+def without_objects(split: str, images: int) -> str:
+    """What a split other than train is worth where no label of its images holds an object."""
+    return (
+        f"{split}: no object in the labels of its {counted(images, 'image')}: no metric can be measured, "
+        f"and mAP will be 0. Label some of them, or give a {split} set that has labels."
+    )
+
+
+def flat(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which boxes (n, 4) have no width or no height, (n,)."""
+    found: NDArray[np.bool_] = np.any(boxes_xyxy[:, 2:] <= boxes_xyxy[:, :2], axis=1)
+    return found
+
+
+def missing_labels(split: str, listing: Listing, scanned: Scan) -> list[str]:
+    """A message where many images have no label file: they count as background, and may have lost their labels.
+
+    Where none has one, there is nothing to compare with, and training refuses or warns of no object at all.
+    """
+    missing = unlabelled(listing, scanned)
+    images = len(scanned.counts)
+    if not MANY_MISSING * images < len(missing) < images:
+        return []
+    have, are = ("has", "is") if len(missing) == 1 else ("have", "are")
+    return [
+        f"{split}: {len(missing):,} of {images:,} images {have} no label file and {are} used as background, "
+        f"without objects: {first_of(missing, _NEXT)}. If they are background, all is well (an empty label file "
+        "for each says so); else restore their labels"
+    ]
+
+
+def shared_labels(listings: Sequence[Listing]) -> list[str]:
+    """A message where a label file belongs to several images, such as a.jpg and a.png: each gets its boxes."""
+    owners: dict[str, str] = {}
+    shared: dict[str, set[str]] = {}
+    for listing in listings:
+        for image, label, size in zip(listing.images, listing.labels, listing.label_stats[:, 0].tolist(), strict=True):
+            if label and size != MISSING[0] and owners.setdefault(label, image) != image:
+                shared.setdefault(label, {owners[label]}).add(image)
+    if not shared:
+        return []
+    shown_as = listings[0].shown
+    named = [f"{shown_as(label)} ({first_of(sorted(map(shown_as, own)), _NEXT)})" for label, own in shared.items()]
+    return [
+        f"{counted(len(shared), 'label file')} of several images, each of which gets all the boxes: "
+        f"{first_of(named, _NEXT)}. Leave one image beside each, or rename the others and give them labels of their own"
+    ]
+
+
+def unlabelled(listing: Listing, scanned: Scan) -> list[str]:
+    """Kept images, as messages name them, without a label file; a COCO file has the labels of all that it lists."""
+    missing = np.flatnonzero(scanned.kept & (listing.label_stats[:, 0] == MISSING[0])).tolist()
+    return [listing.shown(listing.images[place]) for place in missing if place not in listing.coco]
+
+
+def _label_places(listing: Listing) -> str:
+    """Where label files were looked for: each folder with one file as an example."""
+    examples: dict[str, str] = {}
+    for label in listing.labels:
+        examples.setdefault(label.rpartition("/")[0], label)
+    named = [f"{label} (and its like)" for folder, label in sorted(examples.items()) if folder]
+    return first_of(named, _SHOWN, _NEXT_LINE)

@@ -1,0 +1,314 @@
+"""Which images a split has, and where the labels of each are."""
+
+# Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
+# ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH122
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.data.source.annotations.coco import CocoImage, read_coco
+from tessera.data.source.annotations.label_paths import label_path, own_labels, plain_stem
+from tessera.data.source.annotations.moved_images import find_moved
+from tessera.data.source.annotations.unsupported_formats import tool_of
+from tessera.data.source.annotations.voc_folder import voc_folder
+from tessera.data.source.dataset_root import base_of_list, expand, read_list, stem_of, walk
+from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
+from tessera.utils.errors import UserError
+from tessera.utils.files import LONGEST_PATH, is_address, suffix_of
+from tessera.utils.machine.host import in_chunks
+from tessera.utils.text import counted, first_of, one_line, shown
+from tessera.utils.types import DatasetSpec
+
+Stat = tuple[int, int, int]  # bytes; ns of modification, which archives set, and of change; FUSE numbers inodes anew
+MISSING: Stat = (-1, -1, -1)
+NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device, socket, or a link to nothing
+OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
+_PROBLEMS = 3  # to name where there is no image
+_FILES_AT_A_TIME = 1024  # files
+_IMAGES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
+_SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
+Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
+
+
+@dataclass
+class Listing:
+    """Images of a split in the order of their paths, each once."""
+
+    root: str  # folder of the dataset; messages name files from there
+    images: list[str] = field(default_factory=list)  # absolute paths, and addresses
+    labels: list[str] = field(default_factory=list)  # .txt or .xml of each image, there or not; "" of COCO
+    image_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))  # Stats
+    label_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
+    # Place in `images` → COCO file, image with its annotations, category id → name.
+    coco: dict[int, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
+    coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)  # COCO file → its state, images
+    is_complete: bool = True  # False where annotations were not read because the COCO file was remembered
+    problems: list[str] = field(default_factory=list)  # "file: what" of what costs images or labels
+    notes: list[str] = field(default_factory=list)  # of what is unusual but costs nothing
+    ownerless: list[str] = field(default_factory=list)  # annotations of COCO of no image: training refuses them
+
+    def shown(self, path: str) -> str:
+        """A path as messages name it."""
+        return one_line(path[len(self.root) + 1 :] if path.startswith(self.root + os.sep) else path, LONGEST_PATH)
+
+    def only(self, wanted: NDArray[np.bool_]) -> Listing:
+        """The images where `wanted`, bool (N,), is True."""
+        places = np.flatnonzero(wanted).tolist()
+        images, labels = ([paths[place] for place in places] for paths in (self.images, self.labels))
+        coco = {new: self.coco[old] for new, old in enumerate(places) if old in self.coco}
+        image_stats, label_stats = self.image_stats[places], self.label_stats[places]
+        return replace(self, images=images, labels=labels, image_stats=image_stats, label_stats=label_stats, coco=coco)
+
+    def label_place(self, index: int) -> Callable[[int | None], str]:
+        """How messages name a line of the labels of image `index`, and None: all of them."""
+        if index in self.coco:
+            file, _, _ = self.coco[index]
+            shown = self.shown(str(file))
+            return lambda line: (
+                f"{self.shown(self.images[index])} ({shown})" if line is None else f"{shown}: annotations[{line}]"
+            )
+        shown = self.shown(self.labels[index])
+        return lambda line: shown if line is None else f"{shown}:{line}"
+
+
+def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = None) -> Listing:
+    """List the images of a split.
+
+    A COCO file whose state and images are `remembered` from an earlier listing is not read again.
+
+    Raises:
+        UserError: the split is not in the YAML, an entry does not exist or holds no image.
+    """
+    if not spec.splits.get(split):
+        have = ", ".join(spec.splits)
+        offer = f" {OFFER}" if split == "val" else ""
+        raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.{offer}")
+    listing = Listing(str(spec.root))
+    collected = _Collector(spec, split, remembered or {}, listing)
+    for entry in spec.splits[split]:
+        for path in expand(spec, split, entry):
+            collected.add(path)
+    unread = unread_images([*dict.fromkeys(collected.unread)])
+    listing.problems += [f"{split}: {unread}"] if unread else []
+    if not collected.labels:
+        places = first_of([shown(path) for path in spec.splits[split]], 10, "\n  ")
+        found = first_of(listing.problems, _PROBLEMS, "\n") + "\n" * bool(listing.problems)
+        raise UserError(
+            f"{spec.yaml_path}: {split}: no image found in\n  {places}\n{found}Expected files that end in "
+            f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
+        )
+    listing.images, listing.image_stats = collected.located()
+    labels = [collected.labels[image] for image in listing.images]
+    label_stats = stats(labels)
+    missing = [labels[place] for place in np.flatnonzero(label_stats[:, 0] == MISSING[0]) if labels[place]]
+    own, respelled, unused = own_labels(collected.labels, missing, collected.orphans, collected.shown)
+    listing.notes += respelled
+    listing.problems += unused
+    if respelled:
+        labels = [own[image] for image in listing.images]
+        label_stats = stats(labels)
+    listing.labels, listing.label_stats = labels, label_stats
+    listing.coco = {at: collected.coco[image] for at, image in enumerate(listing.images) if image in collected.coco}
+    if collected.repeats:
+        listing.notes.append(
+            f"{spec.yaml_path.name}: {split} lists {counted(collected.repeats, 'image')} repeatedly; each is used once"
+        )
+    return listing
+
+
+def stats(paths: Sequence[str]) -> NDArray[np.int64]:
+    """(N, 3) of the files' states, MISSING and NOT_PLAIN among them."""
+
+    def read(start: int, end: int) -> NDArray[np.int64]:
+        return np.array([_stat(path) for path in paths[start:end]], np.int64)
+
+    return np.concatenate([np.zeros((0, 3), np.int64), *in_chunks(read, len(paths), _FILES_AT_A_TIME, _SLOW_S)])
+
+
+def _stat(path: str) -> Stat:
+    if not path:
+        return MISSING
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):  # no file has such a name
+        return NOT_PLAIN if os.path.islink(path) else MISSING
+    if not stat.S_ISREG(found.st_mode):
+        return NOT_PLAIN
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+@dataclass
+class _Collector:
+    """Collects the images of all entries of a split."""
+
+    spec: DatasetSpec
+    split: str
+    remembered: Remembered
+    listing: Listing
+    labels: dict[str, str] = field(default_factory=dict)
+    coco: dict[str, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
+    orphans: set[str] = field(default_factory=set)  # XML files of no image
+    folders: list[str] = field(default_factory=list)  # of lists and COCO files
+    nowhere: list[str] = field(default_factory=list)  # a message for each COCO file without any of its images
+    unread: list[str] = field(default_factory=list)
+    repeats: int = 0
+
+    def add(self, path: Path) -> None:
+        """Add the images that `path`, an entry of the YAML, names."""
+        suffix = path.suffix.lower()
+        if os.path.isdir(path):
+            self._add_folder(path)
+        elif suffix in _IMAGES:
+            self._put(str(path), label_path(str(path)))
+        elif suffix == ".json":
+            self._add_coco(path)
+        elif suffix == ".txt":
+            self._add_list(path)
+        elif suffix in (".csv", ".xml") and (tool := tool_of(str(path))):
+            raise UserError(f"{path} is not read: it is {tool}")
+        else:
+            raise UserError(
+                f"{self.spec.yaml_path}: found the entry {shown(path)}, expected a folder, an image, a list of "
+                "images (.txt) or a COCO file (.json)."
+            )
+
+    def located(self) -> tuple[list[str], NDArray[np.int64]]:
+        """All images and their states, those that are listed by paths of another machine where they are."""
+        images = sorted(self.labels)
+        states = stats(images)
+        folders = [str(self.spec.root), *self.folders]
+        splits = self.spec.splits
+        split = next(own for own in splits if splits[own] == splits[self.split])  # val may be of train's entries
+        places, note = find_moved(split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
+        if self.nowhere and not places:
+            raise UserError("\n".join(filter(None, [self.nowhere[0], note])))
+        self.listing.notes += [note] if note else []
+        for old, new in places.items():
+            label = self.labels.pop(old)
+            self.labels[new] = label_path(new) if label == label_path(old) else label
+            if old in self.coco:
+                self.coco[new] = self.coco.pop(old)
+        images = sorted(self.labels)
+        return images, stats(images) if places else states
+
+    def _put(self, image: str, label: str) -> None:
+        if _suffix(image) in UNREAD_SUFFIXES:
+            self.unread.append(image)
+            return
+        self.repeats += image in self.labels
+        self.labels.setdefault(image, label)
+
+    def _add_folder(self, folder: Path) -> None:
+        images, xmls = walk(folder)
+        # XML beside images that have text labels is left over from a conversion.
+        if any(os.path.exists(label_path(image)) for image in images):
+            for image in images:
+                self._put(image, label_path(image))
+            return
+        if xmls:
+            self._add_voc(folder, images, xmls)
+            return
+        names = [f"{os.path.splitext(image)[0][len(str(folder)) + 1 :]}.xml" for image in images]
+        annotations = voc_folder(str(folder), names)
+        for image, name in zip(images, names, strict=True):
+            self._put(image, f"{annotations}/{name}" if annotations else label_path(image))
+
+    def _add_voc(self, folder: Path, images: list[str], xmls: list[str]) -> None:
+        """Annotations of a folder; their images are beside them or in a JPEGImages or images folder next to it."""
+        places = [folder.parent / name for name in ("JPEGImages", "images", "data")]
+        if folder.parent.name.lower() == "annotations":
+            places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
+        by_stem = {stem_of(image): image for place in reversed(places) if place.is_dir() for image in walk(place)[0]}
+        by_stem.update((stem_of(image), image) for image in images)
+        annotated = {stem_of(xml) for xml in xmls}
+        spelled = {plain_stem(stem): stem for stem in by_stem.keys() - annotated}
+        orphans = []
+        for xml in xmls:
+            if (stem := stem_of(xml)) in by_stem:
+                self._put(by_stem[stem], xml)
+            elif (stem := spelled.get(plain_stem(stem), "")) and stem not in annotated:
+                annotated.add(stem)
+                self._put(by_stem[stem], f"{Path(xml).parent}/{stem}.xml")  # which `own_labels` finds, spelled so
+            else:
+                orphans.append(xml)
+        if orphans:
+            named = first_of([one_line(os.path.relpath(xml, folder), 60) for xml in orphans], 3)
+            looked = ", ".join(map(self.shown, (folder, *places)))
+            count = counted(len(orphans), "XML file")
+            self.listing.problems.append(
+                f"{self.shown(folder)}: {count} without an image of that name in {looked}: {named}"
+            )
+            self.orphans.update(orphans)
+        # Images beside annotations, but without one of their own, show background.
+        for image in images:
+            if stem_of(image) not in annotated:
+                self._put(image, os.path.splitext(image)[0] + ".xml")
+
+    def shown(self, folder: Path) -> str:
+        inside = folder.is_relative_to(self.spec.root)
+        return shown(folder.relative_to(self.spec.root) if inside else folder)
+
+    def _add_list(self, file: Path) -> None:
+        lines = read_list(file)
+        self.folders.append(str(file.parent))
+        if "ImageSets" in file.parts and lines and suffix_of(lines[0].split()[0]) not in _IMAGES:
+            self._add_voc_ids(file, [line.split()[0] for line in lines])
+            return
+        base = base_of_list(lines, (str(file.parent), str(self.spec.root), str(Path.cwd())))
+        for line in lines:
+            text = line if is_address(line) else line.replace("\\", "/")
+            start = file.parent if text.startswith("./") else base
+            path = text if is_address(line) else os.path.normpath(os.path.join(start, text))
+            if _suffix(path) in _IMAGES:
+                self._put(path, label_path(path))
+            else:
+                self.listing.problems.append(
+                    f"{shown(file)}: {shown(line)} is not the path of an image; it is left out"
+                )
+
+    def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
+        """An ImageSets list of the VOC development kit: names without suffix."""
+        kit = Path(*file.parts[: len(file.parts) - 1 - file.parts[::-1].index("ImageSets")])
+        by_stem = {stem_of(image): image for image in walk(kit / "JPEGImages")[0]}
+        for name in ids:
+            image = by_stem.get(name, f"{kit}/JPEGImages/{name}.jpg")
+            self._put(image, f"{kit}/Annotations/{name}.xml")
+
+    def _add_coco(self, file: Path) -> None:
+        self.folders.append(str(file.parent))
+        state, known = _stat(str(file)), self.remembered.get(str(file))
+        if known is not None and known[0] == state:
+            paths, self.listing.is_complete = known[1], False
+        else:
+            content = read_coco(file, self._coco_folders(file))
+            if self.split == "train" and not content.has_annotations:
+                raise UserError(
+                    f"{file}: found no key 'annotations', expected a list of them to train on; [] where no image shows "
+                    "an object."
+                )
+            self.listing.ownerless += content.ownerless
+            self.nowhere += [content.nowhere] if content.nowhere else []
+            for image in content.images:
+                self.coco.setdefault(image.path, (file, image, content.categories))
+            paths = [image.path for image in content.images]
+        self.listing.coco_images[str(file)] = (state, paths)
+        for path in paths:
+            self._put(path, "")
+
+    def _coco_folders(self, file: Path) -> list[Path]:
+        """Where the images of a COCO file may be: beside it, or as COCO itself and its common exports have them."""
+        part = file.stem.removeprefix("instances_")
+        bases = dict.fromkeys((file.parent, file.parent.parent, self.spec.root))
+        return [base / below for base in bases for below in (".", f"images/{part}", part, "images", "data")]
+
+
+def _suffix(path: str) -> str:
+    """The suffix of an image, of an address that of its path."""
+    return suffix_of(path.partition("?")[0] if is_address(path) else path)

@@ -1,0 +1,226 @@
+"""A model YAML, read and checked. It is parsed, never evaluated, and needs no tensor.
+
+`nc, depth_multiple, width_multiple, backbone, head` and the keys of its detection head, such as `anchors`; each layer
+`[from, repeats, module, arguments]`. Every mistake is a ConfigError that names the file and the line.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from tessera.models.heads.anchor.head import Detect
+from tessera.models.heads.free.head import DetectFree
+from tessera.models.heads.head import Head
+from tessera.models.heads.yolov9 import DetectYOLOv9
+from tessera.models.heads.yolox import DetectYOLOX
+from tessera.models.layers.blocks import SiLU
+from tessera.models.layers.yaml_arguments import Reader, checked, count, is_whole, optional, positive
+from tessera.utils.errors import ConfigError, did_you_mean
+from tessera.utils.files import user_path
+from tessera.utils.text import one_line, shown
+from tessera.utils.yaml_file import YamlMapping, read_yaml
+
+MODELS_DIR = Path(__file__).resolve().parent
+IMAGE = -1  # the source that stands for the images themselves
+MAX_LAYERS, MAX_REPEATS = 1000, 1000
+
+HEADS: dict[str, type[Head]] = {  # by their name in a model YAML
+    "Detect": Detect,
+    "DetectFree": DetectFree,
+    "DetectYOLOX": DetectYOLOX,
+    "DetectYOLOv9": DetectYOLOv9,
+}
+_REQUIRED = ("nc", "backbone", "head")
+_OPTIONAL = ("depth_multiple", "width_multiple", "ch", "activation", "name", "inplace")
+_READERS: dict[str, Reader] = {"nc": count, "ch": count, "depth_multiple": positive, "width_multiple": positive}
+_DEFAULTS = {"ch": 3, "depth_multiple": 1.0, "width_multiple": 1.0}
+_WORDS = {"None": None, "True": True, "False": False}  # Python's spelling, which YAML reads as strings
+_ACTIVATIONS: dict[str, Callable[..., nn.Module]] = {
+    "SiLU": SiLU,
+    "ReLU": nn.ReLU,
+    "ReLU6": nn.ReLU6,
+    "LeakyReLU": nn.LeakyReLU,
+    "ELU": nn.ELU,
+    "GELU": nn.GELU,
+    "Hardswish": nn.Hardswish,
+    "Mish": nn.Mish,
+    "Identity": nn.Identity,
+}
+_ACTIVATIONS_WITH_SLOPE = ("LeakyReLU", "ELU")
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One row of the YAML."""
+
+    index: int  # over backbone and head
+    sources: tuple[int, ...]  # indices of the layers that it reads, IMAGE for the images
+    repeats: int  # after the depth multiple
+    module: str  # name of a kind of layer or of a head
+    arguments: tuple[Any, ...]  # plain values, as written
+    where: str  # "yolov5n.yaml:17: layer 3 (Conv)", for messages
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model YAML after all checks that need no tensor."""
+
+    name: str  # such as "yolov5n"
+    nc: int
+    head: type[Head]  # which the last layer names
+    head_keys: Mapping[str, Any]  # the head's own keys (`Head.yaml_keys`), as their readers return them
+    channels: int  # of the images
+    width: float  # factor on channels
+    activation: nn.Module | None  # what stands in for SiLU
+    layers: tuple[LayerSpec, ...]  # backbone and head, the detection head last
+    plain: dict[str, Any]  # the same, to be read again, with nc and the head's keys as they are here
+
+
+def find_model_yaml(cfg: str | Path) -> Path:
+    """Path of a model YAML given as a path, or as a name in models/ with or without its suffix."""
+    path = user_path(cfg, "--cfg")
+    tried = [path, MODELS_DIR / path.name]
+    if path.suffix not in (".yaml", ".yml"):
+        tried.append(MODELS_DIR / f"{path.name}.yaml")
+    for candidate in tried:
+        if os.path.isfile(candidate):  # noqa: PTH113 - pathlib's own raises where a folder may not be read
+            return candidate
+    known = sorted(file.name for file in MODELS_DIR.glob("*.yaml"))
+    raise ConfigError(
+        f"model YAML {shown(str(cfg))}: not found, tried {one_line(', '.join(map(str, tried)), 240)}. "
+        f"Give a path or one of {', '.join(known)}.{did_you_mean(path.name, known)}"
+    )
+
+
+def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> ModelSpec:
+    """Read and check a model description: a path, a name in models/, or itself, such as `ModelSpec.plain`.
+
+    `overrides` are values in place of its own, by key; those that are None are left out.
+    """
+    if isinstance(cfg, Mapping):
+        plain = copy.deepcopy(dict(cfg))
+        source = YamlMapping(str(plain.get("name", "model description")), plain)
+    else:
+        path = find_model_yaml(cfg)
+        source = read_yaml(path, "keys such as nc, backbone and head")
+        plain = source.values
+        plain.setdefault("name", path.stem)
+    plain.update({key: value for key, value in (overrides or {}).items() if value is not None})
+
+    named = HEADS.get(_last_module(plain))
+    every = {key for head in HEADS.values() for key in head.yaml_keys}
+    head_readers = named.yaml_keys if named else {}
+    _check_keys(source, plain, (*_REQUIRED, *head_readers), _OPTIONAL if named else (*_OPTIONAL, *every))
+    for key, read in {**_READERS, **head_readers}.items():
+        plain[key] = checked(source.at(key), key, plain.get(key, _DEFAULTS.get(key)), read)
+    activation = checked(source.at("activation"), "activation", plain.get("activation"), optional(_activation))
+    layers = _layers(plain, source)
+    return ModelSpec(
+        name=str(plain.get("name", "model")),
+        nc=plain["nc"],
+        head=_head(layers),
+        head_keys={key: plain[key] for key in head_readers},
+        channels=plain["ch"],
+        width=plain["width_multiple"],
+        activation=activation,
+        layers=layers,
+        plain=plain,
+    )
+
+
+def _last_module(plain: Mapping[str, Any]) -> str:
+    """What the last row of `head` names; "" where there is no such row."""
+    rows = plain.get("head")
+    last = rows[-1] if isinstance(rows, list) and rows else None
+    return str(last[2]) if isinstance(last, list) and len(last) > 2 else ""
+
+
+def _check_keys(
+    source: YamlMapping, plain: Mapping[str, Any], required: tuple[str, ...], optional: tuple[str, ...]
+) -> None:
+    """Refuse unknown and missing keys."""
+    known = required + optional
+    for key in plain:
+        if key not in known:
+            raise ConfigError(
+                f"{source.at(str(key))}: unknown key {shown(key)}, expected one of {', '.join(known)}."
+                f"{did_you_mean(str(key), known)}"
+            )
+    for key in required:
+        if key not in plain:
+            raise ConfigError(f"{source.name}: the key '{key}' is missing. Add it; models/yolov5n.yaml is an example.")
+
+
+def _head(layers: tuple[LayerSpec, ...]) -> type[Head]:
+    """The head that the last layer names, and no other layer."""
+    *body, last = layers
+    if last.module not in HEADS:
+        raise ConfigError(
+            f"{last.where}: the last layer must be a detection head: {', '.join(HEADS)}."
+            f"{did_you_mean(last.module, HEADS)}"
+        )
+    for layer in body:
+        if layer.module in HEADS:
+            raise ConfigError(f"{layer.where}: a detection head must be the last layer.")
+    return HEADS[last.module]
+
+
+def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, ...]:
+    """All rows of backbone and head, with absolute sources and scaled repeats."""
+    for key in ("backbone", "head"):
+        if not isinstance(plain[key], list) or not plain[key]:
+            raise ConfigError(f"{source.at(key)}: {key} must be a list of [from, repeats, module, arguments].")
+    if len(plain["backbone"]) + len(plain["head"]) > MAX_LAYERS:
+        raise ConfigError(f"{source.name}: backbone and head have more than {MAX_LAYERS:,} layers.")
+    rows = [(key, row, fields) for key in ("backbone", "head") for row, fields in enumerate(plain[key])]
+    specs = []
+    for index, (key, row, fields) in enumerate(rows):
+        place = source.at(key, row)
+        if not isinstance(fields, list) or len(fields) != 4 or not isinstance(fields[3], list):
+            raise ConfigError(
+                f"{place}: layer {index} is {shown(fields)}, expected [from, repeats, module, [arguments]]."
+            )
+        sources, repeats, module, arguments = fields
+        where = f"{place}: layer {index} ({one_line(str(module)[:200], 40)})"
+        if sources == []:
+            raise ConfigError(f"{where}: `from` is [], expected at least one layer to read.")
+        repeats = checked(where, "repeats", repeats, count)
+        if repeats > 1:
+            scaled = repeats * plain["depth_multiple"]
+            if scaled > MAX_REPEATS:
+                raise ConfigError(
+                    f"{where}: {scaled:g} repeats after depth_multiple, at most {MAX_REPEATS} are allowed."
+                )
+            repeats = max(round(scaled), 1)
+        read = tuple(_absolute(where, index, s) for s in (sources if isinstance(sources, list) else [sources]))
+        values = tuple(_WORDS.get(a, a) if isinstance(a, str) else a for a in arguments)
+        specs.append(LayerSpec(index, read, repeats, str(module), values, where))
+    return tuple(specs)
+
+
+def _absolute(where: str, index: int, source: object) -> int:
+    """The layer that one entry of `from` means, seen from layer `index`."""
+    if is_whole(source):
+        absolute = source if source >= 0 else index + source
+        if 0 <= absolute < index or (source == -1 and index == 0):
+            return absolute
+    allowed = "-1, the images" if index == 0 else f"0 to {index - 1}, or -1 to -{index}"
+    raise ConfigError(f"{where}: `from` is {shown(source)}, expected an earlier layer: {allowed}.")
+
+
+def _activation(value: object) -> nn.Module:
+    """An activation written as a call, such as "nn.LeakyReLU(0.1)": the name looked up, the number read."""
+    match = re.fullmatch(r"(?:torch\.)?nn\.(\w+)\(\s*(?:inplace=True|(\d*\.?\d+))?\s*\)", str(value).strip())
+    if match is None or match[1] not in _ACTIVATIONS or (match[2] and match[1] not in _ACTIVATIONS_WITH_SLOPE):
+        names = ", ".join(f"nn.{name}()" for name in _ACTIVATIONS)
+        raise ValueError(f"one of {names}; {' and '.join(_ACTIVATIONS_WITH_SLOPE)} take a number")
+    make = _ACTIVATIONS[match[1]]
+    return make(float(match[2])) if match[2] else make()

@@ -1,0 +1,281 @@
+"""data/augment/mosaic.py: what a sample is made of, that it is a function of its generator, and its colours."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.data.augment.albumentations_filters import ColourFilter, no_filter
+from tessera.data.augment.mosaic import (
+    letterbox,
+    mix,
+    render_scene,
+    sample_hsv_gains,
+    sample_mosaic,
+    sample_partners,
+    sample_warp,
+    train_sample,
+)
+from tessera.utils.config import Hyp, load_hyp
+from tessera.utils.seeding import sample_rng
+from tessera.utils.types import FILL, Draw, Sample
+from tests.data.augment.made_scenes import ListSource, random_boxes, smooth_picture, star
+
+LOW = load_hyp("hyp.scratch-low.yaml")
+PLAIN = load_hyp("hyp.no-augmentation.yaml")
+
+
+def dataset(seed: int, outlines: bool = True, size: int = 64) -> ListSource:
+    """Six pictures of long side `size`, of several shapes; the last has no object."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for i, (height, width) in enumerate([(1, 0.6), (0.7, 1), (1, 1), (0.05, 1), (1, 0.3), (0.8, 1)]):
+        height, width = round(height * size), round(width * size)
+        boxes = random_boxes(4 if i < 5 else 0, height, width, rng)
+        segments = [star(box, rng) if k % 2 else np.zeros((0, 2), np.float32) for k, box in enumerate(boxes)]
+        classes = rng.integers(0, 5, len(boxes)).astype(np.int32)
+        samples.append(Sample(smooth_picture(height, width, rng), boxes, classes, segments if outlines else []))
+    return ListSource(samples)
+
+
+hyps = st.builds(
+    lambda **changes: dataclasses.replace(LOW, **changes),
+    degrees=st.sampled_from([0.0, 15.0, 180.0]),
+    translate=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    scale=st.sampled_from([0.0, 0.5, 0.9, 0.999]),
+    shear=st.sampled_from([0.0, 10.0, 89.0]),
+    perspective=st.sampled_from([0.0, 0.0005, 0.001]),
+    flipud=st.sampled_from([0.0, 0.5, 1.0]),
+    fliplr=st.sampled_from([0.0, 0.5, 1.0]),
+    mosaic=st.sampled_from([0.0, 0.5, 1.0]),
+    mixup=st.sampled_from([0.0, 0.5, 1.0]),
+    copy_paste=st.sampled_from([0.0, 0.5, 1.0]),
+)
+
+
+def trained(
+    source: ListSource,
+    hyp: Hyp,
+    seed: int = 0,
+    size_hw: tuple[int, int] = (64, 64),
+    *,
+    mosaic: bool = True,
+    colour: ColourFilter = no_filter,
+) -> Sample:
+    out = np.full((*size_hw, 3), 7, np.uint8)
+    draw = Draw(seed % len(source), seed, 0, size_hw, dict.fromkeys(range(len(source)), 0))
+    hyp = hyp if mosaic else dataclasses.replace(hyp, mosaic=0.0)
+    return train_sample(draw, source.sample, hyp, sample_rng(1, 0, seed), out, colour)
+
+
+@settings(max_examples=80, deadline=None)
+@given(hyps, st.integers(0, 10_000), st.sampled_from([(64, 64), (32, 64), (96, 64)]), st.booleans(), st.booleans())
+def test_any_hyperparameters_give_a_sound_sample(
+    hyp: Hyp, seed: int, size_hw: tuple[int, int], mosaic: bool, outlines: bool
+) -> None:
+    source = dataset(seed, outlines)
+    sample = trained(source, hyp, seed, size_hw, mosaic=mosaic)
+    again = trained(dataset(seed, outlines), hyp, seed, size_hw, mosaic=mosaic)
+    assert (sample.image == again.image).all() and (sample.boxes_xyxy == again.boxes_xyxy).all()
+    height, width = size_hw
+    boxes = sample.boxes_xyxy
+    assert sample.image.shape == (height, width, 3) and sample.image.dtype == np.uint8
+    assert boxes.shape == (len(sample.classes), 4) and boxes.dtype == np.float32 and sample.classes.dtype == np.int32
+    assert np.isfinite(boxes).all() and (boxes >= 0).all() and (boxes <= [width, height, width, height]).all()
+    assert ((boxes[:, 2:] - boxes[:, :2]) > 2).all()
+    assert sample.segments == []
+
+
+def test_dataset_without_objects() -> None:
+    rng = np.random.default_rng(0)
+    empty = Sample(smooth_picture(40, 64, rng), np.zeros((0, 4), np.float32), np.zeros(0, np.int32))
+    hyp = dataclasses.replace(LOW, mixup=1.0, copy_paste=1.0, degrees=10.0)
+    for mosaic in (False, True):
+        sample = trained(ListSource([empty]), hyp, mosaic=mosaic)
+        assert sample.boxes_xyxy.shape == (0, 4) and sample.classes.shape == (0,)
+
+
+def test_without_augmentation_it_is_the_letterbox() -> None:
+    source = dataset(3)
+    for seed in range(6):
+        sample, expected = trained(source, PLAIN, seed), letterbox(source.sample(seed), (64, 64))[0]
+        assert (sample.image == expected.image).all()
+        sides = expected.boxes_xyxy[:, 2:] - expected.boxes_xyxy[:, :2]
+        kept = (sides > 2).all(1)
+        np.testing.assert_allclose(sample.boxes_xyxy, expected.boxes_xyxy[kept], atol=1e-4)
+
+
+def test_mosaic_switch_and_probability() -> None:
+    source = dataset(0)
+    half = dataclasses.replace(PLAIN, mosaic=0.5)
+    letterboxed = [(trained(source, PLAIN, seed).image) for seed in range(200)]
+    off = [trained(source, half, seed, mosaic=False).image for seed in range(200)]
+    on = [trained(source, half, seed).image for seed in range(200)]
+    assert all((a == b).all() for a, b in zip(letterboxed, off, strict=True))
+    assert 70 <= sum((a != b).any() for a, b in zip(letterboxed, on, strict=True)) <= 130
+
+
+def test_sampled_mosaics() -> None:
+    indices, centres = [], []
+    for seed in range(300):
+        scene = sample_mosaic(2, (0, 2, 5, 7), (64, 128), LOW, sample_rng(0, 0, seed))
+        assert scene.warp.canvas_hw == (128, 256) and scene.warp.size_hw == (64, 128)
+        assert 2 in scene.indices and len(scene.indices) == 4
+        indices.append(scene.indices)
+        centres.append(scene.centre_xy)
+    x, y = np.array(centres).T
+    assert 64 <= x.min() < 70 and 186 < x.max() <= 192 and 32 <= y.min() < 35 and 93 < y.max() <= 96
+    assert set(np.array(indices).ravel().tolist()) == {0, 2, 5, 7}
+    where = np.array(indices) == 2
+    assert (where.sum(1) == 1).all() and (where.mean(0) > 0.15).all()  # the sample's own picture takes every corner
+
+
+def test_partners_are_different_where_there_are_enough() -> None:
+    for seed in range(50):
+        partners = sample_partners(7, (1, 7, 2, 3, 1), 3, sample_rng(0, 0, seed))
+        assert len(partners) == 3 and set(partners) <= {1, 2, 3}
+        scene = sample_mosaic(7, (1, 2, 7, 3), (64, 64), LOW, sample_rng(0, 0, seed))
+        assert sorted(scene.indices) == [1, 2, 3, 7]
+    assert sample_partners(7, (7,), 3, sample_rng(0, 0, 0)) == [7, 7, 7]
+    assert set(sample_partners(7, (7, 8), 3, sample_rng(0, 0, 0))) == {8}
+
+
+def test_sampled_warps_span_their_ranges() -> None:
+    hyp = dataclasses.replace(LOW, degrees=20.0, shear=5.0, perspective=0.001, flipud=0.3)
+    warps = [sample_warp((128, 128), (64, 64), hyp, sample_rng(0, 0, seed)) for seed in range(500)]
+    spans = {
+        "degrees": ([w.degrees for w in warps], -20, 20),
+        "zoom": ([w.zoom for w in warps], 0.5, 1.5),
+        "shear": ([s for w in warps for s in w.shear_xy], -5, 5),
+        "perspective": ([p for w in warps for p in w.perspective_xy], -0.001, 0.001),
+        "shift": ([s for w in warps for s in w.shift_xy], 0.4, 0.6),
+    }
+    for name, (values, low, high) in spans.items():
+        margin = 0.03 * (high - low)
+        assert low <= min(values) < low + margin and high - margin < max(values) <= high, name
+    assert 0.22 < np.mean([w.flip_ud for w in warps]) < 0.38
+    assert 0.42 < np.mean([w.flip_lr for w in warps]) < 0.58
+
+
+def test_random_numbers_do_not_depend_on_strengths() -> None:
+    """Hyperparameters change how strong an augmentation is, not which random numbers the next one gets."""
+    strong = dataclasses.replace(LOW, degrees=45.0, shear=10.0, perspective=0.001, flipud=1.0, fliplr=0.0)
+    following = []
+    for hyp in (LOW, PLAIN, strong):
+        rng = sample_rng(0, 0, 4)
+        sample_mosaic(1, range(6), (64, 64), hyp, rng)
+        sample_hsv_gains(hyp, rng)
+        following.append(rng.random())
+    assert len(set(following)) == 1
+
+
+def test_mixup_joins_two_mosaics() -> None:
+    source = dataset(1, outlines=False)
+    mixed = dataclasses.replace(PLAIN, mosaic=1.0, mixup=1.0)
+
+    def rendered_mosaic(index: int, rng: np.random.Generator) -> Sample:
+        scene = sample_mosaic(index, range(6), (64, 64), mixed, rng)
+        return render_scene(scene, source.sample, 0.0, rng, np.empty((64, 64, 3), np.uint8))
+
+    ratios = []
+    for seed in range(40):
+        sample = trained(source, mixed, seed)
+        rng = sample_rng(1, 0, seed)
+        sample_hsv_gains(mixed, rng)
+        rng.random(2)
+        first = rendered_mosaic(seed % 6, rng)
+        (partner,) = sample_partners(seed % 6, range(6), 1, rng)
+        second = rendered_mosaic(partner, rng)
+        ratio = rng.beta(32, 32)
+        blend = first.image * ratio + second.image * (1 - ratio)
+        assert np.abs(sample.image - blend).max() <= 0.51
+        assert sample.boxes_xyxy.tolist() == [*first.boxes_xyxy.tolist(), *second.boxes_xyxy.tolist()]
+        assert sample.classes.tolist() == [*first.classes.tolist(), *second.classes.tolist()]
+        ratios.append(ratio)
+    assert 0.45 < np.mean(ratios) < 0.55
+
+
+def test_hsv_gains_span_their_ranges() -> None:
+    gains = np.array([sample_hsv_gains(LOW, sample_rng(0, 0, seed)) for seed in range(500)])
+    span = np.array([LOW.hsv_h, LOW.hsv_s, LOW.hsv_v])
+    assert (np.abs(gains - 1) <= span).all()
+    assert (gains.max(0) > 1 + 0.97 * span).all() and (gains.min(0) < 1 - 0.97 * span).all()
+
+
+def test_colour_filter_gets_the_picture_and_comes_last() -> None:
+    seen = []
+
+    def colour(image: np.ndarray, rng: np.random.Generator) -> None:
+        seen.append(image)
+        rng.random(1000)
+
+    source = dataset(0)
+    plain, filtered = trained(source, LOW, 3), trained(source, LOW, 3, colour=colour)
+    assert seen[0] is filtered.image
+    assert (plain.image == filtered.image).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 90), st.sampled_from([(64, 64), (96, 64), (64, 96)]), st.booleans())
+def test_letterbox(height: int, width: int, size_hw: tuple[int, int], given_out: bool) -> None:
+    rng = np.random.default_rng(height * 100 + width)
+    boxes = random_boxes(3, height, width, rng)
+    picture = rng.integers(0, 114, (height, width, 3), np.uint8)
+    before = Sample(picture, boxes, np.arange(3, dtype=np.int32), [star(box, rng) for box in boxes])
+    out = np.full((*size_hw, 3), 9, np.uint8) if given_out else None
+    after, (scale_x, scale_y, left, top) = letterbox(before, size_hw, out)
+    assert after.image.shape == (*size_hw, 3) and (out is None or after.image is out)
+    np.testing.assert_allclose(
+        after.boxes_xyxy, boxes * [scale_x, scale_y, scale_x, scale_y] + [left, top, left, top], rtol=1e-4, atol=1e-3
+    )
+    for old, new in zip(before.segments, after.segments, strict=True):
+        np.testing.assert_allclose(new, old * [scale_x, scale_y] + [left, top], rtol=1e-4, atol=1e-3)
+    x0, y0 = int(left), int(top)
+    x1, y1 = round(left + scale_x * width), round(top + scale_y * height)
+    assert 0 <= x0 < x1 <= size_hw[1] and 0 <= y0 < y1 <= size_hw[0]
+    assert 0 <= size_hw[1] - x1 - x0 <= 1 and 0 <= size_hw[0] - y1 - y0 <= 1  # centred
+    if height <= size_hw[0] and width <= size_hw[1]:
+        assert (scale_x, scale_y) == (1, 1)
+        assert (after.image[y0:y1, x0:x1] == picture).all()
+    else:
+        assert x1 - x0 == size_hw[1] or y1 - y0 == size_hw[0]
+    border = np.ones(size_hw, bool)
+    border[y0:y1, x0:x1] = False
+    assert (after.image[border] == FILL).all()
+
+
+def test_single_picture_larger_than_the_sample_is_shrunk() -> None:
+    picture = np.full((128, 64, 3), 50, np.uint8)
+    source = ListSource([Sample(picture, np.array([[0, 0, 64, 128]], np.float32), np.array([3], np.int32))])
+    sample = trained(source, PLAIN, size_hw=(64, 64))
+    assert sample.boxes_xyxy.tolist() == [[16, 0, 48, 64]]
+    assert (sample.image[:, 16:48] == 50).all() and (sample.image[:, :16] == FILL).all()
+
+
+def test_no_global_randomness() -> None:
+    state = np.random.get_state()[1].tolist()  # noqa: NPY002 - the point of the test
+    trained(dataset(0), dataclasses.replace(LOW, mixup=1.0, copy_paste=0.5, degrees=5.0), 0)
+    assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
+
+
+def test_writes_into_the_row_of_a_batch() -> None:
+    batch = np.zeros((3, 64, 64, 3), np.uint8)
+    hyp = dataclasses.replace(LOW, mixup=1.0, fliplr=1.0)
+    draw = Draw(0, 0, 0, (64, 64), {0: 0, 1: 1})
+    sample = train_sample(draw, dataset(0).sample, hyp, sample_rng(0, 0, 0), batch[1])
+    assert np.shares_memory(sample.image, batch) and (sample.image == batch[1]).all()
+    assert batch[1].any() and not batch[0].any() and not batch[2].any()
+
+
+def test_mix_writes_into_the_first() -> None:
+    def sample(grey: int, label: int) -> Sample:
+        image = np.full((2, 2, 3), grey, np.uint8)
+        return Sample(image, np.array([[0, 0, 1, label]], np.float32), np.array([label], np.int32))
+
+    first, second = sample(100, 1), sample(200, 2)
+    mixed = mix(first, second, 0.25)
+    assert mixed.image is first.image and (mixed.image == 175).all() and (second.image == 200).all()
+    assert mixed.classes.tolist() == [1, 2] and mixed.boxes_xyxy[:, 3].tolist() == [1, 2]

@@ -1,0 +1,346 @@
+"""Slots of decoded images that processes share: who decodes, who waits, and what becomes of a slot whose owner dies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tessera.data.feed import decoded_cache as recent_module
+from tessera.data.feed.decoded_cache import RecentImages, share_recent, share_small
+from tessera.data.feed.image_store import ImageStore
+from tessera.data.feed.loader import build_val_loader
+from tessera.utils.errors import UserError
+from tessera.utils.files import SharedFile
+from tessera.utils.types import DatasetIndex, Draw
+from tests.data.feed.another_process import another_process, in_another_process
+from tests.data.feed.made_rank import rank
+from tests.data.made_index import make_index, write_images
+
+SIZES = [(40, 60), (90, 30), (64, 64), (30, 50), (50, 70)]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> DatasetIndex:
+    return make_index(SIZES, paths=write_images(tmp_path / "images", SIZES))
+
+
+class Counted(ImageStore):
+    """A store that counts what it decodes."""
+
+    loaded: list[int]
+
+    def load(self, index: int) -> Any:
+        self.loaded.append(index)
+        return super().load(index)
+
+
+@pytest.fixture
+def store(index: DatasetIndex) -> Counted:
+    store = Counted(index, 64, "linear")
+    store.loaded = []
+    return store
+
+
+def draw(position: int, *neighbours: int) -> Draw:
+    """A place whose window is `neighbours`, its own image last."""
+    first = position - len(neighbours) + 1
+    near = {image: first + number for number, image in enumerate(neighbours)}
+    return Draw(neighbours[-1], position, 0, (64, 64), near)
+
+
+def test_an_image_is_decoded_once_and_is_the_stores(store: Counted) -> None:
+    recent = RecentImages(store, 4)
+    for place in (draw(2, 0, 1, 2), draw(3, 1, 2, 3), draw(4, 2, 3, 4)):
+        with recent.near(place):
+            for image in place.neighbours:
+                np.testing.assert_array_equal(recent.load(image), ImageStore.load(store, image))
+    assert store.loaded == [0, 1, 2, 3, 4]
+
+
+def test_outside_of_a_draw_and_beyond_its_neighbours_nothing_is_kept(store: Counted) -> None:
+    recent = RecentImages(store, 4)
+    recent.load(0)
+    with recent.near(draw(1, 0, 1)):
+        recent.load(3)
+        recent.load(3)
+    assert store.loaded == [0, 3, 3] and not recent._owners.any()
+
+
+def test_places_before_the_epochs_start_have_slots_too(store: Counted) -> None:
+    recent = RecentImages(store, 4)
+    with recent.near(draw(0, 4, 3, 0)):
+        for image in (4, 3, 0):
+            recent.load(image)
+    assert recent._owners.tolist() == [0 + 1, 0, 4 + 1, 3 + 1]
+
+
+def test_two_images_of_one_slot_in_one_sample_both_stay_whole(store: Counted) -> None:
+    recent = RecentImages(store, 1)
+    with recent.near(draw(1, 0, 1)):
+        first, second = recent.load(0), recent.load(1)
+        np.testing.assert_array_equal(first, ImageStore.load(store, 0))
+        np.testing.assert_array_equal(second, ImageStore.load(store, 1))
+    with recent.near(draw(1, 0, 1)):
+        recent.load(1)
+    assert recent._owners.tolist() == [1 + 1]
+
+
+def test_what_it_gives_is_read_only(store: Counted) -> None:
+    recent = RecentImages(store, 4)
+    with recent.near(draw(0, 0)), pytest.raises(ValueError, match="read-only"):
+        recent.load(0)[:] = 0
+
+
+def test_an_image_that_does_not_decode_leaves_no_lock_and_no_owner(store: Counted, index: DatasetIndex) -> None:
+    recent = RecentImages(store, 4)
+    index.path(0).write_bytes(b"no image")
+    with pytest.raises(UserError, match="do not decode"), recent.near(draw(0, 0)):
+        recent.load(0)
+    assert not recent._owners.any() and free(recent, 0)
+
+
+def free(recent: RecentImages, slot: int) -> bool:
+    """Whether another process may take `slot` for itself."""
+    return bool(in_another_process(lambda _: take(recent, slot)))
+
+
+def take(recent: RecentImages, slot: int) -> bool:
+    try:
+        fcntl.lockf(recent._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
+    except OSError:
+        return False
+    return True
+
+
+def test_another_process_finds_what_was_decoded(store: Counted) -> None:
+    recent = RecentImages(store, 4)
+    with recent.near(draw(2, 0, 1, 2)):
+        recent.load(1)
+
+    def reads(_: Connection) -> tuple[list[int], bytes]:
+        peer = RecentImages(store, 4, recent.share())
+        with peer.near(draw(3, 1, 2, 3)):
+            found = peer.load(1).tobytes()
+        return store.loaded, found
+
+    assert in_another_process(reads) == ([1], ImageStore.load(store, 1).tobytes())
+    assert pickle.loads(pickle.dumps(recent))._owners.tolist() == recent._owners.tolist()
+
+
+def test_it_waits_for_one_that_decodes_the_same_image(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    recent = RecentImages(store, 4)
+
+    def decodes_slowly(pipe: Connection) -> str:
+        def load(image: int) -> Any:
+            pipe.send("decoding")
+            assert pipe.recv() == "go on"
+            return ImageStore.load(store, image)
+
+        monkeypatch.setattr(store, "load", load)
+        with recent.near(draw(0, 0)):
+            recent.load(0)
+        return "done"
+
+    with another_process(decodes_slowly) as (_, pipe):
+        assert pipe.poll(30) and pipe.recv() == "decoding"
+        with another_process(lambda _: read(recent, 0)) as (_, waiting):
+            assert not waiting.poll(0.5)  # it does not decode a second time meanwhile
+            pipe.send("go on")
+            assert waiting.poll(30) and waiting.recv() == ([], ImageStore.load(store, 0).tobytes())
+
+
+def read(recent: RecentImages, image: int) -> tuple[list[int], bytes]:
+    """What `recent` decodes for a `Draw` of `image` in slot 0, and what it returns."""
+    store: Any = recent._store
+    with recent.near(draw(0, image)):
+        pixels = recent.load(image).tobytes()
+    return store.loaded, pixels
+
+
+def test_a_slot_that_is_read_is_not_overwritten(store: Counted) -> None:
+    recent = RecentImages(store, 1)
+    with recent.near(draw(0, 0)):
+        held = recent.load(0)
+        loaded, pixels = in_another_process(lambda _: read(recent, 3))
+        assert loaded == [0, 3] and pixels == ImageStore.load(store, 3).tobytes()  # decoded for itself
+        np.testing.assert_array_equal(held, ImageStore.load(store, 0))
+    assert free(recent, 0)
+
+
+def test_a_process_killed_while_it_decodes_leaves_a_free_slot(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    recent = RecentImages(store, 1)
+    with recent.near(draw(0, 1)):
+        recent.load(1)
+
+    def dies(pipe: Connection) -> None:
+        def load(image: int) -> Any:
+            recent._image(0, 0)[:8] = 200  # half of it is there
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        monkeypatch.setattr(store, "load", load)
+        read(recent, 0)
+
+    with another_process(dies) as (process, _):
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
+    assert recent._owners.tolist() == [0] and free(recent, 0)
+    store.loaded.clear()
+    assert read(recent, 0) == ([0], ImageStore.load(store, 0).tobytes())
+
+
+def test_many_processes_at_few_slots_get_what_the_store_gives(store: Counted) -> None:
+    """Each goes through the same places at its own speed, with too few slots for all of them."""
+    recent = RecentImages(store, 3)
+    right = [ImageStore.load(store, image).tobytes() for image in range(len(SIZES))]
+
+    def reads(number: int) -> Callable[[Connection], int]:
+        def work(_: Connection) -> int:
+            rng, wrong = np.random.default_rng(number), 0
+            until = time.monotonic() + 1.5
+            while time.monotonic() < until:
+                position = int(rng.integers(100))
+                near = draw(position, *((position - back) % len(SIZES) for back in (3, 2, 1, 0)))
+                with recent.near(near):
+                    views = {image: recent.load(image) for image in near.neighbours}
+                    wrong += sum(view.tobytes() != right[image] for image, view in views.items())
+            return wrong
+
+        return work
+
+    def all_of_them(processes: list[another_process]) -> Iterator[int]:
+        pipes = [process.__enter__()[1] for process in processes]
+        try:
+            for pipe in pipes:
+                assert pipe.poll(60)
+                yield pipe.recv()
+        finally:
+            for process in processes:
+                process.__exit__()
+
+    assert sum(all_of_them([another_process(reads(number)) for number in range(4)])) == 0
+
+
+def test_a_slot_with_another_image_is_left_to_others(store: Counted) -> None:
+    """Who finds another image in a slot leaves it alone."""
+    recent = RecentImages(store, 1)
+    with recent.near(draw(0, 0)):
+        recent.load(0)
+
+        def misses(pipe: Connection) -> None:
+            with recent.near(draw(0, 3)):
+                recent.load(3)
+                pipe.send("missed")
+                pipe.recv()
+
+        with another_process(misses) as (_, pipe):
+            assert pipe.poll(30) and pipe.recv() == "missed"
+            assert take(recent, 0)  # nobody else has it
+
+
+def test_two_that_want_an_image_at_once_decode_it_once(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    recent = RecentImages(store, 4)
+    lockf = fcntl.lockf
+
+    def late(file: Any, command: int, *where: int) -> None:
+        if command == fcntl.LOCK_EX | fcntl.LOCK_NB:  # another decodes it, after this one has looked
+            monkeypatch.setattr(fcntl, "lockf", lockf)
+            assert in_another_process(lambda _: read(recent, 0))[0] == [0]
+        lockf(file, command, *where)
+
+    monkeypatch.setattr(fcntl, "lockf", late)
+    assert read(recent, 0) == ([], ImageStore.load(store, 0).tobytes())
+
+
+ROOM = 8 * 4096 * 3  # of memory, for a slot of 64 pixels in whole pages
+
+
+@pytest.mark.parametrize(
+    ("memory", "share", "slots"),
+    [
+        (4 * ROOM, 2, 4),  # room for two batches of the places that this node decodes
+        (3 * ROOM, 1, 6),  # three batches, of which it touches a half
+        (4 * ROOM + ROOM // 2, 2, 4),
+        (5 * ROOM, 2, 5),  # the whole set
+        (100 * ROOM, 2, 5),
+    ],
+)
+def test_slots_take_no_more_than_a_part_of_the_memory(
+    store: Counted, monkeypatch: pytest.MonkeyPatch, memory: int, share: int, slots: int
+) -> None:
+    monkeypatch.setattr(recent_module, "available_memory", lambda: memory)
+    found = share_recent(store, rank(0, 1), batch_size=2, share=share, batches=8)
+    assert isinstance(found, RecentImages) and found.slots == slots
+
+
+def test_a_small_set_is_kept_whole_however_few_of_its_images_are_near(
+    store: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = share_recent(store, rank(0, 1), batch_size=1, share=1, batches=1)
+    assert isinstance(found, RecentImages) and found.slots == len(SIZES)
+    with build_val_loader(store, rank(0, 1), batch_size=2, stride=32, workers=0, repeats=True) as loader:
+        first, second = list(loader), list(loader)
+    assert sorted(store.loaded) == [0, 1, 2, 3, 4]
+    assert all(torch.equal(a.images, b.images) for a, b in zip(first, second, strict=True))
+    monkeypatch.setattr(recent_module, "_SMALL", 4 * 4096 * 3)
+    assert share_small(store, rank(0, 1)) is store
+
+
+@pytest.mark.parametrize("memory", [None, 0, ROOM - 1])
+def test_without_memory_nothing_is_kept(store: Counted, monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
+    monkeypatch.setattr(recent_module, "available_memory", lambda: memory)
+    assert share_recent(store, rank(0, 1), batch_size=4, share=4, batches=8) is store
+    assert share_recent(store, rank(1, 2, lambda _: (0, None)), batch_size=4, share=4, batches=8) is store
+
+
+def test_without_files_in_memory_nothing_is_kept(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    assert share_recent(store, rank(0, 1), batch_size=4, share=4, batches=8) is store
+
+
+def test_where_slots_cannot_be_mapped_nothing_is_kept(
+    store: Counted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def no_room(*_: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(recent_module.mmap, "mmap", no_room)
+    assert share_recent(store, rank(0, 1), batch_size=4, share=4, batches=8) is store
+    assert "Cannot make room for decoded images" in caplog.text and "Cannot allocate memory" in caplog.text
+
+
+def test_ranks_of_a_node_share_the_first_ones_slots(store: Counted) -> None:
+    said: list[Any] = []
+    first = share_recent(store, rank(0, 2, lambda v: said.append(v) or v), batch_size=4, share=4, batches=3)
+    second = share_recent(store, rank(1, 2, lambda _: said[0]), batch_size=4, share=4, batches=1)
+    assert isinstance(first, RecentImages) and isinstance(second, RecentImages)
+    with first.near(draw(1, 0, 1)):
+        first.load(0)
+    assert second.slots == first.slots and second._owners.tolist() == first._owners.tolist()
+
+
+@pytest.mark.parametrize("there", ["nothing", "another file"])
+def test_a_rank_that_cannot_see_the_first_ones_slots_has_its_own(
+    store: Counted, tmp_path: Path, caplog: pytest.LogCaptureFixture, there: str
+) -> None:
+    """In another container the path may lead to any file: it is not written to."""
+    path = tmp_path / "file"
+    if there == "another file":
+        path.write_bytes(bytes(2**20))
+    shared = SharedFile(path, (1, 2))
+    alone = share_recent(store, rank(1, 2, lambda _: (3, shared)), batch_size=4, share=4, batches=3)
+    assert isinstance(alone, RecentImages) and alone.slots == 3
+    assert "Cannot share the node's decoded images" in caplog.text
+    read(alone, 2)
+    assert alone._owners.any() and store.loaded == [2]
+    assert there == "nothing" or path.read_bytes() == bytes(2**20)

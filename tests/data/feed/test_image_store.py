@@ -1,0 +1,288 @@
+"""Loading, and the one cache a node: the same pixels from each, shared, and gone when it should be."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import pickle
+import shutil
+from fractions import Fraction
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tessera.data.feed import cache as cache_module
+from tessera.data.feed import image_store, shared_memory
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.image_sizes import loaded_sizes
+from tessera.data.feed.image_store import ImageStore
+from tessera.data.source import decode
+from tessera.data.source.decode import read_image
+from tessera.utils.config import CacheMode
+from tessera.utils.environment import cache_dir
+from tessera.utils.errors import UserError
+from tessera.utils.ranks.launch import open_world
+from tessera.utils.ranks.world import World
+from tessera.utils.types import DatasetIndex
+from tests.data.made_index import make_index, picture, write_images
+from tests.leftover import leave_behind
+from tests.system.launch import free_port
+
+SIZES = [(40, 60), (90, 30), (64, 64), (5, 200)]
+
+needs_shared_memory = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system has no /dev/shm")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> DatasetIndex:
+    return make_index(SIZES, paths=write_images(tmp_path / "images", SIZES))
+
+
+@given(st.integers(1, 10_000), st.integers(1, 10_000), st.integers(32, 2048))
+@example(735, 3136, 32)  # in floating point just below a half
+def test_loaded_size(height: int, width: int, imgsz: int) -> None:
+    loaded = tuple(loaded_sizes(np.array((height, width)), imgsz).tolist())
+    assert max(loaded) == imgsz and min(loaded) >= 1
+    assert abs(min(loaded) - max(min(height, width) * imgsz / max(height, width), 1)) <= 0.5 + 1e-9
+    assert tuple(loaded_sizes(np.array([(height, width)], np.int32), imgsz)[0].tolist()) == loaded
+    ratio = Fraction(imgsz, max(height, width))
+    assert loaded == tuple(max(round(side * ratio), 1) for side in (height, width)), "half to even, exactly"
+
+
+@pytest.mark.parametrize("imgsz", [32, 64, 128])
+@pytest.mark.parametrize("interpolation", ["linear", "area"])
+def test_resized_as_the_rule_says(index: DatasetIndex, imgsz: int, interpolation: Any) -> None:
+    store = ImageStore(index, imgsz, interpolation)
+    for i, size_hw in enumerate(SIZES):
+        height, width = loaded_sizes(np.array(size_hw), imgsz).tolist()
+        area = interpolation == "area" and max(size_hw) > imgsz
+        method = cv2.INTER_AREA if area else cv2.INTER_LINEAR
+        np.testing.assert_array_equal(
+            store.load(i), cv2.resize(picture(i, size_hw), (width, height), None, 0, 0, method)
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "pixels", "expected"),
+    [
+        ("grey.png", np.full((12, 15), 77, np.uint8), (77, 77, 77)),
+        ("deep.png", np.full((12, 15, 3), (256 * 10, 256 * 20, 256 * 30), np.uint16), (30, 20, 10)),
+        ("deep.tif", np.full((12, 15), 256 * 99, np.uint16), (99, 99, 99)),
+        ("alpha.png", np.full((12, 15, 4), (1, 2, 3, 0), np.uint8), (3, 2, 1)),
+        ("exact.bmp", np.full((12, 15, 3), (1, 2, 3), np.uint8), (3, 2, 1)),
+        ("float.pfm", np.full((12, 15, 3), (0.2, 0.4, 2.0), np.float32), (255, 102, 51)),
+        ("bild größe 图.png", np.full((12, 15, 3), (1, 2, 3), np.uint8), (3, 2, 1)),
+    ],
+)
+def test_all_kinds_come_as_rgb_bytes(tmp_path: Path, name: str, pixels: np.ndarray, expected: tuple[int, ...]) -> None:
+    path = tmp_path / name
+    ok, encoded = cv2.imencode(path.suffix, pixels)
+    assert ok
+    path.write_bytes(encoded.tobytes())
+    image = read_image(path)
+    assert image.dtype == np.uint8 and image.shape == (12, 15, 3)
+    assert (image == expected).all()
+
+
+def test_without_opencv_s_own_rgb_flag(monkeypatch: pytest.MonkeyPatch, index: DatasetIndex) -> None:
+    monkeypatch.setattr(decode, "_RGB", None)
+    np.testing.assert_array_equal(read_image(index.path(0)), picture(0, SIZES[0]))
+
+
+def test_a_truncated_jpeg_is_decoded_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "cut.jpg"
+    encoded = cv2.imencode(".jpg", np.random.default_rng(0).integers(0, 255, (80, 60, 3), np.uint8))[1].tobytes()
+    path.write_bytes(encoded[: len(encoded) * 3 // 4])
+    assert read_image(path).shape == (80, 60, 3)
+    assert path.stat().st_size == len(encoded) * 3 // 4  # and the file stays as it is
+
+
+@pytest.mark.parametrize(
+    ("size_hw", "by"), [((95, 60), 1), ((96, 61), 2), ((191, 97), 2), ((97, 193), 4), ((400, 301), 8)]
+)
+def test_a_jpeg_far_too_large_is_decoded_smaller(
+    tmp_path: Path, size_hw: tuple[int, int], by: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "large.jpg"
+    cv2.imwrite(str(path), cv2.GaussianBlur(picture(0, size_hw), (0, 0), 8), [cv2.IMWRITE_JPEG_QUALITY, 98])
+    reduced = read_image(path, by)
+    assert reduced.shape[:2] == tuple(-(-side // by) for side in size_hw)
+    index = make_index([size_hw], paths=[path])
+    asked = []
+    monkeypatch.setattr(image_store, "read_image", lambda p, by, rule: asked.append(by) or read_image(p, by, rule))
+    found = ImageStore(index, 32, "linear").load(0)
+    assert asked == [by] and found.shape[:2] == tuple(loaded_sizes(np.array(size_hw), 32))
+    exact = cv2.resize(read_image(path), found.shape[1::-1], interpolation=cv2.INTER_AREA)
+    assert np.abs(found.astype(int) - exact).mean() < 4
+    ImageStore(index, 32, "area").load(0)
+    assert asked[1:] == [1]
+
+
+def test_a_large_png_is_decoded_as_it_is(tmp_path: Path) -> None:
+    index = make_index([(400, 300)], paths=write_images(tmp_path, [(400, 300)]))
+    assert ImageStore(index, 32, "linear").load(0).shape == (32, 24, 3)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image at all", None])
+def test_what_does_not_decode_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "broken.jpg"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"broken\.jpg"):
+        read_image(path)
+
+
+def test_an_image_that_changed_since_the_scan(tmp_path: Path) -> None:
+    index = make_index([(40, 60)], paths=write_images(tmp_path, [(60, 40)]))
+    with pytest.raises(UserError, match=r"0\.png: found 60x40 pixels, expected 40x60"):
+        ImageStore(index, 64, "linear").load(0)
+
+
+def named_memory() -> list[str]:
+    """Files in /dev/shm that this process holds open and that have a name."""
+    held = [file.readlink() for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
+    return [str(path) for path in held if path.parts[:3] == ("/", "dev", "shm") and path.exists()]
+
+
+@pytest.mark.parametrize("cache", ["ram", "disk"])
+@needs_shared_memory
+def test_a_cache_holds_the_same_pixels(index: DatasetIndex, cache: CacheMode, caplog: pytest.LogCaptureFixture) -> None:
+    """And says how large it is, and where."""
+    caplog.set_level("INFO")
+    before = named_memory()
+    plain = ImageStore(index, 48, "area")
+    with open_images(index, 48, cache, "area", World()) as cached:
+        where = "memory (/dev/shm)" if cache == "ram" else str(cache_dir() / "images")
+        assert f"--cache {cache}: 4 train images take 0.00 GiB in {where}" in caplog.text
+        assert cached.nbytes == sum(plain.load(i).size + 1 for i in range(len(plain)))
+        for i in range(len(index)):
+            index.path(i).unlink()  # what follows comes from the cache
+        for store in (cached, pickle.loads(pickle.dumps(cached))):
+            for i, size_hw in enumerate(SIZES):
+                assert store.load(i).shape == (*loaded_sizes(np.array(size_hw), 48), 3)
+                with pytest.raises(ValueError, match="read-only"):
+                    store.load(i)[:] = 0
+            assert [store.load(i).tobytes() for i in range(4)] == [cached.load(i).tobytes() for i in range(4)]
+        assert named_memory() == before  # no name, so nothing that could stay behind
+    write_images(index.path(0).parent, SIZES)
+    with open_images(index, 48, cache, "area", World()) as cached:
+        for i in range(len(index)):
+            np.testing.assert_array_equal(cached.load(i), plain.load(i))
+
+
+def test_a_disk_cache_is_built_once_for_each_setting(index: DatasetIndex, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "images"
+    open_images(index, 48, "disk", "area", World()).close()
+    (first,) = folder.iterdir()
+    for i in range(len(index)):
+        index.path(i).unlink()
+    open_images(index, 48, "disk", "area", World()).close()  # nothing to decode from: it was found
+    write_images(index.path(0).parent, SIZES)
+    open_images(index, 48, "disk", "linear", World()).close()
+    open_images(index, 64, "disk", "area", World()).close()
+    assert len(list(folder.iterdir())) == 3
+    first.write_bytes(b"cut short")
+    with open_images(index, 48, "disk", "area", World()) as again:
+        np.testing.assert_array_equal(again.load(0), ImageStore(index, 48, "area").load(0))
+
+
+def test_a_half_written_disk_cache_of_a_killed_run_goes(index: DatasetIndex, tmp_path: Path) -> None:
+    torn = leave_behind(tmp_path / "cache" / "images" / "0.bin")
+    open_images(index, 48, "disk", "area", World()).close()
+    (path,) = torn.parent.iterdir()
+    assert path != torn
+
+
+@pytest.mark.parametrize("cache", ["ram", "disk"])
+@needs_shared_memory
+def test_too_little_room_is_reported_before_anything_is_decoded(
+    index: DatasetIndex, cache: CacheMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+    monkeypatch.setattr(ImageStore, "write_cache", lambda *_: pytest.fail("decoded without room"))
+    with pytest.raises(UserError, match=rf"--cache {cache}: the 4 train images take .* GiB .* free"):
+        open_images(index, 64, cache, "linear", World())
+
+
+@needs_shared_memory
+def test_memory_counts_too_not_only_the_size_of_shared_memory(
+    index: DatasetIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "available_memory", lambda: 1000)
+    with pytest.raises(UserError, match="--cache disk"):
+        open_images(index, 64, "ram", "linear", World())
+
+
+def test_a_system_without_shared_memory(index: DatasetIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "missing")
+    with pytest.raises(UserError, match="Use --cache disk"):
+        open_images(index, 64, "ram", "linear", World())
+
+
+@pytest.mark.parametrize("cache", ["ram", "disk"])
+@needs_shared_memory
+def test_room_that_runs_out_meanwhile(
+    index: DatasetIndex, cache: CacheMode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(UserError, match=f"--cache {cache}: .* filled up"):
+        open_images(index, 64, cache, "linear", World())
+    assert not list((tmp_path / "cache").rglob("*.*"))
+
+
+@pytest.mark.parametrize("cache", ["ram", "disk"])
+@needs_shared_memory
+def test_a_missing_image_ends_the_build_and_leaves_nothing(
+    index: DatasetIndex, cache: CacheMode, tmp_path: Path
+) -> None:
+    index.path(1).unlink()
+    with pytest.raises(UserError, match=r"1\.png"):
+        open_images(index, 64, cache, "linear", World())
+    assert not list((tmp_path / "cache").rglob("*.*"))
+
+
+@needs_shared_memory
+@pytest.mark.parametrize("broken", [False, True])
+def test_ranks_of_a_node_share_one_cache(index: DatasetIndex, broken: bool) -> None:
+    if broken:
+        index.path(2).unlink()
+    port = free_port()
+    context = multiprocessing.get_context("fork")
+    results, told = context.Queue(), context.Barrier(2)
+    ranks = [context.Process(target=_rank, args=(rank, port, index, results, told)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    said = dict(results.get(timeout=60) for _ in ranks)
+    for process in ranks:
+        process.join(60)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    if broken:
+        assert all("2.png" in message for message in said.values())
+    else:
+        inodes = {inode for inode, _ in said.values()}
+        sums = {tuple(total) for _, total in said.values()}
+        assert len(inodes) == 1 and len(sums) == 1
+
+
+def _rank(rank: int, port: int, index: DatasetIndex, results: Any, told: Any) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    try:
+        with open_world("cpu") as world, open_images(index, 48, "ram", "area", world) as store:
+            assert store._cache is not None
+            inode = os.fstat(store._cache.fileno()).st_ino
+            results.put((rank, (inode, [int(store.load(i).sum()) for i in range(len(store))])))
+            world.barrier()  # the first rank keeps the file until all have read from it
+    except UserError as error:
+        results.put((rank, str(error)))
+        told.wait(60)  # the first rank serves the store, over which the other learns of the error

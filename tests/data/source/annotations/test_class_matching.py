@@ -1,0 +1,49 @@
+"""Which class of weights is which of a dataset."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.data.source.annotations.class_matching import match_classes, moved_classes, renamed_classes
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "found"),
+    [
+        (["cat", "dog"], ["cat", "dog"], (0, 1)),
+        (["cat", "dog"], ["bird", "dog", "cat"], (-1, 1, 0)),
+        (["cat", "traffic light"], ["TrafficLight", " Cat"], (1, 0)),
+        (["Cat", "cat"], ["cat"], (1,)),  # what is equal goes first
+        (["Cat", "cat"], ["cat", "CAT"], (1, 0)),  # and is out of the others' way
+        (["Cat", "cat"], ["CAT"], (-1,)),  # which of the two?
+        (["cat"], ["Cat", "CAT"], (-1, -1)),
+        (["cat", "cat"], ["cat"], (-1,)),
+        (["cat", "dog"], ["pear", "plum"], (-1, -1)),
+        (["0", "1"], ["0", "1"], (0, 1)),  # mere numbers are no names
+        (["0", "1"], ["cat", "dog"], (0, 1)),
+        (["cat", "dog"], ["0", "1"], (0, 1)),
+        (["0", "1", "2"], ["0", "1"], (-1, -1)),
+        (["9", "4"], ["4", "9", "7"], (1, 0, -1)),  # but labels of digits may be
+        (["card"], ["item"], (0,)),  # --single-cls
+        (["item", "box"], ["item"], (0,)),
+        (["cat", "dog"], ["item"], (-1,)),
+        ([], ["cat"], (-1,)),
+    ],
+)
+def test_classes_match_by_name(known: list[str], wanted: list[str], found: tuple[int, ...]) -> None:
+    assert match_classes(known, wanted) == found
+
+
+def test_classes_in_another_order_are_named() -> None:
+    assert moved_classes(["cat", "dog"], ["Cat ", "hound"]) == ""
+    assert moved_classes(["cat", "dog"], ["dog", "cat"]) == (
+        "'cat' is 0 in the checkpoint and 1 in the data, 'dog' is 1 in the checkpoint and 0 in the data"
+    )
+    assert moved_classes([*"abcdef"], [*"bcdefa"]).endswith("and 3 more")
+
+
+def test_as_many_other_classes_are_named() -> None:
+    assert renamed_classes(["cat", "dog"], ["pear", "plum"]).startswith("0 is 'cat' in the checkpoint and 'pear' in")
+    assert renamed_classes(["cat", "dog", "cow"], ["Cat", "hound", "cow"]) == "", "one that is spelled otherwise"
+    assert renamed_classes(["0", "1"], ["cat", "dog"]) == "", "no names at all"
+    assert renamed_classes(["cat", "dog"], ["pear"]) == ""

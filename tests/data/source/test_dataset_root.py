@@ -1,0 +1,172 @@
+"""The folder of a dataset: where it is downloaded and generated, and that nothing is written anywhere else."""
+
+from __future__ import annotations
+
+import io
+import threading
+import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.data.source.dataset_root import GENERATORS
+from tessera.data.source.dataset_yaml import load_spec
+from tessera.data.source.drawn_shapes import write_shapes
+from tessera.data.source.index import build_index
+from tessera.utils.errors import UserError
+from tessera.utils.types import Archive
+from tests.at_once import at_once
+from tests.data.source.made_yaml import BODY, build, dataset, refuse, write
+
+
+class _Files(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[str]:
+    """A web server over tmp_path/site."""
+    (tmp_path / "site").mkdir()
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Files, directory=str(tmp_path / "site"))) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+def pack(path: Path, folder: Path, inside: str, part: str = "") -> None:
+    """A zip of folder/part, its names starting with `inside`."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as file:
+        for item in sorted((folder / part).rglob("*")):
+            if item.is_file():
+                file.write(item, inside + str(item.relative_to(folder)))
+    path.write_bytes(content.getvalue())
+
+
+@pytest.mark.parametrize("inside", ["pets/", ""])
+def test_download(tmp_path: Path, site: str, inside: str) -> None:
+    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), inside)
+    yaml = write(tmp_path / "a.yaml", f"path: pets\n{BODY}download: {site}/pets.zip\n")
+    spec = load_spec(yaml)
+    assert spec.root == tmp_path / "datasets" / "pets"
+    assert spec.download == (Archive(f"{site}/pets.zip"),)
+    assert len(build_index(spec, "train").classes) == 1
+    assert [path.name for path in (tmp_path / "datasets").iterdir()] == ["pets"]
+    (tmp_path / "site" / "pets.zip").unlink()
+    assert load_spec(yaml) == spec
+
+
+def test_download_in_parts_appears_whole(tmp_path: Path, site: str) -> None:
+    made = dataset(tmp_path / "made")
+    pack(tmp_path / "site" / "labels.zip", made, "pets/", "labels")
+    text = f"path: pets\n{BODY}download:\n- {site}/labels.zip\n- {{url: '{site}/images.zip', into: pets}}\n"
+    yaml = write(tmp_path / "a.yaml", text)
+    with pytest.raises(UserError, match="404"):
+        load_spec(yaml)
+    assert not (tmp_path / "datasets" / "pets").exists()
+    (tmp_path / "site" / "labels.zip").unlink()  # has been unpacked: not asked for again
+    pack(tmp_path / "site" / "images.zip", made, "", "images")
+    assert len(build(yaml, "val").classes) == 1
+
+
+def test_download_by_several_at_once(tmp_path: Path, site: str) -> None:
+    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "pets/")
+    yaml = write(tmp_path / "a.yaml", f"path: pets\n{BODY}download: {site}/pets.zip\n")
+    roots = at_once([lambda: load_spec(yaml).root] * 4)
+    assert roots == [tmp_path / "datasets" / "pets"] * 4
+
+
+def test_download_of_something_else(tmp_path: Path, site: str) -> None:
+    pack(tmp_path / "site" / "a.zip", dataset(tmp_path / "made"), "cats/", "labels")
+    refuse(tmp_path, f"path: pets\n{BODY}download: {site}/a.zip\n", "hold cats, but not train: images/train")
+    assert not (tmp_path / "datasets" / "pets").exists()
+
+
+def test_download_does_not_touch_an_unfinished_folder(tmp_path: Path) -> None:
+    write(tmp_path / "datasets" / "pets" / "notes.txt", "mine")
+    refuse(tmp_path, f"path: pets\n{BODY}download: http://127.0.0.1:9/a.zip\n", "exists, but has none of images/train")
+
+
+def test_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GENERATORS, "shapes", partial(write_shapes, train=2, val=20))
+    spec = load_spec("shapes.yaml")
+    assert spec.root == tmp_path / "datasets" / "shapes"
+    before = spec.root.stat().st_ino
+    assert load_spec("shapes") == spec and spec.root.stat().st_ino == before
+    index = build_index(spec, "val")
+    assert len(index) == 20 and not index.problems and set(index.classes.tolist()) == set(range(6))
+
+
+@pytest.mark.parametrize("stated", ["{tmp}/lib/site-packages", "~/site-packages", "{tmp}/datasets/../lib", ".", ".."])
+@pytest.mark.parametrize("obtain", ["download: {site}/pets.zip", "generate: shapes"])
+def test_nothing_is_planted_outside_the_folder_of_datasets(
+    tmp_path: Path, site: str, monkeypatch: pytest.MonkeyPatch, stated: str, obtain: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
+    before = sorted(tmp_path.rglob("*"))
+    refuse(
+        tmp_path / "yamls",
+        f"path: {stated.format(tmp=tmp_path)}\n{BODY}{obtain.format(site=site)}\n",
+        r"a\.yaml:1: path: .* only into folders below .*TESSERA_DATASETS",
+    )
+    (tmp_path / "yamls" / "a.yaml").unlink()
+    (tmp_path / "yamls").rmdir()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_absolute_path_below_the_folder_of_datasets_is_downloaded(tmp_path: Path, site: str) -> None:
+    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
+    root = tmp_path / "datasets" / "deep" / "pets"
+    yaml = write(tmp_path / "a.yaml", f"path: {root}\n{BODY}download: {site}/pets.zip\n")
+    assert load_spec(yaml).root == root and (root / "images" / "val" / "a.jpg").is_file()
+
+
+def test_the_folder_of_datasets_by_another_name(tmp_path: Path, site: str) -> None:
+    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "alias").symlink_to(tmp_path / "datasets")
+    yaml = write(tmp_path / "a.yaml", f"path: {tmp_path}/alias/pets\n{BODY}download: {site}/pets.zip\n")
+    assert load_spec(yaml).root == tmp_path / "alias" / "pets"
+    assert (tmp_path / "datasets" / "pets" / "images" / "val" / "a.jpg").is_file()
+
+
+def test_nothing_is_written_beside_a_link_into_the_folder_of_datasets(tmp_path: Path, site: str) -> None:
+    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "pets").symlink_to(tmp_path / "datasets" / "pets")
+    text = f"path: {tmp_path}/lib/pets\n{BODY}download: [{site}/pets.zip, {site}/none.zip]\n"
+    refuse(tmp_path, text, "404")
+    assert [path.name for path in (tmp_path / "lib").iterdir()] == ["pets"]
+    assert (tmp_path / "datasets" / ".pets.download").is_dir()
+
+
+@pytest.mark.parametrize("stated", ["out/pets", "{tmp}/datasets/out/pets", "{tmp}/datasets/gone", "out"])
+def test_a_link_out_of_the_folder_of_datasets_is_not_followed(tmp_path: Path, site: str, stated: str) -> None:
+    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "out").symlink_to(tmp_path / "lib")
+    (tmp_path / "datasets" / "gone").symlink_to(tmp_path / "missing")
+    text = f"path: {stated.format(tmp=tmp_path)}\n{BODY}download: {site}/pets.zip\n"
+    refuse(tmp_path, text, "only into folders below .*TESSERA_DATASETS")
+    assert not list((tmp_path / "lib").iterdir()) and not (tmp_path / "missing").exists()
+
+
+def test_a_file_where_the_dataset_should_be(tmp_path: Path) -> None:
+    write(tmp_path / "datasets" / "pets", "mine")
+    refuse(
+        tmp_path, f"path: pets\n{BODY}download: http://127.0.0.1:9/a.zip\n", "cannot be downloaded to .*Not a directory"
+    )
+
+
+def test_the_folder_of_datasets_of_an_unknown_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_DATASETS", "~nobody-here/data")
+    refuse(tmp_path, f"path: pets\n{BODY}", "TESSERA_DATASETS: found '~nobody-here/data', but the home folder")

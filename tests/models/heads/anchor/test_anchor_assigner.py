@@ -1,0 +1,93 @@
+"""Which cells the loss takes for which object: reference values and three plain loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.models.heads.anchor.autoanchor import set_anchors
+from tessera.models.heads.anchor.loss import DetectionLoss
+from tessera.utils.config import Hyp, load_hyp
+from tests.models.heads.anchor.loss_oracle import oracle_assignment
+from tests.models.heads.anchor.made_loss import (
+    ANCHORS_PX,
+    SIZE_HW,
+    Head,
+    grid_anchors,
+    random_targets,
+    reference_targets,
+)
+
+
+def test_assignment_equals_the_reference(shared: Path, hyp: Hyp) -> None:
+    expected = np.load(shared / "reference" / "assign.npz")
+    assignment = DetectionLoss(Head(), hyp, imgsz=256).assign(reference_targets(shared), 4, (256, 256))
+    taken = assignment.cells[:, assignment.candidate_cells].T
+    split = [t.split(assignment.positives_per_level) for t in (taken, assignment.boxes, assignment.classes)]
+    anchors = assignment.anchors.split(assignment.positives_per_level)
+    for level in range(3):
+        ours = np.concatenate(
+            (split[0][level], split[2][level][:, None], anchors[level], split[1][level]), axis=1, dtype=np.float64
+        )
+        theirs = np.concatenate(
+            [
+                expected[f"idx{level}"],
+                expected[f"cls{level}"][:, None],
+                expected[f"anchor{level}"],
+                expected[f"box{level}"],
+            ],
+            axis=1,
+            dtype=np.float64,
+        )
+        assert ours.shape == theirs.shape
+        by_value = [rows[np.lexsort(rows.round(3).T[::-1])] for rows in (ours, theirs)]
+        np.testing.assert_allclose(*by_value, atol=2e-5)
+
+
+COORDINATES = st.integers(0, 4 * 96).map(lambda quarter: quarter / 4)  # whole cells and their halves come up often
+
+
+@st.composite
+def target_rows(draw: st.DrawFn) -> list[float]:
+    x1, x2 = sorted(min(draw(COORDINATES), SIZE_HW[1]) for _ in range(2))
+    y1, y2 = sorted(min(draw(COORDINATES), SIZE_HW[0]) for _ in range(2))
+    return [draw(st.integers(0, 1)), draw(st.integers(0, 4)), x1, y1, x2, y2]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(target_rows(), max_size=6))
+def test_assignment_equals_three_plain_loops(rows: list[list[float]]) -> None:
+    targets = torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
+    assignment = DetectionLoss(Head(), load_hyp("hyp.scratch-low.yaml"), imgsz=96).assign(targets, 2, SIZE_HW)
+    expected = oracle_assignment(targets, 4.0, SIZE_HW)
+    assert assignment.positives_per_level == tuple(map(len, expected))
+
+    taken = assignment.cells[:, assignment.candidate_cells].T.tolist()
+    flat = [candidate for level in expected for candidate in level]
+    assert taken == [list(candidate[:4]) for candidate in flat]
+    assert assignment.classes.tolist() == [int(rows[candidate[4]][1]) for candidate in flat]
+
+    first = 0
+    last_candidates = assignment.last_candidates.split(assignment.cells_per_level)
+    cells = assignment.cells.split(assignment.cells_per_level, dim=1)
+    for level, level_last, level_cells in zip(expected, last_candidates, cells, strict=True):
+        last = {candidate[:4]: first + position for position, candidate in enumerate(level)}
+        assert dict(zip(map(tuple, level_cells.T.tolist()), level_last.tolist(), strict=True)) == last
+        first += len(level)
+
+
+def test_anchors_set_after_the_criterion_was_built_count(hyp: Hyp) -> None:
+    head = Head()
+    criterion = DetectionLoss(head, hyp, imgsz=96)
+    targets = random_targets(25, 2, SIZE_HW, 5)
+    criterion.assign(targets, 2, SIZE_HW)
+    set_anchors(head, np.array(ANCHORS_PX) * 1.7)
+    expected = DetectionLoss(head, hyp, imgsz=96).assign(targets, 2, SIZE_HW)
+    assert torch.equal(criterion.assign(targets, 2, SIZE_HW).anchors, expected.anchors)
+    head.anchors = grid_anchors()  # as `module.to(device)` replaces a buffer
+    expected = DetectionLoss(Head(), hyp, imgsz=96).assign(targets, 2, SIZE_HW)
+    assert torch.equal(criterion.assign(targets, 2, SIZE_HW).anchors, expected.anchors)

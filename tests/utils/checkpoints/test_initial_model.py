@@ -1,0 +1,132 @@
+"""The model of a run, known before it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tessera.models.detector import DetectionModel
+from tessera.models.layers.blocks import Conv
+from tessera.models.model_yaml import find_model_yaml
+from tessera.utils.checkpoints import initial_model
+from tessera.utils.checkpoints.initial_model import (
+    build_model,
+    fix_norms,
+    head_class,
+    kind_of_start,
+    with_frozen_layers,
+)
+from tessera.utils.checkpoints.weights import Weights
+from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.errors import ConfigError
+from tessera.utils.types import Start
+
+HYP = load_hyp("hyp.short.yaml")
+NAMES = ("cat", "dog")
+FILES = {"yolov5n.yaml": "Detect", "tessera-n.yaml": "DetectFree"}
+
+
+@pytest.mark.parametrize("cfg", FILES)
+def test_the_head_is_that_of_the_model_that_is_built(cfg: str) -> None:
+    config = TrainConfig(cfg=cfg)
+    built = build_model(config, HYP, NAMES)
+    assert head_class(config, NAMES) is type(built.head) and type(built.head).__name__ == FILES[cfg]
+    weights = Weights(built.state_dict(), built.yaml, NAMES, "a file")
+    assert head_class(TrainConfig(weights="last.pt"), NAMES, weights) is type(built.head), "the weights bring the model"
+    (other,) = FILES.keys() - {cfg}
+    asked = TrainConfig(cfg=other, weights="last.pt")
+    assert head_class(asked, NAMES, weights).__name__ == FILES[other], "but --cfg wins"
+
+
+@pytest.mark.parametrize(
+    ("freeze", "found"),
+    [
+        ((100,), "--freeze 100: yolov5n has 25 layers, 0 to 24"),
+        ((25,), "--freeze 25: nothing is left to train of yolov5n, whose layers are 0 to 24. Freeze .*: --freeze 24"),
+        (tuple(range(25)), "--freeze 0 1 2 .* 24: nothing is left to train"),
+        ((0, 25), "--freeze 0 25: yolov5n has 25 layers"),
+    ],
+)
+def test_what_cannot_be_frozen(freeze: tuple[int, ...], found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        build_model(TrainConfig(cfg="yolov5n.yaml", freeze=freeze), HYP, NAMES)
+
+
+def test_all_but_the_head_can_be_frozen(caplog: pytest.LogCaptureFixture) -> None:
+    config = TrainConfig(cfg="yolov5n.yaml", freeze=(24,))
+    model = build_model(config, HYP, NAMES)
+    (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
+    assert warning == "--freeze 24 without --weights: the frozen layers stay as random as they start."
+    caplog.clear()
+    build_model(config, HYP, NAMES, Weights(model.state_dict(), model.yaml, NAMES, "a file"))
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+    assert {name.split(".")[1] for name, p in model.named_parameters() if p.requires_grad} == {"24"}
+
+
+def test_without_either_it_is_the_default_model() -> None:
+    assert initial_model.described_model(TrainConfig()) == initial_model.DEFAULT_MODEL
+    assert isinstance(DetectionModel(initial_model.DEFAULT_MODEL, nc=2).head, head_class(TrainConfig(), NAMES))
+    (cfg,) = (f for f in dataclasses.fields(TrainConfig) if f.name == "cfg")
+    assert f"else {initial_model.DEFAULT_MODEL})" in cfg.metadata["help"], "what --help says"
+    with pytest.raises(ConfigError, match="yolov5q"):
+        head_class(TrainConfig(cfg="yolov5q.yaml"), NAMES)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "nc", "weights", "asked", "fixed"),
+    [
+        ("", 2, "best.pt", 1000, 23),  # the whole of tessera-n
+        ("", 3, "best.pt", 1000, 22),  # all but the head, which starts anew
+        ("", 3, "best.pt", 5, 5),
+        ("", 2, "", 1000, 0),  # from scratch
+        ("yolov5n.yaml", 2, "best.pt", 1000, 0),  # which has another first layer
+    ],
+)
+def test_only_what_came_whole_from_the_weights_keeps_its_statistics(
+    cfg: str, nc: int, weights: str, asked: int, fixed: int
+) -> None:
+    """A run that is resumed, without the weights, fixes the same layers."""
+    trained = DetectionModel("tessera-n.yaml", nc=2)
+    config = TrainConfig(cfg=cfg, weights=weights)
+    hyp = dataclasses.replace(HYP, fixed_norms=float(asked))
+    model = DetectionModel(cfg or "tessera-n.yaml", nc=nc)
+    found = fix_norms(model, config, hyp, Weights(trained.state_dict(), trained.yaml, NAMES, "a file"))
+    again = DetectionModel(cfg or "tessera-n.yaml", nc=nc)
+    assert found == fix_norms(again, config, found, None)
+    assert found.fixed_norms == (fixed if weights else asked)
+    for one in (model, again):
+        convolutions = ((int(name.split(".")[1]), m) for name, m in one.named_modules() if isinstance(m, Conv))
+        assert all(m.fixes_statistics == (layer < fixed) for layer, m in convolutions)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "before", "now", "start"),
+    [
+        ("", NAMES, ("Cat ", "dog"), "known"),
+        ("tessera-n.yaml", NAMES, NAMES, "known"),
+        ("yolov5n-free.yaml", NAMES, NAMES, "new"),
+        ("", NAMES, ("dog", "cat"), "known"),
+        ("", NAMES, ("DOG",), "known"),
+        ("", NAMES, ("cow", "horse"), "new"),
+        ("", NAMES, (*NAMES, "cow"), "new"),
+        ("", ("0", "1"), ("0", "1"), "new"),  # of any two datasets without names
+        ("", ("item",), ("item",), "new"),
+    ],
+)
+def test_weights_know_the_classes_where_model_and_names_are_theirs(
+    cfg: str, before: tuple[str, ...], now: tuple[str, ...], start: Start, tmp_path: Path
+) -> None:
+    trained = DetectionModel("tessera-n.yaml", nc=len(before))
+    weights = Weights({}, trained.yaml, before, "a file")
+    assert kind_of_start(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start
+    own = tmp_path / "tessera-n.yaml"  # a name is not enough
+    own.write_text(find_model_yaml("yolov5n-free.yaml").read_text())
+    assert kind_of_start(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
+
+
+def test_freeze_overrides_the_recipe() -> None:
+    freezing = dataclasses.replace(HYP, frozen_layers=3.0)
+    for flags, frozen in (({"weights": "a.pt"}, (0, 1, 2)), ({"weights": "a.pt", "freeze": (0,)}, ()), ({}, ())):
+        assert with_frozen_layers(TrainConfig(**flags), freezing).frozen_layers == frozen

@@ -1,0 +1,132 @@
+"""Errors at a confidence: their kinds, counts and the worst of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.utils.evaluation import error_counts
+from tessera.utils.evaluation.error_counts import KINDS, Errors
+from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, match_image
+from tests.utils.evaluation.made_images import (
+    Image,
+    errors_of,
+    index_of,
+    make_image,
+    random_images,
+    random_regions,
+)
+
+BOX = (0.0, 0.0, 100.0, 100.0)
+ELSEWHERE = (300.0, 300.0, 400.0, 400.0)
+SLIGHTLY_OFF = (0.0, 0.0, 100.0, 90.0)
+OFF = (0.0, 0.0, 100.0, 30.0)  # IoU 0.3
+SCENES: dict[Kind, Image] = {
+    Kind.CORRECT: make_image([SLIGHTLY_OFF], [0.9], [0], [BOX], [0]),
+    Kind.WRONG_CLASS: make_image([SLIGHTLY_OFF], [0.9], [1], [BOX], [0]),
+    Kind.BADLY_PLACED: make_image([OFF], [0.9], [0], [BOX], [0]),
+    Kind.BOTH: make_image([OFF], [0.9], [1], [BOX], [0]),
+    Kind.DUPLICATE: make_image([BOX, SLIGHTLY_OFF], [0.9, 0.8], [0, 0], [BOX], [0]),
+    Kind.BACKGROUND: make_image([ELSEWHERE], [0.9], [0], [BOX], [0]),
+    Kind.MISSED: make_image([], [], [], [BOX], [0]),
+}
+OUTCOMES = dict.fromkeys(SCENES, Kind.MISSED) | {
+    Kind.CORRECT: Kind.CORRECT,
+    Kind.DUPLICATE: Kind.CORRECT,
+    Kind.WRONG_CLASS: Kind.WRONG_CLASS,
+    Kind.BADLY_PLACED: Kind.BADLY_PLACED,
+}
+
+
+@pytest.mark.parametrize("kind", SCENES)
+def test_one_error_of_each_kind(kind: Kind) -> None:
+    found = errors_of([SCENES[kind]], 2, 0.5)
+    expected = dict.fromkeys((*KINDS, Kind.MISSED), 0)
+    expected[kind] = 1
+    expected[Kind.CORRECT] = int(OUTCOMES[kind] == Kind.CORRECT)
+    expected[Kind.MISSED] = int(OUTCOMES[kind] == Kind.MISSED)
+    assert found.counts() == expected
+    assert found.outcomes.tolist() == [OUTCOMES[kind]]
+    (row,) = [row for row in zip(*found.worst, strict=True) if row[0] == kind] or [None]
+    if kind == Kind.CORRECT:
+        assert row is None
+        return
+    _, size, image, place, predicted, about, box = row
+    detections, boxes, _ = SCENES[kind]
+    assert image == 0 and about == (-1 if kind == Kind.BACKGROUND else 0)
+    if kind == Kind.MISSED:
+        assert size == 1 and box.tolist() == boxes[0].tolist()
+    else:
+        assert size == detections.scores[place] and predicted == detections.classes[place]
+        assert box.tolist() == detections.boxes_xyxy[place].tolist()
+
+
+def test_the_threshold_decides_what_is_missed() -> None:
+    """Found below it is missed, by less; and what it hid, a wrong class on the same object, comes to light."""
+    image = make_image([BOX, BOX, OFF], [0.7, 0.4, 0.3], [1, 0, 0], [BOX], [0])
+    for confidence, outcome in ((0.4, Kind.CORRECT), (0.5, Kind.WRONG_CLASS), (0.8, Kind.MISSED)):
+        found = errors_of([image], 2, confidence)
+        assert found.outcomes.tolist() == [outcome], confidence
+    assert found.worst.sizes.tolist() == [1 - np.float32(0.7)] and found.confusion.matrix[2, 0] == 1
+
+
+def test_what_lies_in_an_ignored_region_is_no_error() -> None:
+    region = np.array([-1], np.int32), np.array([ELSEWHERE], np.float32)
+    found = errors_of([SCENES[Kind.BACKGROUND]], 2, regions=[region])
+    assert found.finds.sum() == 0 and len(found.worst.kinds) == 1, "the missed object alone"
+
+
+def assert_same(a: Errors, b: Errors) -> None:
+    """Bit by bit."""
+    for item in fields(Errors):
+        ours, theirs = getattr(a, item.name), getattr(b, item.name)
+        if item.name == "confusion":
+            ours, theirs = (ours.cells, ours.counts), (theirs.cells, theirs.counts)
+        pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) else [(ours, theirs)]
+        for own, other in pairs:
+            assert np.asarray(own).dtype == np.asarray(other).dtype, item.name
+            np.testing.assert_array_equal(own, other, item.name)
+
+
+@given(seed=st.integers(0, 2**32 - 1), ranks=st.integers(2, 5), confidence=st.sampled_from([0.0, 0.3, 0.6]))
+@settings(max_examples=25, deadline=None)
+def test_counts_divide_all_and_any_cut_gives_equal_bits(seed: int, ranks: int, confidence: float) -> None:
+    images = random_images(seed, 9, 3, coarse=bool(seed % 2), crowded=True)
+    regions = random_regions(images, seed, 3)
+    found = errors_of(images, 3, confidence, regions=regions)
+    matches = [match_image(*image, own) for image, own in zip(images, regions, strict=True)]
+    counted = sum(int(((m.kinds != Kind.IGNORED) & (m.scores >= confidence)).sum()) for m in matches)
+    assert found.finds.sum() == found.class_finds.sum() == counted == found.confusion.matrix[:3].sum()
+    assert len(found.outcomes) == found.confusion.matrix[:, :3].sum() == sum(len(c) for _, _, c in images)
+    matrix, counts = found.confusion.matrix, found.counts()
+    by_outcome = np.bincount(found.outcomes, minlength=len(Kind))
+    assert np.trace(matrix[:3, :3]) == counts[Kind.CORRECT] == by_outcome[Kind.CORRECT]
+    assert matrix[:3, :3].sum() - np.trace(matrix[:3, :3]) == by_outcome[Kind.WRONG_CLASS]
+    assert matrix[3].sum() == by_outcome[Kind.MISSED] + by_outcome[Kind.BADLY_PLACED]
+    assert len(found.worst.kinds) == sum(counts.values()) - counts[Kind.CORRECT], "few enough to keep all"
+    cut = [range(start, len(images), ranks) for start in reversed(range(ranks))]
+    assert_same(errors_of(images, 3, confidence, cut, regions), found)
+
+
+def test_of_each_kind_the_worst_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same ones by any cut, ties included."""
+    images = random_images(5, 40, 3, coarse=True, crowded=True)
+    everything = errors_of(images, 3, 0.2).worst
+    monkeypatch.setattr(error_counts, "MOST_ERRORS", 7)
+    found = errors_of(images, 3, 0.2)
+    for kind in (*FALSE_KINDS, Kind.MISSED):
+        own = found.worst.sizes[found.worst.kinds == kind]
+        np.testing.assert_array_equal(own, everything.sizes[everything.kinds == kind][:7])
+    assert_same(errors_of(images, 3, 0.2, [range(1, 40, 2), range(0, 40, 2)]), found)
+
+
+def test_thousands_of_classes_take_little() -> None:
+    images = random_images(1, 8, 1203, coarse=False, crowded=True)
+    found = errors_of(images, 1203)
+    assert found.class_finds.nbytes < 100_000 and len(found.confusion.cells) < 1000
+    assert found.class_finds.sum() == sum(len(d) for d, _, _ in images)
+    assert index_of(images, 1203).names[-1] == "class 1202"

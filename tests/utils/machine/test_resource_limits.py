@@ -1,0 +1,105 @@
+"""Processors and memory: the affinity and control groups of both versions, from a made-up /proc and /sys."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tessera.utils.machine import resource_limits
+from tessera.utils.machine.resource_limits import available_memory, share_of_cpus, usable_cpus
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(resource_limits, "_SYSTEM", tmp_path)
+
+
+def test_affinity_without_control_groups() -> None:
+    assert usable_cpus() == 16
+
+
+@pytest.mark.parametrize(
+    ("files", "cpus"),
+    [
+        ({"cpu.max": "max 100000"}, 16),
+        ({"cpu.max": "400000 100000"}, 4),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "3200000 100000"}, 16),
+        ({"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000"}, 2),
+    ],
+)
+def test_cpu_quota_version_2(tmp_path: Path, files: dict[str, str], cpus: int) -> None:
+    write(tmp_path, {"proc/self/cgroup": "0::/a/b\n"})
+    write(tmp_path / "sys/fs/cgroup", files)
+    assert usable_cpus() == cpus
+
+
+def test_cpu_quota_version_1_with_a_path_of_the_host(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/self/cgroup": "4:memory:/docker/1\n1:cpu,cpuacct:/docker/1\n"})
+    write(tmp_path / "sys/fs/cgroup/cpu", {"cpu.cfs_quota_us": "300000", "cpu.cfs_period_us": "100000"})
+    assert usable_cpus() == 3
+
+
+def test_memory_is_the_least_of_machine_and_groups(tmp_path: Path) -> None:
+    assert available_memory() is None
+    write(tmp_path, {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n", "proc/self/cgroup": "0::/job\n"})
+    assert available_memory() == 8000 * 1024
+    group = {"memory.max": "5000000", "memory.current": "3000000", "memory.stat": "anon 1\ninactive_file 500000\n"}
+    write(tmp_path / "sys/fs/cgroup/job", group)
+    assert available_memory() == 2500000
+
+
+def test_memory_version_1(tmp_path: Path) -> None:
+    write(tmp_path, {"proc/self/cgroup": "4:memory:/x\n"})
+    write(
+        tmp_path / "sys/fs/cgroup/memory/x",
+        {"memory.limit_in_bytes": "1000", "memory.usage_in_bytes": "900", "memory.stat": "total_inactive_file 50\n"},
+    )
+    assert available_memory() == 150
+
+
+def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert usable_cpus() >= 1
+    memory = available_memory()
+    assert memory is None or memory > 0
+
+
+@pytest.mark.parametrize(
+    ("sharing", "quota", "cpus"),
+    [
+        ([range(9)] * 3, math.inf, 3),
+        ([range(9)] * 3, 4.5, 1),
+        ([range(9), range(9, 20)], math.inf, 9),
+        ([range(8), range(4, 8), range(4, 8)], math.inf, 5),  # four of its own, and a third of four
+        ([range(2)] * 8, math.inf, 1),
+    ],
+)
+def test_processors_are_divided_among_those_that_may_run_on_them(sharing: list[range], quota: float, cpus: int) -> None:
+    affinities = [frozenset(found) for found in sharing]
+    assert share_of_cpus(affinities[0], affinities, quota) == cpus
+
+
+def test_the_limit_of_open_files_is_raised_where_it_may_be() -> None:
+    """In another process, for a limit cannot be taken back."""
+    program = (
+        "import resource; from tessera.utils.machine.resource_limits import open_files_left as left; "
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 300)); "
+        "print(left(100) >= 100, resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 200, left(1000) < 300)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True"] * 3, done.stderr

@@ -1,0 +1,170 @@
+"""Laws of pictures with boxes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tessera.utils.report import palette
+from tessera.utils.report.image_grid import MAX_SIDE, Annotations, _free_place, grid, render_targets
+from tessera.utils.report.palette import class_colour, class_text, drawable, font_runs, text_colour
+from tessera.utils.types import Batch
+
+NAMES = ["person", "traffic light", "汽车", "a class whose name is longer than any image could ever be wide " * 3]
+
+
+def grey(count: int, height: int, width: int) -> NDArray[np.uint8]:
+    return np.full((count, height, width, 3), 128, np.uint8)
+
+
+def batch(images: NDArray[np.uint8], targets: torch.Tensor) -> Batch:
+    count = len(images)
+    return Batch(
+        torch.from_numpy(images),
+        targets,
+        torch.arange(count),
+        torch.zeros((count, 2), dtype=torch.int64),
+        torch.zeros((count, 4), dtype=torch.float64),
+    )
+
+
+def marks(boxes: list[list[float]], classes: list[int], scores: list[float] | None = None) -> Annotations:
+    return Annotations(
+        np.array(boxes, np.float32).reshape(-1, 4),
+        np.array(classes, np.int64),
+        None if scores is None else np.array(scores, np.float32),
+    )
+
+
+def luminance(colour: tuple[int, int, int]) -> float:
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in colour)]
+    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+
+def test_a_box_is_drawn_in_its_class_colour_where_it_lies() -> None:
+    picture = grid(grey(1, 640, 640), [marks([[100, 200, 300, 400]], [1])], NAMES, [])
+    assert picture.shape == (640, 640, 3)
+    for x, y in ((100, 300), (300, 300), (200, 200), (200, 400)):
+        assert tuple(picture[y, x]) == class_colour(1)
+    assert tuple(picture[300, 200]) == (128, 128, 128)
+
+
+def test_an_ignored_region_is_white_in_black_and_has_no_label() -> None:
+    plain, marked = (grid(grey(1, 640, 640), [marks([[100, 200, 300, 400]] * n, [-1] * n)], NAMES, []) for n in (0, 1))
+    changed = np.argwhere((plain != marked).any(-1))
+    assert (changed.min(0) > (190, 90)).all() and (changed.max(0) < (410, 310)).all()
+    assert marked[200, 200].tolist() == [255] * 3 and marked[204, 200].tolist() == [0] * 3
+
+
+def test_boxes_shrink_with_their_image_in_a_grid() -> None:
+    annotations = [marks([], []) for _ in range(16)]
+    annotations[6] = marks([[0, 320, 320, 639]], [0])  # second row, third column of 4 x 4
+    picture = grid(grey(16, 640, 640), annotations, NAMES, [])
+    assert picture.shape == (1920, 1920, 3)
+    left, top = 2 * 480, 480
+    assert tuple(picture[top + 350, left + 240]) == class_colour(0)
+    coloured = np.argwhere((picture == class_colour(0)).all(-1))
+    assert (coloured.min(0) >= (top, left)).all() and (coloured.max(0) < (top + 480, left + 480)).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(count=st.integers(1, 20), height=st.integers(1, 700), width=st.integers(1, 700))
+def test_any_batch_fits_the_picture(count: int, height: int, width: int) -> None:
+    picture = grid(grey(count, height, width), [marks([], [])] * min(count, 16), NAMES, [])
+    assert max(picture.shape[:2]) <= MAX_SIDE
+    assert min(picture.shape[:2]) >= 1
+
+
+def test_images_of_several_sizes_share_a_scale_and_lie_in_the_middle_of_their_places() -> None:
+    images = [*grey(2, 480, 640), *grey(1, 640, 320)]
+    annotations = [marks([], []), marks([], []), marks([[-50, 100, 700, 300]], [1])]
+    picture = grid(images, annotations, NAMES, [])
+    assert picture.shape == (1280, 1280, 3)
+    lies = np.argwhere((picture[640:, :640] != 255).any(-1))
+    assert lies.min(0).tolist() == [0, 160] and lies.max(0).tolist() == [638, 478]  # a white seam ends each image
+    green = np.argwhere((picture == class_colour(1)).all(-1))
+    assert green.min(0)[1] >= 160 and green.max(0)[1] < 480  # cut at the border of its own image
+
+
+def test_an_image_on_which_nothing_was_found_says_so() -> None:
+    plain = grid(grey(1, 320, 320), [marks([], [])], NAMES, [])  # labels alone have no confidence
+    for mark, says in ((marks([[10, 10, 50, 50]], [1], [0.9]), False), (marks([], [], []), True)):
+        picture = grid(grey(1, 320, 320), [mark], NAMES, [])
+        assert np.array_equal(picture[140:180, 80:240], plain[140:180, 80:240]) is not says
+
+
+def test_small_images_are_enlarged_until_labels_are_legible() -> None:
+    assert grid(grey(4, 64, 64), [marks([], [])] * 4, NAMES, []).shape == (640, 640, 3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    box=st.tuples(*[st.integers(0, 319)] * 4),
+    label=st.tuples(st.integers(8, 24), st.integers(10, 160)),
+    taken=st.lists(st.tuples(*[st.integers(0, 320)] * 4), max_size=5),
+)
+def test_labels_lie_in_the_image_and_on_no_other(
+    box: tuple[int, ...], label: tuple[int, int], taken: list[tuple[int, int, int, int]]
+) -> None:
+    x1, x2 = sorted((box[0], box[2]))
+    y1, y2 = sorted((box[1], box[3]))
+    place = _free_place([x1, y1, x2, y2], label, (320, 320), taken, 2)
+    if place is None:
+        assert taken  # an empty image has room for every label
+        return
+    x, y = place
+    assert 0 <= x <= 320 - label[1] and 0 <= y <= 320 - label[0]
+    for left, top, right, bottom in taken:
+        apart = x >= right or y >= bottom or x + label[1] <= left or y + label[0] <= top
+        assert apart
+
+
+def test_what_cannot_be_drawn_well_is_still_drawn_without_an_error() -> None:
+    boxes = [[-50, -50, 700, 700], [10, 10, 10, 10], [630, 630, 640, 640], [700, 700, 800, 800], [0, 0, 5, 5]]
+    picture = grid(grey(1, 640, 640), [marks(boxes, [3, 2, 1, 0, 99])], NAMES, ["ü" * 300])
+    assert (picture != 128).any()
+
+
+def test_text_is_readable_on_every_class_colour() -> None:
+    for class_id in range(30):
+        colour = class_colour(class_id)
+        light, dark = sorted((luminance(colour), luminance(text_colour(colour))), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5  # WCAG 2.1, level AA
+
+
+def test_text_is_one_line_of_characters_that_a_font_has() -> None:
+    assert drawable("a\n\tb") == "a b"
+    assert drawable("Größe 5 €") == "Größe 5 €"
+    assert drawable("x" * 50, 10) == "x" * 9 + "…"
+    assert drawable("\U0010fffd") == "?"
+
+
+def test_each_part_of_a_text_has_a_font_with_its_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    fonts = (Path("latin.ttf"), frozenset(map(ord, "cat 0.87"))), (Path("thai.ttf"), frozenset(map(ord, "แมว ")))
+    monkeypatch.setattr(palette, "_fonts", lambda: fonts)
+    assert font_runs("แมว 0.87") == [(Path("thai.ttf"), "แมว"), (Path("latin.ttf"), " 0.87")]
+
+
+def test_a_class_whose_characters_no_font_has_is_told_by_its_number(caplog: pytest.LogCaptureFixture) -> None:
+    for cached in (palette.class_text, palette._warn_of_fonts):
+        cached.cache_clear()
+    names = ["cat", "\U0010fffd", "a\U0010fffdb", "\U0010fffc"]
+    assert [class_text(number, name) for number, name in enumerate(names)] == ["cat", "1 ?", "2 a?b", "3 ?"]
+    assert caplog.text.count("Install Noto fonts, such as fonts-noto-cjk") == 1
+
+
+def test_targets_become_a_jpeg_of_sixteen_images(tmp_path: Path) -> None:
+    targets = torch.tensor([[0, 0, 10, 10, 60, 60], [1, 1, 5, 6, 30, 31]], dtype=torch.float32)
+    path = tmp_path / "deep" / "train_batch0.jpg"
+    render_targets(batch(grey(20, 64, 96), targets), NAMES, ["a.jpg"] * 20, path)
+    picture = cv2.imread(str(path))
+    assert picture is not None and picture.shape == (4 * 213, 4 * 320, 3)
+    assert np.abs(picture[200, 100].astype(int)[::-1] - class_colour(0)).max() < 60
+    assert [file.name for file in path.parent.iterdir()] == [path.name]

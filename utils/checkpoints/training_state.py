@@ -1,0 +1,139 @@
+"""The state of a run, to a checkpoint and back: weights, optimizer, progress, generators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tessera.utils.checkpoints.transfer import differences
+from tessera.utils.engine.state import TrainState
+from tessera.utils.errors import UserError
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.text import first_line, shown
+
+
+def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) -> dict[str, Any]:
+    """Return the values of `STATE_KEYS`: live tensors, not copies, and the losses of every rank."""
+    progress = state.progress
+    return {
+        "model": state.model.state_dict(),
+        "ema": state.ema.model.state_dict(),
+        "ema_updates": state.ema.updates,
+        "optimizer": state.optimizer.state_dict(),
+        "scaler": state.precision.scaler.state_dict(),
+        "epoch": progress.epoch,
+        "step": progress.step,
+        "step_in_epoch": progress.step_in_epoch,
+        "epoch_losses": torch.stack([losses.cpu() for losses in losses_by_rank or [progress.losses]]),
+        "epoch_skipped": progress.epoch_skipped,
+        "skipped_steps": progress.skipped_steps,
+        "class_maps": list(progress.class_maps),
+        "best_fitness": state.stopper.best_fitness,
+        "stopper": state.stopper.state_dict(),
+        "rng": rng_state(state.precision.accelerator),
+    }
+
+
+def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int = 0, size: int = 1) -> None:
+    """Put the state of this rank, in place, where a checkpoint has it.
+
+    Each rank restores its own part of the epoch's losses, or rank 0 all of it where the number of ranks has changed;
+    and only rank 0 restores the process's generators, which must differ.
+
+    Raises:
+        UserError: the weights, the optimizer's state, the losses or the generators' do not fit.
+    """
+    for name, module in (("model", state.model), ("ema", state.ema.model)):
+        different = differences(module.state_dict(), saved[name])
+        if different:
+            raise UserError(
+                f"The checkpoint does not fit the model ({name}: {different}). A run can be resumed only "
+                f"with the architecture and the classes that it started with."
+            )
+        module.load_state_dict(saved[name])
+    state.ema.updates = saved["ema_updates"]
+    _restore_optimizer(state.optimizer, saved["optimizer"])
+    if saved["scaler"]:  # empty from a run without loss scaling, which this one may have
+        state.precision.scaler.load_state_dict(saved["scaler"])
+    state.stopper.load_state_dict(saved["stopper"])
+    progress = state.progress
+    for name in ("epoch", "step", "step_in_epoch", "epoch_skipped", "skipped_steps"):
+        setattr(progress, name, saved[name])
+    progress.class_maps = tuple(saved["class_maps"])
+    parts = saved["epoch_losses"]
+    if parts.shape[1] != len(progress.losses):
+        raise UserError(
+            f"The checkpoint does not fit the model: it has {parts.shape[1]} losses, the model {len(progress.losses)}."
+        )
+    if len(parts) != size:
+        parts = torch.cat((parts.sum(0, keepdim=True), parts.new_zeros(size - 1, parts.shape[1])))
+    progress.losses = parts[rank].to(progress.losses.device, copy=True)
+    if rank == 0:
+        set_rng_state(saved["rng"], state.precision.accelerator)
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Restore moments and counters. Rates and decay stay this optimizer's: flags given at a resume count."""
+    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    # Both Adams have betas, SGD has not; torch compares no more than how many parameters there are.
+    other = ["betas" in group for group in saved["param_groups"][:1]] != ["betas" in group for group in own[:1]]
+    try:
+        if other:
+            raise ValueError("SGD and Adam keep different things")
+        optimizer.load_state_dict(dict(saved))
+        _check_moments(optimizer)
+    except ValueError as error:
+        raise UserError(
+            f"The optimizer's state in the checkpoint does not fit ({first_line(error)}). A run can be resumed only "
+            f"with the --optimizer and the --freeze that it started with."
+        ) from error
+    for group, values in zip(optimizer.param_groups, own, strict=True):
+        group.update(values)
+    for parameter, kept in optimizer.state.items():
+        for name, value in kept.items():
+            # Fused kernels go through memory in its order: a moment must lie in it as its parameter does.
+            if isinstance(value, Tensor) and value.ndim and value.stride() != parameter.stride():
+                kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for moments of another kind or shape: torch takes them, and fails in the first step."""
+    adam = "betas" in optimizer.param_groups[0]
+    wanted = {"exp_avg", "exp_avg_sq"} if adam else {"momentum_buffer"}
+    for parameter, kept in optimizer.state.items():
+        moments = {name: value for name, value in kept.items() if name != "step" and value is not None}
+        if not isinstance(parameter, Tensor) or not moments.keys() <= wanted or adam != ("step" in kept):
+            raise ValueError(f"it keeps {', '.join(map(shown, kept))}")
+        if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
+            raise ValueError("its moments have other shapes than the parameters")
+
+
+def rng_state(accelerator: Accelerator) -> dict[str, Any]:
+    """Return the state of this process's generators (Python, NumPy, torch, a CUDA device) as plain values."""
+    algorithm, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 - the process-level generator
+    return {
+        "python": random.getstate(),
+        "numpy": (str(algorithm), np.asarray(keys).tolist(), int(position), int(has_gauss), float(gauss)),
+        "torch": torch.get_rng_state(),
+        "cuda": accelerator.rng_state(),
+    }
+
+
+def set_rng_state(saved: Mapping[str, Any], accelerator: Accelerator) -> None:
+    """Put this process's generators where `rng_state` found them, or raise UserError."""
+    try:
+        version, internal, gauss = saved["python"]
+        random.setstate((version, tuple(internal), gauss))
+        algorithm, keys, *rest = saved["numpy"]
+        np.random.set_state((algorithm, np.array(keys, np.uint32), *rest))  # noqa: NPY002
+        torch.set_rng_state(saved["torch"].cpu())
+        accelerator.set_rng_state(saved["cuda"])
+    except (ValueError, TypeError, IndexError, OverflowError, RuntimeError) as error:
+        raise UserError(
+            f"The checkpoint is damaged: its generators' states are none ({first_line(error)}). Take another one."
+        ) from error

@@ -1,0 +1,163 @@
+"""The errors of a validation one by one, the most costly first, in `errors.jsonl`; `images.csv`; the table.
+
+What fixing all errors of a kind would gain in mAP50 is divided among them in proportion to how wrong the confidence of
+each is: that is an error's cost. So costs of different kinds compare, and those of all errors of a kind add up to its
+gain.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tessera.data.source.scan import ImageLabels
+from tessera.utils.error_analysis.tide_gains import ERROR_KINDS
+from tessera.utils.evaluation.error_counts import KINDS, Errors
+from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, pairwise_iou
+from tessera.utils.files import atomic_write
+from tessera.utils.text import harmless_cell, strict_json
+from tessera.utils.types import DatasetIndex
+
+ERRORS = "errors.jsonl"  # the last file of a run: where it is, the best epoch has been measured
+NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}  # as people read them
+_COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
+EXPLAINED = {
+    Kind.WRONG_CLASS: "on an object of another class",
+    Kind.BADLY_PLACED: "near an object of its class, IoU below 0.5",
+    Kind.BOTH: "near an object of another class",
+    Kind.DUPLICATE: "of an object that is found already",
+    Kind.BACKGROUND: "where nothing is labelled",
+    Kind.MISSED: "objects without a detection on or near them",
+}
+
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class ErrorItem:
+    """An error.
+
+    Attributes:
+        cost: of mAP50.
+        image, object: index of the image, and row of the object among those of it; -1 without one.
+        predicted: class of the detection; None of a missed object.
+        true: class of the object that it is about; None where a detection is about none.
+        score: of the detection; of a missed object the highest of a detection below the confidence that is about it, 0
+            without one.
+        iou: of the two boxes; None where there are not two.
+        box, true_box: of the detection and of the object, xyxy pixels of the original image.
+    """
+
+    cost: float
+    kind: Kind
+    image: int
+    predicted: int | None
+    true: int | None
+    score: float
+    iou: float | None
+    box: Box | None
+    true_box: Box | None
+    object: int
+
+
+def error_items(errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex) -> list[ErrorItem]:
+    """The errors that were kept, at most `MOST_ERRORS` of each kind: by cost, then by image, then by score."""
+    rows = errors.worst
+    rates = np.zeros(len(Kind))
+    for kind, gain in gains.items():
+        rates[kind] = gain / max(errors.sizes[kind], 1e-9)
+    costs = rates[rows.kinds] * rows.sizes
+    order = np.lexsort((rows.places, rows.kinds, -rows.sizes, rows.images, -costs))
+    items = []
+    for row in order.tolist():
+        kind, image, own = Kind(rows.kinds[row]), int(rows.images[row]), int(rows.objects[row])
+        classes, boxes = index.labels(image)
+        box = None if kind == Kind.MISSED else rows.boxes_xyxy[row]
+        true_box = boxes[own] if own >= 0 else None
+        iou = None
+        if box is not None and true_box is not None:
+            iou = float(pairwise_iou(box[None], true_box[None])[0, 0])
+        items.append(
+            ErrorItem(
+                cost=float(costs[row]),
+                kind=kind,
+                image=image,
+                predicted=None if box is None else int(rows.classes[row]),
+                true=int(classes[own]) if own >= 0 else None,
+                score=float(1 - rows.sizes[row] if kind == Kind.MISSED else rows.sizes[row]),
+                iou=iou,
+                box=None if box is None else tuple(box.tolist()),
+                true_box=None if true_box is None else tuple(true_box.tolist()),
+                object=own,
+            )
+        )
+    return items
+
+
+def write_errors(
+    target: Path, items: Sequence[ErrorItem], index: DatasetIndex, labels: Mapping[int, ImageLabels]
+) -> None:
+    """Write a line of JSON for each error, whole or not at all."""
+    with atomic_write(target) as file:
+        for item in items:
+            file.write(f"{strict_json(_row(item, index, labels.get(item.image)))}\n".encode())
+
+
+def _row(item: ErrorItem, index: DatasetIndex, labels: ImageLabels | None) -> dict[str, object]:
+    line, own = labels.place(item.object) if labels else (None, None)
+    return {
+        "cost": float(f"{item.cost:.6g}"),
+        "kind": NAMES[item.kind],
+        "image": str(index.path(item.image)),
+        "predicted": None if item.predicted is None else index.names[item.predicted],
+        "true": None if item.true is None else index.names[item.true],
+        "score": round(item.score, 6),
+        "iou": None if item.iou is None else round(item.iou, 4),
+        "box": None if item.box is None else [round(side, 2) for side in item.box],
+        "true_box": None if item.true_box is None else [round(side, 2) for side in item.true_box],
+        "label": labels.file if labels else None,
+        "line": line,
+        "id": own,
+    }
+
+
+def write_images(target: Path, errors: Errors, index: DatasetIndex) -> None:
+    """Write a row of counts for each image, whole or not at all."""
+    with atomic_write(target) as file:
+        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
+        writer = csv.writer(text)
+        writer.writerow((*_COLUMNS, "f1"))
+        writer.writerows(_image_rows(errors, index))
+        text.detach()  # written, but open: it is for the caller to close
+
+
+def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
+    objects = np.diff(errors.offsets)
+    missed_before = np.concatenate(([0], np.cumsum(errors.outcomes == Kind.MISSED)))
+    missed = np.diff(missed_before[errors.offsets])
+    columns = errors.images.tolist(), objects.tolist(), errors.finds.tolist(), missed.tolist()
+    for image, count, finds, unseen in zip(*columns, strict=True):
+        correct, found = finds[KINDS.index(Kind.CORRECT)], sum(finds)
+        ratios = (correct, found), (correct, count), (2 * correct, found + count)
+        figures = [f"{part / whole:.4f}" if whole else "" for part, whole in ratios]
+        false = [finds[KINDS.index(kind)] for kind in FALSE_KINDS]
+        yield [harmless_cell(str(index.path(image))), count, found, correct, *false, unseen, *figures]
+
+
+def error_table(errors: Errors, gains: Mapping[Kind, float]) -> list[str]:
+    """Lines for the console: how many errors of each kind, and what mAP50 would gain without them."""
+    counts = errors.counts()
+    learnt, hardly = f"At confidence {errors.confidence:.3f}", "The best F1 is at confidence 0, it hardly learnt: there"
+    lines = [
+        f"{learnt if errors.confidence else hardly}, {counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects are "
+        "found. Errors there, and what mAP50 would gain without each kind:"
+    ]
+    for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind]):
+        lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {EXPLAINED[kind]}")
+    return lines

@@ -1,0 +1,297 @@
+"""What one rank measures in one precision: batches become detections, matches, counts and losses.
+
+Objects are found by a network whose rows are suppressed here, on the images of a batch as the loader letterboxed them;
+or by a pipeline (a file that has all of it inside, or tiles), which sees each picture as it was decoded.
+
+A device with a queue of its own computes the next batch while the host suppresses and matches this one. The host waits
+for one copy a batch, and hands the images to a few threads. Where threads compute a network picture by picture, another
+one suppresses and matches. All start after the loader's workers were forked and end with the measurement, so that no
+fork copies a lock which they hold.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tessera.data.source.decode import read_image
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import Criterion, LossMeter
+from tessera.models.nms import (
+    Suppression,
+    non_max_suppression,
+    strongest_candidates,
+    suppress_candidates,
+    undo_letterbox,
+)
+from tessera.utils.engine.precision import Precision
+from tessera.utils.evaluation.matches import Matches
+from tessera.utils.evaluation.matching import ImageMatches, match_image
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.host import threads_apart
+from tessera.utils.ranks.world import World
+from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.pipeline import Pipeline, rules_of_network
+from tessera.utils.types import Batch, DatasetIndex, Detections
+
+_MOST_THREADS = 4  # beyond it they wait for each other: only suppression runs outside the interpreter's lock
+Measurable = DetectionModel | Backend | PictureBackend | Pipeline
+# Waits for a batch; then a function for each image, whose detections are on the host in its own pixels.
+Images = Callable[[], Sequence[Callable[[], Detections]]]
+
+
+class Sink(ABC):
+    """Receives the detections of this rank's images, batch by batch."""
+
+    @abstractmethod
+    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
+        """Take a batch with its detections, on the host, in pixels of the original images."""
+
+
+class Stopwatch:
+    """Seconds that the device spends in each stage; measured without waiting for it."""
+
+    STAGES = ("preparation", "inference", "nms")
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._seconds = dict.fromkeys(self.STAGES, 0.0)
+        self._laps: list[tuple[str, Any, Any]] = []
+        self._last: Any = None
+
+    def begin(self) -> None:
+        """Start the first stage of a batch."""
+        self._last = self._accelerator.record_event()
+
+    def lap(self, stage: str) -> None:
+        """Book the time since the last reading on `stage`."""
+        before, self._last = self._last, self._accelerator.record_event()
+        self._laps.append((stage, before, self._last))
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Book time that the host spent."""
+        self._seconds[stage] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """The totals, once the device has done what was measured."""
+        for stage, start, end in self._laps:
+            self._seconds[stage] += self._accelerator.seconds_between(start, end)
+        self._laps.clear()
+        return dict(self._seconds)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure.
+
+    Attributes:
+        conf, iou, max_det: of non-maximum suppression.
+        precision: for a raw model to compute in; None = float32.
+        errors: keep the boxes of the detections, and count the errors by kind.
+        asked_to_stop: whether this rank was; the ranks vote on it meanwhile. None = they do not.
+        class_of: class of the dataset for each of the model's, -1 = none, whose detections do not count; () = the same.
+            They go after NMS and `max_det`: the others are what they are without it.
+    """
+
+    conf: float = 0.001
+    iou: float = 0.6
+    max_det: int = 300
+    precision: Precision | None = None
+    errors: bool = True
+    asked_to_stop: Callable[[], bool] | None = None
+    class_of: tuple[int, ...] = ()
+
+
+class Measurement:
+    """What this rank has found so far; arguments as of `evaluate`, `index` is the whole split.
+
+    Attributes:
+        matches: a part for each image so far.
+        clock: of these images.
+        meter: their losses; None without a criterion.
+    """
+
+    def __init__(
+        self,
+        model: Measurable,
+        index: DatasetIndex,
+        world: World,
+        settings: Settings,
+        precision: Precision,
+        criterion: Criterion[Any] | None,
+    ) -> None:
+        self.matches: list[Matches] = []
+        self.clock = Stopwatch(world.accelerator)
+        self.meter = LossMeter(criterion) if criterion is not None else None
+        self.settings, self._index, self._accelerator = settings, index, world.accelerator
+        self._class_of = torch.tensor(settings.class_of) if settings.class_of else None
+        one_class = set(settings.class_of or range(len(index.names))) == {0}  # then labels of one box are duplicates
+        rules = Suppression(
+            settings.conf,
+            settings.iou,
+            settings.max_det,
+            multi_label=not one_class,
+            agnostic=one_class,
+        )
+        if isinstance(model, PictureBackend):
+            model = Pipeline(model, model.imgsz)
+        self._finder = (
+            PictureFinder(model, rules, index)
+            if isinstance(model, Pipeline)
+            else NetworkFinder(model, rules, precision, world.accelerator)
+        )
+        self._finishes_apart = self._finder.apart > 1
+        self._threads = 1 if self._finishes_apart else min(_MOST_THREADS, world.cpus)
+
+    @torch.no_grad()
+    def add(self, batches: Iterable[Batch], sinks: Sequence[Sink] = ()) -> None:
+        """Measure batches whose images are on the device, or on their way to it."""
+        waiting: deque[Callable[[], None]] = deque()
+        with ThreadPoolExecutor(self._threads, "evaluation") as pool:  # without work it starts no thread
+            for batch in batches:
+                found = self._finder.launch(batch, self.clock, self.meter)
+                if self._finishes_apart:
+                    waiting.append(pool.submit(self._finish, batch, found, map, sinks).result)
+                else:
+                    apply = pool.map if self._accelerator.queue_depth else map
+                    waiting.append(partial(self._finish, batch, found, apply, sinks))
+                if len(waiting) > max(self._accelerator.queue_depth, int(self._finishes_apart)):
+                    waiting.popleft()()
+            while waiting:
+                waiting.popleft()()
+
+    def _finish(self, batch: Batch, found: Images, apply: Callable[..., Any], sinks: Sequence[Sink]) -> None:
+        """Match a batch's detections, in the order of its images."""
+        images = batch.indices.tolist()
+        results = list(apply(self._image, images, found()))
+        for image, (_, matches, seconds) in zip(images, results, strict=True):
+            self.matches.append(Matches.of_image(image, matches, keep_boxes=self.settings.errors))
+            self.clock.add("nms", seconds)
+        for sink in sinks:
+            sink.add(batch, [detections for detections, *_ in results])
+
+    def _image(self, image: int, find: Callable[[], Detections]) -> tuple[Detections, ImageMatches, float]:
+        """Detections and matches of one image, and the seconds that its suppression takes on the host.
+
+        It changes nothing, for it may run in several threads.
+        """
+        started = time.perf_counter()
+        found = find()
+        seconds = time.perf_counter() - started
+        if self._class_of is not None:
+            own = self._class_of[found.classes]
+            found = Detections(found.boxes_xyxy[own >= 0], found.scores[own >= 0], own[own >= 0])
+        classes, boxes_xyxy = self._index.labels(image)
+        return found, match_image(found, boxes_xyxy, classes, self._index.ignored(image)), seconds
+
+
+class NetworkFinder:
+    """A network on the device, with the suppression of this program.
+
+    Args:
+        model: the raw model of a training, in evaluation mode, on the device; or what `--weights` names, opened.
+        rules: which predictions count; what follows from the network is added here.
+        precision: for a raw model; the others have one of their own.
+
+    Attributes:
+        apart: pictures that it computes at once, a thread each; 1 = all threads compute one.
+    """
+
+    def __init__(
+        self, model: DetectionModel | Backend, rules: Suppression, precision: Precision, accelerator: Accelerator
+    ) -> None:
+        self._model, self._precision, self._accelerator = model, precision, accelerator
+        self._rules = rules_of_network(rules, model.head if isinstance(model, DetectionModel) else model)
+        self.apart = model.compute_apart() if isinstance(model, Backend) and model.divides_batches else 1
+
+    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
+        """Let the device compute a batch; the functions change nothing, for they may run in several threads."""
+        clock.begin()
+        images = batch.images_on(self._accelerator.device)
+        clock.lap("preparation")
+        decoded, raw = self._predict(images)
+        clock.lap("inference")
+        found = self._select(decoded, clock)
+        if meter is not None:
+            size_hw = (images.shape[2], images.shape[3])
+            assignment = meter.criterion.assign(batch.targets, len(batch), size_hw)
+            meter.update(raw, self._accelerator.send(assignment))
+        placed = list(zip(batch.placements, batch.sizes_hw.tolist(), strict=True))
+        return lambda: [
+            partial(_in_original, one, placement, (height, width))
+            for one, (placement, (height, width)) in zip(found(), placed, strict=True)
+        ]
+
+    def _predict(self, images: Tensor) -> tuple[Tensor, Any]:
+        """The rows, and of a raw model what its losses are made of."""
+        if isinstance(self._model, Backend):
+            return self._model(images), None
+        with self._precision.autocast():
+            decoded, raw = self._model(images)
+        return decoded, raw
+
+    def _select(self, decoded: Tensor, clock: Stopwatch) -> Callable[[], list[Callable[[], Detections]]]:
+        """Detections of a batch. Without a queue on the device, the fewest operations; with one, no waiting.
+
+        Of pictures that are computed apart all is left for the thread that finishes the batch.
+        """
+        if self._accelerator.queue_depth:
+            copied = self._accelerator.read_back(strongest_candidates(decoded, self._rules))
+            clock.lap("nms")
+            return lambda: [partial(suppress_candidates, rows, self._rules) for rows in copied()]
+        if self.apart > 1:
+            return lambda: self._suppressed(decoded, clock)
+        found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
+        clock.lap("nms")
+        return lambda: [partial(_on_host, detections) for detections in found]
+
+    def _suppressed(self, decoded: Tensor, clock: Stopwatch) -> list[Callable[[], Detections]]:
+        """The same on the host, in the thread that asks for it."""
+        started = time.perf_counter()
+        found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
+        clock.add("nms", time.perf_counter() - started)
+        return [partial(_on_host, detections) for detections in found]
+
+
+class PictureFinder:
+    """A pipeline, whose pictures are decoded by the reader of training and validation; as NetworkFinder."""
+
+    def __init__(self, pipeline: Pipeline, rules: Suppression, index: DatasetIndex) -> None:
+        self._pipeline, self._rules, self._index = pipeline, rules, index
+        self.apart = pipeline.backend.compute_apart()
+
+    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
+        """Detect on as many pictures at once as the pipeline computes apart."""
+        assert meter is None, "a pipeline has no losses"
+        images = batch.indices.tolist()
+        if self.apart == 1:
+            looked = [self._look(image) for image in images]
+        else:
+            with threads_apart(self.apart, "finding") as pool:
+                looked = list(pool.map(self._look, images))
+        clock.add("inference", sum(seconds for _, seconds in looked) / self.apart)
+        return lambda: [lambda one=one: one for one, _ in looked]  # type: ignore[misc]
+
+    def _look(self, image: int) -> tuple[Detections, float]:
+        """What is on an image, and the seconds that finding it takes."""
+        picture = read_image(self._index.path(image), rule=self._index.pixels)
+        started = time.perf_counter()
+        detections = self._pipeline(picture, self._rules).detections
+        return detections, time.perf_counter() - started
+
+
+def _in_original(found: Callable[[], Detections], placement: Tensor, size_hw: tuple[int, int]) -> Detections:
+    return undo_letterbox(found(), placement, size_hw)
+
+
+def _on_host(detections: Detections) -> Detections:
+    return Detections(detections.boxes_xyxy.cpu(), detections.scores.cpu(), detections.classes.cpu())

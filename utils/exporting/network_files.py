@@ -1,0 +1,96 @@
+"""Writers of the bare network, as TorchScript, program of torch.export, ncnn and LiteRT; and of weights alone."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tessera.utils.checkpoints.format import save_checkpoint
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run, written_by
+from tessera.utils.checkpoints.weights import save_safetensors
+from tessera.utils.errors import UserError
+from tessera.utils.exporting.job import ExportJob
+from tessera.utils.exporting.metadata import describe
+from tessera.utils.exporting.raw_network import BareNetwork
+from tessera.utils.machine.optional_packages import import_extra
+from tessera.utils.runtime.exported import METADATA
+from tessera.utils.text import strict_json
+
+
+def write_torchscript(job: ExportJob, path: Path) -> None:
+    """As `Format.write`."""
+    network = BareNetwork(job.model)
+    images, _ = network.example(job.size_hw)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is deprecated, and that Python's numbers are traced
+        traced = torch.jit.trace(network, images, check_trace=False)
+        torch.jit.save(traced, path, _extra_files={METADATA: strict_json(describe(job, whole=False))})
+
+
+def write_pt2(job: ExportJob, path: Path) -> None:
+    """As `Format.write`."""
+    network = BareNetwork(job.model)
+    images, free = network.example(job.size_hw)
+    with torch.no_grad():
+        program = torch.export.export(network, (images,), dynamic_shapes=(free,))
+    torch.export.save(program, path, extra_files={METADATA: strict_json(describe(job, whole=False))})
+
+
+def write_ncnn(job: ExportJob, path: Path) -> None:
+    """As `Format.write`: `best.ncnn.param` and `best.ncnn.bin`, converted by pnnx, and `best.ncnn.json` beside them."""
+    pnnx = import_extra("pnnx", "ncnn", "--include ncnn")
+    network, images, metadata = _of_one_size(job)
+    with tempfile.TemporaryDirectory() as folder:  # pnnx leaves more files than these
+        with torch.no_grad():
+            pnnx.export(network, f"{folder}/best.pt", (images,), check_trace=False, fp16=False, optlevel=2)
+        for suffix in (".bin", ".param"):
+            made = Path(folder) / f"best.ncnn{suffix}"
+            if not made.is_file():
+                raise UserError(f"--include ncnn: pnnx does not convert {job.path.name}. Use --include onnx.")
+            path.with_suffix(suffix).write_bytes(made.read_bytes())
+    path.with_suffix(".json").write_text(strict_json(metadata), encoding="utf-8")
+
+
+def write_litert(job: ExportJob, path: Path) -> None:
+    """As `Format.write`, converted by litert-torch."""
+    litert_torch = import_extra("litert_torch", "litert", "--include litert")
+    network, images, metadata = _of_one_size(job)
+    with torch.no_grad():
+        litert_torch.convert(network, (images,)).export(str(path))
+    append_metadata(path, metadata)
+
+
+def append_metadata(path: Path, metadata: dict[str, str]) -> None:
+    """Add an archive to the end of a file, where readers of the network do not look."""
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(METADATA, strict_json(metadata))
+
+
+def _of_one_size(job: ExportJob) -> tuple[BareNetwork, torch.Tensor, dict[str, str]]:
+    """The network, one image of the size that it is made for, and the metadata that says so."""
+    height, width = job.size_hw or (job.imgsz, job.imgsz)
+    metadata = {**describe(job, whole=False), "size_hw": strict_json([height, width])}
+    return BareNetwork(job.model), torch.rand(1, job.model.channels, height, width), metadata
+
+
+def write_safetensors(job: ExportJob, path: Path) -> None:
+    """As `Format.write`."""
+    save_safetensors(path, job.weights, describe(job, whole=False), half=job.config.half)
+
+
+def write_small_pt(job: ExportJob, path: Path) -> None:
+    """As `Format.write`: what best.pt is, of any checkpoint; with `--half` in float16, half as large."""
+    content: dict[str, Any] = dict(job.weights.checkpoint or {})
+    if not content:  # another program's; its name says which licence the weights have
+        run = describe_run(job.model, {"weights": job.path.name}, {}, job.imgsz, "")
+        state = {"ema": dict(job.weights.state_dict), "epoch": 0, "imgsz": job.weights.imgsz}
+        content = {**run, **written_by(), **describe_metrics(None), **state}
+    if job.config.half:
+        floats = {name: tensor for name, tensor in content["ema"].items() if tensor.is_floating_point()}
+        content["ema"] = {**content["ema"], **{name: tensor.half() for name, tensor in floats.items()}}
+    save_checkpoint(path, content)

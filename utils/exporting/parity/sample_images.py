@@ -1,0 +1,56 @@
+"""Pictures that exports are compared on: real ones of many aspects, drawn ones where none are at hand."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from tessera.data.source.decode import UndecodableImage, read_image
+from tessera.data.source.drawn_shapes import render_image
+from tessera.utils.bit_depth import Pixels
+from tessera.utils.text import counted
+from tessera.utils.types import DatasetIndex
+
+log = logging.getLogger(__name__)
+
+ASPECTS = (0.4, 0.67, 0.85, 1.0, 1.25, 1.6, 2.4)  # width over height of the crops
+WHOLE = 6  # pictures as they are
+
+
+def gather(index: DatasetIndex | None, size: int) -> tuple[tuple[Pixels, ...], str]:
+    """Pictures of at least six aspects, uint8 (H, W, 3) RGB; and where they come from, in words.
+
+    Args:
+        index: whose images are taken, spread evenly over their aspects; None = drawn shapes.
+        size: long side of drawn ones, in pixels.
+    """
+    found = [] if index is None else _decoded(index)
+    if index is not None and found:
+        origin = f"{counted(len(found), 'picture')} of {index.split}, and {len(ASPECTS)} crops of them"
+    else:
+        found = [render_image("val", number, size=size)[0] for number in range(WHOLE)]
+        origin = "drawn shapes: no dataset is at hand (--data)"
+    crops = (_crop(found[number % len(found)], aspect) for number, aspect in enumerate(ASPECTS))
+    return (*found, *crops), origin
+
+
+def _decoded(index: DatasetIndex) -> list[Pixels]:
+    order = np.argsort(index.sizes_hw[:, 1] / index.sizes_hw[:, 0], kind="stable")
+    chosen = order[np.unique(np.linspace(0, len(order) - 1, WHOLE).round().astype(int))]
+    found = []
+    for image in chosen.tolist():
+        try:
+            found.append(read_image(index.path(image), rule=index.pixels))
+        except UndecodableImage as error:
+            log.warning(f"{error} It is left out.")
+    return found
+
+
+def _crop(picture: Pixels, aspect: float) -> Pixels:
+    """The middle of a picture."""
+    height, width = picture.shape[:2]
+    new_h = max(min(height, round(width / aspect)), 1)
+    new_w = max(min(width, round(height * aspect)), 1)
+    top, left = (height - new_h) // 2, (width - new_w) // 2
+    return np.ascontiguousarray(picture[top : top + new_h, left : left + new_w])

@@ -1,0 +1,267 @@
+"""What each text after `--source` names, before anything of it is read."""
+
+# Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
+# ruff: noqa: PTH110, PTH111, PTH112, PTH118, PTH119, PTH120, PTH207
+from __future__ import annotations
+
+import glob
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from tessera.data.source.dataset_root import base_of_list, read_list
+from tessera.data.source.image_header import KIND_BYTES, holds_picture, holds_video
+from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
+from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.files import check_path, files_below, is_address, open_plain, special_kind, suffix_of, user_path
+from tessera.utils.http_client import without_password
+from tessera.utils.text import one_line, shown
+
+VIDEO_SUFFIXES = frozenset(
+    {
+        *(".3gp", ".asf", ".avi", ".flv", ".gif", ".m2ts", ".m4v", ".mjpeg", ".mjpg", ".mkv", ".mov", ".mp4", ".mpeg"),
+        *(".mpg", ".mts", ".ogv", ".ts", ".webm", ".wmv"),
+    }
+)
+LIST_SUFFIXES = frozenset({".txt", ".streams"})
+_STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp"})
+PICTURE_SUFFIXES = IMAGE_SUFFIXES - VIDEO_SUFFIXES  # a GIF is a video here, and its first image in a dataset
+_KNOWN = IMAGE_SUFFIXES | VIDEO_SUFFIXES
+_LOOKED_FOR = _KNOWN | UNREAD_SUFFIXES
+_CAMERA = re.compile(r"(?:/dev/video)?([0-9]{1,4})")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
+_LIKE = 1000  # names that a misspelled one is compared with
+
+log = logging.getLogger(__name__)
+
+Form = Literal["picture", "video", "stream", "camera", "address", "stdin", "unreadable"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """One thing to read.
+
+    Attributes:
+        form: "address" is http(s), whose answer says what it is; "unreadable" a line of a list that names nothing.
+        where: a path, an address, a camera's number, "-".
+        name: where its results go, as in Frame; "" = the file's name.
+        why: of an unreadable one, the message.
+        found_in: of a file that was not named itself, the folder that was, or that a glob's matches share.
+    """
+
+    form: Form
+    where: str
+    name: str = ""
+    why: str = ""
+    found_in: str = ""
+
+    @property
+    def source(self) -> str:
+        """As messages and results name it."""
+        return without_password(self.where) if is_address(self.where) else self.where
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file of this machine."""
+        return self.form in ("picture", "video")
+
+    @property
+    def place(self) -> PurePath:
+        """Where its results go, below a folder."""
+        if self.name:
+            return PurePath(self.name)
+        if self.form == "stdin":
+            return PurePath("stdin")
+        if self.form == "camera":
+            return PurePath(f"camera{self.where}")
+        if is_address(self.where):
+            return PurePath(_name_of_address(self.where))
+        return PurePath(os.path.basename(self.where))
+
+
+def find_origins(specs: Iterable[str | int | Path]) -> list[Origin]:
+    """What the texts of `--source` name, in order: files of a folder or glob by path.
+
+    Args:
+        specs: a picture or video, a folder, a glob, a list (.txt, .streams) with one of these or an address a line, an
+            address, a camera's number, "-" for standard input.
+
+    Raises:
+        UserError: nothing is there, a folder holds neither pictures nor videos, a list is empty, a file is none of
+            these.
+    """
+    origins: list[Origin] = []
+    for spec in specs:
+        text = str(spec)
+        origins += _of_text(text) or _of_path(text)
+    if sum(origin.form == "stdin" for origin in origins) > 1:
+        raise UserError("--source: found - more than once, expected it once: standard input is read once.")
+    return origins
+
+
+def of_line(line: str, base: str = "") -> Origin:
+    """What a line of a list or of standard input names, from the folder `base`, "" = the working one; one thing."""
+    if line == "-":
+        return Origin("unreadable", line, why="-: standard input cannot be a line of a list.")
+    try:
+        check_path(line, "--source")
+        known = _of_text(line)
+    except UserError as error:
+        return Origin("unreadable", line, why=str(error).removeprefix("--source "))
+    if known:
+        return known[0]
+    path = os.path.expanduser(line)
+    path = os.path.normpath(os.path.join(base, path)) if base else path
+    if os.path.isdir(path):
+        why = f"{one_line(line, 200)}: it is a folder, expected a file; give the folder itself to --source."
+        return Origin("unreadable", path, why=why)
+    unread = f"{unread_images([path])}." if suffix_of(path) in UNREAD_SUFFIXES and os.path.exists(path) else ""
+    why = f"{one_line(path, 200)}: {unread or 'neither a picture nor a video that exists.'}"
+    return _of_file(path) or Origin("unreadable", path, why=why)
+
+
+def _of_text(text: str) -> list[Origin]:
+    """What is no path; [] where it is one."""
+    if text == "-":
+        return [Origin("stdin", text)]
+    if camera := _CAMERA.fullmatch(text):
+        return [Origin("camera", camera[1])]
+    if is_address(text):
+        scheme = text.partition("://")[0].lower()
+        if scheme in ("http", "https"):
+            return [Origin("address", text)]
+        if scheme in _STREAM_SCHEMES:
+            return [Origin("stream", text)]
+        raise UserError(
+            f"--source {one_line(without_password(text), 100)}: found an address that starts with {scheme}://, "
+            f"expected http, https, {', '.join(sorted(_STREAM_SCHEMES))}, or the path of a file."
+        )
+    return []
+
+
+def _of_path(text: str) -> list[Origin]:
+    if not text:
+        raise UserError("--source: found an empty text, expected a path, an address, a camera's number or -.")
+    path = str(user_path(text, "--source"))
+    if os.path.isdir(path):
+        return _of_folder(path)
+    if os.path.lexists(path):
+        if suffix_of(path) in LIST_SUFFIXES:
+            return _of_list(path)
+        found = _of_file(path)
+        if found is None:
+            raise UserError(_not_known(path))
+        return [found]
+    if glob.has_magic(path):
+        return _of_glob(text, path)
+    raise UserError(f"--source {shown(Path(text))}: {_missing(path)}")
+
+
+def _of_file(path: str) -> Origin | None:
+    """By its suffix, a file of another one by its first bytes; None where it is neither or not there."""
+    suffix = suffix_of(path)
+    if suffix in PICTURE_SUFFIXES:
+        return Origin("picture", path)
+    if suffix in VIDEO_SUFFIXES:
+        return Origin("video", path)
+    try:
+        with open_plain(path) as file:
+            head = file.read(KIND_BYTES)
+    except OSError:
+        return None
+    if holds_picture(head):
+        return Origin("picture", path)
+    return Origin("video", path) if holds_video(head) else None
+
+
+def _of_folder(path: str) -> list[Origin]:
+    files = _read_alone(
+        sorted(files_below(path, _LOOKED_FOR)), shown(Path(path)), "the folder holds no picture and no video"
+    )
+    return _named(files, path)
+
+
+def _of_glob(text: str, path: str) -> list[Origin]:
+    files: list[str] = []
+    for match in sorted(glob.glob(path, recursive=True)):
+        if suffix_of(match) in _LOOKED_FOR:
+            files.append(match)
+        elif os.path.isdir(match) and "**" not in path:  # ** matches the files in it too
+            files += sorted(files_below(match, _LOOKED_FOR))
+    files = _read_alone(files, shown(text), "no picture and no video matches")
+    return _named(files, os.path.commonpath([os.path.dirname(file) for file in files]))
+
+
+def _read_alone(files: Sequence[str], spec: str, nothing: str) -> list[str]:
+    """The files that are read; a warning counts the others."""
+    known = [file for file in files if suffix_of(file) in _KNOWN]
+    others = unread_images([file for file in files if suffix_of(file) not in _KNOWN])
+    if not known:
+        raise UserError(f"--source {spec}: {nothing}. {f'{others}. ' if others else ''}{_endings()}")
+    if others:
+        log.warning(f"--source {spec}: {others}.")
+    return known
+
+
+def _named(files: Sequence[str], base: str) -> list[Origin]:
+    """Files with their paths from `base` on as names."""
+    base = base or "."
+    forms: Iterable[Form] = ("picture" if suffix_of(file) in PICTURE_SUFFIXES else "video" for file in files)
+    return [
+        Origin(form, file, os.path.relpath(file, base), found_in=base) for form, file in zip(forms, files, strict=True)
+    ]
+
+
+def _of_list(path: str) -> list[Origin]:
+    lines = [line for line in read_list(path) if not line.startswith("#")]
+    if not lines:
+        raise UserError(f"--source {shown(Path(path))}: the list is empty, expected a source a line.")
+    folder = os.path.dirname(path) or "."
+    base = base_of_list((line for line in lines if line != "-" and not _CAMERA.fullmatch(line)), (folder, "."))
+    return [
+        of_line(line if is_address(line) else line.replace("\\", "/"), folder if line.startswith("./") else base)
+        for line in lines
+    ]
+
+
+def _missing(path: str) -> str:
+    """What is wrong with a path at which nothing is."""
+    folder, name = os.path.split(path)
+    if not os.path.isdir(folder or "."):
+        return f"no such file, and its folder {shown(Path(folder))} does not exist either."
+    try:
+        with os.scandir(folder or ".") as entries:
+            names = [entry.name for entry, _ in zip(entries, range(_LIKE), strict=False)]
+    except OSError:
+        names = []
+    return f"no such file or folder.{did_you_mean(name, names)}"
+
+
+def _not_known(path: str) -> str:
+    what = special_kind(Path(path))
+    if what or not os.path.exists(path):
+        return f"--source {shown(Path(path))}: it is {what or 'a link to nothing'}, expected a file or folder."
+    if suffix_of(path) in UNREAD_SUFFIXES:
+        return f"--source {shown(Path(path))}: {unread_images([path])}."
+    return f"--source {shown(Path(path))}: neither a picture nor a video nor a list of them. {_endings()}"
+
+
+def _endings() -> str:
+    pictures, videos = (" ".join(sorted(s[1:] for s in suffixes)) for suffixes in (PICTURE_SUFFIXES, VIDEO_SUFFIXES))
+    return f"Expected files that end in {pictures}; {videos}."
+
+
+def _name_of_address(address: str) -> str:
+    try:
+        parts = urlsplit(address)
+        host, path = parts.netloc.rpartition("@")[2], unquote(parts.path)
+    except ValueError:
+        host, path = "address", ""
+    last = path.rstrip("/").rpartition("/")[2]
+    name = last if suffix_of(last) in _KNOWN else f"{host}_{path}".replace(".", "_")  # else a part is its suffix
+    return _NOT_IN_NAMES.sub("_", name).strip("._")[:100] or "address"

@@ -1,0 +1,96 @@
+"""What an address answers: a picture, a video file, or a stream, which is left to FFmpeg.
+
+Nothing is asked for but the addresses that were given, and where they redirect to.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import urlsplit
+
+from tessera.data.source.image_header import KIND_BYTES, holds_picture, holds_video
+from tessera.utils import http_client
+from tessera.utils.errors import UserError
+from tessera.utils.files import suffix_of
+from tessera.utils.http_client import (
+    TransientError,
+    check_address,
+    open_address,
+    read_blocks,
+    shown_address,
+    stated_length,
+)
+from tessera.utils.inference.sources.source_arguments import PICTURE_SUFFIXES, VIDEO_SUFFIXES
+from tessera.utils.text import one_line
+
+if TYPE_CHECKING:
+    from urllib3 import BaseHTTPResponse
+
+MOST_PICTURE_BYTES, MOST_VIDEO_BYTES = 1 << 30, 1 << 35
+_STREAM_SUFFIXES = frozenset({".m3u8", ".mpd", ".sdp"})
+_STREAM_TYPES = frozenset({"application/vnd.apple.mpegurl", "application/x-mpegurl", "application/dash+xml"})
+
+VideoFile: TypeAlias = "tempfile._TemporaryFileWrapper[bytes]"
+
+
+def read_address(address: str) -> bytes | VideoFile | None:
+    """The picture, or the video as a temporary file that is gone when it is closed; None where it is a stream.
+
+    Raises:
+        UserError: it is unavailable, too large, or is something else.
+    """
+    check_address(address, "Cannot read")
+    suffix = suffix_of(urlsplit(address).path)
+    if suffix in _STREAM_SUFFIXES:
+        return None
+    for attempt in itertools.count(1):
+        try:
+            return _answer(address, suffix)
+        except TransientError as error:
+            if suffix not in PICTURE_SUFFIXES | VIDEO_SUFFIXES:
+                return None  # perhaps a stream that is not there yet: those are waited for
+            if attempt == http_client.LIMITS.attempts:
+                raise UserError(f"{shown_address(address)}: {error}. Check the address and the network.") from error
+            http_client.LIMITS.wait(attempt)
+    raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def _answer(address: str, suffix: str) -> bytes | VideoFile | None:
+    with open_address(address) as answer:
+        what, total = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower(), stated_length(answer)
+        if what.startswith("multipart/") or what in _STREAM_TYPES:
+            return None
+        head = b""
+        for block in read_blocks(answer, address, total, MOST_VIDEO_BYTES):
+            head += block
+            if len(head) >= KIND_BYTES:
+                break
+        if holds_picture(head) or what.startswith("image/") or suffix in PICTURE_SUFFIXES:
+            return b"".join([head, *read_blocks(answer, address, total, MOST_PICTURE_BYTES, len(head))])
+        if total is None and (what.startswith("video/") or holds_video(head)):
+            return None  # endless, or as good as that
+        if what.startswith("video/") or suffix in VIDEO_SUFFIXES or holds_video(head):
+            return _video(head, answer, address, suffix, total)
+    raise UserError(
+        f"{shown_address(address)}: it answers {one_line(what, 50)}, expected a picture, a video or a stream."
+    )
+
+
+def _video(head: bytes, answer: BaseHTTPResponse, address: str, suffix: str, total: int | None) -> VideoFile:
+    file = tempfile.NamedTemporaryFile(prefix="tessera-", suffix=suffix)  # noqa: SIM115 - the caller closes it
+    try:
+        file.write(head)
+        file.writelines(read_blocks(answer, address, total, MOST_VIDEO_BYTES, len(head)))
+        file.flush()
+    except BaseException as error:
+        file.close()
+        if not isinstance(error, OSError) or isinstance(error, TransientError):
+            raise
+        raise UserError(
+            f"{shown_address(address)}: the video cannot be kept in {Path(file.name).parent} ({error.strerror}). "
+            "Free some space, or set TMPDIR to another folder."
+        ) from error
+    return file

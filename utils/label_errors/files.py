@@ -1,0 +1,92 @@
+"""`label_errors.jsonl`, and the table on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tessera.data.source.scan import ImageLabels
+from tessera.utils.files import atomic_write
+from tessera.utils.label_errors.evidence import Suspicion
+from tessera.utils.label_errors.ranking import Suspect
+from tessera.utils.text import counted, strict_json
+from tessera.utils.types import DatasetIndex
+
+FILE = "label_errors.jsonl"
+LIKELY = 0.5  # score of the suspects that the table counts apart
+NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Suspicion}  # as people read them
+EXPLAINED = {
+    Suspicion.MISSING: "something is found where nothing is labelled",
+    Suspicion.SPURIOUS: "nothing is found where something is labelled",
+    Suspicion.SHIFTED: "the object is found beside its label",
+    Suspicion.WRONG_CLASS: "an object of another class is found there",
+    Suspicion.DUPLICATE: "two labels of one object",
+}
+
+
+def write_suspects(
+    target: Path, suspects: Sequence[Suspect], index: DatasetIndex, labels: Mapping[int, ImageLabels]
+) -> None:
+    """Write a line of JSON for each suspect, whole or not at all."""
+    with atomic_write(target) as file:
+        for suspect in suspects:
+            file.write(f"{strict_json(_row(suspect, index, labels.get(suspect.image)))}\n".encode())
+
+
+def _row(suspect: Suspect, index: DatasetIndex, labels: ImageLabels | None) -> dict[str, object]:
+    line, own = labels.place(suspect.object) if labels else (None, None)
+    other_line, other = labels.place(suspect.other) if labels else (None, None)
+
+    def name(class_id: int | None) -> str | None:
+        return None if class_id is None else index.names[class_id]
+
+    def rounded(box: tuple[float, ...] | None) -> list[float] | None:
+        return None if box is None else [round(side, 2) for side in box]
+
+    return {
+        "score": suspect.score,
+        "kind": NAMES[suspect.kind],
+        "image": str(index.path(suspect.image)),
+        "label": labels.file if labels else None,
+        "line": line,
+        "id": own,
+        "other_line": other_line,
+        "other_id": other,
+        "class": name(suspect.labelled),
+        "suggested_class": name(suspect.suggested),
+        "confidence": round(suspect.confidence, 4),
+        "iou": None if suspect.iou is None else round(suspect.iou, 4),
+        "box": rounded(suspect.box),
+        "suggested_box": rounded(suspect.suggested_box),
+    }
+
+
+def counts(suspects: Sequence[Suspect]) -> list[tuple[Suspicion, str, int, int]]:
+    """Of each kind its name, how many there are, and of how many of them the score is `LIKELY` and more."""
+    found = []
+    for kind in Suspicion:
+        scores = [suspect.score for suspect in suspects if suspect.kind is kind]
+        found.append((kind, NAMES[kind], len(scores), sum(score >= LIKELY for score in scores)))
+    return found
+
+
+def suspect_table(suspects: Sequence[Suspect], labels: int, images: int, left_out: int = 0) -> list[str]:
+    """Lines for the console: how many suspects of each kind, and of how many the score is `LIKELY` and more.
+
+    Args:
+        suspects: all of them.
+        labels, images: how many there are.
+        left_out: more labels, of classes that the weights do not know.
+    """
+    among = f"among {counted(labels, 'label')} of {counted(images, 'image')}"
+    if left_out:
+        among += f" (left out: {counted(left_out, 'label')} of classes that the weights do not know)"
+    if not suspects:
+        return [f"Label errors: none is suspected {among}."]
+    rows = counts(suspects)
+    lines = [
+        f"Label errors: {counted(len(suspects), 'suspect')} {among}, {sum(likely for *_, likely in rows):,} with a "
+        f"score of {LIKELY:g} and more:",
+        f"{'kind':>22}{'suspects':>11}{f'from {LIKELY:g}':>11}",
+    ]
+    return lines + [f"{name:>22}{every:>11,}{likely:>11,}   {EXPLAINED[kind]}" for kind, name, every, likely in rows]

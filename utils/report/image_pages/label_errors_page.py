@@ -1,0 +1,67 @@
+"""`label_errors.html`: the labels that are likely wrong, with their pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tessera.data.source.scan import ImageLabels
+from tessera.utils.label_errors.evidence import Suspicion
+from tessera.utils.label_errors.files import EXPLAINED, LIKELY, NAMES, counts
+from tessera.utils.label_errors.ranking import Suspect
+from tessera.utils.report.page.crops import Crop, Subject, crops_of
+from tessera.utils.report.page.error_gallery import chosen, place_of
+from tessera.utils.report.page.page_data import Origin, readable
+from tessera.utils.report.page.template import own_file, rendered
+from tessera.utils.types import DatasetIndex
+
+PAGE = "label_errors.html"
+
+
+def suspects_page(
+    name: str, suspects: Sequence[Suspect], index: DatasetIndex, labels: Mapping[int, ImageLabels], origin: Origin
+) -> str:
+    """The page: the same text for the same suspects."""
+    rows = chosen([suspect.kind for suspect in suspects])
+    listed = [suspects[row] for row in rows]
+    dashed = [None if one.kind is Suspicion.WRONG_CLASS else one.suggested_box for one in listed]  # beside the label's
+    boxes = [Subject(one.image, one.box, box) for one, box in zip(listed, dashed, strict=True)]
+    crops = zip(rows, crops_of(index, boxes), strict=True)
+    return rendered(
+        own_file(__package__, "suspects.html"),
+        title=f"{name}: label errors",
+        suspects=len(suspects),
+        sure=sum(suspect.score >= LIKELY for suspect in suspects),
+        likely=f"{LIKELY:g}",
+        labels=len(index.classes),
+        images=len(index),
+        kinds=[(name, every, likely, EXPLAINED[kind]) for kind, name, every, likely in counts(suspects)],
+        shown=[_entry(row, suspects[row], index, labels, crop) for row, crop in crops],
+        shown_kinds=list(NAMES.values()),
+        command=readable(origin.command, 2000),
+    )
+
+
+def _entry(
+    row: int, suspect: Suspect, index: DatasetIndex, labels: Mapping[int, ImageLabels], crop: Crop
+) -> dict[str, Any]:
+    own, other = ("" if c is None else readable(index.names[c]) for c in (suspect.labelled, suspect.suggested))
+    figures = [f"score {suspect.score:.2f}", f"confidence {suspect.confidence:.2f}"]
+    figures += [] if suspect.iou is None else [f"IoU {suspect.iou:.2f}"]
+    says = {
+        Suspicion.MISSING: f"{other} without a label?",
+        Suspicion.SPURIOUS: f"no {own} here?",
+        Suspicion.SHIFTED: f"{own} lies beside its label?",
+        Suspicion.WRONG_CLASS: f"{own}: rather {other}?",
+        Suspicion.DUPLICATE: f"{own} labelled twice?",
+    }
+    return {
+        "number": row + 1,
+        "kind": NAMES[suspect.kind],
+        "pair": f"{suspect.labelled} {suspect.suggested}",
+        "classes": " → ".join(dict.fromkeys(text or "none" for text in (own, other))),
+        "says": says[suspect.kind],
+        "details": ", ".join(figures),
+        "crop": crop,
+        **place_of(index, labels, suspect.image, suspect.object),
+    }

@@ -1,0 +1,120 @@
+"""Formats that hold the bare network alone: TorchScript and programs of torch.export (.pt2), ncnn, LiteRT.
+
+The first two are programs. To load one can run anything, so they are opened where the user trusts the file alone.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tessera.utils.errors import UserError
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.optional_packages import import_extra
+from tessera.utils.runtime.exported import METADATA, Description, ExportedNetwork, plain_strings
+
+
+def open_torchscript(path: Path, accelerator: Accelerator) -> ExportedNetwork:
+    """Open a TorchScript file of export.py.
+
+    Raises:
+        UserError: another program made it.
+        Exception: whatever its reader meets in a damaged archive.
+    """
+    extra = {METADATA: ""}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is deprecated
+        module = torch.jit.load(path, accelerator.device, _extra_files=extra)
+    description = Description.read(plain_strings(extra[METADATA]), path)
+    return _torch_network(description, "TorchScript", accelerator, module.eval())
+
+
+def open_pt2(path: Path, accelerator: Accelerator) -> ExportedNetwork:
+    """Open a program of torch.export that export.py wrote. What is in it runs: its format has pickles and expressions.
+
+    Raises:
+        UserError: another program made it.
+        Exception: whatever its reader meets in a damaged archive.
+    """
+    if not zipfile.is_zipfile(path):
+        raise ValueError("no archive")
+    extra = {METADATA: ""}
+    program = torch.export.load(path, extra_files=extra)
+    description = Description.read(plain_strings(extra[METADATA]), path)
+    return _torch_network(description, "torch.export", accelerator, program.module().to(accelerator.device))
+
+
+def _torch_network(description: Description, kind: str, accelerator: Accelerator, module: Any) -> ExportedNetwork:
+    @torch.no_grad()
+    def predict(images: NDArray[np.float32]) -> NDArray[Any]:
+        found = module(torch.from_numpy(images).to(accelerator.device))
+        return np.asarray((found[0] if isinstance(found, (tuple, list)) else found).float().cpu().numpy())
+
+    return ExportedNetwork(description, f"{kind}, {accelerator.device}", accelerator, predict)
+
+
+def open_ncnn(path: Path, accelerator: Accelerator) -> ExportedNetwork:
+    """Open an ncnn file of export.py: .ncnn.param, with .ncnn.bin and the metadata in .ncnn.json beside it.
+
+    Raises:
+        UserError: ncnn is missing; the file is damaged, or another program's.
+    """
+    weights, metadata = path.with_suffix(".bin"), path.with_suffix(".json")
+    for other in (weights, metadata):
+        if not other.is_file():
+            raise UserError(f"{path}: {other.name} is not beside it. Copy all files that the export wrote.")
+    description = Description.read(plain_strings(metadata.read_bytes()), path)
+    ncnn = import_extra("ncnn", "ncnn", str(path))
+    net = ncnn.Net()
+    net.opt.num_threads = torch.get_num_threads()
+    net.opt.use_vulkan_compute = False
+    net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
+    net.opt.use_bf16_storage = False
+    if net.load_param(str(path)) or net.load_model(str(weights)):
+        raise UserError(f"{path}: ncnn does not load it. Export it again.")
+
+    def predict(images: NDArray[np.float32]) -> NDArray[Any]:
+        with net.create_extractor() as extractor:
+            extractor.input("in0", ncnn.Mat(images[0]).clone())  # pnnx's names
+            code, found = extractor.extract("out0")
+        if code:
+            raise UserError(f"{path}: ncnn does not compute it (code {code}). Export it again.")
+        rows = np.array(found)
+        return rows.reshape(1, -1, rows.shape[-1])
+
+    return ExportedNetwork(description, "ncnn, cpu", accelerator, predict, batch=1)
+
+
+def open_litert(path: Path, accelerator: Accelerator) -> ExportedNetwork:
+    """Open a LiteRT file of export.py (.tflite), with the metadata as an archive behind the network.
+
+    Raises:
+        UserError: LiteRT is missing; or another program made the file.
+        RuntimeError, ValueError: the file is damaged.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            strings = plain_strings(archive.read(METADATA))
+    except (zipfile.BadZipFile, NotImplementedError, KeyError, ValueError, OSError):
+        strings = {}
+    description = Description.read(strings, path)
+    module = import_extra("ai_edge_litert.interpreter", "litert", str(path))
+    interpreter = module.Interpreter(model_path=str(path), num_threads=torch.get_num_threads())
+    interpreter.allocate_tensors()
+    (taken,), (given, *_) = interpreter.get_input_details(), interpreter.get_output_details()
+    one_caller = threading.Lock()
+
+    def predict(images: NDArray[np.float32]) -> NDArray[Any]:
+        with one_caller:
+            interpreter.set_tensor(taken["index"], images)
+            interpreter.invoke()
+            return np.array(interpreter.get_tensor(given["index"]))
+
+    return ExportedNetwork(description, "LiteRT, cpu", accelerator, predict, batch=int(taken["shape"][0]))
