@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tessera.utils.flags.compare import CompareConfig
+from tessera.utils.flags.signature import documented
 from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
@@ -235,6 +236,7 @@ def start(given: dict[str, Any]) -> Comparison:
         return compare(config, world)
 
 
+@documented(CompareConfig)
 def run(*models: str, **kwargs: Any) -> Comparison:
     """Compare from Python: two models, or sides of several as `a=[…], b=[…]`; takes the names of the flags.
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.program import called
+from tessera.utils.flags.signature import documented
 from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
@@ -326,6 +327,7 @@ def start(given: dict[str, Any]) -> Summary:
         return detect(config, world)
 
 
+@documented(DetectConfig)
 def run(**kwargs: Any) -> Summary:
     """Detect from Python; takes the names of the flags.
 

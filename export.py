@@ -25,6 +25,7 @@ from typing import Any
 from tessera.utils.environment import Launch
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.program import called
+from tessera.utils.flags.signature import documented
 from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
@@ -103,6 +104,7 @@ def start(given: dict[str, Any]) -> Verified:
         return export(config, world)
 
 
+@documented(ExportConfig)
 def run(**kwargs: Any) -> list[Path]:
     """Export from Python; takes the names of the flags. Returns the files.
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.flags.program import called
+from tessera.utils.flags.signature import documented
 from tessera.utils.startup import check_command_line, end_process
 
 if __name__ == "__main__":
@@ -221,6 +222,7 @@ def check_data(config: TrainConfig, world: World) -> Ended:
     return Ended(data=config.data, checked=found, exit_code=checked.exit_code)
 
 
+@documented(TrainConfig)
 def run(**kwargs: Any) -> Metrics | None:
     """Train from Python; takes the names of the flags. Returns the metrics of the best epoch.
 

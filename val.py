@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tessera.utils.flags.signature import documented
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.startup import check_command_line, end_process
 
@@ -174,6 +175,7 @@ def start(given: dict[str, Any]) -> Validated:
         return validate(config, world)
 
 
+@documented(ValConfig)
 def run(**kwargs: Any) -> Metrics:
     """Measure from Python; takes the names of the flags.
 

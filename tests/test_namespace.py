@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
+import pydoc
 import shutil
 import subprocess
 import sys
@@ -12,6 +14,13 @@ from pathlib import Path
 import pytest
 
 import tessera
+from tessera.utils.config import TrainConfig
+from tessera.utils.flags.compare import CompareConfig
+from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.export import ExportConfig
+from tessera.utils.flags.options import GROUPS, Options
+from tessera.utils.flags.val import ValConfig
+from tests import api_stub
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {"data", "models", "utils", "train", "val", "detect", "export", "compare"}  # tessera.… is their only name
@@ -164,9 +173,7 @@ def test_its_code_is_that_of_the_clone(site: Path, tmp_path: Path) -> None:
 
 
 def test_commands_call_themselves_as_they_were_started(site: Path, tmp_path: Path) -> None:
-    assert installed(tmp_path, site, "-m", "tessera", "export", "--help").stdout.startswith(
-        "usage: tessera export [-h]"
-    )
+    assert installed(tmp_path, site, "-m", "tessera", "export", "--help").stdout.startswith("usage: tessera export ")
     assert installed(tmp_path, site, "-m", "tessera", "-h").stdout.startswith(
         "usage: tessera {train,val,detect,export,compare}"
     )
@@ -190,3 +197,19 @@ def test_opencv_that_does_not_load_is_one_message(said: str, site: Path, tmp_pat
     assert found.returncode == 1
     assert found.stderr.startswith(f"error: OpenCV does not load here ({said}). ") and found.stderr.count("\n") == 1
     assert "opencv-python-headless" in found.stderr
+
+
+def test_the_stub_of_the_python_api_is_of_these_flags() -> None:
+    assert api_stub.STUB.read_text() == api_stub.content(), "run: python -m tests.api_stub && ruff format tessera"
+
+
+@pytest.mark.parametrize("config", [TrainConfig, ValConfig, DetectConfig, ExportConfig, CompareConfig])
+def test_every_flag_is_in_one_group_of_the_help(config: type[Options]) -> None:
+    grouped = [name for names in GROUPS.values() for name in names]
+    fields = [field.name for field in dataclasses.fields(config)]
+    assert len(set(grouped)) == len(grouped) and set(fields) <= set(grouped)
+
+
+def test_help_of_the_python_api_lists_types_defaults_and_meanings() -> None:
+    text = pydoc.render_doc(tessera.train, renderer=pydoc.plaintext)
+    assert "epochs: 'int' = 100" in text and "epochs: number of epochs." in text and "-> 'Metrics | None'" in text

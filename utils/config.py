@@ -1,7 +1,4 @@
-"""Configuration: hyperparameters and the flags of train.py, frozen and checked.
-
-Nothing derived from a configuration (scaled gains, accumulation, rates) is ever stored in it.
-"""
+"""Hyperparameters (`Hyp`) and flags of train.py (`TrainConfig`): frozen and checked, without derived values."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ from tessera.utils.text import first_of, shown
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = HOME / "data" / "hyps"
-CacheMode = Literal["none", "ram", "disk"]  # where decoded images are kept
-Sampling = Literal["shuffled", "balanced"]  # which images an epoch has
+CacheMode = Literal["none", "ram", "disk"]  # cache of decoded images
+Sampling = Literal["shuffled", "balanced"]  # images of an epoch
 OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 AUTO = "auto"  # class weights by the numbers of objects
@@ -33,7 +30,7 @@ LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "trackio", "clearml", "comet")
 
 
 def _between(low: float, high: float, default: Any = dataclasses.MISSING, *, whole: bool = False) -> Any:
-    """A float field that must lie in [low, high], and be a whole number on request; required without a default."""
+    """Return a float field in [low, high]; required without a default."""
     return field(default=default, metadata={"low": low, "high": high, "whole": whole})
 
 
@@ -41,7 +38,7 @@ def _between(low: float, high: float, default: Any = dataclasses.MISSING, *, who
 class Hyp:
     """Hyperparameters (data/hyps/*.yaml), each inside its range.
 
-    The keys from `anchors` on may be left out; their defaults are YOLOv5's ways, so that its files mean what they did.
+    The keys from `anchors` on are optional; their defaults keep the meaning of YOLOv5's files.
     """
 
     lr0: float = _between(1e-8, 10)
@@ -72,48 +69,45 @@ class Hyp:
     mosaic: float = _between(0, 1)
     mixup: float = _between(0, 1)
     copy_paste: float = _between(0, 1)
-    # Anchors a level, rounded, that AutoAnchor fits where the model has another number: YOLOv5 evolves it.
-    # 0 = the model's.
+    # Anchors per level, rounded, that AutoAnchor fits; 0 = as the model.
     anchors: float = _between(0, 32, default=0.0)
     optimizer: OptimizerName = field(default="SGD", metadata={"choices": OPTIMIZERS})
-    # Images that an optimizer step stands for: smaller batches are accumulated, and weight_decay is meant for it.
-    # 0 = the batch as it is.
+    # Nominal batch size: smaller batches are accumulated, and weight_decay is scaled to it. 0 = no accumulation.
     nominal_batch: float = _between(0, 65536, default=64.0)
-    # The warm-up lasts `warmup_epochs`, but at least so many iterations and this share of all, and at most that share.
+    # Warm-up: `warmup_epochs`, but at least `warmup_least` iterations and at least and most these fractions of all.
     warmup_least: float = _between(0, 100_000, default=100.0, whole=True)
     warmup_share: float = _between(0, 1, default=0.0)
     warmup_most: float = _between(0, 1, default=0.0)  # 0 = no bound
-    flat: float = _between(0, 0.99, default=0.0)  # share of the epochs before the learning rate begins to fall
-    cosine: float = _between(0, 1, default=0.0)  # share of a cosine in the fall; the rest is a line
-    ema_share: float = _between(0, 1, default=0.0)  # horizon of the average, of the updates so far; 0 = YOLOv5's ramp
-    close_mosaic: float = _between(0, 1, default=0.0)  # share of the epochs, at the end, without mosaic and mixup
-    clip: float = _between(0.001, 1e6, default=10.0)  # largest norm of the gradient
-    dfl: float = _between(
-        0, 100, default=1.5
-    )  # gain of the distribution loss; it and the next are for anchor-free heads
-    topk: float = _between(1, 100, default=10.0, whole=True)  # task-aligned assignment: cells an object,
-    alpha: float = _between(0, 10, default=0.5)  # exponent of the probability,
-    beta: float = _between(0, 20, default=6.0)  # and of the IoU
-    # Of a run from weights: each layer's rate is this times that of the next; so many layers, from the first, are not
-    # trained (but with --freeze), or normalise by the statistics that they came with (not from a new layer on).
+    flat: float = _between(0, 0.99, default=0.0)  # fraction of the epochs before the learning rate decays
+    cosine: float = _between(0, 1, default=0.0)  # weight of a cosine in the decay; the rest is linear
+    ema_share: float = _between(0, 1, default=0.0)  # EMA horizon as a fraction of the updates so far; 0 = YOLOv5's ramp
+    close_mosaic: float = _between(0, 1, default=0.0)  # fraction of the epochs, at the end, without mosaic and mixup
+    clip: float = _between(0.001, 1e6, default=10.0)  # gradient norm is clipped to it
+    # Anchor-free heads: gain of the distribution focal loss; cells per object, and exponents of the class probability
+    # and of the IoU, in the task-aligned assignment.
+    dfl: float = _between(0, 100, default=1.5)
+    topk: float = _between(1, 100, default=10.0, whole=True)
+    alpha: float = _between(0, 10, default=0.5)
+    beta: float = _between(0, 20, default=6.0)
+    # Fine-tuning: factor of the learning rate from layer to layer, towards the input; number of first layers that are
+    # frozen (unless --freeze), and that keep their BatchNorm statistics.
     layer_decay: float = _between(0.1, 1, default=1.0)
     frozen_layers: float = _between(0, 1000, default=0.0, whole=True)
     fixed_norms: float = _between(0, 1000, default=0.0, whole=True)
-    # Of the class loss: "auto", or a JSON object of weights by class name, for which a file may also have a mapping.
-    # "" = every class weighs the same.
+    # Class weights of the class loss: "auto", or a JSON object (in a file also a mapping) by class name; "" = equal.
     class_weights: str = field(default="", metadata={"low": 0.001, "high": 1000, "whole": False, "by_class": True})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str) -> Hyp:
-        """As `from_yaml`, of plain values; `where` is the file that messages name."""
+        """Return hyperparameters from plain values, as `from_yaml`; messages name the file `where`."""
         return cls.from_yaml(YamlMapping(where, dict(values)))
 
     @classmethod
     def from_yaml(cls, found: YamlMapping) -> Hyp:
-        """Check keys, types and ranges of what a YAML holds.
+        """Return hyperparameters from a YAML, with keys, types and ranges checked.
 
         Raises:
-            ConfigError: an unknown or missing key, not a number or word that is allowed.
+            ConfigError: an unknown or missing key, or a value that is not allowed.
         """
         values = found.values
         known = {f.name: f for f in dataclasses.fields(cls)}
@@ -132,7 +126,7 @@ class Hyp:
         return cls(**{key: _value(values[key], f"{found.at(key)}: {key}", known[key].metadata) for key in values})
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain mapping, in order; without the keys that may be left out and are at their default."""
+        """Return a plain mapping without optional keys at their default."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if getattr(self, f.name) != f.default}
 
 
@@ -148,7 +142,7 @@ def _value(value: Any, where: str, metadata: Mapping[str, Any]) -> Any:
 
 
 def _by_class(value: Any, where: str, metadata: Mapping[str, Any]) -> str:
-    """ "auto", "", or numbers by class name as a JSON object: one line, as tables, checkpoints and trackers have it."""
+    """Return "auto", "", or a one-line JSON object of numbers by class name."""
     text = value.strip() if isinstance(value, str) else value
     if isinstance(text, str):
         if text.lower() in ("", AUTO):
@@ -176,7 +170,7 @@ def _number(value: Any, where: str, metadata: Mapping[str, Any]) -> float:
 
 
 def load_hyp(hyp: str | Path) -> Hyp:
-    """Read a hyperparameter YAML, looked up as given, then in data/hyps/.
+    """Read a hyperparameter YAML, searched for as given, then in data/hyps/.
 
     Raises:
         ConfigError: no such file, not YAML, or a key or value that is not allowed.
@@ -202,75 +196,90 @@ class TrainConfig(Options):
 
     weights: str = option(
         "",
-        "start from this checkpoint: ours, or a published one by name (--list-weights); imagenet = the body of a "
-        "classifier; '' = from scratch",
+        "initial weights: a checkpoint, a published file by name (--list-weights) or imagenet (backbone); '' = from "
+        "scratch",
     )
-    cfg: str = option("", "model YAML, looked up in models/ (default: what the weights bring, else tessera-n.yaml)")
-    data: str = option("shapes.yaml", "dataset YAML, looked up in data/")
-    hyp: str = option("", "hyperparameter YAML, looked up in data/hyps/ (default: by model, start and length)")
-    epochs: int = option(100, "epochs in all", kind=int, low=1)
-    batch_size: int = option(16, "images a batch over all ranks; -1 = AutoBatch", "--batch", kind=int, low=-1)
-    imgsz: int = option(640, "image size, pixels", "--img", "--img-size", kind=int, low=32, high=8192)
-    tile: int = option(0, "larger images in tiles of so many pixels, and as a whole; 0 = as a whole", kind=int, low=32)
-    overlap: float = option(0.2, "least share of a tile that the next one overlaps", kind=float, low=0, high=0.9)
-    rect: bool = option(False, "batches of one aspect ratio instead of squares", kind=bool)
+    cfg: str = option(
+        "", "model YAML, searched for in models/ too (default: the model of the weights, else tessera-n.yaml)"
+    )
+    data: str = option("shapes.yaml", "dataset YAML, searched for in data/ too")
+    hyp: str = option(
+        "", "hyperparameter YAML, searched for in data/hyps/ too (default: chosen by model, weights and length)"
+    )
+    epochs: int = option(100, "number of epochs", kind=int, low=1)
+    batch_size: int = option(16, "total batch size over all ranks; -1 = AutoBatch", "--batch", kind=int, low=-1)
+    imgsz: int = option(640, "image size in pixels", "--img", "--img-size", kind=int, low=32, high=8192)
+    tile: int = option(
+        0, "split large images into tiles of N pixels, in addition to the whole image (0 = off)", kind=int, low=32
+    )
+    overlap: float = option(
+        0.2, "minimum overlap of neighbouring tiles, as a fraction of a tile", kind=float, low=0, high=0.9
+    )
+    rect: bool = option(False, "rectangular training: each batch holds images of similar aspect ratio", kind=bool)
     resume: str = option(
         "",
-        "resume PATH; auto: the run of --project and --name, which begins where it is not there; bare: the newest "
-        "last.pt, with --evolve the newest search, under --project",
+        "resume a run: a checkpoint or run directory; auto = the run --project/--name, started if missing; bare = the "
+        "newest under --project",
         bare="newest",
     )
-    nosave: bool = option(False, "save after the final epoch only", kind=bool)
-    noval: bool = option(False, "validate after the final epoch only", kind=bool)
-    noautoanchor: bool = option(False, "keep the anchors of the model", kind=bool)
-    noplots: bool = option(False, "make no pictures", kind=bool)
-    noreport: bool = option(False, "write no report.html", kind=bool)
-    evolve: int = option(0, "search hyperparameters in N trainings (bare: 300)", kind=int, low=0, bare=300)
-    objective: str = option("fitness", 'what --evolve raises, such as map, recall@p=0.95 or "map - 0.01*ms"')
+    nosave: bool = option(False, "save only after the last epoch", kind=bool)
+    noval: bool = option(False, "validate only after the last epoch", kind=bool)
+    noautoanchor: bool = option(False, "disable AutoAnchor: keep the model's anchors", kind=bool)
+    noplots: bool = option(False, "save no plots or sample images", kind=bool)
+    noreport: bool = option(False, "do not write report.html", kind=bool)
+    evolve: int = option(0, "search hyperparameters with N trainings (bare: 300)", kind=int, low=0, bare=300)
+    objective: str = option("fitness", 'metric that --evolve maximises, such as map, recall@p=0.95 or "map - 0.01*ms"')
     cache: CacheMode = option(
-        "none", "keep decoded images in ram (bare) or on disk", choices=("none", "ram", "disk"), bare="ram"
+        "none",
+        "cache decoded images, once per node, in ram (bare) or on disk",
+        choices=("none", "ram", "disk"),
+        bare="ram",
     )
-    image_weights: bool = option(False, "sample images of weak classes more often", kind=bool)
+    image_weights: bool = option(False, "sample images of classes with low mAP more often", kind=bool)
     sampling: Sampling = option(
         "shuffled",
-        "an epoch has every image once (shuffled), or those of rare classes more often (balanced)",
+        "shuffled = each image once per epoch; balanced = images of rare classes more often",
         choices=("shuffled", "balanced"),
     )
-    device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own")
-    multi_scale: bool = option(False, "vary the size by ±50 %% a batch", kind=bool)
-    single_cls: bool = option(False, "all classes become one", kind=bool)
+    device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own GPU")
+    multi_scale: bool = option(False, "vary the image size by ±50 %% from batch to batch", kind=bool)
+    single_cls: bool = option(False, "treat all classes as one", kind=bool)
     optimizer: OptimizerName | Literal[""] = option(
-        "", "SGD, Adam or AdamW (default: as the hyperparameters say)", choices=("", *OPTIMIZERS)
+        "", "optimizer (default: from the hyperparameters)", choices=("", *OPTIMIZERS)
     )
-    sync_bn: bool = option(False, "BatchNorm statistics over all ranks", kind=bool)
-    workers: int = option(8, "loader workers a rank, capped by this process's CPUs", kind=int, low=0, high=1024)
-    project: str = option("runs/train", "folder of runs")
-    name: str = option("exp", "name of the run's folder")
-    exist_ok: bool = option(False, "write into an existing folder instead of a new one", kind=bool)
-    cos_lr: bool = option(False, "cosine schedule instead of a linear one", kind=bool)
-    label_smoothing: float = option(0.0, "epsilon of the class targets", kind=float, low=0, high=0.999)
-    patience: int = option(100, "stop after so many epochs without a better one; 0 = never", kind=int, low=0)
+    sync_bn: bool = option(False, "synchronise BatchNorm statistics across ranks", kind=bool)
+    workers: int = option(8, "data loader workers per rank, at most its CPUs", kind=int, low=0, high=1024)
+    project: str = option("runs/train", "parent folder of run directories")
+    name: str = option("exp", "name of the run directory")
+    exist_ok: bool = option(False, "write into an existing run directory instead of a new one", kind=bool)
+    cos_lr: bool = option(False, "cosine learning-rate schedule instead of a linear one", kind=bool)
+    label_smoothing: float = option(0.0, "label smoothing epsilon", kind=float, low=0, high=0.999)
+    patience: int = option(100, "stop after N epochs without improvement (0 = off)", kind=int, low=0)
     freeze: tuple[int, ...] = option(
-        (), "freeze layers 0..N-1, or those listed (default: as the hyperparameters say)", kind=int, low=0, many=True
+        (),
+        "freeze the first N layers, or the listed ones (default: from the hyperparameters)",
+        kind=int,
+        low=0,
+        many=True,
     )
-    save_period: int = option(-1, "also keep epochN.pt every so many epochs; -1 = never", kind=int, low=-1)
-    save_steps: int = option(0, "also save last.pt every so many optimizer steps; 0 = never", kind=int, low=0)
-    seed: int = option(0, "seed of all that is random", kind=int, low=0, high=2**63 - 1)
+    save_period: int = option(-1, "also save epochN.pt every N epochs (-1 = off)", kind=int, low=-1)
+    save_steps: int = option(0, "also save last.pt every N optimizer steps (0 = off)", kind=int, low=0)
+    seed: int = option(0, "random seed", kind=int, low=0, high=2**63 - 1)
     local_rank: int = option(-1, "set by torch.distributed.launch", "--local_rank", kind=int, low=-1)
     amp: str = option("auto", "mixed precision", choices=("auto", "bf16", "fp16", "off"))
     compile: bool = option(False, "torch.compile the model", kind=bool)
     close_mosaic: int = option(
-        -1, "no mosaic or mixup in the last N epochs; -1 = as the hyperparameters say", kind=int, low=-1
+        -1, "disable mosaic and mixup for the last N epochs (-1 = from the hyperparameters)", kind=int, low=-1
     )
-    deterministic: bool = option(False, "bit-reproducible kernels", kind=bool)
+    deterministic: bool = option(False, "use deterministic kernels, for bit-reproducible runs", kind=bool)
     profile: bool = option(
-        False, "measure where the time is spent: a table an epoch, a trace of a few steps", kind=bool
+        False, "profile: a table of times per epoch, and a torch.profiler trace of a few steps", kind=bool
     )
     # --log is the older name. Under torchrun, which has flags of its own that begin with it, it cannot be typed.
-    loggers: str = option("tensorboard", f"comma list of {', '.join(LOGGER_NAMES)}; or none", "--log")
-    check_data: bool = option(False, "check the dataset, print every problem, and end", kind=bool)
+    loggers: str = option("tensorboard", f"comma-separated list of {', '.join(LOGGER_NAMES)}; or none", "--log")
+    check_data: bool = option(False, "check the dataset, print all problems, and exit", kind=bool)
     report: str = option(
-        "", "with --check-data, also write a page: data_report.html in this folder (bare: runs/data)", bare="runs/data"
+        "", "with --check-data: also write data_report.html to this folder (bare: runs/data)", bare="runs/data"
     )
 
     def __post_init__(self) -> None:
@@ -279,41 +288,41 @@ class TrainConfig(Options):
             raise ConfigError("--batch-size 0: expected at least 1, or -1 for AutoBatch.")
         if self.image_weights and self.sampling == "balanced":
             raise ConfigError(
-                "--sampling balanced with --image-weights: both choose the images of an epoch, one by how rare their "
-                "classes are, one by how badly these are found too. Leave one of them out."
+                "--sampling balanced with --image-weights: both select the images of an epoch, one by how rare their "
+                "classes are, one by the classes' mAP. Leave out one of them."
             )
         if self.evolve and self.resume == "auto":
             raise ConfigError(
-                "--evolve with --resume auto: a search is begun or joined by --name with --exist-ok. Give these in its "
-                "place; --resume with a folder, or bare for the newest search, continues one."
+                "--evolve with --resume auto: start or join a search with --name and --exist-ok; continue one with "
+                "--resume DIRECTORY, or bare --resume for the newest."
             )
         if self.report and not self.check_data:
             raise ConfigError(
-                "--report without --check-data: it writes the page of a dataset's checks. Give --check-data too; a "
-                "training writes report.html by itself."
+                "--report without --check-data: it writes the page of the dataset checks. Add --check-data; training "
+                "always writes report.html."
             )
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
         if self.objective != TrainConfig.objective and not self.evolve:
             raise ConfigError(
-                f"--objective {shown(self.objective)} without --evolve: one training raises nothing. Add --evolve N, "
-                "or leave --objective out."
+                f"--objective {shown(self.objective)} without --evolve: only a search maximises it. Add --evolve N, "
+                "or leave out --objective."
             )
         parse_objective(self.objective)
         _ = self.logger_names
 
     @property
     def logger_names(self) -> tuple[str, ...]:
-        """Trackers that were asked for, each once, in their order; "none" and "" stand for no tracker."""
-        asked = [name.strip() for name in self.loggers.split(",")]
+        """Names in `--loggers`, each once, in their order; "none" and "" are no tracker."""
+        names = [name.strip() for name in self.loggers.split(",")]
         known = (*LOGGER_NAMES, "none")
-        for name in asked:
+        for name in names:
             if name and name not in known:
                 hint = did_you_mean(name, known)
                 raise ConfigError(f"--loggers: unknown tracker {shown(name)}.{hint} Known: {', '.join(known)}.")
-        return tuple(dict.fromkeys(name for name in asked if name in LOGGER_NAMES))
+        return tuple(dict.fromkeys(name for name in names if name in LOGGER_NAMES))
 
     @property
     def frozen_layers(self) -> tuple[int, ...]:
-        """Indices of the layers to freeze: one number counts from the first, several are a list."""
+        """Indices of the layers to freeze: one number N is the first N layers, several are indices."""
         return tuple(range(self.freeze[0])) if len(self.freeze) == 1 else self.freeze

@@ -74,4 +74,4 @@ def test_it_is_validated_also_without_suppression(run: Run, tmp_path: Path, comm
     assert (tmp_path / "exp" / "predictions.json").is_file()
     assert command(val.main, *words, "--end2end").code == 0
     refused = command(val.main, *words, "--end2end", "--augment")
-    assert refused.code == 2 and refused.err.count("Leave one of them out") == 1, refused.said
+    assert refused.code == 2 and refused.err.count("Leave out one of them") == 1, refused.said

@@ -72,7 +72,7 @@ IDLE = {
 def test_flags_of_yolov5_without_effect_are_one_line(options: type[TrainConfig] | type[ValConfig]) -> None:
     argv = IDLE[options].split()
     flags = [word.partition("=")[0].replace("_", "-") for word in argv[:-1] if word.startswith("--")]
-    assert options.warning(argv) == f"{' '.join(flags)}: known from YOLOv5, without effect here."
+    assert options.warning(argv) == f"{' '.join(flags)}: YOLOv5 flags that have no effect."
     assert options.from_args(argv) == options.from_args(argv[-1:]) and options.warning(argv[-1:]) == ""
 
 
@@ -80,7 +80,7 @@ def test_flags_of_yolov5_from_python(caplog: pytest.LogCaptureFixture) -> None:
     given = {"quad": True, "upload_dataset": "val", "entity": None, "adam": True, "evolve_population": "", "epochs": 3}
     assert TrainConfig.named(given) == {"optimizer": "Adam", "epochs": 3}
     assert [record.getMessage() for record in caplog.records] == [
-        "--quad --upload-dataset: known from YOLOv5, without effect here."
+        "--quad --upload-dataset: YOLOv5 flags that have no effect."
     ]
     with pytest.raises(ConfigError, match=r"--resume-evolve: a search continues from its own folder: --evolve 300 --r"):
         TrainConfig.from_args(["--resume_evolve", "evolve.csv"])
@@ -220,7 +220,10 @@ def test_numbers_that_are_none(value: Any) -> None:
         ({"epochs": 10**15}, r"--epochs: found 1000000000000000, allowed is at most 2,147,483,647"),
         ({"label_smoothing": "1e999"}, "--label-smoothing: found '1e999', expected a number"),
         ({"sampling": "balance"}, "--sampling: found 'balance', expected one of shuffled, balanced. Did you mean 'bal"),
-        ({"sampling": "balanced", "image_weights": True}, "--sampling balanced with --image-weights: .* Leave one of"),
+        (
+            {"sampling": "balanced", "image_weights": True},
+            "--sampling balanced with --image-weights: .* Leave out one of",
+        ),
         ({"data": "a\0b"}, r"--data: found 'a\\x00b', expected a path; none holds a NUL"),
         ({"weights": "x" * 300}, "--weights: found 'xxx.*each name in it at most 255"),
         ({"optimizer": "S\x1b[31mGD"}, r"--optimizer: found 'S\\x1b\[31mGD'"),

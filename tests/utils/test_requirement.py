@@ -38,7 +38,7 @@ def test_two_models_or_two_sides() -> None:
     assert (config.a, config.b, len(config.requirements)) == (("a1", "a2"), ("b1",), 2)
 
 
-NO_FORM, NO_INTERVAL = "expected a metric, a comparison and a number", "Of map and map50 alone there is an interval"
+NO_FORM, NO_INTERVAL = "expected a metric, a comparison and a number", "Only map and map50 have an interval"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ NO_FORM, NO_INTERVAL = "expected a metric, a comparison and a number", "Of map a
         (["a.pt", "b.pt", "--a", "c.pt"], "found 2 MODELS beside --a and --b"),
         (["a.pt", "b.pt", "--task", "speed"], "--task: found 'speed', expected one of val, train, test"),
         (["a.pt", "b.pt", "--weights", "c.pt"], "unknown argument '--weights'"),
-        (["a.pt", "b.pt", "--require", "mpa >= 0"], r"'mpa' is no metric\. Did you mean 'map'\?"),
+        (["a.pt", "b.pt", "--require", "mpa >= 0"], r"'mpa' is not a metric\. Did you mean 'map'\?"),
         *(
             (["a.pt", "b.pt", "--require", text], NO_FORM)
             for text in ("map = 0", "map >=", "map >= one", "map >= 1 and ms < 2", "")

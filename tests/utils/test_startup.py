@@ -90,7 +90,7 @@ time.sleep(60)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "WARNING: --quad: known from YOLOv5, without effect here.\ninterrupted\n"
+    assert errors == "WARNING: --quad: YOLOv5 flags that have no effect.\ninterrupted\n"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The flags of compare.py, and what `--require` asks of a comparison: `map >= -0.01`."""
+"""Flags of compare.py, and the limits of `--require`: `map >= -0.01`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tessera.utils.flags.program import called
 from tessera.utils.flags.val import MeasuringConfig
 from tessera.utils.text import shown
 
-_SIDE = "runs, checkpoints or exported files of one kind, such as the same training with other seeds"
+_SIDE = "several run directories, checkpoints or exported files of one kind, e.g. seeds of one training"
 METRICS = ("map", "map50", "precision", "recall", "ms", "mb")
 WITH_INTERVAL = ("map", "map50")
 _ENDS = ("low", "high")
@@ -22,24 +22,24 @@ _FORM = re.compile(r"\s*([A-Za-z0-9_.]+)\s*(>=|<=|>|<)\s*([-+]?(?:\d+\.?\d*|\.\d
 
 
 class Requirement(NamedTuple):
-    """A limit of a difference B − A."""
+    """Limit on a difference B − A."""
 
-    text: str  # as it was given
+    text: str  # as given
     metric: str  # one of `METRICS`
-    end: str  # "low" or "high" end of the 95 % interval of the difference; "" for the difference as measured
+    end: str  # "low" or "high" end of the 95 % interval, or "" for the difference itself
     comparison: str  # ">=", "<=", ">" or "<"
     limit: float
 
     def allows(self, value: float) -> bool:
-        """Whether a difference meets it; one that is not known, NaN, does not."""
+        """Return whether a difference meets the limit; NaN does not."""
         return bool(_COMPARISONS[self.comparison](value, self.limit))
 
 
 def parsed_requirement(text: str) -> Requirement:
-    """Read a requirement.
+    """Parse a requirement.
 
     Raises:
-        ConfigError: it has another form, or asks for what is not measured.
+        ConfigError: another form, or an unknown metric.
     """
     found = _FORM.fullmatch(text)
     if found is None:
@@ -51,13 +51,13 @@ def parsed_requirement(text: str) -> Requirement:
     metric, dot, end = word.partition(".")
     if metric not in METRICS:
         raise ConfigError(
-            f"--require {shown(text)}: {shown(metric)} is no metric.{did_you_mean(metric, METRICS)} Known: "
+            f"--require {shown(text)}: {shown(metric)} is not a metric.{did_you_mean(metric, METRICS)} Known: "
             f"{', '.join(METRICS)}; map.low, map.high, map50.low and map50.high are ends of the 95 % interval."
         )
     if dot and (end not in _ENDS or metric not in WITH_INTERVAL):
         raise ConfigError(
-            f"--require {shown(text)}: {shown(word)} is not known. Of map and map50 alone there is an interval, with "
-            "the ends map.low, map.high, map50.low and map50.high."
+            f"--require {shown(text)}: {shown(word)} is unknown. Only map and map50 have an interval: map.low, "
+            "map.high, map50.low and map50.high."
         )
     return Requirement(text.strip(), metric, end, comparison, float(limit))
 
@@ -70,14 +70,16 @@ class CompareConfig(MeasuringConfig):
     weights_fields = ("a", "b")
 
     models: tuple[str, ...] = option(
-        (), "A and B: each a run's folder, a checkpoint (--list-weights), or a file of export.py", positional="MODEL"
+        (),
+        "A and B: each a run directory, checkpoint, published file by name (--list-weights) or exported file",
+        positional="MODEL",
     )
-    a: tuple[str, ...] = option((), f"side A, where it is several: {_SIDE}", many=True)
-    b: tuple[str, ...] = option((), "side B, likewise; differences are B − A", many=True)
+    a: tuple[str, ...] = option((), f"side A: {_SIDE}", many=True)
+    b: tuple[str, ...] = option((), "side B; differences are B − A", many=True)
     require: tuple[str, ...] = option(
-        (), 'end with 1 where a difference does not meet this, such as "map >= -0.01" "ms <= 1"', many=True
+        (), 'exit with 1 if a difference violates a limit, such as "map >= -0.01" "ms <= 1"', many=True
     )
-    project: str = option("runs/compare", "folder of runs")
+    project: str = option("runs/compare", "parent folder of run directories")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,5 +102,5 @@ class CompareConfig(MeasuringConfig):
 
     @property
     def requirements(self) -> tuple[Requirement, ...]:
-        """`--require`, read."""
+        """Parsed `--require`."""
         return tuple(map(parsed_requirement, self.require))

@@ -1,4 +1,4 @@
-"""The flags of export.py."""
+"""Flags of export.py."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class ExportConfig(Options):
 
     program = "export.py"
 
-    weights: str = option("yolov5n.pt", "checkpoint: ours, or a published one by name (--list-weights)")
-    include: tuple[str, ...] = option(("onnx",), "formats", many=True)
+    weights: str = option("yolov5n.pt", "checkpoint, or published file by name (--list-weights)")
+    include: tuple[str, ...] = option(("onnx",), "formats to write", many=True)
     imgsz: tuple[int, ...] = option(
         (),
-        "long side in pixels (default: as trained); with --raw the one size, a side or height and width (default: any)",
+        "image size in pixels, long side (default: as trained); with --raw: one fixed side, or height width",
         "--img",
         "--img-size",
         kind=int,
@@ -26,22 +26,22 @@ class ExportConfig(Options):
         high=8192,
         many=True,
     )
-    output: str = option("", "folder for the files, made where it is missing (default: the checkpoint's)")
-    raw: bool = option(False, "the bare network: letterboxed images in, predictions out", kind=bool)
-    batched: bool = option(False, "several pictures of one size at once: images (B, H, W, 3)", kind=bool)
-    half: bool = option(False, "weights and features in float16", kind=bool)
-    int8: bool = option(False, "quantised, calibrated on the training pictures", kind=bool)
-    end2end: bool = option(False, "boxes of the one-to-one branch, without suppression", kind=bool)
-    conf_thres: str = option("", "confidence that the file recommends (default: where F1 is best, else 0.25)", "--conf")
-    iou_thres: float = option(
-        0.45, "IoU above which NMS drops the weaker box, that it recommends", "--iou", kind=float, low=0, high=1
+    output: str = option("", "output folder, created if missing (default: the checkpoint's)")
+    raw: bool = option(False, "export the network alone: letterboxed images in, raw predictions out", kind=bool)
+    batched: bool = option(False, "accept a batch of equally sized images: (B, H, W, 3)", kind=bool)
+    half: bool = option(False, "float16 weights and activations", kind=bool)
+    int8: bool = option(False, "8-bit quantisation, calibrated on the training images", kind=bool)
+    end2end: bool = option(False, "use the one-to-one branch, without NMS", kind=bool)
+    conf_thres: str = option(
+        "", "default confidence threshold of the file (default: where F1 is best, else 0.25)", "--conf"
     )
-    max_det: int = option(1000, "detections a picture, that it recommends", kind=int, low=1, high=30_000)
-    data: str = option("", "dataset YAML to calibrate and measure on (default: the one the weights were trained on)")
-    max_drop: float = option(0.01, "largest loss of mAP50-95 that is no failure", kind=float, low=0, high=1)
-    device: str = option("cpu", "what exports are measured on: cpu, 0 or mps")
-    opset: int = option(18, "version of ONNX's operators", kind=int, low=18, high=23)
-    license: str = option("", "licence of the weights, for the metadata")
+    iou_thres: float = option(0.45, "default NMS IoU threshold of the file", "--iou", kind=float, low=0, high=1)
+    max_det: int = option(1000, "default maximum detections per image of the file", kind=int, low=1, high=30_000)
+    data: str = option("", "dataset YAML for calibration and evaluation (default: the one the weights were trained on)")
+    max_drop: float = option(0.01, "largest accepted loss of mAP50-95", kind=float, low=0, high=1)
+    device: str = option("cpu", "device that exports are evaluated on: cpu, 0 or mps")
+    opset: int = option(18, "ONNX opset version", kind=int, low=18, high=23)
+    license: str = option("", "licence of the weights, stored in the metadata")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,10 +49,10 @@ class ExportConfig(Options):
             found = " ".join(map(str, self.imgsz))
             raise ConfigError(
                 f"--imgsz {found}: expected one number, the long side, or with --raw two, height and width. The "
-                "other side follows from each picture."
+                "other side follows from each image."
             )
         if self.raw and self.batched:
-            raise ConfigError("--raw --batched: the bare network takes any number of images. Leave --batched out.")
+            raise ConfigError("--raw --batched: the raw network takes any batch size. Leave out --batched.")
         if self.half and self.int8:
-            raise ConfigError("--half --int8: a file is either. Leave one of them out.")
+            raise ConfigError("--half --int8: a file has one precision. Leave out one of them.")
         parsed_confidence(self.conf_thres)

@@ -1,4 +1,4 @@
-"""What `--json` prints: one object on stdout, and nothing else there. docs/json.md has its keys."""
+"""`--json`: one JSON object on stdout, everything else on stderr. docs/json.md lists its keys."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from tessera.utils.flags.version import __version__
 from tessera.utils.text import strict_json
 
 FLAG = "--json"
-SCHEMA = 1  # rises where a key of an object changes its meaning or goes
+SCHEMA = 1  # raised if a key changes its meaning or goes
 
 
 def headed(program: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """An object of a command with what says which it is, first."""
+    """Return an object of a command with its schema and version first."""
     return {"schema": f"tessera.{program.removesuffix('.py')}/{SCHEMA}", "version": __version__, **values}
 
 
 class Answer:
-    """The object of this process; without `--json` it does nothing.
+    """The JSON object of this process; without `--json` it does nothing.
 
-    From `open` on, whatever else is printed to stdout goes to stderr, also by libraries and further processes.
+    From `open` on, all other output to stdout goes to stderr, also that of libraries and child processes.
     """
 
     def __init__(self) -> None:
         self._program, self._began = "", 0.0
-        self._stdout: int | None = None  # None: not open, or left to rank 0
-        self._giving = threading.Lock()  # held for good once an object was printed
+        self._stdout: int | None = None  # None: not open, or another rank prints
+        self._giving = threading.Lock()  # stays locked once an object was printed
 
     def open(self, program: str, argv: Sequence[str]) -> bool:
-        """Take stdout where the command line asks for it, and this has not been done; whether it was.
+        """Take over stdout if the command line has `--json`; return whether this call did.
 
-        The flag counts though others of `argv` are wrong.
+        The flag counts even if other arguments are wrong.
         """
         if self._program or FLAG not in argv:
             return False
@@ -44,28 +44,28 @@ class Answer:
         sys.stdout.flush()
         self._stdout = self._kept = os.dup(1)
         os.dup2(2, 1)
-        self._printed, sys.stdout = sys.stdout, sys.stderr  # in one order with what is printed there
+        self._printed, sys.stdout = sys.stdout, sys.stderr  # keeps the order of lines
         return True
 
     @property
     def wanted(self) -> bool:
-        """Whether this process prints an object; another rank's host may not have the run's folder."""
+        """Whether this process prints an object."""
         return self._stdout is not None
 
     def leave_to_rank_0(self) -> None:
-        """Print nothing: this is another rank."""
+        """Print nothing, on ranks other than 0."""
         self._stdout = None
 
     def close(self) -> None:
-        """Give stdout back, for a command that is called inside a program."""
+        """Restore stdout, for a command called from Python."""
         sys.stdout = self._printed
         os.dup2(self._kept, 1)
         os.close(self._kept)
         self._program, self._stdout, self._giving = "", None, threading.Lock()
 
     def give(self, values: Mapping[str, Any], exit_code: int, error: Mapping[str, str] | None = None) -> None:
-        """Print the object, unless one was printed."""
-        if self._stdout is None or not self._giving.acquire(blocking=False):  # of a thread, or a signal's handler
+        """Print the object, unless one was printed already."""
+        if self._stdout is None or not self._giving.acquire(blocking=False):  # a thread or signal handler was first
             return
         seconds = round(time.monotonic() - self._began, 3)
         ended = {"exit_code": exit_code, "error": error, "seconds": seconds}
@@ -77,7 +77,7 @@ class Answer:
             print(f"WARNING: {FLAG}: stdout: {failed.strerror}; the object is lost.", file=sys.stderr)
 
     def fail(self, kind: str, message: str, exit_code: int, details: Mapping[str, Any] | None = None) -> None:
-        """Print the object of a failure, unless one was printed."""
+        """Print the object of a failure, unless one was printed already."""
         self.give(details or {}, exit_code, {"kind": kind, "message": message})
 
 
@@ -86,7 +86,7 @@ answer = Answer()  # a process has one stdout
 
 @contextmanager
 def answering(program: str, argv: Sequence[str]) -> Iterator[None]:
-    """Inside, `answer` is open where `--json` is asked for; it stays open where the process has opened it."""
+    """Open `answer` within the context if `--json` is given, unless the process has opened it."""
     opened = answer.open(program, argv)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Weights that others publish and that models of ours take: what is known of each file, and how they are asked for.
+"""Published weights that can be given by name: URL, size, digest, licence and mAP of each file.
 
-Figures are the publishers' own: YOLOX's model zoo, the table of the YOLOv9 paper's authors, that of YOLOv5's release
-7.0. A digest is here where projects that pin the file agree on it.
+The mAP is the publisher's: YOLOX's model zoo, the YOLOv9 authors' table, YOLOv5's release 7.0. A digest is listed
+if projects that pin the file agree on it.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ _YOLOV5 = "https://github.com/ultralytics/yolov5/releases/download/v7.0/"
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """A file of weights on its publisher's server."""
+    """A weight file on its publisher's server."""
 
     name: str  # of the file, such as "yolox_s.pth"
     family: str  # "YOLOX", "YOLOv9" or "YOLOv5"
-    folder: str  # the address that it lies at, without its name, with a slash at the end
-    cfg: str  # the model of ours that takes it, a file in models/
-    millions: float  # parameters of that model, in millions, at 80 classes; without what serves training alone
-    licence: str  # of the weights; an SPDX identifier
+    folder: str  # URL of its folder, with a final slash
+    cfg: str  # model YAML in models/
+    millions: float  # parameters at 80 classes, in millions, without training-only branches
+    licence: str  # of the weights, as SPDX identifier
     map: float  # mAP50-95 on COCO val2017, percent, as published
-    imgsz: int  # the size that it was measured at, pixels
-    size: int | None = None  # of the file, bytes, where known: to the byte where its digest is, else about
+    imgsz: int  # image size of that evaluation, pixels
+    size: int | None = None  # bytes; exact if there is a digest
     sha256: str = ""
 
     @property
     def url(self) -> str:
-        """Where it is downloaded from."""
+        """Download URL."""
         return self.folder + self.name
 
     @property
     def stem(self) -> str:
-        """The name without its suffix."""
+        """File name without suffix."""
         return self.name.rpartition(".")[0]
 
 
@@ -83,10 +83,9 @@ PUBLISHED = (
 
 
 def published(name: str) -> PublishedWeights | None:
-    """The file that a bare name means; None where none is known under it.
+    """Return the published file of a name, or None.
 
-    A name is the file's ("yolox_s.pth"), or that of the model that takes it ("yolox-s", "yolov9-t"), with the suffix
-    .pt or .pth or without one: no two files share one.
+    A name is the file's ("yolox_s.pth") or the model's ("yolox-s", "yolov9-t"), with or without .pt or .pth.
     """
     stem, _, suffix = name.rpartition(".")
     stem = stem if suffix in ("pt", "pth") else name
@@ -94,24 +93,24 @@ def published(name: str) -> PublishedWeights | None:
     return known.get(stem)
 
 
-# How names of a family begin, in lower case and without - and _; and models of it that are not read here.
+# Prefixes of a family's names, in lower case, without - and _; and its models that cannot be read.
 _BEGINNINGS = {"YOLOX": ("yolox",), "YOLOv9": ("yolov9", "yolo9", "v9"), "YOLOv5": ("yolov5", "yolo5", "v5")}
 _NOT_READ = {"YOLOX": ("nano", "darknet"), "YOLOv9": ("e",), "YOLOv5": ()}
 
 
 def licence_of(family: str) -> str:
-    """The licence of the weights that a family's authors publish, an SPDX identifier."""
+    """Return the SPDX licence identifier of a family's published weights."""
     return next(weights.licence for weights in PUBLISHED if weights.family == family)
 
 
 def suggestion(name: str, beside: Iterable[str] = ()) -> str:
-    """What to say of a bare name that is no file and no published one: a sentence after a space, or "".
+    """Return a suggestion, after a space, for a name that is neither a file nor published; or "".
 
-    Who asks for a family may have chosen it for its licence: published weights of another one are never named.
+    Only weights of the same family are suggested, as users choose a family for its licence.
 
     Args:
-        name: as it was given.
-        beside: files of the user's own that may be meant.
+        name: the name given.
+        beside: similar files of the user.
     """
     family, size = _family_and_size(name)
     sizes = {_family_and_size(weights.name)[1]: weights.name for weights in PUBLISHED if weights.family == family}
@@ -119,7 +118,7 @@ def suggestion(name: str, beside: Iterable[str] = ()) -> str:
         return f" Did you mean '{sizes[size]}'?"
     listed = f" Published ones of {family}: {', '.join(sizes.values())}."
     if family and size in _NOT_READ[family]:
-        return f" {family}-{size} is a model that is not read here.{listed}"
+        return f" {family}-{size} cannot be read.{listed}"
     if near := did_you_mean(name, [file for file in beside if _family_and_size(file)[0] == family]):
         return near
     close = difflib.get_close_matches(size[:100], sizes, n=1, cutoff=0.6)
@@ -127,7 +126,7 @@ def suggestion(name: str, beside: Iterable[str] = ()) -> str:
 
 
 def _family_and_size(name: str) -> tuple[str, str]:
-    """("YOLOX", "tiny") of "YOLOX-Tiny.pth"; ("", …) where a name begins like no family's."""
+    """Return ("YOLOX", "tiny") for "YOLOX-Tiny.pth", ("", …) for an unknown family."""
     plain = re.sub(r"[-_ ]", "", re.sub(r"\.(pth?|yaml)$", "", name.casefold()))
     begun = ((family, start) for family, starts in _BEGINNINGS.items() for start in starts if plain.startswith(start))
     family, start = next(begun, ("", ""))
@@ -136,19 +135,19 @@ def _family_and_size(name: str) -> tuple[str, str]:
 
 _ABOUT_TABLE = (
     "",
-    "Each command takes each name in place of a file, which is looked for in the working directory and in",
-    "the cache, else downloaded to the latter. It brings its model; a training takes another one with --cfg.",
-    "mAP50-95 is what the publisher measured on COCO val2017; the licence is that of the weights.",
+    "Every command accepts these names for --weights. A file is searched for in the working directory and in",
+    "the cache, else downloaded to the cache. The weights bring their model; --cfg trains another one.",
+    "mAP50-95 is the publisher's, on COCO val2017; the licence is that of the weights.",
 )
 
 
 def published_table() -> str:
-    """Every known file in a line of a table, and below it what the columns mean."""
+    """Return the table of published weights for `--list-weights`."""
     rows = [("--weights", "parameters", "file", "licence", "mAP50-95", "at", "model")]
     for weights in PUBLISHED:
         megabytes = "-" if weights.size is None else f"{weights.size / 1e6:.1f} MB"
-        figures = (f"{weights.millions:.1f} M", megabytes, weights.licence, f"{weights.map:.1f}")
-        rows.append((weights.name, *figures, f"{weights.imgsz} px", weights.cfg))
+        cells = (f"{weights.millions:.1f} M", megabytes, weights.licence, f"{weights.map:.1f}")
+        rows.append((weights.name, *cells, f"{weights.imgsz} px", weights.cfg))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     form = "  ".join(f"{{:{side}{width}}}" for side, width in zip("<>><>><", widths, strict=True))
     lines = [form.format(*row).rstrip() for row in rows]

@@ -1,8 +1,4 @@
-"""Flags as fields of a frozen dataclass.
-
-A flag is a field with its command-line spelling beside it, so the command line, `run(**kwargs)` and opt.yaml cannot
-drift apart.
-"""
+"""Command-line flags as fields of a frozen dataclass, from which the Python API and opt.yaml follow too."""
 
 from __future__ import annotations
 
@@ -29,7 +25,36 @@ from tessera.utils.text import one_line, shown
 
 log = logging.getLogger(__name__)
 
-LARGEST_NUMBER = 2**31 - 1  # where a flag has no limit of its own
+LARGEST_NUMBER = 2**31 - 1  # of flags without a limit
+COMPATIBILITY = "Compatibility"
+# Groups of --help and the fields of all commands in each, in order.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Model and weights": ("models", "a", "b", "weights", "trust_file", "cfg", "freeze", "noautoanchor"),
+    "Data": (
+        *("source", "data", "task", "imgsz", "batch_size", "rect", "tile", "overlap", "single_cls", "cache"),
+        *("check_data", "report"),
+    ),
+    "Training": (
+        *("epochs", "hyp", "optimizer", "cos_lr", "label_smoothing", "patience", "noval", "seed"),
+        *("evolve", "objective"),
+    ),
+    "Augmentation and sampling": ("close_mosaic", "multi_scale", "sampling", "image_weights"),
+    "Prediction": (
+        *("conf_thres", "iou_thres", "max_det", "classes", "agnostic_nms", "augment", "end2end"),
+        *("track", "vid_stride", "every_frame"),
+    ),
+    "Export": ("include", "raw", "batched", "int8", "opset", "max_drop", "license"),
+    "Distributed and performance": (
+        *("device", "sync_bn", "workers", "threads", "amp", "half", "compile", "deterministic", "profile"),
+    ),
+    "Checkpoints and output": (
+        *("resume", "project", "name", "exist_ok", "output", "nosave", "save_period", "save_steps", "noplots"),
+        *("noreport", "verbose", "find_errors", "require", "save_txt", "save_conf", "save_json", "save_csv"),
+        *("save_crop", "auto_label", "line_thickness", "hide_labels", "hide_conf"),
+    ),
+    "Logging": ("loggers",),
+    COMPATIBILITY: ("local_rank",),
+}
 
 
 def option(
@@ -47,15 +72,15 @@ def option(
     """A field that is a flag.
 
     Args:
-        default: its value where the flag is not given.
+        default: the value if the flag is not given.
         help: one line for --help.
-        flags: further spellings; `--field-name` comes by itself.
+        flags: further spellings beside `--field-name`.
         kind: bool (a switch), int, float or str.
-        low, high: range of a number; a default outside it stands for something else, and is allowed too.
+        low, high: range of a number; a default outside it has a meaning of its own and is allowed too.
         choices: allowed words.
         bare: the value of the flag without an argument.
         many: takes one or more values.
-        positional: what --help calls values that are given without a flag, any number; "" where a flag is needed.
+        positional: name in --help of values given without a flag; "" = a flag is needed.
     """
     metadata = {"help": help, "flags": flags, "kind": kind, "low": low, "high": high, "choices": choices, "bare": bare}
     metadata |= {"default": default, "many": many or bool(positional), "positional": positional}
@@ -63,22 +88,22 @@ def option(
 
 
 def trust_file_option() -> Any:
-    """The field of the commands that take exported files: whether one that is a program may run."""
-    text = "run a .torchscript or .pt2 file: a program that can do anything, so only where its maker is trusted"
+    """Return the field `--trust-file` of commands that take exported files."""
+    text = "run a .torchscript or .pt2 file; such a file can run any code, so trust its author"
     return option(False, text, kind=bool)
 
 
 def threads_option() -> Any:
-    """The field of the commands that compute with a checkpoint: how many processors of the host they may keep busy."""
-    text = "threads that compute on the CPU, of each process; 0 = one a processor that it has"
+    """Return the field `--threads`."""
+    text = "CPU threads per process (0 = one per available core)"
     return option(0, text, kind=int, low=0, high=1024)
 
 
 def parsed_confidence(text: str, expected: str = "a number from 0 to 1") -> float | None:
-    """What `--conf-thres` says; None where it says nothing.
+    """Return the number that `--conf-thres` gives, or None for "".
 
     Raises:
-        ConfigError: it is no number from 0 to 1.
+        ConfigError: not a number from 0 to 1.
     """
     if not text.strip():
         return None
@@ -90,26 +115,26 @@ def parsed_confidence(text: str, expected: str = "a number from 0 to 1") -> floa
 
 @dataclass(frozen=True)
 class Options:
-    """Flags of a command: checks, parsing, plain form."""
+    """Flags of a command."""
 
-    program: ClassVar[str]  # the command that takes them
-    weights_fields: ClassVar[tuple[str, ...]] = ("weights",)  # the fields that name files of weights
+    program: ClassVar[str]  # file name of the command
+    weights_fields: ClassVar[tuple[str, ...]] = ("weights",)  # fields that name weight files
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
             object.__setattr__(self, f.name, _checked(getattr(self, f.name), f))
         name = getattr(self, "name", "exp")
         if not name.strip("/. "):
-            raise ConfigError(f"--name {shown(name)}: expected a name for the run's folder.")
+            raise ConfigError(f"--name {shown(name)}: expected a name for the run directory.")
 
     @classmethod
     def named(cls, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Fields from Python names; every spelling of a flag is known (`batch`, `batch_size`, `img`, `imgsz` …).
+        """Return fields from Python keyword arguments, in any spelling of a flag (`batch`, `batch_size`, …).
 
         Raises:
             ConfigError: an unknown name.
         """
-        names = {flag.lstrip("-").replace("-", "_"): f.name for f in dataclasses.fields(cls) for flag in _flags(f)}
+        names = {flag.lstrip("-").replace("-", "_"): f.name for f in dataclasses.fields(cls) for flag in flags_of(f)}
         former = {flag.lstrip("-").replace("-", "_"): flag for flag in former_flags(cls.program)}
         given, idle = meaning(cls.program, [former[key] for key, value in kwargs.items() if key in former and value])
         if idle:
@@ -125,46 +150,50 @@ class Options:
 
     @classmethod
     def from_args(cls, argv: Sequence[str]) -> dict[str, Any]:
-        """Parse a command line to the fields that were given, and only those.
+        """Parse a command line; return only the fields that it gives.
 
         Raises:
             ConfigError: an unknown flag.
         """
-        idle = " ".join(without_effect(cls.program))
         parser = _Parser(
-            prog=called(cls.program),
-            argument_default=argparse.SUPPRESS,
-            description=cls.__doc__,
-            epilog=f"Flags of YOLOv5 that are accepted, with a warning, and have no effect: {idle}" if idle else None,
+            prog=called(cls.program), argument_default=argparse.SUPPRESS, description=cls.__doc__, add_help=False
         )
-        answer: dict[str, Any] = {"action": _Answer, "dest": argparse.SUPPRESS, "nargs": 0}
-        for f in dataclasses.fields(cls):
-            _add_flag(parser, f)
-            if f.name == cls.weights_fields[-1]:
-                listed = "list the published weights that can be given by name, and end"
-                parser.add_argument("--list-weights", const=published_table, help=listed, **answer)
-        told = "print one JSON object to stdout at the end, and all else to stderr (docs/json.md)"
-        parser.add_argument(FLAG, action="store_true", dest=FLAG, help=told)
-        told = "print the versions of this program, Python and torch, and the device, and end"
-        parser.add_argument("--version", const=version_line, help=told, **answer)
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        report: dict[str, Any] = {"action": _Report, "dest": argparse.SUPPRESS, "nargs": 0}
+        for title, names in GROUPS.items():
+            group = parser.add_argument_group(title)
+            for f in (fields[name] for name in names if name in fields):
+                _add_flag(group, f)
+                if f.name == cls.weights_fields[-1]:
+                    text = "list the published weights that can be given by name, and exit"
+                    group.add_argument("--list-weights", const=published_table, help=text, **report)
+            if title == "Logging":
+                text = "print one JSON object to stdout at the end, everything else to stderr (docs/json.md)"
+                group.add_argument(FLAG, action="store_true", dest=FLAG, help=text)
+                group.add_argument(
+                    "--version", const=version_line, help="print versions and device, and exit", **report
+                )
+                group.add_argument("-h", "--help", action="help", help="show this help, and exit")
+            if title == COMPATIBILITY and (ignored := without_effect(cls.program)):
+                group.description = f"YOLOv5 flags accepted with a warning and ignored: {' '.join(ignored)}"
         words, former = parted(cls.program, argv)
         given = vars(parser.parse_intermixed_args(words))
-        given.pop(FLAG, None)  # `Answer` has seen it before the others were read
+        given.pop(FLAG, None)  # `JsonOutput` has read it before
         return {**meaning(cls.program, former)[0], **given}
 
     @classmethod
     def warning(cls, argv: Sequence[str]) -> str:
-        """What a command line has that has no effect, in one line; "" where there is nothing."""
+        """Return one line that names the ignored flags of a command line, or ""."""
         return meaning(cls.program, parted(cls.program, argv)[1])[1]
 
     @property
     def given(self) -> dict[str, Any]:
-        """Fields that differ from what they are by themselves; without what a launcher sets."""
+        """Fields that differ from their defaults, without those that a launcher sets."""
         values = {f.name: (getattr(self, f.name), f.default) for f in dataclasses.fields(self)}
         return {name: value for name, (value, own) in values.items() if value != own and name != "local_rank"}
 
     def as_args(self) -> list[str]:
-        """The flags that give these values, as `from_args` takes them."""
+        """Return the command line that gives these values."""
         words = []
         for name, value in self.given.items():
             words.append("--" + name.replace("_", "-"))
@@ -173,17 +202,18 @@ class Options:
         return words
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for opt.yaml and checkpoints."""
+        """Return plain values for opt.yaml and checkpoints."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
 
 
-def _flags(f: dataclasses.Field[Any]) -> tuple[str, ...]:
+def flags_of(f: dataclasses.Field[Any]) -> tuple[str, ...]:
+    """Return all spellings of a field's flag."""
     return ("--" + f.name.replace("_", "-"), *f.metadata["flags"])
 
 
 def _checked(value: Any, f: dataclasses.Field[Any]) -> Any:
-    """The value of field `f`, converted and inside its range, or a ConfigError."""
-    m, flag = f.metadata, _flags(f)[0]
+    """Return the value of field `f`, converted; raise ConfigError if it is not allowed."""
+    m, flag = f.metadata, flags_of(f)[0]
     if m["many"]:
         return tuple(_scalar(v, flag, m) for v in (value if isinstance(value, (list, tuple)) else [value]))
     if m["bare"] is not None and isinstance(value, bool):  # run(cache=True) is the bare flag
@@ -200,7 +230,7 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
     if kind is str:
         value = "" if value is None else str(value)
         value = FORMER_WORDS.get((flag, value), value)
-        user_path(value, flag)  # most are paths, and no other text is longer
+        user_path(value, flag)
         if not m["choices"]:
             return value
         for choice in m["choices"]:
@@ -243,41 +273,38 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {one_line(message, 300)}. See {self.prog} --help.")
 
 
-class _Answer(argparse.Action):
-    """Prints what the function `const` returns and ends, as --help does, and is no field of a configuration either."""
+class _Report(argparse.Action):
+    """Action that prints what the function `const` returns, and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
-        answer: Callable[[], str] = self.const
-        print(answer())
+        report: Callable[[], str] = self.const
+        print(report())
         parser.exit()
 
 
-def _add_flag(parser: argparse.ArgumentParser, f: dataclasses.Field[Any]) -> None:
+def _add_flag(parser: argparse._ArgumentGroup, f: dataclasses.Field[Any]) -> None:
     m = f.metadata
     if m["positional"]:
         parser.add_argument(f.name, nargs="*", metavar=m["positional"], help=m["help"])
         return
     if m["kind"] is bool:
-        parser.add_argument(*_flags(f), dest=f.name, action="store_true", help=m["help"])
+        parser.add_argument(*flags_of(f), dest=f.name, action="store_true", help=m["help"])
         return
     text = m["help"]
-    if "default:" not in text and f.default != ():
-        words = map(str, f.default) if isinstance(f.default, tuple) else [str(f.default) or "''"]
+    if "default:" not in text and f.default not in ((), "") and f"({f.default} = " not in text:
+        words = map(str, f.default) if isinstance(f.default, tuple) else [str(f.default)]
         text += f" (default: {' '.join(words)})"
     extra: dict[str, Any] = {"nargs": "+"} if m["many"] else {}
     if m["bare"] is not None:
         extra = {"nargs": "?", "const": m["bare"]}
     metavar = "{" + ",".join(filter(None, m["choices"])) + "}" if m["choices"] else m["kind"].__name__.upper()
-    parser.add_argument(*_flags(f), dest=f.name, metavar=metavar, help=text, **extra)
+    parser.add_argument(*flags_of(f), dest=f.name, metavar=metavar, help=text, **extra)
 
 
 def version_line() -> str:
-    """The version, its git revision where there is one, Python, torch, and the device that a run takes by itself.
-
-    Torch is imported for this alone: every other answer to a command line does without.
-    """
+    """Return the versions of Tessera (with its git revision), Python and torch, and the default device."""
     quieten_torch()
     choose = import_module("tessera.utils.machine.choose_device")
     revision = git_revision()

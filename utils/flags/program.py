@@ -1,7 +1,4 @@
-"""The program itself: where its files lie, how its commands are called, and its revision.
-
-It runs from a clone, or as a package that was installed.
-"""
+"""The installation: a clone or an installed package, its commands' names, and its git revision."""
 
 from __future__ import annotations
 
@@ -9,35 +6,35 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-HOME = Path(__file__).resolve().parents[2]  # holds data, models and utils: the clone, or the package's folder
+HOME = Path(__file__).resolve().parents[2]  # parent of data, models and utils
 IS_CLONE = (HOME / "train.py").is_file()
-BASE = HOME if IS_CLONE else Path()  # datasets are looked for and written below it: nothing is written into a package
+BASE = HOME if IS_CLONE else Path()  # datasets lie below it; nothing is written into a package
 
 
 def called(program: str) -> str:
-    """A command's name in messages: train.py in a clone, else `tessera train`."""
+    """Return a command's name for messages: train.py in a clone, else `tessera train`."""
     return program if IS_CLONE else f"tessera {program.removesuffix('.py')}"
 
 
 def started(program: str) -> str:
-    """What starts a command: `uv run train.py` in a clone, else `tessera train`."""
+    """Return a command line that starts a command."""
     return f"uv run {program}" if IS_CLONE else called(program)
 
 
 def installed_by(extra: str) -> str:
-    """What installs the packages of an extra of pyproject.toml."""
+    """Return the command line that installs an extra of pyproject.toml."""
     if IS_CLONE:
         return f"uv sync --extra {extra}"
     return f"pip install '{distribution() or '.'}[{extra}]'"
 
 
 def distribution() -> str | None:
-    """The package that was installed; None in a source archive that was only unpacked."""
+    """Return the name of the installed distribution; None in an unpacked source archive."""
     return next(iter(metadata.packages_distributions().get("tessera", ())), None)
 
 
 def git_revision() -> str | None:
-    """Commit of the program, with "-dirty" where files differ from it; None outside a git checkout or without git."""
+    """Return the git commit, with "-dirty" for modified files; None outside a git checkout or without git."""
     if not (HOME / ".git").exists():  # a repository further up would be another project's
         return None
     try:
@@ -48,6 +45,5 @@ def git_revision() -> str | None:
 
 
 def _git(*words: str) -> str:
-    """What a git command says; without optional locks, it writes nothing into the repository."""
     command = ["git", "--no-optional-locks", "-C", str(HOME), *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()

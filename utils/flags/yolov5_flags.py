@@ -1,4 +1,4 @@
-"""Flags of YOLOv5 that are no flags here: what to write instead, and what is said of them."""
+"""YOLOv5 flags accepted for compatibility, and their replacements."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 from tessera.utils.errors import ConfigError
 
 _SEARCH = "a search continues from its own folder: --evolve 300 --resume runs/evolve/exp."
-# Command → flag, with "=" where a value may follow → what to write instead: fields and their values, or a sentence
-# where the user has to choose; nothing where it has no effect.
-_FORMER: Mapping[str, Mapping[str, Mapping[str, Any] | str]] = {
+# Command → flag ("=" if it may take a value) → fields that replace it, an error message, or "" for an ignored flag.
+_FLAGS: Mapping[str, Mapping[str, Mapping[str, Any] | str]] = {
     "train.py": {
         "--adam": {"optimizer": "Adam"},
         "--notest": {"noval": True},
@@ -25,34 +24,34 @@ _FORMER: Mapping[str, Mapping[str, Mapping[str, Any] | str]] = {
     "val.py": dict.fromkeys(("--dnn", "--save-hybrid"), ""),
     "detect.py": dict.fromkeys(("--view-img", "--visualize", "--update", "--dnn"), ""),
     "export.py": {
-        # The graph is dynamic, folded and has its suppression in it; sizes are fixed with --raw --imgsz.
+        # The exported graph is dynamic, simplified and includes NMS.
         **dict.fromkeys(("--dynamic", "--simplify", "--nms", "--inplace", "--verbose", "--optimize", "--keras"), ""),
         **dict.fromkeys(("--per-tensor", "--train", "--mlmodel"), ""),
         **dict.fromkeys(("--batch-size=", "--workspace=", "--topk-per-class=", "--cache="), ""),
-        "--agnostic-nms": "the file suppresses class by class. Export with --raw and suppress outside.",
+        "--agnostic-nms": "the exported NMS is per class. Export with --raw and run your own NMS.",
         "--topk-all=": "give --max-det instead.",
     },
 }
-FORMER_WORDS = {("--cache", "images"): "ram"}  # flag and word of YOLOv5 → the word to write instead
+FORMER_WORDS = {("--cache", "images"): "ram"}  # flag and value of YOLOv5 → value here
 
 
 def former_flags(program: str) -> dict[str, bool]:
-    """The former flags of a command, and whether a value may follow each."""
-    return {flag.rstrip("="): flag.endswith("=") for flag in _FORMER.get(program, {})}
+    """Return a command's YOLOv5 flags, each with whether a value may follow."""
+    return {flag.rstrip("="): flag.endswith("=") for flag in _FLAGS.get(program, {})}
 
 
 def without_effect(program: str) -> list[str]:
-    """The former flags of a command that are accepted and do nothing."""
-    return [flag.rstrip("=") for flag, instead in _FORMER.get(program, {}).items() if not instead]
+    """Return the YOLOv5 flags that a command ignores."""
+    return [flag.rstrip("=") for flag, instead in _FLAGS.get(program, {}).items() if not instead]
 
 
 def meaning(program: str, flags: Iterable[str]) -> tuple[dict[str, Any], str]:
-    """Return the fields that former flags of a command set, and a warning of those without effect, or "".
+    """Return the fields that YOLOv5 flags set, and a warning that names the ignored ones, or "".
 
     Raises:
-        ConfigError: one of them cannot be replaced without the user.
+        ConfigError: a flag without an equivalent.
     """
-    table = {flag.rstrip("="): instead for flag, instead in _FORMER.get(program, {}).items()}
+    table = {flag.rstrip("="): instead for flag, instead in _FLAGS.get(program, {}).items()}
     fields: dict[str, Any] = {}
     idle: list[str] = []
     for flag in flags:
@@ -63,11 +62,11 @@ def meaning(program: str, flags: Iterable[str]) -> tuple[dict[str, Any], str]:
             raise ConfigError(f"{flag}: {instead}")
         else:
             idle.append(flag)
-    return fields, f"{' '.join(idle)}: known from YOLOv5, without effect here." if idle else ""
+    return fields, f"{' '.join(idle)}: YOLOv5 flags that have no effect." if idle else ""
 
 
 def parted(program: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A command line, with dashes for underscores in its flags, without the former ones; and these."""
+    """Split a command line into words without YOLOv5 flags, with dashes for underscores, and these flags."""
     former = former_flags(program)
     words: list[str] = []
     found: list[str] = []

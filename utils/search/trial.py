@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.utils.evaluation.evaluate import Evaluation
-from tessera.utils.flags.objective import Figure, Objective
+from tessera.utils.flags.objective import Metric, Objective
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Metrics
 
@@ -47,7 +47,7 @@ class Watch:
         return figures if all(map(math.isfinite, figures)) else ()
 
 
-def measure(found: Evaluation, figure: Figure) -> float:
+def measure(found: Evaluation, figure: Metric) -> float:
     """A figure of a validation; rank 0 alone has its curves.
 
     `recall@p=x` is the highest recall that has a precision of x, each class at a threshold of its own, and the mean

@@ -12,7 +12,7 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.curves import Curves
 from tessera.utils.evaluation.evaluate import Evaluation
-from tessera.utils.flags.objective import FIGURES, Figure, parse_objective
+from tessera.utils.flags.objective import METRICS, Metric, parse_objective
 from tessera.utils.search.trial import measure
 from tests.utils.search.searches import MEASURED
 
@@ -37,9 +37,9 @@ def test_a_formula_is_its_value(text: str, value: float) -> None:
 
 
 def test_only_the_figures_of_a_formula_are_measured() -> None:
-    asked: list[Figure] = []
+    asked: list[Metric] = []
     parse_objective("map + recall@p=0.95").value(lambda figure: asked.append(figure) or 1.0)  # type: ignore[func-returns-value]
-    assert asked == [Figure("map"), Figure("recall@p", 0.95)]
+    assert asked == [Metric("map"), Metric("recall@p", 0.95)]
     assert math.isnan(parse_objective("map / (ms - 1)").value(lambda _: 1.0))
 
 
@@ -61,7 +61,7 @@ def test_only_the_figures_of_a_formula_are_measured() -> None:
         ("recall@p=0.9.5", "found 'recall@p=0.9.5'"),
         ("recall@q=0.5", "not a formula"),
         ("AT_7 + map", "found 'at_7'"),
-        ("3", "no figure in it"),
+        ("3", "has no metric"),
         ("map, ms", r"found '\(map, ms\)'"),
         ("map\0", "not a formula"),
         ("(" * 150 + "map" + ")" * 150, "not a formula|longer than 200"),
@@ -89,9 +89,9 @@ def test_every_figure_is_measured() -> None:
     curves = Curves(classes, axis, precision, recall, f1, np.zeros(101), np.zeros((2, 101)), np.zeros(2), 600)
     metrics = replace(MEASURED, map50=0.5, map=0.4, precision=0.7, recall=0.6, speed_ms=(1.0, 2.0, 0.5))
     found = Evaluation(metrics, curves, None, None, None)  # type: ignore[arg-type]
-    assert [measure(found, Figure(name)) for name in FIGURES] == pytest.approx(
+    assert [measure(found, Metric(name)) for name in METRICS] == pytest.approx(
         [0.41, 0.4, 0.5, 0.7, 0.6, (2 / 3 + 0.72 / 1.3) / 2, 3.5]
     )
-    assert measure(found, Figure("recall@p", 0.95)) == pytest.approx(0.25), "the second class is never so precise"
-    assert measure(found, Figure("recall@p", 0.5)) == pytest.approx(0.4)
-    assert measure(found, Figure("precision@r", 0.7)) == pytest.approx(0.5)
+    assert measure(found, Metric("recall@p", 0.95)) == pytest.approx(0.25), "the second class is never so precise"
+    assert measure(found, Metric("recall@p", 0.5)) == pytest.approx(0.4)
+    assert measure(found, Metric("precision@r", 0.7)) == pytest.approx(0.5)
