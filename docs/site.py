@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): pages from README.md, CHANGELOG.md and the flags of the commands.
+"""Hooks of the documentation site (mkdocs.yml): pages and tables from README.md, CHANGELOG.md, flags and YAML keys.
 
 Links to files outside docs/ become links into the repository that GITHUB_REPOSITORY names, or plain text without it.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from tessera.utils.config import TrainConfig
+from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.flags.compare import CompareConfig
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.export import ExportConfig
@@ -48,6 +48,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Point the links of a page at pages of the site, or into the repository."""
     folder = ROOT if page.file.src_uri in PAGES.values() else ROOT / "docs"
+    markdown = markdown.replace("<!-- required keys -->", _required_hyperparameters())
     return _LINK.sub(lambda found: _link(folder, *found.groups()), markdown)
 
 
@@ -72,3 +73,15 @@ def _flags(command: Any) -> str:
         text = options["help"].replace("|", "\\|").replace("%%", "%")
         rows.append(f"| {spellings} | {default} | {text} |")
     return f"## {command.program}\n\n" + "\n".join(rows) + "\n"
+
+
+def _required_hyperparameters() -> str:
+    """Return a table of YOLOv5's hyperparameters: ranges from `Hyp`, values and meanings from hyp.scratch-low.yaml."""
+    text = (ROOT / "data" / "hyps" / "hyp.scratch-low.yaml").read_text()
+    lines = {key: rest for key, *rest in re.findall(r"^(\w+): (\S+) +# (.+)$", text, flags=re.MULTILINE)}
+    rows = ["| key | range | hyp.scratch-low.yaml | meaning |", "| --- | --- | --- | --- |"]
+    for field in dataclasses.fields(Hyp):
+        if field.default is dataclasses.MISSING:
+            value, meaning = lines[field.name]
+            rows.append(f"| `{field.name}` | {field.metadata['low']:g} to {field.metadata['high']:g} | {value} | {meaning} |")
+    return "\n".join(rows)
