@@ -31,6 +31,7 @@ API = {  # where each public name of tessera is, as griffe sees it: it does not 
     "compare": "compare.run",
     "Detector": "utils.inference.detector.Detector",
 }
+_PROGRAM = re.compile(r"^\[([^\]]+)\]\(\.\./deploy/clients/[\w.]+\)$", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -49,7 +50,15 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Point the links of a page at pages of the site, or into the repository."""
     folder = ROOT if page.file.src_uri in PAGES.values() else ROOT / "docs"
     markdown = markdown.replace("<!-- required keys -->", _required_hyperparameters())
+    markdown = _PROGRAM.sub(_program, markdown)
     return _LINK.sub(lambda found: _link(folder, *found.groups()), markdown)
+
+
+def _program(link: re.Match[str]) -> str:
+    """Return the code of a program in place of the link to it."""
+    file = ROOT / link[1]
+    language = {".mjs": "js", ".cpp": "cpp", ".pbtxt": "text"}[file.suffix]
+    return f'```{language} title="{link[1]}"\n{file.read_text().rstrip()}\n```'
 
 
 def _link(folder: Path, image: str, text: str, target: str) -> str:

@@ -58,7 +58,7 @@ def test_the_table_of_hostile_subjects() -> None:
     for file in (ROOT / "tests" / "hostile").glob("*.py"):
         if cases := re.search(r"^CASES, .* = (\d+)", file.read_text(), flags=re.MULTILINE):
             found[file.stem] = f"{int(cases[1]):,}"
-    rows = PAGE.partition("| `make hostile` |")[2]
+    rows = (ROOT / "CONTRIBUTING.md").read_text().partition("| `make hostile` |")[2]
     assert dict(re.findall(r"^\| `(\w+)` \| ([\d,]+) \|", rows, flags=re.MULTILINE)) == found
 
 
@@ -69,7 +69,7 @@ def test_the_table_of_optional_hyperparameters() -> None:
             m, default = f.metadata, f.default
             allowed = f"{m['low']:g} to {m['high']:g}" if "low" in m else ", ".join(m["choices"])
             rows.append(f"| `{f.name}` | {allowed} | {default if isinstance(default, str) else f'{default:g}'} | ")
-    page = (ROOT / "docs" / "recipes.md").read_text().splitlines()
+    page = (ROOT / "docs" / "hyperparameters.md").read_text().splitlines()
     table = [line for line in page if line.startswith("| `")]
     assert len(table) == len(rows) > 10
     assert [row for row, line in zip(rows, table, strict=True) if not line.startswith(row)] == []
@@ -115,4 +115,5 @@ def test_every_command_of_the_readme_is_understood() -> None:
 
 def test_variables_are_those_that_are_read() -> None:
     read = set(re.findall(r"TESSERA_\w+", Path(environment.__file__).read_text()))
-    assert set(re.findall(r"TESSERA_\w+", PAGE)) == read
+    page = (ROOT / "docs" / "exit-codes.md").read_text()
+    assert set(re.findall(r"TESSERA_\w+", page)) == read
