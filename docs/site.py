@@ -31,6 +31,7 @@ API = {  # where each public name of tessera is, as griffe sees it: it does not 
     "compare": "compare.run",
     "Detector": "utils.inference.detector.Detector",
 }
+_BADGE = re.compile(r"^\[!\[\w+\]\(\S+\)\]\(\S+\)\n", re.MULTILINE)
 _PROGRAM = re.compile(r"^\[([^\]]+)\]\(\.\./deploy/clients/[\w.]+\)$", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
@@ -50,7 +51,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Point the links of a page at pages of the site, or into the repository."""
     folder = ROOT if page.file.src_uri in PAGES.values() else ROOT / "docs"
     markdown = markdown.replace("<!-- required keys -->", _required_hyperparameters())
-    markdown = _PROGRAM.sub(_program, markdown)
+    markdown = _PROGRAM.sub(_program, _BADGE.sub("", markdown))
     return _LINK.sub(lambda found: _link(folder, *found.groups()), markdown)
 
 
@@ -92,5 +93,7 @@ def _required_hyperparameters() -> str:
     for field in dataclasses.fields(Hyp):
         if field.default is dataclasses.MISSING:
             value, meaning = lines[field.name]
-            rows.append(f"| `{field.name}` | {field.metadata['low']:g} to {field.metadata['high']:g} | {value} | {meaning} |")
+            rows.append(
+                f"| `{field.name}` | {field.metadata['low']:g} to {field.metadata['high']:g} | {value} | {meaning} |"
+            )
     return "\n".join(rows)
