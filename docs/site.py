@@ -40,7 +40,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     pages = {target: (ROOT / source).read_text() for source, target in PAGES.items()}
     pages["flags.md"] = "# Flags\n\n" + "\n".join(_flags(command) for command in COMMANDS)
-    entries = [f"::: {place}\n    options: {{heading: tessera.{name}, toc_label: {name}}}\n" for name, place in API.items()]
+    entries = [
+        f"::: {place}\n    options: {{heading: tessera.{name}, toc_label: {name}}}\n" for name, place in API.items()
+    ]
     pages["python.md"] = "# Python API\n\n" + "\n".join(entries)
     for target, content in pages.items():
         files.append(File.generated(config, target, content=content))

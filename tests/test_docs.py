@@ -117,3 +117,13 @@ def test_variables_are_those_that_are_read() -> None:
     read = set(re.findall(r"TESSERA_\w+", Path(environment.__file__).read_text()))
     page = (ROOT / "docs" / "exit-codes.md").read_text()
     assert set(re.findall(r"TESSERA_\w+", page)) == read
+
+
+def test_guides_begin_with_a_command_and_end_with_what_can_go_wrong() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("  - Reference:")[0]
+    guides = re.findall(r"^      - .+: (.+\.md)$", navigation, flags=re.MULTILINE)
+    assert len(guides) > 10
+    for guide in guides:
+        text = (ROOT / "docs" / guide).read_text()
+        assert re.match(r"# .+\n\n```\n", text), guide
+        assert text.rpartition("\n## ")[2].startswith("What can go wrong\n"), guide
