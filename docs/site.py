@@ -1,4 +1,4 @@
-"""Hooks of the documentation site (mkdocs.yml): pages from README.md, CHANGELOG.md and the flags of the commands.
+"""Hooks of the documentation site (mkdocs.yml): pages and tables from README.md, CHANGELOG.md, flags and YAML keys.
 
 Links to files outside docs/ become links into the repository that GITHUB_REPOSITORY names, or plain text without it.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-from tessera.utils.config import TrainConfig
+from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.flags.compare import CompareConfig
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.export import ExportConfig
@@ -31,6 +31,8 @@ API = {  # where each public name of tessera is, as griffe sees it: it does not 
     "compare": "compare.run",
     "Detector": "utils.inference.detector.Detector",
 }
+_BADGE = re.compile(r"^\[!\[\w+\]\(\S+\)\]\(\S+\)\n", re.MULTILINE)
+_PROGRAM = re.compile(r"^\[([^\]]+)\]\(\.\./deploy/clients/[\w.]+\)$", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
@@ -38,7 +40,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     pages = {target: (ROOT / source).read_text() for source, target in PAGES.items()}
     pages["flags.md"] = "# Flags\n\n" + "\n".join(_flags(command) for command in COMMANDS)
-    entries = [f"::: {place}\n    options: {{heading: tessera.{name}}}\n" for name, place in API.items()]
+    entries = [
+        f"::: {place}\n    options: {{heading: tessera.{name}, toc_label: {name}}}\n" for name, place in API.items()
+    ]
     pages["python.md"] = "# Python API\n\n" + "\n".join(entries)
     for target, content in pages.items():
         files.append(File.generated(config, target, content=content))
@@ -48,7 +52,16 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     """Point the links of a page at pages of the site, or into the repository."""
     folder = ROOT if page.file.src_uri in PAGES.values() else ROOT / "docs"
+    markdown = markdown.replace("<!-- required keys -->", _required_hyperparameters())
+    markdown = _PROGRAM.sub(_program, _BADGE.sub("", markdown))
     return _LINK.sub(lambda found: _link(folder, *found.groups()), markdown)
+
+
+def _program(link: re.Match[str]) -> str:
+    """Return the code of a program in place of the link to it."""
+    file = ROOT / link[1]
+    language = {".mjs": "js", ".cpp": "cpp", ".pbtxt": "text"}[file.suffix]
+    return f'```{language} title="{link[1]}"\n{file.read_text().rstrip()}\n```'
 
 
 def _link(folder: Path, image: str, text: str, target: str) -> str:
@@ -72,3 +85,17 @@ def _flags(command: Any) -> str:
         text = options["help"].replace("|", "\\|").replace("%%", "%")
         rows.append(f"| {spellings} | {default} | {text} |")
     return f"## {command.program}\n\n" + "\n".join(rows) + "\n"
+
+
+def _required_hyperparameters() -> str:
+    """Return a table of YOLOv5's hyperparameters: ranges from `Hyp`, values and meanings from hyp.scratch-low.yaml."""
+    text = (ROOT / "data" / "hyps" / "hyp.scratch-low.yaml").read_text()
+    lines = {key: rest for key, *rest in re.findall(r"^(\w+): (\S+) +# (.+)$", text, flags=re.MULTILINE)}
+    rows = ["| key | range | hyp.scratch-low.yaml | meaning |", "| --- | --- | --- | --- |"]
+    for field in dataclasses.fields(Hyp):
+        if field.default is dataclasses.MISSING:
+            value, meaning = lines[field.name]
+            rows.append(
+                f"| `{field.name}` | {field.metadata['low']:g} to {field.metadata['high']:g} | {value} | {meaning} |"
+            )
+    return "\n".join(rows)

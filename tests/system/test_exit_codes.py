@@ -1,4 +1,4 @@
-"""The table of exit codes in docs/distributed.md: each row is produced by real processes."""
+"""The table of exit codes in docs/exit-codes.md: each row is produced by real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.system.tiny import flags, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
 
 FAULTY = ROOT / "tests" / "system" / "fault_program.py"
-TABLE = (ROOT / "docs" / "distributed.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
+TABLE = (ROOT / "docs" / "exit-codes.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]
 ROWS = [
     (words, int(code))
     for code, words in re.findall(r"^\| (\d+)(?: \(Linux\))? \| ([^|]+?) \|", TABLE, flags=re.MULTILINE)

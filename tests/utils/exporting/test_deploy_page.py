@@ -39,9 +39,12 @@ SDK = "#include <onnxruntime_cxx_api.h>\n#include <opencv2/imgcodecs.hpp>\n#incl
 
 
 def program(section: str, language: str) -> str:
-    """The code of a section."""
+    """The code of a section, in the page or in the file that it links."""
     _, there, rest = PAGE.partition(f"\n## {section}\n")
-    code = re.search(rf"^```{language}\n(.*?)^```$", rest.partition("\n## ")[0], flags=re.DOTALL | re.MULTILINE)
+    text = rest.partition("\n## ")[0]
+    if file := re.search(r"\]\(\.\./(deploy/clients/[\w.]+)\)", text):
+        return (ROOT / file[1]).read_text()
+    code = re.search(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     assert there and code, f"{section}: no {language}"
     return code[1]
 
