@@ -43,7 +43,7 @@ from tessera.commands import train
 from tessera.utils.checkpoints.format import load_checkpoint
 from tessera.utils.errors import UserError
 from tessera.utils.ranks.world import World
-from tests.system.chaos_job import ForkedJob, described
+from tests.system.chaos_job import ForkedJob
 from tests.system.hosts import Host, two_hosts
 from tests.system.jobs import shared_memory
 from tests.system.launch import Outcome
@@ -218,9 +218,9 @@ class Campaign:
             time.sleep(0.05)
         self.tally.slowest_s = max(self.tally.slowest_s, time.monotonic() - started)
         if hanging := left():
-            found = "\n".join(map(described, sorted(hanging)))
             job.tell_where()
-            self.tally.broken.append(f"strike {self.tally.strikes}, {strike}: these hang\n{found}\n{job.said[-6000:]}")
+            what = f"{sorted(hanging)} hang"
+            self.tally.broken.append(f"strike {self.tally.strikes}, {strike}: {what}\n{job.said[-6000:]}")
         elif "Traceback" in job.said or (pids and others and not _NAMES.search(job.said)):
             self.tally.broken.append(f"strike {self.tally.strikes}, {strike}: no message\n{job.said[-3000:]}")
 

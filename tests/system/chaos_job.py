@@ -182,16 +182,6 @@ class ForkedJob:
         return killed
 
 
-def described(pid: int) -> str:
-    """What the system says of a process that hangs, which may be beyond telling where it is."""
-    folder = Path("/proc", str(pid))
-    with contextlib.suppress(OSError):
-        status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines())
-        words = [f"{name} {status[name].strip()}" for name in ("Name", "State", "PPid", "Threads", "SigCgt")]
-        return f"process {pid}: {', '.join(words)}, waiting in {(folder / 'wchan').read_text()}"
-    return f"process {pid}: it has ended now"
-
-
 def _enter(host: Host) -> None:
     """Move this process into a host's network; its ranks know no process of the other host."""
     with Path("/run/netns", host.namespace).open() as network:

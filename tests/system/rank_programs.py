@@ -96,31 +96,6 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.Conv2d(4, 2, 1))
 
 
-def sync_bn(world: World) -> Found:
-    """Shares of different size: outputs, gradients and running statistics must be those of the whole batch."""
-    torch.manual_seed(0)
-    images = torch.randn(6, 3, 8, 8) * 3 + 1
-    cut = (0, 4, 6)
-    alone = net()
-    alone(images).square().sum().backward()
-    raw = net()
-    model = smart_DDP(raw, sync_bn=True)
-    share = images[cut[world.rank] : cut[world.rank + 1]]
-    (model(share).square().sum() * world.size).backward()
-    largest = max(p.grad.abs().max().item() for p in alone.parameters())
-    off = [(a.grad - b.grad).abs().max().item() / largest for a, b in pairs(alone, raw)]
-    off += [(alone[1].running_mean - raw[1].running_mean).abs().max().item()]
-    off += [(alone[1].running_var - raw[1].running_var).abs().max().item()]
-    raw.eval(), alone.eval()
-    off += [(alone(images) - raw(images)).abs().max().item()]
-    same_names = list(raw.state_dict()) == list(alone.state_dict())
-    return {"off": max(off), "tracked": int(raw[1].num_batches_tracked), "names": same_names}
-
-
-def pairs(a: nn.Module, b: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    return list(zip(a.parameters(), b.parameters(), strict=True))
-
-
 def statistics(world: World) -> Found:
     """Without --sync-bn the running statistics become the mean over the ranks, the same everywhere."""
     raw = net()

@@ -28,7 +28,7 @@ def read(outcome: Outcome, program: str) -> list[dict[str, Any]]:
 def said(tmp_path_factory: pytest.TempPathFactory) -> Lines:
     """What two ranks print of a program of `rank_programs`; one job has run them all."""
     data = make_data(tmp_path_factory.mktemp("data"), train=400)
-    programs = ("foreign_threads", "freed_messages", "messages", "sync_bn", "statistics", f"decodes={data}")
+    programs = ("foreign_threads", "freed_messages", "messages", "statistics", f"decodes={data}")
     outcome = torchrun(PROGRAM, *programs, env={"OMP_NUM_THREADS": "16"})
     return lambda program: read(outcome, program)
 
@@ -60,13 +60,6 @@ def test_messages_leave_no_memory_behind(said: Lines) -> None:
 def test_a_single_process_needs_no_group() -> None:
     found = messages(World())
     assert (found["gathered"], found["on_main"], found["main"]) == ([0], [""], 100)
-
-
-def test_sync_bn_on_the_cpu_is_batch_norm_of_the_whole_batch(said: Lines) -> None:
-    for line in said("sync_bn"):
-        assert line["off"] < 1e-5
-        assert line["tracked"] == 1
-        assert line["names"]
 
 
 def test_running_statistics_become_the_mean_over_the_ranks(said: Lines) -> None:

@@ -246,8 +246,8 @@ def test_evolve_searches_and_resumes(data: Path, tmp_path: Path, command: Comman
 
 @pytest.mark.slow
 def test_a_pruned_training_ends_on_all_ranks_together(data: Path, tmp_path: Path) -> None:
-    program = Path(__file__).with_name("pruned_program.py")
-    outcome = torchrun(program, *flags(data, tmp_path, "--epochs", "4", "--evolve", "3"), timeout=300)
+    args = flags(data, tmp_path, "--epochs", "4", "--evolve", "3")
+    outcome = jobs.train(tmp_path, 2, *args, fault="0 report 6 prune")  # epoch 1 of trial 1
     assert outcome.code == 0, outcome.said
     assert outcome.err.count("Ended early") == 1 and "1/3 " in outcome.err
     table = pd.read_csv(tmp_path / "exp" / "evolve.csv")

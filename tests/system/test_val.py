@@ -26,6 +26,7 @@ from tessera.utils.runtime.evaluation_data import image_size, read_dataset
 from tessera.utils.runtime.exported import Description, ExportedNetwork
 from tests.system.launch import ROOT, Command, Outcome, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data
+from tests.utils.exporting.made import FREE
 
 VAL = ROOT / "val.py"
 
@@ -155,22 +156,13 @@ def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -
         read_dataset("", "yolov5n.pt", "")
 
 
-SHALLOW = {  # its stride is 16
-    "nc": 1,
-    "depth_multiple": 1,
-    "width_multiple": 1,
-    "backbone": [[-1, 1, "Conv", [8, 3, 2]]] * 4,
-    "head": [[[3], 1, "DetectFree", ["nc"]]],
-}
-
-
 @pytest.mark.parametrize(("trained", "asked", "size"), [(None, 0, 640), (96, 0, 96), (96, 40, 64), (None, 320, 320)])
 def test_an_imgsz_is_one_size_for_checkpoints_and_exported_files(
     trained: int | None, asked: int, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the stride is below 32; and val.py takes by default what detect.py takes."""
     weights = Weights({}, {}, (), "best.pt", imgsz=trained)
-    model = DetectionModel(SHALLOW)
+    model = DetectionModel(FREE)
     network = TorchNetwork(model, weights, Accelerator())
     made_for = Description(
         Path("a.pt2"), ("box",), trained or 640, model.stride, None, False, False, "", None, (), None
