@@ -15,13 +15,11 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from tessera.data.feed.loader import build_train_loader
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.config import load_hyp
-from tessera.utils.ranks import collectives
 from tessera.utils.ranks.ddp import average_statistics, smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
@@ -60,22 +58,6 @@ def foreign_threads(world: World) -> Found:
         average_statistics(nn.BatchNorm2d(3), world)
     time.sleep(0.2)  # for a late one to be counted
     return {"entered": _next_thread_state() - before - 1}
-
-
-def freed_messages(world: World) -> Found:
-    """Whether the memory of the messages' tensors is free as soon as they are through."""
-    memory: list[StorageWeakRef] = []
-    empty = collectives._empty
-
-    def noted(data: torch.Tensor) -> None:
-        memory.append(StorageWeakRef(data.untyped_storage()))
-        empty(data)
-
-    with mock.patch.object(collectives, "_empty", noted):
-        world.broadcast("a value")
-        world.all_gather("another")
-        world.gather("a third")
-    return {"freed": [storage.expired() for storage in memory]}
 
 
 def _next_thread_state() -> int:

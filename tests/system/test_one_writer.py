@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_pairs_of_starts_train_each_epoch_once() -> None:
-    outcome = run_python("-m", "tests.system.pairs", "--pairs", "6", timeout=580)
+    outcome = run_python("-m", "tests.system.pairs", "6", timeout=580)
     assert outcome.code == 0 and "6 pairs, 0 of them broken" in outcome.out, outcome.said
 
 
