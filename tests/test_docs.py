@@ -1,4 +1,4 @@
-"""What the documents say is so: the table of the sampler's rules, tests, files and commands that they name, flags."""
+"""Facts in the documentation: tables, names of tests and files, commands and variables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path
 
 
 def law(images: int) -> str:
-    """A row of the page's table: two ranks, 4 images a batch over both, seed 0."""
+    """Return a row of the page's table: two ranks, global batches of 4 images, seed 0."""
     samplers = [EpochSampler(EpochOrder(images, 4, 0, 64), r, 2) for r in range(2)]
     counts = {sum(len(batch) for batch in sampler) for sampler in samplers}
     assert len(counts) == 1, "equal on all ranks"
@@ -42,7 +42,7 @@ def law(images: int) -> str:
 
 
 def shown(order: list[int], images: int) -> str:
-    """Batches with the ranks' shares between slashes; images that fill up in brackets."""
+    """Return batches with the ranks separated by slashes, and filling images in brackets."""
     words = [str(image) if place < images else f"({image})" for place, image in enumerate(order)]
     batches = [words[start : start + 4] for start in range(0, len(words), 4)]
     return ", ".join(f"{' '.join(batch[:2])} / {' '.join(batch[2:])}" for batch in batches)

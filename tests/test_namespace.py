@@ -1,4 +1,4 @@
-"""One namespace, in a clone and installed: every module has one name, and a user's own `utils.py` stays theirs."""
+"""The namespace `tessera`, in a clone and installed: one name per module, and none that hides a user's `utils.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tessera
 from tests.system.launch import ROOT, Outcome, run_command
 
 OUTSIDE = {"data", "models", "utils", "train", "val", "detect", "export", "compare"}  # tessera.… is their only name
-WHAT_IT_SAYS = """
+PATHS_AND_NAMES = """
 from tessera.utils.config import HYPS_DIR
 from tessera.utils.environment import datasets_dir
 from tessera.utils.ranks.consistency import code_version
@@ -134,11 +134,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_its_own_files_are_inside_and_datasets_go_to_the_working_directory(site: Path, tmp_path: Path) -> None:
-    found = python(tmp_path, "-c", WHAT_IT_SAYS, path=site)
+    found = python(tmp_path, "-c", PATHS_AND_NAMES, path=site)
     first, code, second = found.out.splitlines()
     assert first == f"tessera data/hyps {tmp_path.resolve() / 'datasets'} None", found.said
     assert second == "tessera val | tessera detect | pip install 'a-name[export]'"
-    assert code == python(tmp_path, "-c", WHAT_IT_SAYS).out.splitlines()[1], "the code is that of the clone"
+    assert code == python(tmp_path, "-c", PATHS_AND_NAMES).out.splitlines()[1], "the code is that of the clone"
 
 
 def test_commands_call_themselves_as_they_were_started(site: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is refused as a release: tag, version and changelog that differ, a tree with changes."""
+"""Refused releases: a tag, version and changelog that differ, and a tree with changes."""
 
 from __future__ import annotations
 

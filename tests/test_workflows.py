@@ -1,4 +1,4 @@
-"""The workflows for a forge: their linter finds nothing, and they run what the documents say, on each Python."""
+"""CI workflows: clean by their linter, with the documented commands, on each Python version."""
 
 from __future__ import annotations
 

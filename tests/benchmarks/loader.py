@@ -1,4 +1,4 @@
-"""Training samples a second, one process: from images in memory, and from JPEG files; and decodes with more workers.
+"""Training samples per second in one process, from memory and from JPEG files, and images decoded by more workers.
 
 uv run python -m tests.benchmarks.loader --data coco128.yaml
 """
@@ -29,7 +29,7 @@ FILL = 114
 class PlainLoader:
     """The plain way to make a training sample, without the parts that any of its steps could save.
 
-    Four pictures on a double canvas, one warp of it, HSV plane by plane through tables, flip, channels first.
+    Four images on a double canvas, one warp of it, HSV plane by plane through tables, flip, channels first.
 
     Args:
         load: picture by number, uint8 (H, W, 3) BGR, long side `imgsz`.

@@ -113,7 +113,7 @@ def training_over_time(data: str) -> None:
             time.sleep(0.25)
     assert process.returncode == 0
     epoch, memory = np.array(epochs), np.array(held)
-    for first, last in ((1, 20), (20, 50)):  # in row 50 the run's end begins: pictures and the best epoch's figures
+    for first, last in ((1, 20), (20, 50)):  # in row 50 the end of the run begins: plots and the best epoch's metrics
         settled = (epoch >= first) & (epoch < last)
         slope = np.polyfit(epoch[settled], memory[settled], 1)[0]
         print(f"  epochs {first} to {last}: {np.median(memory[settled]):.0f} MiB, slope {slope:+.2f} MiB an epoch")

@@ -1,4 +1,4 @@
-"""Start-up on a large dataset: the first scan, the second start, and the memory of the index.
+"""Start on a large dataset: first scan, second start, and memory of the index.
 
     uv run python -m tests.benchmarks.startup --data coco128.yaml --images 118287
 

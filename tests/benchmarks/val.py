@@ -1,4 +1,4 @@
-"""Validation: images a second, suppression of an untrained model's candidates, and metrics of a large set.
+"""Validation: images per second, NMS of an untrained model's candidates, and metrics of a large dataset.
 
 uv run python -m tests.benchmarks.val --data coco128.yaml --weights yolov5n.pt --imgsz 640
 """
@@ -39,7 +39,7 @@ MOST = 30_000  # candidates of an image
 
 
 def plain_nms(decoded: torch.Tensor, conf: float = 0.001, iou: float = 0.6) -> list[torch.Tensor]:
-    """Image by image: threshold, sort, torchvision's own suppression by class, and the best 300."""
+    """Image by image: threshold, sort, torchvision's NMS per class, and the best 300."""
     found = []
     for rows in decoded:
         rows = rows[rows[:, 4] > conf]
@@ -150,7 +150,7 @@ def main() -> None:
         non_max_suppression(decoded, Suppression(0.001, 0.6))
         return len(decoded)
 
-    print("Suppression, untrained model:")
+    print("NMS, untrained model:")
     show(rounds({"plain": plain, "Tessera": ours}, 5), "plain")
 
     found = made_matches(5000, 300, 80)

@@ -1,6 +1,6 @@
-"""What the ranks of a test job do: `rank_programs.py NAME[=ARGUMENT] …`, functions of this file, one after the other.
+"""Programs for the ranks of a test job: `rank_programs.py NAME[=ARGUMENT] …` runs functions of this file in order.
 
-Each rank prints what each of them returns, a line of JSON.
+Each rank prints each result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def main() -> None:
     with open_world("cpu") as world:
         for name, _, argument in (word.partition("=") for word in sys.argv[1:]):
             found = globals()[name](world, *filter(None, [argument]))
-            # Written at once, so that the ranks' lines do not mix.
+            # One write, so that lines of ranks do not mix.
             sys.stdout.write(json.dumps({"program": name, "rank": world.rank, **found}) + "\n")
             sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""A COCO JSON with gaps in its ids and with crowds: what val.py prints and saves is what pycocotools measures."""
+"""A COCO JSON with gaps in its ids and with crowds: val.py prints and saves the metrics of pycocotools."""
 
 from __future__ import annotations
 

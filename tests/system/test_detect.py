@@ -1,4 +1,4 @@
-"""detect.py: what val.py finds, in files; sources that cannot be read; one message for a mistake."""
+"""detect.py: the detections of val.py in every kind of file, unreadable sources, videos."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Six pictures with labels; one has 16 bits."""
+    """Six images with labels; one has 16 bits."""
     for number, size_hw in enumerate(SIZES):
         path = tmp_path / "set" / "images" / "val" / f"{number:03}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def lines_of(summary: detect.Summary) -> list[dict[str, Any]]:
 
 
 def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path) -> None:
-    """Byte for byte, where the network sees the same batches: one picture each."""
+    """Byte for byte, where the network sees the same batches: one image each."""
     yaml = folder.parents[2] / "set.yaml"
     yaml.write_text(
         f"path: {folder.parents[1]}\nval: images/val\nnames: {list(NAMES)}\npixels: {{range: [0, 51000]}}\n"
@@ -75,7 +75,7 @@ def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path) ->
     expected = (Path(runs) / "val" / "predictions.json").read_text()
 
     detector = detect.Detector(weights, conf_thres=0.3, iou_thres=0.5, max_det=40, imgsz=96, device="cpu")
-    detector.pipeline.backend.pixels = load_spec(yaml).pixels  # as a training on this set would have kept it
+    detector.pipeline.backend.pixels = load_spec(yaml).pixels  # as in a checkpoint trained on this set
     results = list(detector(folder))
     ids = CocoIds(tuple(coco_image_ids([Path(result.source).stem for result in results])), (0, 1, 2))
     nothing = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
@@ -161,7 +161,7 @@ def test_the_page_shows_the_keys_that_are_written(weights: Path, folder: Path) -
     assert [*shown[1]["detections"][0]] == [*found["detections"][0]]
 
 
-def test_nothing_is_written_where_nothing_was_asked_for(weights: Path, folder: Path) -> None:
+def test_without_outputs_nothing_is_written(weights: Path, folder: Path) -> None:
     summary = run(weights, folder, nosave=True)
     assert summary.folder is None and summary.pictures == len(SIZES)
     assert not list((folder.parents[2] / "runs").iterdir())
@@ -193,7 +193,7 @@ def test_several_processes_are_refused(weights: Path, folder: Path, monkeypatch:
 
 
 def test_frames_and_events_of_a_video_go_to_its_files(weights: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """Numbers, times and events of a source, as it gives them."""
+    """Frame numbers, times and events of a source are written as they come."""
     name = Path("street.avi")
     frames = [
         SourceEvent("street.avi", "opened", "street.avi: opened", "video", name, 0),

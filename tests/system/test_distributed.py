@@ -26,7 +26,7 @@ def read(outcome: Outcome, program: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Lines:
-    """What two ranks print of a program of `rank_programs`; one job has run them all."""
+    """Return the output of two ranks for a program of rank_programs.py; one job runs them all."""
     data = make_data(tmp_path_factory.mktemp("data"), train=400)
     programs = ("foreign_threads", "messages", "statistics", f"decodes={data}")
     outcome = torchrun(PROGRAM, *programs, env={"OMP_NUM_THREADS": "16"})
@@ -47,8 +47,8 @@ def test_control_messages(said: Lines) -> None:
         assert line["threads"][0] == min(16, line["threads"][1]), "threads without a processor"
 
 
-def test_collectives_are_freed_by_the_thread_that_asked_for_them(said: Lines) -> None:
-    """Else a worker that is forked meanwhile may never begin; see utils/ranks/collectives.py."""
+def test_collectives_are_freed_by_the_calling_thread(said: Lines) -> None:
+    """Otherwise a worker forked meanwhile may never start; see utils/ranks/collectives.py."""
     assert [line["entered"] for line in said("foreign_threads")] == [0, 0]
 
 

@@ -1,4 +1,4 @@
-"""The table of exit codes in docs/distributed.md: each row is produced by real processes."""
+"""Exit codes: each row of the table in docs/distributed.md, produced by real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job of which a part fails ends soon, wholly, with one message that says why, and its checkpoint stays whole."""
+"""Failures of one rank: the whole job ends soon, with one message that names the cause, and a whole checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fail(data: Path, folder: Path, fault: str, *more: str, env: dict[str, str] | None = None) -> Outcome:
-    """Two ranks, one of which fails after a few steps; what is left must be in order."""
+    """Run two ranks, one of which fails after a few steps; check what is left."""
     args = flags(data, folder, "--epochs", "4", "--save-steps", "1", *more)
     outcome = train(folder, 2, *args, fault=fault, env=env)
     ended = time.time()
@@ -46,7 +46,7 @@ def fail(data: Path, folder: Path, fault: str, *more: str, env: dict[str, str] |
 
 
 def reports(outcome: Outcome) -> list[str]:
-    """Ranks that told of an error; torchrun's own traceback is none."""
+    """Return the ranks that reported an error; torchrun's own traceback is none."""
     return re.findall(r"^rank (\d+): (?:Traceback|error)", outcome.err, re.MULTILINE)
 
 

@@ -62,7 +62,7 @@ def head_of(state: dict[str, torch.Tensor]) -> str:
 
 
 @pytest.mark.parametrize("reference", ["yolox_tiny", pytest.param("yolov9-t", marks=pytest.mark.slow)])
-def test_a_published_file_alone_is_tuned_and_its_best_measured(
+def test_a_published_file_is_fine_tuned_and_its_best_checkpoint_evaluated(
     reference: str, family_files: Callable[[str], Path], few: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
@@ -99,7 +99,7 @@ def test_a_published_file_and_its_export_validate_and_detect_the_same(
         _, line = (project / "detect" / "predictions.jsonl").read_text().splitlines()
         best_of_one.append(max(found["score"] for found in json.loads(line)["detections"]))
     assert metrics[0].images == metrics[1].images == len(best_of_each[0]) == len(images)
-    # Of made weights many cells find the same to the last digit, and a suppression may keep any of them: so no mAP.
+    # With made weights many cells predict the same to the last digit, and NMS may keep any of them: so no mAP.
     assert best_of_each[0] == pytest.approx(best_of_each[1], rel=1e-3)
     assert best_of_one[0] == pytest.approx(best_of_one[1], rel=1e-3)
 
@@ -113,7 +113,7 @@ def best_scores(found: list[dict[str, Any]]) -> dict[str, float]:
 
 
 @pytest.mark.slow
-def test_the_body_of_yolox_is_taken_whole_under_the_free_head_and_stays_where_it_is_frozen(
+def test_the_backbone_of_yolox_is_loaded_whole_under_the_free_head_and_stays_where_it_is_frozen(
     family_files: Callable[[str], Path], few: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = family_files("yolox_tiny")

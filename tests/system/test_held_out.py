@@ -1,4 +1,4 @@
-"""`val: 0.2` in a whole life: two ranks, a resume by one rank from a moved dataset, val.py on what came out."""
+"""`val: 0.2`: the same split on two ranks, in a resume by one rank from a moved dataset, and in val.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is stopped at any step and resumed is the run that nobody stopped, bit for bit."""
+"""Interrupted and resumed runs: they end with the bits of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def test_a_signal_stops_after_the_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "stop"), [(1, "SIGTERM"), (2, "kill")])
-def test_a_validation_that_is_broken_off_loses_nothing(
+def test_an_abandoned_validation_loses_nothing(
     data: Path, tmp_path: Path, undisturbed: Runs, ranks: int, stop: str
 ) -> None:
-    """last.pt lies there before it begins, and a resumed run begins with it; a signal gives up that one as well."""
+    """last.pt is saved before it, and a resumed run begins with it; a signal abandons that one as well."""
     args = flags(data, tmp_path, "--epochs", "2", "--save-steps", str(STEPS))  # a kill may cut off the write itself
     stopped = train(tmp_path, ranks, *args, fault=f"{ranks - 1} batch 1 {stop}")
     assert stopped.code != 0, stopped.said

@@ -1,4 +1,4 @@
-"""Ways to start ranks: torch.distributed.launch, bare variables, none at all; SLURM is tests/system/test_slurm.py."""
+"""Launchers: torch.distributed.launch, bare variables, none at all; SLURM is in test_slurm.py."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_torch_distributed_launch_trains(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_local_rank_as_a_flag_alone(tmp_path: Path) -> None:
-    """Launchers of old set no LOCAL_RANK; either spelling is accepted."""
+    """Old launchers set no LOCAL_RANK; either spelling is accepted."""
     data = make_data(tmp_path)
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     words = flags(data, tmp_path / "runs", "--epochs", "1")

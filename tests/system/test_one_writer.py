@@ -1,4 +1,4 @@
-"""Several starts of one run: one of them writes at a time."""
+"""Several starts of one run: one process writes at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole trainings as a user starts them, on a tiny set of drawn shapes."""
+"""Whole trainings on a tiny dataset of drawn shapes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_epoch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of one epoch by one rank, in float32; to be copied."""
+    """Run directory of one epoch on one rank, in float32; to be copied."""
     folder = tmp_path_factory.mktemp("one")
     assert train.main(flags(data, folder, "--epochs", "1", *FLOAT32)) == 0
     return folder / "exp"
@@ -57,7 +57,7 @@ def with_everything(data: Path, project: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Outcome]:
-    """Such a run: its dataset, its directory and its end."""
+    """Such a run: its dataset, run directory and outcome."""
     folder = tmp_path_factory.mktemp("whole")
     ruled = folder / "ruled.yaml"
     ruled.write_text(data.read_text() + "pixels: {range: [0, 4095]}\n")
@@ -69,10 +69,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
 def test_the_same_run_twice_gives_the_same_report(
     whole: tuple[Path, Path, Outcome], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but what a clock has measured, which is in two elements, and the folder.
-
-    The second one evaluates its best epoch, the last, once more, and finds what that epoch has found.
-    """
+    """Apart from times, which are in two elements, and the folder; the second run evaluates its best epoch again."""
     data, first, outcome = whole
     assert "Best epoch 1; the last epoch has measured" in outcome.out
     monkeypatch.setattr(Validation, "_measured_last", lambda self, model: None)

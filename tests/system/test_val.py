@@ -1,4 +1,4 @@
-"""val.py measures the same whatever the batch and the number of ranks; and what the original measures."""
+"""val.py: the same metrics for any batch size and number of ranks, equal to the published ones."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_four_images_measure_the_same_on_more_ranks(
     assert counts[0] == counts[1] and counts[0].count("\n") == 5
 
 
-def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Path) -> None:
+def test_tiles_have_the_detections_of_detect_in_tiles(trained: list[str], tmp_path: Path) -> None:
     """Images of 96 pixels in tiles of 64."""
     tiles = ["--tile", "64", "--overlap", "0.3", "--conf", "1e-5"]
     assert val.main([*trained, *tiles, "--project", str(tmp_path)]) == 0
@@ -106,7 +106,7 @@ def few(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> dict[str, Any
     return {**described, "train": str(folder / "few.txt"), "val": str(folder / "few.txt")}
 
 
-def test_some_classes_in_another_order_measure_as_among_all(
+def test_some_classes_in_another_order_have_the_ap_they_have_among_all(
     few: dict[str, Any], shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where `--max-det` is reached by the others; a class that the weights lack has an AP of 0."""

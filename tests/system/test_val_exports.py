@@ -1,4 +1,4 @@
-"""val.py measures of an exported file what it measures of its checkpoint."""
+"""val.py on exported files: the metrics of their checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU = {"device": "cpu", "workers": 0}
 
 
 @pytest.mark.slow
-def test_official_weights_measure_the_same_on_coco128_in_both_runtimes(shared: Path, tmp_path: Path) -> None:
+def test_official_weights_have_the_same_map_on_coco128_in_both_runtimes(shared: Path, tmp_path: Path) -> None:
     for package in ("onnxscript", "onnxruntime", "openvino"):
         pytest.importorskip(package)
     source, data = tmp_path / "yolov5n.pt", describe_coco128(tmp_path, shared)
