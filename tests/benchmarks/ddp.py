@@ -27,7 +27,7 @@ from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
-from tests.benchmarks.rounds import indexed, machine, parser
+from tests.benchmarks.harness import indexed, machine, parser
 from tests.benchmarks.step import made_batch
 
 

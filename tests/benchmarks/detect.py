@@ -21,8 +21,8 @@ import numpy as np
 from tessera.data.source.drawn_shapes import write_shapes
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.inference.detector import Detector
+from tests.benchmarks.harness import machine, parser
 from tests.benchmarks.memory import MIB, pss
-from tests.benchmarks.rounds import machine, parser
 
 ROUNDS = 3
 STAGES = ("reading", "preparation", "inference", "NMS")

@@ -31,7 +31,7 @@ from tessera.utils.runtime import openvino
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.open_model import open_exported, open_model
 from tessera.utils.runtime.pipeline import Pipeline, suppression_of
-from tests.benchmarks.rounds import indexed, parser, rounds, show
+from tests.benchmarks.harness import indexed, parser, rounds, show
 
 CONF, IOU, MAX_DET = 0.25, 0.45, 300
 Pictures = Sequence[np.ndarray]

@@ -19,7 +19,7 @@ from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.ranks import world as world_module
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
-from tests.benchmarks.rounds import indexed, parser, repeated, rounds, show
+from tests.benchmarks.harness import indexed, parser, repeated, rounds, show
 from tests.data.counted import CountedStore
 from tests.data.made_run import made_run
 

@@ -26,7 +26,7 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import keep_freed_memory
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import torch_distributed_zero_first
-from tests.benchmarks.rounds import indexed, machine, parser, repeated
+from tests.benchmarks.harness import indexed, machine, parser, repeated
 from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
 

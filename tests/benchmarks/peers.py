@@ -34,7 +34,7 @@ import yaml
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.flags.options import version_line
-from tests.benchmarks.rounds import machine, parser
+from tests.benchmarks.harness import machine, parser
 from tests.system.launch import ROOT
 
 MAPS = ("metrics/mAP_0.5:0.95", "metrics/mAP50-95(B)")  # as results.csv of the three names it

@@ -33,7 +33,7 @@ from tessera.utils.machine.host import keep_freed_memory
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import DatasetIndex
-from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
+from tests.benchmarks.harness import OwnProcess, indexed, parser, rounds, show
 
 MOST = 30_000  # candidates of an image
 
@@ -134,9 +134,9 @@ def main() -> None:
     cpu = Accelerator()
     common = (model, index, given.imgsz, given.batch)
     rivals = {
-        "plain: channels first, fp32": Apart(plain_validation, *common),
-        "Tessera, fp32": Apart(our_validation, *common, Precision(cpu, torch.float32)),
-        "Tessera, bf16": Apart(our_validation, *common, Precision(cpu, torch.bfloat16)),
+        "plain: channels first, fp32": OwnProcess(plain_validation, *common),
+        "Tessera, fp32": OwnProcess(our_validation, *common, Precision(cpu, torch.float32)),
+        "Tessera, bf16": OwnProcess(our_validation, *common, Precision(cpu, torch.bfloat16)),
     }
     show(rounds(rivals, given.rounds), "plain: channels first, fp32")
 

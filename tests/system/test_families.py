@@ -73,9 +73,9 @@ def test_a_published_file_is_fine_tuned_and_its_best_checkpoint_evaluated(
     assert tuple(table.columns) == result_columns(names_of_losses(reference))
     assert table.map(math.isfinite).all().all()
     best = str(tmp_path / "exp" / "weights" / "best.pt")
-    measured = val.run(weights=best, data=str(few), imgsz=SIZE, project=str(tmp_path / "val"), **CPU)
-    assert found is not None and measured.images == found.images == 16 and measured.objects == found.objects > 0
-    assert measured.map == pytest.approx(found.map, abs=1e-3)
+    evaluated = val.run(weights=best, data=str(few), imgsz=SIZE, project=str(tmp_path / "val"), **CPU)
+    assert found is not None and evaluated.images == found.images == 16 and evaluated.objects == found.objects > 0
+    assert evaluated.map == pytest.approx(found.map, abs=1e-3)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from tests.utils.exporting.made import FREE
 VAL = ROOT / "val.py"
 
 
-def figures(outcome: Outcome) -> list[str]:
+def printed_metrics(outcome: Outcome) -> list[str]:
     assert outcome.code == 0, outcome.said
     (line,) = [line for line in outcome.out.splitlines() if line.split()[:1] == ["all"]]
     return line.split()[1:]
@@ -66,7 +66,7 @@ def test_four_images_measure_the_same_on_more_ranks(
     alone = command(val.main, *args, "--name", "alone")
     own = [*args[2:4], *args[6:]]  # the dataset and the size are the checkpoint's own
     together = torchrun(VAL, *own, "--name", "together", ranks=ranks)
-    assert figures(alone) == figures(together)
+    assert printed_metrics(alone) == printed_metrics(together)
     assert "Measured at 64 px (--imgsz): best.pt (after 1 epoch) was trained at 64." in alone.err, alone.said
     assert together.err.count("Measured at 64 px: best.pt (after 1 epoch) was trained at 64.") == 1, together.said
     assert together.err.count(f"{args[0]} {args[1]}: what {args[3]} was trained on.") == 1, (
@@ -197,13 +197,13 @@ def test_official_weights_measure_the_same_in_every_batch_and_on_every_number_of
 ) -> None:
     args = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--data", str(coco128), "--device", "cpu"]
     args += ["--project", str(tmp_path), "--verbose"]
-    published = figures(command(val.main, *args, "--imgsz", "640"))
+    published = printed_metrics(command(val.main, *args, "--imgsz", "640"))
     assert float(published[-1]) == pytest.approx(0.367, abs=0.003)
     assert float(published[-2]) == pytest.approx(0.563, abs=0.004)
     args += ["--imgsz", "320"]
     outcomes = [command(val.main, *args, "--batch", batch) for batch in ("1", "32")]
     outcomes += [torchrun(VAL, *args, ranks=ranks, timeout=600) for ranks in (2, 3, 5)]
-    assert float(figures(outcomes[0])[-1]) > 0.25
+    assert float(printed_metrics(outcomes[0])[-1]) > 0.25
     tables = [re.findall(r"^ +\S.*$", outcome.out, re.M) for outcome in outcomes]
     assert all(table == tables[0] for table in tables[1:]), "every class's line is the same"
 

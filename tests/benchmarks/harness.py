@@ -105,7 +105,7 @@ def repeated(index: DatasetIndex, times: int) -> DatasetIndex:
     return dataclasses.replace(index, **arrays, **starts, stored_hash="")
 
 
-class Apart:
+class OwnProcess:
     """A rival in its own process, so that its memory and threads do not influence the others.
 
     Args:
