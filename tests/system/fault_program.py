@@ -82,7 +82,7 @@ def faulty(work: Callable[..., Any], at: int, what: str, count: int) -> Callable
 
 
 def main() -> int:
-    me = os.environ.get("RANK", "0")
+    me = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     sys.argv += os.environ.get(f"ARGS_OF_RANK_{me}", "").split()
     for fault in filter(None, os.environ.get("FAULT", "").split(";")):
         rank, where, at, what, *count = fault.split()
