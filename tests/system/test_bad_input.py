@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -32,19 +33,16 @@ HYP = (ROOT / "data" / "hyps" / "hyp.scratch-low.yaml").read_text()
 CFG = (ROOT / "models" / "yolov5n.yaml").read_text()
 
 
-class Made:
-    """Words of a command line, after the file `name` was written to the folder."""
+class Made(NamedTuple):
+    """Words of a command line, for which `make` writes files to the folder."""
 
-    def __init__(
-        self, words: str, name: str = "", text: str = "", make: Callable[[Path], object] | None = None
-    ) -> None:
-        self.words, self._name, self._text, self._make = words, name, text, make
+    words: str
+    make: Callable[[Path], object] = lambda folder: None
 
-    def prepare(self, folder: Path) -> None:
-        if self._make is not None:
-            self._make(folder)
-        elif self._name:
-            (folder / self._name).write_text(self._text)
+
+def written(words: str, name: str, text: str = "") -> Made:
+    """With a file in the folder."""
+    return Made(words, lambda folder: (folder / name).write_text(text))
 
 
 def described(words: str = "--data %/changed.yaml", **changes: object) -> Made:
@@ -54,7 +52,7 @@ def described(words: str = "--data %/changed.yaml", **changes: object) -> Made:
         content = {**yaml.safe_load((folder / "tiny.yaml").read_text()), **changes}
         (folder / "changed.yaml").write_text(yaml.safe_dump({k: v for k, v in content.items() if v is not None}))
 
-    return Made(words, make=make)
+    return Made(words, make)
 
 
 def labelled(text: str | None, words: str = "", split: str = "train") -> Made:
@@ -64,7 +62,7 @@ def labelled(text: str | None, words: str = "", split: str = "train") -> Made:
         for path in (folder / "shapes" / "labels" / split).glob("*.txt"):
             path.unlink() if text is None else path.write_text(text)
 
-    return Made(words, make=make)
+    return Made(words, make)
 
 
 def damaged(folder: Path, kind: str) -> None:
@@ -92,22 +90,22 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
     "missing weights": (train, "--weights nowhere/best.pt", 1, ("nowhere/best.pt", "tried")),
     "weights of another model": (train, "--weights %/best.pt --cfg yolov5s.yaml", 1, "does not fit the weights"),
     "missing hyp": (train, "--hyp hyp.scratch-lo.yaml", 2, "Did you mean 'hyp.scratch-low.yaml'"),
-    "unknown hyp key": (train, Made("--hyp %/h.yaml", "h.yaml", f"{HYP}lr1: 0.1\n"), 2, ("lr1", "Did you mean 'lr")),
-    "hyp lacks a key": (train, Made("--hyp %/h.yaml", "h.yaml", "lr0: 0.01\n"), 2, ("missing", "lrf")),
+    "unknown hyp key": (train, written("--hyp %/h.yaml", "h.yaml", f"{HYP}lr1: 0.1\n"), 2, ("lr1", "Did you mean 'lr")),
+    "hyp lacks a key": (train, written("--hyp %/h.yaml", "h.yaml", "lr0: 0.01\n"), 2, ("missing", "lrf")),
     "class weight of no class": (
         train,
-        Made("--hyp %/h.yaml", "h.yaml", f"{HYP}class_weights: {{star: 2, circel: 3}}\n"),
+        written("--hyp %/h.yaml", "h.yaml", f"{HYP}class_weights: {{star: 2, circel: 3}}\n"),
         2,
         ("class_weights", "no class 'circel'", "Did you mean 'circle'"),
     ),
     "missing cfg": (train, "--cfg yolov5q.yaml", 2, ("yolov5q.yaml", "yolov5n.yaml")),
     "wrong module in cfg": (
         train,
-        Made("--cfg %/m.yaml", "m.yaml", CFG.replace("SPPF", "SPFF")),
+        written("--cfg %/m.yaml", "m.yaml", CFG.replace("SPPF", "SPFF")),
         2,
         ("m.yaml:", "SPFF", "SPPF"),
     ),
-    "wrong YAML": (train, Made("--data %/bad.yaml", "bad.yaml", "names: [a, b\ntrain: x\n"), 2, "bad.yaml:2"),
+    "wrong YAML": (train, written("--data %/bad.yaml", "bad.yaml", "names: [a, b\ntrain: x\n"), 2, "bad.yaml:2"),
     "misspelt key": (train, described(vall="x", val=None), 2, ("vall", "val")),
     "nc mismatch": (train, described(nc=9), 2, ("nc", "9", "3")),
     "missing images": (train, described(train="images/trian"), 1, "images/trian"),
@@ -138,7 +136,7 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
     "errors of one class": (val, "--find-errors --single-cls", 2, "Leave --single-cls out"),
     "errors at full speed": (val, "--find-errors --task speed", 2, "--find-errors --task speed"),
     "errors of no split": (val, "--find-errors --task test", 1, "expected `test`"),
-    "text for an export": (val, Made("--weights %/b.onnx --find-errors", "b.onnx"), 1, "b.onnx: ONNX Runtime"),
+    "text for an export": (val, written("--weights %/b.onnx --find-errors", "b.onnx"), 1, "b.onnx: ONNX Runtime"),
     "missing export": (val, "--weights %/gone.onnx", 1, "gone.onnx"),
     "program that is not trusted": (val, "--weights %/best.torchscript", 1, ("best.torchscript: ", "program")),
     "classes of an export": (
@@ -171,7 +169,7 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
     ),
     "models of two datasets": (
         compare,
-        Made("%/other.pt", make=lambda d: checkpoint(d / "other.pt", ANCHORED, "elsewhere.yaml")),
+        Made("%/other.pt", lambda d: checkpoint(d / "other.pt", ANCHORED, "elsewhere.yaml")),
         2,
         ("were trained on different datasets: --a", "on elsewhere.yaml. Give --data."),
     ),
@@ -190,7 +188,7 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
     "run directory of nobody": (detect, "--source % --project ~no-such-user/p", 2, "--project: found"),
     "missing image": (detect, "--source nowhere.jpg", 1, "--source nowhere.jpg: no such file or folder"),
     "no match": (detect, "--source nowhere/*.jpg", 1, "no picture and no video matches"),
-    "empty source": (detect, Made("--source %/empty", make=lambda d: (d / "empty").mkdir()), 1, "holds no picture and"),
+    "empty source": (detect, Made("--source %/empty", lambda d: (d / "empty").mkdir()), 1, "holds no picture and"),
     "unknown scheme": (detect, "--source gopher://x/y", 1, "found an address that starts with gopher://"),
     "text for an image": (detect, "--source %/best.torchscript", 1, "neither a picture nor a video"),
     "no source": (detect, "", 2, "--source: found nothing"),
@@ -203,7 +201,7 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
     **{
         f"weights {kind}, {module.__name__.rpartition('.')[2]}": (
             module,
-            Made(words, make=lambda folder, kind=kind: damaged(folder, kind)),  # type: ignore[misc]
+            Made(words, lambda folder, kind=kind: damaged(folder, kind)),  # type: ignore[misc]
             1,
             "w.pt",
         )
@@ -243,7 +241,7 @@ def files(folder: Path) -> dict[Path, bytes | None]:
 def test_one_clear_message(name: str, folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     module, made, code, expected = MISTAKES[name]
     made = made if isinstance(made, Made) else Made(made)
-    made.prepare(folder)
+    made.make(folder)
     monkeypatch.chdir(folder)  # where runs would go
     before = files(folder.parent)
     words = [*GOOD[module], *shlex.split(made.words)]
