@@ -65,7 +65,6 @@ bench:
 	uv run python -m tests.benchmarks.startup --data $(DATA)
 	uv run python -m tests.benchmarks.memory --data $(DATA)
 	uv run torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data $(DATA)
-	uv run python -m tests.benchmarks.scaling
 	uv run python -m tests.benchmarks.detect
 
 # Beside YOLOv5 and Ultralytics where they are installed; each is named by hand.

@@ -1,4 +1,4 @@
-"""Calls beside one another, for what several threads may do at the same time."""
+"""Concurrent calls in threads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ T = TypeVar("T")
 
 
 def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make each call in a thread of its own; their results in order, or the error of the first that failed."""
+    """Make each call in its own thread; return the results in order, or raise the error of the first that failed."""
     with ThreadPoolExecutor(len(calls)) as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]

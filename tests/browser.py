@@ -1,4 +1,4 @@
-"""A page in a headless browser without a network, driven over a pipe by Chrome's own protocol."""
+"""A page in a headless browser without network, driven over a pipe by the Chrome DevTools protocol."""
 
 from __future__ import annotations
 

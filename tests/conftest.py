@@ -29,13 +29,13 @@ with suppress(ImportError):  # the tests on a GPU do without
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes for the whole suite: one a core; files that were asked for by name run in this one."""
+    """Return the number of processes: one per core for the whole suite; 0 for files that are given by name."""
     by_name = config.args_source == pytest.Config.ArgsSource.ARGS
     return 0 if by_name else min(usable_cpus(), MOST_WORKERS)
 
 
 def pytest_configure() -> None:
-    """The processes of a suite share the cores: one thread each, which waits for others asleep."""
+    """Give each process of the suite one thread, since they share the cores."""
     spin_briefly()
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.setdefault("OMP_NUM_THREADS", "1")

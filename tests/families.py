@@ -1,6 +1,6 @@
-"""YOLOX's and YOLOv9's weight files in their published form, made by the reference data's rule, and what they predict.
+"""Weight files of YOLOX and YOLOv9 in their published form, made by the reference data's rule, and their predictions.
 
-The reference data gives every tensor's name and shape, the rule that fills it from its name, a picture by its seed, and
+The reference data gives every tensor's name and shape, the rule that fills it from its name, an image by its seed, and
 the rows that the families' own code predicts for it: no weight file is needed.
 """
 
@@ -40,7 +40,7 @@ def rows(shared: Path, reference: str) -> NDArray[np.float32]:
 
 
 def picture() -> Tensor:
-    """The picture of the rows, uint8 (160, 224, 3), RGB."""
+    """Return the image of the rows, uint8 (160, 224, 3), RGB."""
     return torch.randint(0, 256, (*SIZE_HW, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 

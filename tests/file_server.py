@@ -1,4 +1,4 @@
-"""A web server of one file, which breaks off, refuses or redirects on demand."""
+"""A web server of one file that breaks off, refuses or redirects on demand."""
 
 from __future__ import annotations
 

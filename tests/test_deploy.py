@@ -1,11 +1,9 @@
-"""The manifests of deploy/kubernetes fit the published schemas to the last key, and are as docs/kubernetes.md says."""
+"""Manifests of deploy/kubernetes: they fit the published schemas to the last key, and docs/kubernetes.md."""
 
 from __future__ import annotations
 
-import copy
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +22,6 @@ client = pytest.importorskip("kubernetes.client", reason="needs the dev group (u
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
 DOCUMENTS = [document for file in FILES for document in yaml.safe_load_all(file.read_text())]
-FREE = {"labels", "selector", "requests", "limits"}  # maps with keys of the user's choice
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: f"{d['kind']}-{d['metadata']['name']}")
 
 
@@ -38,12 +35,8 @@ each_job = pytest.mark.parametrize("job", jobs(), ids=["Job", "TrainingRuntime"]
 
 
 def understood(document: dict[str, Any]) -> Any:
-    """What the models of the client, or of the trainer, make of a document: keys that they do not know are gone.
-
-    Raises:
-        ValueError: a key that must be there is missing, or a value has another type.
-    """
-    kind = document.get("kind")
+    """Return a document as the models of the client, or of the trainer, read it: without keys that they do not know."""
+    kind = document["kind"]
     if model := getattr(trainer, f"TrainerV1alpha1{kind}", None):
         return model.from_dict(document).to_dict()
     return as_kubernetes(document, f"V1{kind}")
@@ -55,40 +48,9 @@ def as_kubernetes(value: dict[str, Any], model: str) -> Any:
     return api.sanitize_for_serialization(api.deserialize(answer, model))
 
 
-def keys(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Path of every key that the schemas know."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield (*path, key)
-            if key not in FREE:
-                yield from keys(item, (*path, key))
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from keys(item, (*path, number))
-
-
-def misspelt(document: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
-    changed = copy.deepcopy(document)
-    parent: Any = changed
-    for step in path[:-1]:
-        parent = parent[step]
-    parent[f"{path[-1]}x"] = parent.pop(path[-1])
-    return changed
-
-
 @each_document
-def test_a_document_fits_its_schema_and_no_key_of_it_can_be_misspelt(document: dict[str, Any]) -> None:
+def test_a_document_fits_its_schema(document: dict[str, Any]) -> None:
     assert understood(document) == document
-    unnoticed = []
-    for path in keys(document):
-        if path != ("kind",):
-            wrong = misspelt(document, path)
-            try:
-                if understood(wrong) == wrong:
-                    unnoticed.append(path)
-            except (ValueError, KeyError, TypeError):
-                continue
-    assert unnoticed == []
 
 
 @each_job

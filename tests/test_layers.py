@@ -53,7 +53,7 @@ def test_no_import_inside_a_function() -> None:
                 assert not inside, f"{path}: imports inside a function: {inside}"
 
 
-def test_some_libraries_have_one_home() -> None:
+def test_some_libraries_are_imported_in_one_place() -> None:
     for path in FILES:
         me = module_of(path)
         for module, line in imports(parsed(path)):
@@ -65,13 +65,13 @@ def test_some_libraries_have_one_home() -> None:
 def test_packages_and_files_stay_small() -> None:
     for folder in {path.parent for path in FILES} - {ROOT}:
         found = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-        assert len(found) <= MAX_FILES, f"{folder} has {len(found)} files; give it a wall"
+        assert len(found) <= MAX_FILES, f"{folder} has {len(found)} files; split it"
     for path in FILES + TESTS:
         lines = len(path.read_text().splitlines())
         assert lines <= MAX_LINES, f"{path} has {lines} lines, at most {MAX_LINES} are allowed"
 
 
-def test_a_package_says_its_subject_and_exports_nothing() -> None:
+def test_a_package_has_a_docstring_and_exports_nothing() -> None:
     for path in FILES:
         if path.name == "__init__.py":
             (docstring,) = ast.parse(path.read_text()).body
@@ -92,7 +92,7 @@ def test_only_the_accelerator_asks_for_a_device_type() -> None:
             assert not asked, f"{path}: {asked}; what differs between devices belongs to utils/machine/accelerator.py"
 
 
-def test_train_is_one_short_story() -> None:
+def test_train_is_short() -> None:
     (train,) = (
         node
         for node in ast.parse((ROOT / "train.py").read_text()).body
@@ -109,5 +109,5 @@ def test_train_is_one_short_story() -> None:
     assert lines <= MAX_LINES_OF_STORY, f"train() has {lines} lines"
 
 
-def test_the_picture_of_the_house_is_of_these_imports() -> None:
+def test_the_diagram_of_the_layers_is_of_these_imports() -> None:
     assert drawn(PAGE.read_text()) == PAGE.read_text(), "uv run python -m tests.layers"

@@ -1,9 +1,9 @@
-"""What ranks cost: time of a step outside computation, control messages in it, and weak scaling, with gloo.
+"""Overhead of ranks with gloo: time of a step outside computation, control messages, and weak scaling.
 
     uv run torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data coco128.yaml
 
-Every rank steps with and without the others, in turn, all at the same time: so the cores are shared alike in both, and
-the difference is what is spent waiting for and talking to other ranks. Give each rank its part of the cores with
+Every rank alternates steps with and without the others, all at the same time, so that the cores are shared alike in
+both. The difference is the time of communication and waiting. Give each rank its part of the cores with
 OMP_NUM_THREADS; torchrun gives it one.
 """
 
@@ -27,7 +27,7 @@ from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
-from tests.benchmarks.rounds import indexed, machine, parser
+from tests.benchmarks.harness import indexed, machine, parser
 from tests.benchmarks.step import made_batch
 
 

@@ -1,9 +1,9 @@
-"""Latency of a Detector on one picture, with the share that is not the network's, and its memory over many frames.
+"""Latency of a Detector per image, its fraction outside the network, and memory over many frames.
 
-uv run python -m tests.benchmarks.detect [--weights yolov5n.pt] [--source pictures/] [--imgsz 640] [--frames 5000]
+uv run python -m tests.benchmarks.detect [--weights yolov5n.pt] [--source images/] [--imgsz 640] [--frames 5000]
 
-Without --source the pictures are drawn, 480 x 640 pixels. Milliseconds are medians over the pictures, each seen three
-times after a first round; seconds of CPU are beside them, for a machine that does other work as well.
+Without --source the images are drawn, 480 x 640 pixels. Milliseconds are medians over the images, each predicted three
+times after a first round; seconds of CPU are printed too, for a machine that does other work as well.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from tessera.data.source.drawn_shapes import write_shapes
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.inference.detector import Detector
+from tests.benchmarks.harness import machine, parser
 from tests.benchmarks.memory import MIB, pss
-from tests.benchmarks.rounds import machine, parser
 
 ROUNDS = 3
 STAGES = ("reading", "preparation", "inference", "NMS")
@@ -42,9 +42,9 @@ def latency(detector: Detector, paths: list[Path]) -> None:
     print("  " + ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in zip(STAGES, medians, strict=True)))
     reading, preparation, inference, nms = medians
     pipeline = preparation + inference + nms
-    print(f"  a picture in memory {pipeline:.1f} ms, {1 - inference / pipeline:.1%} of it outside the network")
-    print(f"  a picture in a file {reading + pipeline:.1f} ms, {1 - inference / (reading + pipeline):.1%} outside")
-    print(f"  {1000 * wall_s / len(rows):.1f} ms of wall clock and {1000 * cpu_s / len(rows):.1f} ms of CPU a picture")
+    print(f"  an image in memory {pipeline:.1f} ms, {1 - inference / pipeline:.1%} of it outside the network")
+    print(f"  an image in a file {reading + pipeline:.1f} ms, {1 - inference / (reading + pipeline):.1%} outside")
+    print(f"  {1000 * wall_s / len(rows):.1f} ms of wall clock and {1000 * cpu_s / len(rows):.1f} ms of CPU an image")
 
 
 def memory(detector: Detector, frames: int) -> None:
@@ -66,17 +66,17 @@ def drawn(count: int) -> Iterator[np.ndarray]:
 
 def main() -> None:
     args = parser(
-        __doc__, weights="yolov5n.pt", source="", imgsz=640, device="cpu", pictures=32, frames=5000
+        __doc__, weights="yolov5n.pt", source="", imgsz=640, device="cpu", images=32, frames=5000
     ).parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
         source = Path(args.source)
         if not args.source:
-            write_shapes(Path(folder) / "shapes", train=args.pictures, val=1, size=640)
+            write_shapes(Path(folder) / "shapes", train=args.images, val=1, size=640)
             source = Path(folder) / "shapes" / "images" / "train"
-        paths = [path for path in sorted(source.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES][: args.pictures]
+        paths = [path for path in sorted(source.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES][: args.images]
         detector = Detector(args.weights, imgsz=args.imgsz, device=args.device)
-        print(f"{args.weights} at {args.imgsz} px, {len(paths)} pictures, {detector.rules.conf:g} confidence")
+        print(f"{args.weights} at {args.imgsz} px, {len(paths)} images, {detector.rules.conf:g} confidence")
         latency(detector, paths)
     print(f"Memory over {args.frames:,} frames at 128 px")
     memory(Detector(args.weights, imgsz=128, device=args.device), args.frames)

@@ -1,10 +1,10 @@
-"""A picture through each exported file, from decoded pixels to boxes: float32, 16 bits and 8 bits, in both runtimes.
+"""Time of an image in each exported file, from decoded pixels to boxes: float32, 16 and 8 bits, in both runtimes.
 
 uv run python -m tests.benchmarks.exports --weights yolov5n.pt --data coco128.yaml --accuracy
 uv run python -m tests.benchmarks.exports --weights yolov5n.pt --data coco128.yaml --folder files
 
-What lies in `--folder` is taken as it is: the second call measures times alone, on a machine that is quiet for so long.
-The baseline is what a careful program does around a bare network: OpenCV's letterbox, NumPy's suppression.
+Files in `--folder` are reused: the second call measures times alone, while the machine is idle.
+The baseline is a bare network with a letterbox by OpenCV and NMS by NumPy.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from tessera.utils.runtime import openvino
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.open_model import open_exported, open_model
 from tessera.utils.runtime.pipeline import Pipeline, suppression_of
-from tests.benchmarks.rounds import indexed, parser, rounds, show
+from tests.benchmarks.harness import indexed, parser, rounds, show
 
 CONF, IOU, MAX_DET = 0.25, 0.45, 300
 Pictures = Sequence[np.ndarray]
 
 
 def plain_letterbox(picture: np.ndarray, size: int) -> tuple[np.ndarray, float, int, int]:
-    """A square of float32 (1, 3, size, size), with the scale, left and top of the picture in it."""
+    """A square of float32 (1, 3, size, size), with the scale, left and top of the image in it."""
     height, width = picture.shape[:2]
     scale = size / max(height, width)
     new_w, new_h = round(width * scale), round(height * scale)
@@ -81,7 +81,7 @@ def plain(network: Backend, pictures: Pictures, size: int) -> Callable[[], int]:
 
 
 def ours(network: Backend | PictureBackend, pictures: Pictures, size: int) -> Callable[[], int]:
-    """A file, or the network of the checkpoint, as detect.py runs it."""
+    """Return a run of a file, or of the checkpoint's network, as detect.py does it."""
     pipeline, rules = Pipeline(network, size), suppression_of(network, conf=CONF, iou=IOU, max_det=MAX_DET)
 
     def run() -> int:

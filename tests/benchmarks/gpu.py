@@ -36,7 +36,7 @@ from tessera.utils.machine.resource_limits import usable_cpus
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import DatasetIndex
-from tests.benchmarks.rounds import machine, repeated, rounds
+from tests.benchmarks.harness import machine, repeated, rounds
 from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
 from tests.system.tiny import make_data

@@ -1,4 +1,4 @@
-"""Training samples a second, one process: from images in memory, and from JPEG files; and decodes with more workers.
+"""Training samples per second in one process, from memory and from JPEG files, and images decoded by more workers.
 
 uv run python -m tests.benchmarks.loader --data coco128.yaml
 """
@@ -19,19 +19,17 @@ from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.ranks import world as world_module
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
-from tests.benchmarks.rounds import indexed, parser, repeated, rounds, show
+from tests.benchmarks.harness import indexed, parser, repeated, rounds, show
 from tests.data.counted import CountedStore
 from tests.data.made_run import made_run
 
 FILL = 114
-# Of the original trainer on the machine where the plain way takes 1.55 + 1.18 + 0.3 ms: 293 images/s from its cache.
-ORIGINAL_OVER_PLAIN_MS = 1000 / 293 - (1.55 + 1.18 + 0.3)
 
 
 class PlainLoader:
     """The plain way to make a training sample, without the parts that any of its steps could save.
 
-    Four pictures on a double canvas, one warp of it, HSV plane by plane through tables, flip, channels first.
+    Four images on a double canvas, one warp of it, HSV plane by plane through tables, flip, channels first.
 
     Args:
         load: picture by number, uint8 (H, W, 3) BGR, long side `imgsz`.
@@ -161,14 +159,9 @@ def main() -> None:
     with open_images(index, given.imgsz, "ram", "linear", World()) as cached:
         rates = rounds({"plain, from memory": plain(from_memory), "Tessera, --cache ram": ours(cached)}, given.rounds)
     show(rates, "plain, from memory")
-    original = 1000 / (1000 / rates["plain, from memory"] * (1000 / 293) / (1.55 + 1.18 + 0.3))
-    print(f"  of the original, scaled by the plain way: {rates['Tessera, --cache ram'] / original:.2f} x")
-
     store = ImageStore(index, given.imgsz, "linear")
     rates = rounds({"plain, from files": plain(from_files), "Tessera, from files": ours(store)}, given.rounds)
     show(rates, "plain, from files")
-    original = 1000 / (1000 / rates["plain, from files"] + ORIGINAL_OVER_PLAIN_MS)
-    print(f"  of the original, scaled by the plain way: {rates['Tessera, from files'] / original:.2f} x")
     small = indexed(given.data)
     for workers in (1, 2, 4, 8):
         many, few = (decodes_a_sample(of, given.imgsz, given.hyp, workers) for of in (index, small))

@@ -1,4 +1,4 @@
-"""Memory: of the cache over ranks and workers, of the workers over epochs, of a training over time, of a step.
+"""Memory: of the image cache over ranks and workers, of a training over time, of a step.
 
 uv run python -m tests.benchmarks.memory --data coco128.yaml
 """
@@ -19,15 +19,14 @@ import torch
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.image_store import ImageStore
-from tessera.data.feed.loader import TrainLoader, build_train_loader
+from tessera.data.feed.loader import build_train_loader
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import keep_freed_memory
 from tessera.utils.ranks.launch import open_world
-from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tessera.utils.types import DatasetIndex
-from tests.benchmarks.rounds import indexed, machine, parser, repeated
+from tessera.utils.ranks.world import torch_distributed_zero_first
+from tests.benchmarks.harness import indexed, machine, parser, repeated
 from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
 
@@ -54,20 +53,14 @@ def pss(pids: list[int], key: str = "Pss:") -> int:
     return total
 
 
-def cached_loader(index: DatasetIndex, imgsz: int, cache: str, world: World, workers: int) -> TrainLoader:
-    """The training stream with `workers` whatever the processors."""
-    store = open_images(index, imgsz, cache, "linear", world)  # type: ignore[arg-type]
-    flags = {"epochs": 10**6, "workers": workers}
-    run = made_run(load_hyp("hyp.scratch-low.yaml"), world, imgsz=imgsz, batch_size=8 * world.size, **flags)
-    return build_train_loader(run, store)
-
-
 def rank_program(data: str, times: int, imgsz: int, cache: str) -> None:
-    """One rank of `cache_of`: two epochs, then all ranks hold still and are measured."""
+    """One rank of `cache_of`: two epochs, then the memory of all ranks is measured."""
     with open_world("cpu") as world:
         with torch_distributed_zero_first(world.local_rank, world):
             index = repeated(indexed(data), times)
-        with cached_loader(index, imgsz, cache, world, workers=2) as loader:
+        store = open_images(index, imgsz, cache, "linear", world)  # type: ignore[arg-type]
+        flags = {"imgsz": imgsz, "batch_size": 8 * world.size, "epochs": 10**6, "workers": 2}
+        with build_train_loader(made_run(load_hyp("hyp.scratch-low.yaml"), world, **flags), store) as loader:
             for epoch in range(2):
                 for _ in loader.batches(epoch):
                     pass
@@ -104,17 +97,6 @@ def cache_of(data: str, times: int, imgsz: int, cache: str, ranks: int) -> tuple
     return total, mapped
 
 
-def workers_over_epochs(index: DatasetIndex) -> None:
-    """What each worker has written to, and so no longer shares, after 2 and after 20 epochs."""
-    with cached_loader(index, 64, "ram", World(), workers=2) as loader:
-        found = {}
-        for epoch in range(20):
-            for _ in loader.batches(epoch):
-                pass
-            found[epoch + 1] = pss(descendants(os.getpid())[1:], "Private_Dirty:") / 2
-        print(f"  a worker's own memory: {found[2] / MIB:.1f} MiB after 2 epochs, {found[20] / MIB:.1f} after 20")
-
-
 def training_over_time(data: str) -> None:
     """Memory of a whole training, sampled while it runs: what its processes hold, without the files they map."""
     command = [sys.executable, "train.py", "--data", data, "--imgsz", "64", "--epochs", "50", "--batch", "16"]
@@ -131,7 +113,7 @@ def training_over_time(data: str) -> None:
             time.sleep(0.25)
     assert process.returncode == 0
     epoch, memory = np.array(epochs), np.array(held)
-    for first, last in ((1, 20), (20, 50)):  # in row 50 the run's end begins: pictures and the best epoch's figures
+    for first, last in ((1, 20), (20, 50)):  # in row 50 the end of the run begins: plots and the best epoch's metrics
         settled = (epoch >= first) & (epoch < last)
         slope = np.polyfit(epoch[settled], memory[settled], 1)[0]
         print(f"  epochs {first} to {last}: {np.median(memory[settled]):.0f} MiB, slope {slope:+.2f} MiB an epoch")
@@ -183,7 +165,6 @@ def main() -> None:
         )
     one, two = (cache_of(given.data, given.times, given.imgsz, "none", ranks)[0] / MIB for ranks in (1, 2))
     print(f"  without a cache: {one:.0f} MiB in all processes of 1 rank, {two:.0f} of 2 ({two / one:.2f} x)")
-    workers_over_epochs(indexed(given.data))
     training_over_time(given.data)
     peaks = {which: peak_of(which, given.data, given.cfg) for which in ("plain", "fp32", "bf16")}
     said = ", ".join(f"{which} {peak:.0f} MiB ({peak / peaks['plain']:.2f} x)" for which, peak in peaks.items())

@@ -1,9 +1,9 @@
-"""Whole trainings by Tessera, and by YOLOv5 and Ultralytics where a user has installed them, by turns.
+"""Whole trainings by Tessera, YOLOv5 and Ultralytics, interleaved, where a user has installed these.
 
     python -m tests.benchmarks.peers --data coco128.yaml --yolov5 ~/yolov5 --yolov5-python ~/yolov5/.venv/bin/python
     make bench-peers DATA=coco128.yaml YOLOV5=~/yolov5 YOLOV5_PYTHON=~/yolov5/.venv/bin/python YOLO=~/venv/bin/yolo
 
-Each is a program of its own, started by its command line with the same pictures, labels, size, batch, epochs, device
+Each is a program of its own, started by its command line with the same images, labels, size, batch, epochs, device
 and workers, from scratch, all else as it is by default. The data are a copy: what a program writes beside them, or
 changes in them, is gone at the end.
 
@@ -34,13 +34,13 @@ import yaml
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.flags.options import version_line
-from tests.benchmarks.rounds import machine, parser
+from tests.benchmarks.harness import machine, parser
 from tests.system.launch import ROOT
 
 MAPS = ("metrics/mAP_0.5:0.95", "metrics/mAP50-95(B)")  # as results.csv of the three names it
 BETWEEN_LOOKS_S = 0.05
 _VERSION = re.compile(r"(?:YOLOv5|Ultralytics).*torch-.*")
-_NO_WORDS = re.compile(r"\x1b\[[0-9;]*m|[^ -~\n]")  # colours, pictures
+_NO_WORDS = re.compile(r"\x1b\[[0-9;]*m|[^ -~\n]")  # colours, emoji
 
 
 class Rival(NamedTuple):
@@ -79,7 +79,7 @@ def rivals(yolov5: str, yolov5_python: str, yolo: str) -> list[Rival]:
 
 
 def copied(data: str, folder: Path) -> Path:
-    """A copy of the dataset with its pictures, in the form that all read; its YAML."""
+    """Copy the dataset, in the layout that all programs read; return its YAML."""
     spec = load_spec(data)
     for split in ("train", "val"):
         index = build_index(spec, split)
@@ -158,7 +158,7 @@ def main() -> None:
         batch=16,
         epochs=(3, "two or more"),
         device=("cpu", "cpu, or the number of a CUDA device"),
-        workers=(2, "processes that load pictures"),
+        workers=(2, "loader workers"),
         rounds=3,
         yolov5=("", "folder of a clone of YOLOv5"),
         yolov5_python=("python3", "interpreter that runs it"),
@@ -183,7 +183,9 @@ def main() -> None:
                 versions.setdefault(rival.name.partition(",")[0], version)
     print(machine())
     print("\n".join(f"{name}: {version}" for name, version in versions.items()))
-    print(f"{asked.data}: {asked.imgsz} px, batch {asked.batch}, {asked.epochs} epochs, {asked.rounds} rounds by turns")
+    print(
+        f"{asked.data}: {asked.imgsz} px, batch {asked.batch}, {asked.epochs} epochs, {asked.rounds} interleaved rounds"
+    )
     print("median (lowest to highest), and its ratio to the first row's")
     print(f"{'':24}{'s of a run':40}{'s of an epoch after the first':40}mAP50-95, by its own word")
     for name, measurements in found.items():

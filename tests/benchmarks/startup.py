@@ -1,4 +1,4 @@
-"""Start-up on a large dataset: the first scan, the second start, and the memory of the index.
+"""Start on a large dataset: first scan, second start, and memory of the index.
 
     uv run python -m tests.benchmarks.startup --data coco128.yaml --images 118287
 
@@ -27,7 +27,7 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.config import load_hyp
 from tessera.utils.types import DatasetIndex
-from tests.benchmarks.rounds import indexed, machine, parser
+from tests.benchmarks.harness import indexed, machine, parser
 from tests.data.made_run import made_run
 
 

@@ -37,7 +37,7 @@ from tessera.utils.machine.choose_device import choose_accelerator
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex
-from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
+from tests.benchmarks.harness import OwnProcess, indexed, parser, rounds, show
 from tests.data.made_run import made_run
 
 WARM_UP = 40  # steps in which the loss scale of float16, 65536 at first, may be halved until gradients are finite
@@ -216,7 +216,7 @@ def main() -> None:
     index = indexed(given.data)
     model = DetectionModel(given.cfg, names=index.names)
     case = Case(model, made_batch(index, given.batch, given.imgsz), given.imgsz, accelerator, given.steps)
-    rival = Apart if accelerator.kind == "cpu" else lambda make, *arguments: make(*arguments)
+    rival = OwnProcess if accelerator.kind == "cpu" else lambda make, *arguments: make(*arguments)
     half = torch.float16 if accelerator.computes_fp16 else torch.bfloat16
     rivals = {
         "plain: eager, NCHW, fp32": rival(plain_step, case, torch.float32),

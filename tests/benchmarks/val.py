@@ -1,4 +1,4 @@
-"""Validation: images a second, suppression of an untrained model's candidates, and metrics of a large set.
+"""Validation: images per second, NMS of an untrained model's candidates, and metrics of a large dataset.
 
 uv run python -m tests.benchmarks.val --data coco128.yaml --weights yolov5n.pt --imgsz 640
 """
@@ -33,13 +33,13 @@ from tessera.utils.machine.host import keep_freed_memory
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import DatasetIndex
-from tests.benchmarks.rounds import Apart, indexed, parser, rounds, show
+from tests.benchmarks.harness import OwnProcess, indexed, parser, rounds, show
 
 MOST = 30_000  # candidates of an image
 
 
 def plain_nms(decoded: torch.Tensor, conf: float = 0.001, iou: float = 0.6) -> list[torch.Tensor]:
-    """Image by image: threshold, sort, torchvision's own suppression by class, and the best 300."""
+    """Image by image: threshold, sort, torchvision's NMS per class, and the best 300."""
     found = []
     for rows in decoded:
         rows = rows[rows[:, 4] > conf]
@@ -134,9 +134,9 @@ def main() -> None:
     cpu = Accelerator()
     common = (model, index, given.imgsz, given.batch)
     rivals = {
-        "plain: channels first, fp32": Apart(plain_validation, *common),
-        "Tessera, fp32": Apart(our_validation, *common, Precision(cpu, torch.float32)),
-        "Tessera, bf16": Apart(our_validation, *common, Precision(cpu, torch.bfloat16)),
+        "plain: channels first, fp32": OwnProcess(plain_validation, *common),
+        "Tessera, fp32": OwnProcess(our_validation, *common, Precision(cpu, torch.float32)),
+        "Tessera, bf16": OwnProcess(our_validation, *common, Precision(cpu, torch.bfloat16)),
     }
     show(rounds(rivals, given.rounds), "plain: channels first, fp32")
 
@@ -150,7 +150,7 @@ def main() -> None:
         non_max_suppression(decoded, Suppression(0.001, 0.6))
         return len(decoded)
 
-    print("Suppression, untrained model:")
+    print("NMS, untrained model:")
     show(rounds({"plain": plain, "Tessera": ours}, 5), "plain")
 
     found = made_matches(5000, 300, 80)

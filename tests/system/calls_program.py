@@ -1,46 +1,27 @@
 """Several calls in one job: `calls_program.py DATA PROJECT`; in the first attempt rank 1 is killed in the third.
 
-Each rank prints what each call has returned, a line of JSON.
+Each rank prints the result of each call as a line of JSON.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from tessera.commands import train, val
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.types import Metrics
+from tests.system.fault_program import faulty
 
 KILLED_AT = 3  # optimizer step of the third call, of which two are saved
 
 
 def print_call(call: str, metrics: Metrics | None) -> None:
-    """What a call has returned, written at once so that ranks' lines do not mix."""
+    """Print the result of a call in one write, so that lines of ranks do not mix."""
     line = {"call": call, "rank": os.environ["RANK"], "attempt": os.environ["TORCHELASTIC_RESTART_COUNT"]}
     sys.stdout.write(json.dumps({**line, "found": metrics and metrics.map}) + "\n")
     sys.stdout.flush()
-
-
-def kill_in_step(number: int) -> None:
-    """Let this process end itself in the place of a step, counted from now on."""
-    step: Callable[..., Any] = TrainStep.__call__
-    steps = 0
-
-    @functools.wraps(step)
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return step(*args, **kwargs)
-
-    TrainStep.__call__ = counted  # type: ignore[method-assign]
 
 
 def main() -> None:
@@ -50,7 +31,7 @@ def main() -> None:
     print_call("train", train.run(**flags, epochs=1, save_steps=1))
     print_call("val", val.run(**where, weights=f"{project}/exp/weights/best.pt", name="val"))
     if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        kill_in_step(KILLED_AT)
+        TrainStep.__call__ = faulty(TrainStep.__call__, KILLED_AT, "kill", 1)  # type: ignore[method-assign]
     print_call("same", train.run(**flags, epochs=1, save_steps=1))
     for call in ("auto", "again"):  # the second one finds the run done
         print_call(call, train.run(**{**flags, "batch_size": 8}, epochs=1, name="auto", resume="auto"))

@@ -43,7 +43,7 @@ from tessera.commands import train
 from tessera.utils.checkpoints.format import load_checkpoint
 from tessera.utils.errors import UserError
 from tessera.utils.ranks.world import World
-from tests.system.chaos_job import ForkedJob, described
+from tests.system.chaos_job import ForkedJob
 from tests.system.hosts import Host, two_hosts
 from tests.system.jobs import shared_memory
 from tests.system.launch import Outcome
@@ -98,7 +98,7 @@ _HOSTS += [Strike("rank 0", _STOP, "hosts"), Strike("rank 1", _STOP, "hosts")]
 
 @dataclass
 class Tally:
-    """What became of the strikes, and a line for each promise that was not kept; kept in a file."""
+    """Counts of what became of the strikes, and a line for each broken promise; saved in a file."""
 
     life_s: float = 0.0
     strikes: int = 0
@@ -121,7 +121,7 @@ class Tally:
 
     @classmethod
     def load(cls, path: Path) -> Tally:
-        """What was saved before; an empty one where nothing was."""
+        """Return what was saved before; an empty one where nothing was."""
         found = json.loads(path.read_text()) if path.is_file() else {}
         return cls(**{**found, "counts": Counter(found.get("counts"))})
 
@@ -160,7 +160,7 @@ class Campaign:
         shutil.rmtree(self._folder / "cache")
 
     def strike(self) -> None:
-        """Start or go on, and strike at a random moment; a run that ends before is compared, and the next begins."""
+        """Start or resume, and strike at a random moment; a run that ends before is compared, and the next begins."""
         tally = self.tally
         dice = random.Random(f"{self._seed} {tally.strikes} {tally.finished}")
         strike = dice.choice(_HOSTS if self._hosts and dice.random() < 0.3 else _ALONE)
@@ -195,7 +195,7 @@ class Campaign:
         tally.save(self._file)
 
     def _hit(self, job: ForkedJob, strike: Strike) -> None:
-        """Do it, and wait until what was not struck has ended."""
+        """Strike, and wait until all other processes have ended."""
         job.note()
         pids = self._targets(job, strike)
         if strike.target in ("cable", "host 0", "host 1"):
@@ -208,7 +208,7 @@ class Campaign:
         stopped = pids if strike.number == _STOP and strike.target != "worker" else set()
 
         def left() -> set[int]:
-            """What must end: not those that are stopped, nor what waits for them."""
+            """Return the processes that must end: not those that are stopped, nor what waits for them."""
             waiting = (job.descendants(pid) for pid in stopped if strike.target != "launcher")
             return set(job.processes()) - set(job.launchers) - stopped.union(*waiting)
 
@@ -218,14 +218,14 @@ class Campaign:
             time.sleep(0.05)
         self.tally.slowest_s = max(self.tally.slowest_s, time.monotonic() - started)
         if hanging := left():
-            found = "\n".join(map(described, sorted(hanging)))
             job.tell_where()
-            self.tally.broken.append(f"strike {self.tally.strikes}, {strike}: these hang\n{found}\n{job.said[-6000:]}")
+            what = f"{sorted(hanging)} hang"
+            self.tally.broken.append(f"strike {self.tally.strikes}, {strike}: {what}\n{job.said[-6000:]}")
         elif "Traceback" in job.said or (pids and others and not _NAMES.search(job.said)):
             self.tally.broken.append(f"strike {self.tally.strikes}, {strike}: no message\n{job.said[-3000:]}")
 
     def _targets(self, job: ForkedJob, strike: Strike) -> set[int]:
-        """Processes that get the signal; none where the job has no such process at this moment."""
+        """Return the processes that get the signal; none where the job has no such process at this moment."""
         kind, _, number = strike.target.partition(" ")
         if kind == "all":
             return set(job.processes())
@@ -243,7 +243,7 @@ class Campaign:
             host.plug_in()
 
     def _finish(self) -> None:
-        """Let the run that was struck last, or a new one, go on to its end."""
+        """Resume the run that was struck last, or start one, without a strike."""
         with self._start("launcher") as job:
             outcome = job.wait(_WHOLE_RUN_S)
             if outcome is None:
@@ -270,7 +270,7 @@ class Campaign:
         return ForkedJob(run, self._folder / "said", self._env, keeps_store=layout != "plain", hosts=hosts)
 
     def _whole_step(self) -> int:
-        """Step of the checkpoint; -1 where there is none. A damaged one is noted."""
+        """Return the step of the checkpoint; -1 where there is none. A damaged one is noted."""
         if not self._last.is_file():
             return -1
         try:
@@ -296,7 +296,7 @@ class Campaign:
 
 
 def run_rank_with_phases(args: list[str]) -> int:
-    """train.py as it is, with rank 0 noting in a file what it is doing."""
+    """Run train.py, with rank 0 noting in a file what it is doing."""
     set_activity = World.set_activity
 
     def note(world: World, what: str) -> None:
@@ -311,12 +311,11 @@ def run_rank_with_phases(args: list[str]) -> int:
 
 
 def main() -> int:
-    """The command line; exits with 0 where every promise was kept."""
+    """Run strikes; return 0 where every promise was kept."""
     parser = argparse.ArgumentParser(description="Strike runs at random moments and see what becomes of them.")
     parser.add_argument("--kills", type=int, default=1000, help="strikes in all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where the campaign lies (default: a temporary one of the seed)")
-    parser.add_argument("--minutes", type=float, default=600, help="stop after so many; the same command resumes")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     folder = asked.folder or Path(tempfile.gettempdir()) / f"tessera-chaos-{asked.seed}"
@@ -330,13 +329,11 @@ def main() -> int:
         campaign = Campaign(folder, asked.seed, hosts)
         tally = campaign.tally
         print(f"An undisturbed run takes {tally.life_s:.1f} s; {tally.strikes} strikes done; {folder}", flush=True)
-        while tally.strikes < asked.kills and time.monotonic() - started < 60 * asked.minutes:
+        while tally.strikes < asked.kills:
             campaign.strike()
-            if sys.stderr.isatty():
-                print(f"\r{tally.strikes} of {asked.kills} strikes", end="", file=sys.stderr)
     print(f"\n{tally.table()}\n{(time.monotonic() - started) / 60:.1f} minutes, seed {asked.seed}")
     print("\n".join(tally.broken), file=sys.stderr)
-    return int(bool(tally.broken) or tally.equal < tally.finished or not tally.finished or tally.strikes < asked.kills)
+    return int(bool(tally.broken) or tally.equal < tally.finished or not tally.finished)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Jobs of a rank or two forked from a process that has all modules: what torchrun starts, without the imports."""
+"""Jobs of one or two ranks forked from a process that has all modules imported: torchrun without the import time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NETWORK = 0x40000000  # CLONE_NEWNET
 
 
 class ForkedJob:
-    """Ranks, and a launcher a host that waits for them; each host's processes are a session of their own.
+    """Ranks, and one launcher per host that waits for them; the processes of a host are one session.
 
     Args:
         run: a rank's program; returns its exit code.
@@ -119,7 +119,7 @@ class ForkedJob:
         return self._said.read_text(errors="replace")
 
     def wait(self, timeout: float) -> Outcome | None:
-        """How it ended; None where it runs longer than `timeout` seconds."""
+        """Return how it ended; None where it runs longer than `timeout` seconds."""
         end = time.monotonic() + timeout
         while not self._ended():
             if time.monotonic() > end:
@@ -148,13 +148,13 @@ class ForkedJob:
         self.seen |= set(self.processes())
 
     def rank(self, number: int) -> int | None:
-        """Process id of a rank; None where it is not there."""
+        """Return the process id of a rank; None where there is no such process."""
         noted = self._folder / f"pid{number}"
         pid = int(noted.read_text()) if noted.is_file() else 0
         return pid if pid in self.processes() else None
 
     def descendants(self, pid: int) -> set[int]:
-        """A process and what it has started: of a rank, its loader workers."""
+        """Return a process and all that it started: of a rank, its loader workers."""
         parents = self.processes()
         found = {pid}
         while more := {child for child, parent in parents.items() if parent in found} - found:
@@ -165,7 +165,7 @@ class ForkedJob:
         tell_where(self.processes())
 
     def kill(self) -> list[int]:
-        """Kill every process at once, by its id; returns the ids."""
+        """Kill every process by its id; return the ids."""
         killed: list[int] = []
         for launcher in self.launchers:
             if launcher not in self._codes:
@@ -180,16 +180,6 @@ class ForkedJob:
             if launcher not in self._codes:
                 self._codes[launcher] = os.waitstatus_to_exitcode(os.waitpid(launcher, 0)[1])
         return killed
-
-
-def described(pid: int) -> str:
-    """What the system says of a process that hangs, which may be beyond telling where it is."""
-    folder = Path("/proc", str(pid))
-    with contextlib.suppress(OSError):
-        status = dict(line.split(":\t", 1) for line in (folder / "status").read_text().splitlines())
-        words = [f"{name} {status[name].strip()}" for name in ("Name", "State", "PPid", "Threads", "SigCgt")]
-        return f"process {pid}: {', '.join(words)}, waiting in {(folder / 'wchan').read_text()}"
-    return f"process {pid}: it has ended now"
 
 
 def _enter(host: Host) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the system's tests."""
+"""Fixtures of the system tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.system.launch import Command, Outcome
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a script's main in this process, as the command line would: much sooner done than a process of its own."""
+    """Run a command's main in this process, which is much faster than a new one."""
 
     def run(main: Callable[[list[str]], int], *args: str) -> Outcome:
         capsys.readouterr()

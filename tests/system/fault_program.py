@@ -4,7 +4,7 @@ At call number `at` (from 1) of `where`, on that rank, in the job's first attemp
 
     raise     an exception              kill   kill -9 of this process     stop   SIGSTOP to this process
     sleep     nothing for a minute      nan    its result is NaN           worker kill -9 of a loader worker
-    SIGTERM   or another signal's name: this process gets it
+    prune     its result is True        SIGTERM, or another signal's name: this process gets it
 
 `nan` may have a count: "1 loss 4 nan 3" makes three results in a row NaN. `where` is one of `PLACES`. Several faults
 are joined by ";". ARGS_OF_RANK_1 are arguments that rank 1 alone is given.
@@ -26,6 +26,7 @@ import tessera.models.heads.anchor.loss
 import tessera.utils.checkpoints.saver
 import tessera.utils.engine.step
 import tessera.utils.evaluation.predictors
+import tessera.utils.search.study
 import tessera.utils.training.data
 import tessera.utils.training.validation
 from tessera.commands import train
@@ -39,6 +40,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "batch": (tessera.utils.evaluation.predictors.Measurement, "_finish"),
     "save": (tessera.utils.checkpoints.saver, "save_checkpoint"),
     "end": (tessera.utils.training.validation.Validation, "of_best"),
+    "report": (tessera.utils.search.study.SharedStudy, "report"),
 }
 
 
@@ -66,9 +68,11 @@ def faulty(work: Callable[..., Any], at: int, what: str, count: int) -> Callable
         nonlocal calls
         calls += 1
         due = at <= calls < at + count
-        if due and what != "nan":
+        if due and what not in ("nan", "prune"):
             strike(what)
         result = work(*args, **kwargs)
+        if due and what == "prune":
+            return True
         if due and what == "nan":
             loss, parts = result
             return loss * float("nan"), parts * float("nan")
@@ -78,7 +82,7 @@ def faulty(work: Callable[..., Any], at: int, what: str, count: int) -> Callable
 
 
 def main() -> int:
-    me = os.environ.get("RANK", "0")
+    me = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0"))
     sys.argv += os.environ.get(f"ARGS_OF_RANK_{me}", "").split()
     for fault in filter(None, os.environ.get("FAULT", "").split(";")):
         rank, where, at, what, *count = fault.split()

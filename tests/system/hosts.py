@@ -51,14 +51,14 @@ class Host:
         return [int(word) for word in listed.stdout.split()]
 
     def cut_off(self) -> None:
-        """Pull the cable: what is sent is lost, and no end of a connection is told."""
+        """Pull the cable: what is sent is lost, and no end of a connection notices."""
         subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "down"], check=True, timeout=60)
 
     def plug_in(self) -> None:
         subprocess.run(["ip", "-n", self.namespace, "link", "set", DEVICE, "up"], check=True, timeout=60)
 
     def power_off(self) -> None:
-        """kill -9 of all that runs here."""
+        """Kill all processes of the host with SIGKILL."""
         for _ in range(50):
             found = self.processes()
             if not found:
@@ -108,21 +108,21 @@ def two_hosts(hidden: Sequence[tuple[Path, ...]] = ((), ())) -> Iterator[tuple[H
 
 
 def _ip(*words: str) -> None:
-    """One command of iproute2; a refusal skips the test."""
+    """Run a command of iproute2; skip the test where it is refused."""
     done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=60)
     if done.returncode:
         pytest.skip(f"ip {' '.join(words)}: {done.stderr.strip() or done.returncode}: network namespaces need root")
 
 
 def fixed(hosts: Sequence[Host], ranks: Sequence[int]) -> list[list[str]]:
-    """Options of torchrun for hosts that are all there from start to end."""
+    """Return torchrun's options for a fixed number of hosts."""
     port = free_port()
     meeting = ["--nnodes=2", f"--master-addr={hosts[0].address}", f"--master-port={port}"]
     return [[*meeting, f"--node-rank={number}", f"--nproc-per-node={count}"] for number, count in enumerate(ranks)]
 
 
 def elastic(hosts: Sequence[Host], ranks: Sequence[int]) -> list[list[str]]:
-    """Options of torchrun for a job that one host can go on with alone; they meet on the first."""
+    """Return torchrun's options for an elastic job that may continue on one host; the rendezvous is on the first."""
     port = free_port()
     meeting = ["--nnodes=1:2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=tessera"]
     meeting += [f"--rdzv-endpoint={hosts[0].address}:{port}"]
@@ -135,7 +135,7 @@ def elastic(hosts: Sequence[Host], ranks: Sequence[int]) -> list[list[str]]:
 
 
 class Job:
-    """torchrun on both hosts, started at once; all but `logs` is for either, and rank 0 is on the first."""
+    """torchrun on both hosts, started together; all arguments but `logs` are per host, and rank 0 is on the first."""
 
     def __init__(
         self,

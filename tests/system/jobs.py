@@ -1,4 +1,4 @@
-"""Jobs that tests disturb: started in the background, watched, and gone afterwards whatever happened."""
+"""Background jobs for tests that disturb them; all their processes are killed at the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.system.launch import ROOT, Outcome, environment, free_port, python_co
 
 
 class Job:
-    """A command in the background, with every process that comes from it; a context manager that kills them all.
+    """A command in the background, with all of its descendants; a context manager that kills them all.
 
     They are found by a mark in their environment, which children inherit: a launcher puts its ranks into sessions of
     their own. What it prints goes to files in `folder`.
@@ -56,7 +56,7 @@ class Job:
         return self._err.read_text(errors="replace")
 
     def processes(self) -> list[int]:
-        """Ids of all living processes of this job, the launcher among them."""
+        """Return the ids of all living processes of this job, the launcher among them."""
         return sorted(pid for pid in _living() if self.mark.encode() in read_proc(pid, "environ").split(b"\0"))
 
     def rank(self, number: int) -> int:
@@ -90,11 +90,11 @@ class Job:
             time.sleep(0.02)
 
     def tell_where(self) -> None:
-        """Let the ranks and their loader workers print where each of their threads is."""
+        """Let the ranks and their loader workers print the stack of each of their threads."""
         tell_where(self.processes())
 
     def left_over(self, within_s: float = 60) -> list[str]:
-        """Command lines of the processes that are still there after so many seconds; [] as soon as none is."""
+        """Return the command lines of the processes left after `within_s` seconds; [] as soon as there is none."""
         end = time.monotonic() + within_s
         while (pids := self.processes()) and time.monotonic() < end:
             time.sleep(0.1)
@@ -120,14 +120,14 @@ class Job:
 def started(
     folder: Path, commands: Sequence[Sequence[str]], envs: Sequence[Mapping[str, str]], cwd: Path = ROOT
 ) -> Iterator[list[Job]]:
-    """Ranks without a launcher: jobs beside one another, each with variables of its own."""
+    """Start ranks without a launcher: concurrent jobs, each with its own variables."""
     with ExitStack() as stack:
         places = [folder / f"said{number}" for number in range(len(commands))]
         yield [stack.enter_context(Job(*one, cwd=cwd)) for one in zip(commands, places, envs, strict=True)]
 
 
 def slurm_variables(ranks: int = 2) -> list[dict[str, str]]:
-    """What srun sets for each task of a job on one node, as far as ranks read it, with a place to meet."""
+    """Return the variables that srun sets for each task of a job on one node, with an address for the rendezvous."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     common = {**place, "SLURM_NTASKS": str(ranks), "SLURM_TASKS_PER_NODE": str(ranks)}
     return [{**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(ranks)]
@@ -141,7 +141,7 @@ def start(
     options: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Job:
-    """train.py in the background, on one or more ranks; with a fault of fault_program.py where one is given."""
+    """Start train.py in the background, on one or more ranks; with a fault of fault_program.py where one is given."""
     program = ROOT / "tests" / "system" / "fault_program.py" if fault or env else ROOT / "train.py"
     if ranks > 1 or options:
         command = torchrun_command(program, *args, ranks=ranks, options=options)
@@ -159,7 +159,7 @@ def train(
     env: Mapping[str, str] | None = None,
     timeout: float = 300,
 ) -> Outcome:
-    """train.py to its end, after which there may be no process of it and nothing new in /dev/shm."""
+    """Run train.py to its end; no process of it and nothing new in /dev/shm may be left."""
     before = shared_memory()
     with start(folder, ranks, *args, fault=fault, options=options, env=env) as job:
         outcome = job.wait(timeout)
@@ -169,7 +169,7 @@ def train(
 
 
 def assert_no_shared_memory_but(before: set[str]) -> None:
-    """Whether no more is left in /dev/shm than was there before."""
+    """Assert that /dev/shm holds nothing new."""
     end = time.monotonic() + 60
     while (new := shared_memory() - before) and time.monotonic() < end:  # of locks that other jobs make and unlink
         time.sleep(0.05)
@@ -177,13 +177,13 @@ def assert_no_shared_memory_but(before: set[str]) -> None:
 
 
 def shared_memory() -> set[str]:
-    """Names in /dev/shm that hold no id of a living process."""
+    """Return the names in /dev/shm without the id of a living process."""
     living = set(map(str, _living()))
     return {path.name for path in Path("/dev/shm").iterdir() if not living & set(re.findall(r"\d+", path.name))}
 
 
 def tell_where(pids: Iterable[int]) -> None:
-    """Let those of the processes that listen for it print where each of their threads is."""
+    """Let the processes that handle SIGUSR2 print the stack of each of their threads."""
     for pid in pids:
         if _answers(pid, signal.SIGUSR2):
             with contextlib.suppress(ProcessLookupError):
@@ -192,7 +192,7 @@ def tell_where(pids: Iterable[int]) -> None:
 
 
 def _living() -> list[int]:
-    """All processes; one that has ended and waits for its parent has an empty environment, and so no mark."""
+    """Return all processes; a zombie has an empty environment, and so no mark."""
     return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
@@ -202,13 +202,13 @@ def parent_of(pid: int) -> int:
 
 
 def _answers(pid: int, number: int) -> bool:
-    """Whether a process has a handler of its own for a signal, so that it outlives it."""
+    """Return whether a process has its own handler for a signal."""
     found = re.search(rb"\nSigCgt:\t([0-9a-f]+)", read_proc(pid, "status"))
     return bool(found and int(found[1], 16) >> (number - 1) & 1)
 
 
 def read_proc(pid: int, what: str) -> bytes:
-    """A file of a process's folder in /proc; nothing where it has gone meanwhile."""
+    """Return a file of a process in /proc; b"" where the process has ended."""
     try:
         return Path(f"/proc/{pid}/{what}").read_bytes()
     except OSError:

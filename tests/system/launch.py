@@ -1,4 +1,4 @@
-"""Commands for tests: their command lines and variables, and running one to its end."""
+"""Command lines and environments for tests, and functions that run a command to its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PART_FAILED = "the run continues without it"  # of a warning
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended.
+    """The end of a command.
 
     Attributes:
         code: its exit code.
@@ -40,7 +40,7 @@ class Outcome:
 
     @property
     def said(self) -> str:
-        """Everything it printed, for the message of a failed assertion."""
+        """Exit code, stdout and stderr, for the message of a failed assertion."""
         return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
 
 
@@ -48,7 +48,7 @@ Command = Callable[..., Outcome]  # of a script's main and its arguments
 
 
 def forget_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take from the environment what a user's shell has not; with some of it libraries behave better."""
+    """Remove variables from the environment that a user's shell has not and libraries react to."""
     names = ("MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR", "ORT_DISABLE_TELEMETRY", "CI", "PYTEST_CURRENT_TEST")
     for name in names:
         monkeypatch.delenv(name, raising=False)
@@ -61,7 +61,7 @@ def free_port() -> int:
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Variables of a command: those of the tests, one thread a process, and `env`."""
+    """Return the variables of a command: those of the tests, one thread per process, and `env`."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
 
 
@@ -72,13 +72,13 @@ def python_command(script: Path | str, *args: str) -> list[str]:
 def torchrun_command(
     script: Path | str, *args: str, ranks: int = 2, options: Sequence[str] = (), port: int = 0
 ) -> list[str]:
-    """Command line of one node with `ranks` processes, on loopback; at a free port where none is given."""
+    """Return the command line of one node with `ranks` processes, on loopback; with a free port where none is given."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *options]
     return [*command, "--master-addr=127.0.0.1", f"--master-port={port or free_port()}", str(script), *args]
 
 
 def wait_until(ready: Callable[[], object], timeout: float, said: Callable[[], str] = str) -> None:
-    """Wait until `ready` gives something true; after `timeout` seconds the test fails with what `said` gives then."""
+    """Wait until `ready` returns something true; after `timeout` seconds fail with the text that `said` returns."""
     end = time.monotonic() + timeout
     while not ready():
         assert time.monotonic() < end, f"the test's moment has not come in {timeout} s\n{said()}"

@@ -1,6 +1,6 @@
 """Pairs of starts of one run at the same time: one writes, and the other waits for it, or is refused.
 
-    python -m tests.system.pairs --pairs 30      # and how they ended
+    python -m tests.system.pairs 30
 
 Both have the same command, with --resume auto or with the checkpoint of a run that has begun, on one rank or two.
 Either the second waits for the first one's end; or it may wait for a second only; or the first one's rank 0 is killed
@@ -10,7 +10,6 @@ files of an undisturbed run, and where both starts have as many ranks, its weigh
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import os
@@ -131,22 +130,20 @@ def _files(run: Path) -> set[str]:
 
 
 def main() -> int:
-    """The command line; exits with 0 where every promise was kept."""
-    parser = argparse.ArgumentParser(description="Start one run twice at the same time and see what becomes of it.")
-    parser.add_argument("--pairs", type=int, default=30)
-    asked = parser.parse_args()
+    """Run pairs; return 0 where every promise was kept."""
+    count = int(sys.argv[1]) if sys.argv[1:] else 30
     torch.set_num_threads(1)
     broken, kinds = 0, [*KINDS]
     random.Random(0).shuffle(kinds)
     with tempfile.TemporaryDirectory() as folder:
         campaign = Campaign(Path(folder))
-        for number, kind in enumerate(itertools.islice(itertools.cycle(kinds), asked.pairs), 1):
+        for number, kind in enumerate(itertools.islice(itertools.cycle(kinds), count), 1):
             try:
                 print(f"{number}: {kind}: {campaign.pair(*kind)}", flush=True)
             except AssertionError as error:
                 broken += 1
                 print(f"{number}: {kind}: {error}", file=sys.stderr, flush=True)
-    print(f"{asked.pairs} pairs, {broken} of them broken")
+    print(f"{count} pairs, {broken} of them broken")
     return int(broken > 0)
 
 

@@ -129,7 +129,7 @@ def run(words: list[str], world: World) -> None:
 
 
 def choices(pool: torch.nn.MaxPool2d, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a max-pool gets, flat for each image and channel, and the places that it takes: (B, C, H * W), both."""
+    """Return the inputs of a max-pool, flat per image and channel, and the indices it chooses: both (B, C, H * W)."""
     _, places = F.max_pool2d(images, pool.kernel_size, pool.stride, pool.padding, return_indices=True)
     return images.flatten(2).clone(), places.flatten(2)
 

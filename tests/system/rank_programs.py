@@ -1,6 +1,6 @@
-"""What the ranks of a test job do: `rank_programs.py NAME[=ARGUMENT] …`, functions of this file, one after the other.
+"""Programs for the ranks of a test job: `rank_programs.py NAME[=ARGUMENT] …` runs functions of this file in order.
 
-Each rank prints what each of them returns, a line of JSON.
+Each rank prints each result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from unittest import mock
 
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from tessera.data.feed.loader import build_train_loader
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.config import load_hyp
-from tessera.utils.ranks import collectives
 from tessera.utils.ranks.ddp import average_statistics, smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
@@ -62,22 +60,6 @@ def foreign_threads(world: World) -> Found:
     return {"entered": _next_thread_state() - before - 1}
 
 
-def freed_messages(world: World) -> Found:
-    """Whether the memory of the messages' tensors is free as soon as they are through."""
-    memory: list[StorageWeakRef] = []
-    empty = collectives._empty
-
-    def noted(data: torch.Tensor) -> None:
-        memory.append(StorageWeakRef(data.untyped_storage()))
-        empty(data)
-
-    with mock.patch.object(collectives, "_empty", noted):
-        world.broadcast("a value")
-        world.all_gather("another")
-        world.gather("a third")
-    return {"freed": [storage.expired() for storage in memory]}
-
-
 def _next_thread_state() -> int:
     """The number of a new thread's state; they are counted through, for threads of Python and others."""
     python = ctypes.pythonapi
@@ -94,31 +76,6 @@ def _next_thread_state() -> int:
 def net() -> nn.Sequential:
     torch.manual_seed(3)
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU(), nn.Conv2d(4, 2, 1))
-
-
-def sync_bn(world: World) -> Found:
-    """Shares of different size: outputs, gradients and running statistics must be those of the whole batch."""
-    torch.manual_seed(0)
-    images = torch.randn(6, 3, 8, 8) * 3 + 1
-    cut = (0, 4, 6)
-    alone = net()
-    alone(images).square().sum().backward()
-    raw = net()
-    model = smart_DDP(raw, sync_bn=True)
-    share = images[cut[world.rank] : cut[world.rank + 1]]
-    (model(share).square().sum() * world.size).backward()
-    largest = max(p.grad.abs().max().item() for p in alone.parameters())
-    off = [(a.grad - b.grad).abs().max().item() / largest for a, b in pairs(alone, raw)]
-    off += [(alone[1].running_mean - raw[1].running_mean).abs().max().item()]
-    off += [(alone[1].running_var - raw[1].running_var).abs().max().item()]
-    raw.eval(), alone.eval()
-    off += [(alone(images) - raw(images)).abs().max().item()]
-    same_names = list(raw.state_dict()) == list(alone.state_dict())
-    return {"off": max(off), "tracked": int(raw[1].num_batches_tracked), "names": same_names}
-
-
-def pairs(a: nn.Module, b: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    return list(zip(a.parameters(), b.parameters(), strict=True))
 
 
 def statistics(world: World) -> Found:
@@ -150,7 +107,7 @@ def main() -> None:
     with open_world("cpu") as world:
         for name, _, argument in (word.partition("=") for word in sys.argv[1:]):
             found = globals()[name](world, *filter(None, [argument]))
-            # Written at once, so that the ranks' lines do not mix.
+            # One write, so that lines of ranks do not mix.
             sys.stdout.write(json.dumps({"program": name, "rank": world.rank, **found}) + "\n")
             sys.stdout.flush()
 

@@ -1,4 +1,4 @@
-"""train.py on a disk that is done only when somebody waits for it; forks and steps until then are counted.
+"""train.py with a slow disk, whose writes end only when somebody waits for them; counts forks and steps until then.
 
 Prints, as the last line, "writes N, forks F, while writing: S steps, W forks".
 """
@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import tessera.utils.checkpoints.saver as saver
 from tessera.commands import train
 from tessera.utils.engine.step import TrainStep
@@ -24,27 +22,16 @@ counts: Counter[str] = Counter()
 
 
 def slow_save(path: Path, content: Mapping[str, Any], save: Any = saver.save_checkpoint) -> None:
-    """As `save_checkpoint`, with the unfinished file open until somebody waits for it."""
-    torch_save = torch.save
-
-    def slow(value: Any, file: Any) -> None:
-        writing.set()
-        torch_save(value, file)
-        if threading.current_thread() is not threading.main_thread():
-            awaited.wait(60)
-        writing.clear()
-
-    torch.save = slow
-    try:
-        save(path, content)
-    finally:
-        torch.save = torch_save
+    """Save as `save_checkpoint` does, which is over only when somebody waits for it."""
+    writing.set()
+    save(path, content)
+    if threading.current_thread() is not threading.main_thread():
+        awaited.wait(60)
+    writing.clear()
     counts["writes"] += 1
 
 
 def waiting(finish: Any) -> Any:
-    """As the method that waits for the disk, and let the disk know."""
-
     def finish_writing(self: saver.Saver, **how: Any) -> Any:
         if self._writing is not None:
             awaited.set()
@@ -56,7 +43,6 @@ def waiting(finish: Any) -> Any:
 
 
 def count_step(self: TrainStep, *args: Any, step: Any = TrainStep.__call__) -> Any:
-    """As a step, counted where a file is being written at its end."""
     result = step(self, *args)
     counts["steps"] += writing.is_set()
     return result

@@ -1,4 +1,4 @@
-"""A COCO JSON with gaps in its ids and with crowds: what val.py prints and saves is what pycocotools measures."""
+"""A COCO JSON with gaps in its ids and with crowds: val.py prints and saves the metrics of pycocotools."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_printed_and_saved_are_pycocotools_own(
     assert 0.2 < expected < 0.9
     assert (metrics.map, metrics.map50) == (pytest.approx(expected, abs=1e-6), pytest.approx(expected50, abs=1e-6))
     (line,) = [line.split() for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["all"]]
-    assert [float(figure) for figure in line[-2:]] == [pytest.approx(v, abs=6e-4) for v in (expected50, expected)]
+    assert [float(value) for value in line[-2:]] == [pytest.approx(v, abs=6e-4) for v in (expected50, expected)]
 
     content = json.loads(truth.read_text())
     without = {**content, "annotations": [a for a in content["annotations"] if not a["iscrowd"]]}

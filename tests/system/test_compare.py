@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import yaml
 
 import tessera
 from tessera.commands import compare, train
@@ -101,40 +99,3 @@ def test_sides_of_several_from_python(runs: tuple[Path, Path, Path], tmp_path: P
     assert found.map.a == pytest.approx((found.a[0].map + found.a[1].map) / 2, abs=1e-12)
     back = tessera.compare(one, one, **common)
     assert back.map.difference == 0 and back.map.p == 1 and back.flips.lost == back.flips.gained == 0
-
-
-def test_what_cannot_be_compared_is_refused_before_anything_is_measured(
-    runs: tuple[Path, Path, Path], tmp_path: Path, command: Command
-) -> None:
-    a, b, data = runs
-    content = yaml.safe_load(data.read_text())
-    names = content["names"]
-    other = tmp_path / "other.yaml"
-    state = torch.load(b / "weights" / "best.pt", weights_only=True)
-    torch.save({**state, "config": {**state["config"], "data": "elsewhere.yaml"}}, tmp_path / "elsewhere.pt")
-    other.write_text(yaml.safe_dump({**content, "names": [*"abcdefghi"]}))
-    damaged = tmp_path / "damaged.pt"
-    damaged.write_bytes((b / "weights" / "best.pt").read_bytes()[:5000])
-    empty = tmp_path / "none"
-    empty.mkdir()
-    nothing = tmp_path / "nothing.yaml"
-    nothing.write_text(yaml.safe_dump({**content, "val": str(empty)}))
-
-    def refused(*words: str, code: int = 1) -> str:
-        done = command(compare.main, *args(tmp_path / "runs"), *words)
-        assert done.code == code and done.err.count("error: ") == 1 and "Traceback" not in done.said, done.said
-        return done.err[done.err.index("error: ") :]
-
-    assert f"--b {tmp_path}/gone.pt: no such file" in refused(str(a), str(tmp_path / "gone.pt"))
-    assert f"--a {empty}: found a folder" in refused(str(empty), str(b))
-    assert f"--b {damaged}: " in refused(str(a), str(damaged))
-    said = refused(str(a), str(b), "--data", str(other))
-    assert f"--a {a} knows {len(names)} classes, but {other} names 9, none" in said
-    said = refused(str(a), str(tmp_path / "elsewhere.pt"), code=2)
-    assert "were trained on different datasets: --a" in said and "on elsewhere.yaml. Give --data." in said
-    assert "no image found" in refused(str(a), str(b), "--data", str(nothing))
-    blank = make_data(tmp_path, train=2, val=2)
-    for label in (tmp_path / "shapes" / "labels" / "val").glob("*.txt"):
-        label.write_text("")
-    assert "no object in the labels of the 2 images of 'val'" in refused(str(a), str(b), "--data", str(blank))
-    assert not [*(tmp_path / "runs").rglob("*")], "nothing is left behind"

@@ -1,4 +1,4 @@
-"""detect.py: what val.py finds, in files; sources that cannot be read; one message for a mistake."""
+"""detect.py: the detections of val.py in every kind of file, unreadable sources, videos."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from PIL import Image
+import torch
 
 import tessera
 from tessera.commands import detect, val
-from tessera.data.source.dataset_yaml import load_spec
+from tessera.utils.bit_depth import PixelRule
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.coco import coco_image_ids, coco_results
-from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.matching import match_image
-from tessera.utils.inference.outputs import CsvFile, JsonLines
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
-from tessera.utils.types import CocoIds
 from tests.hostile.detections import weights_with
 from tests.layers import ROOT
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, picture
@@ -36,7 +31,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Six pictures with labels; one has 16 bits."""
+    """Six images with labels; one has 16 bits."""
     for number, size_hw in enumerate(SIZES):
         path = tmp_path / "set" / "images" / "val" / f"{number:03}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,8 +58,8 @@ def lines_of(summary: detect.Summary) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (summary.folder / "predictions.jsonl").read_text().splitlines()]
 
 
-def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path) -> None:
-    """Byte for byte, where the network sees the same batches: one picture each."""
+def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path, tmp_path: Path) -> None:
+    """Byte for byte, where the network sees the same batches: one image each."""
     yaml = folder.parents[2] / "set.yaml"
     yaml.write_text(
         f"path: {folder.parents[1]}\nval: images/val\nnames: {list(NAMES)}\npixels: {{range: [0, 51000]}}\n"
@@ -76,17 +71,10 @@ def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path) ->
     )
     expected = (Path(runs) / "val" / "predictions.json").read_text()
 
-    detector = detect.Detector(weights, conf_thres=0.3, iou_thres=0.5, max_det=40, imgsz=96, device="cpu")
-    detector.pipeline.backend.pixels = load_spec(yaml).pixels  # as a training on this set would have kept it
-    results = list(detector(folder))
-    ids = CocoIds(tuple(coco_image_ids([Path(result.source).stem for result in results])), (0, 1, 2))
-    nothing = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
-    matches = [match_image(result.as_detections(), *nothing) for result in results]
-    rows = Matches.joined([Matches.of_image(number, own) for number, own in enumerate(matches)])
-    assert json.loads(expected) == list(coco_results(rows, ids)) and len(rows.scores) > 20
-
-    # And through the file of JSON lines.
-    summary = run(weights, folder, nosave=True, **flags)
+    content = torch.load(weights, weights_only=True)
+    ruled = tmp_path / "ruled.pt"  # as trained on this set
+    torch.save({**content, "pixels": PixelRule("range", 0, 51000).as_dict()}, ruled)
+    summary = run(ruled, folder, nosave=True, **flags)
     assert summary.pictures == len(SIZES) and summary.failures == () and summary.folder is not None
     header, *lines = lines_of(summary)
     assert header["schema"] == "tessera-detections 1" and header["names"] == list(NAMES)
@@ -102,10 +90,7 @@ def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path) ->
         for line in lines
         for row in line["detections"]
     ]
-    deep = len(SIZES) - 1  # read without the rule here
-    assert [row for row in converted if row["image_id"] != deep] == [
-        row for row in json.loads(expected) if row["image_id"] != deep
-    ]
+    assert converted == json.loads(expected) and len(converted) > 20
 
 
 def _xywh(box_xyxy: list[float]) -> list[float]:
@@ -163,27 +148,10 @@ def test_the_page_shows_the_keys_that_are_written(weights: Path, folder: Path) -
     assert [*shown[1]["detections"][0]] == [*found["detections"][0]]
 
 
-def test_nothing_is_written_where_nothing_was_asked_for(weights: Path, folder: Path) -> None:
+def test_without_outputs_nothing_is_written(weights: Path, folder: Path) -> None:
     summary = run(weights, folder, nosave=True)
     assert summary.folder is None and summary.pictures == len(SIZES)
     assert not list((folder.parents[2] / "runs").iterdir())
-
-
-def test_pictures_of_one_name_keep_apart(weights: Path, tmp_path: Path) -> None:
-    pixels = picture(60, 60)
-    for place in ("a/x.png", "b/x.png", "b/X.bmp", "b/x.v2.png"):
-        path = tmp_path / "in" / place
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
-    files = sorted(str(path) for path in (tmp_path / "in").rglob("*.*"))
-    project = str(tmp_path / "runs")
-    one = detect.run(weights=str(weights), source=files, project=project, save_txt=True, device="cpu")
-    assert one.folder is not None
-    found = sorted(str(path.relative_to(one.folder)) for path in one.folder.rglob("*.*"))
-    assert len(found) == 8 and len({name.casefold() for name in found}) == 8
-    tree = detect.run(weights=str(weights), source=str(tmp_path / "in"), project=project, device="cpu")
-    assert tree.folder is not None
-    assert {str(path.relative_to(tree.folder).parent) for path in tree.folder.rglob("*.*")} == {"a", "b"}
 
 
 def test_the_rest_goes_on_and_the_exit_code_is_3(
@@ -198,64 +166,12 @@ def test_the_rest_goes_on_and_the_exit_code_is_3(
     lines = [json.loads(line) for line in (tmp_path / "r" / "exp" / "predictions.jsonl").read_text().splitlines()]
     assert [line.get("event") for line in lines].count("unreadable") == 1 and len(lines) == 1 + len(SIZES)
     assert detect.main([*flags, "--classes", "circle"]) == 3
+    capsys.readouterr()
+    single = [*flags, "--source", str(folder / "002.png"), "--name", "single"]  # whose directory stays empty
+    assert detect.main(single) == 3 and "Results in" not in capsys.readouterr().out
+    assert not (tmp_path / "r" / "single").exists()
     (folder / "002.png").unlink()
     assert detect.main(flags) == 0
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
-def test_a_full_disk_is_one_message() -> None:
-    with pytest.raises(UserError, match=r"/dev/full: .* Make room"):
-        JsonLines(Path("/dev/full"), {})
-    with pytest.raises(UserError, match=r"/dev/full: .* Make room"):
-        CsvFile(Path("/dev/full"))
-
-
-def test_a_folder_that_stays_empty_is_removed_and_not_named(
-    weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "1.png").write_bytes(b"\xff\xd8\xff broken")
-    flags = ["--weights", str(weights), "--source", str(tmp_path / "1.png"), "--device", "cpu"]
-    assert detect.main([*flags, "--project", str(tmp_path / "r")]) == 3
-    assert "Results in" not in capsys.readouterr().out and list((tmp_path / "r").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("flags", "code", "message"),
-    [
-        (["--source", "nowhere.jpg"], 1, "--source nowhere.jpg: no such file or folder"),
-        (["--source", "nowhere/*.jpg"], 1, "no picture and no video matches"),
-        (["--source", "EMPTY"], 1, "the folder holds no picture and no video"),
-        (["--source", "gopher://x/y"], 1, "found an address that starts with gopher://"),
-        (["--source", "TEXT"], 1, "neither a picture nor a video"),
-        ([], 2, "--source: found nothing"),
-        (["--source", "EMPTY", "--weights", "none.pt"], 1, "--weights none.pt: no such file"),
-        (["--source", "EMPTY", "--weights", "TEXT"], 1, "damaged, or not a checkpoint: found text"),
-        (["--source", "EMPTY", "--device", "7"], 2, "there is no CUDA device 7"),
-        (["--source", "EMPTY", "--classes", "circel"], 2, "there is no class 'circel'. Did you mean 'circle'?"),
-        (["--source", "EMPTY", "--classes", "12"], 2, "there is no class '12'. Expected numbers from 0 to 2"),
-        (["--source", "EMPTY", "--conf-thres", "2"], 2, "--conf-thres: found '2', expected a number from 0 to 1"),
-        (["--source", "EMPTY", "--conf-thres", "high"], 2, "--conf-thres: found 'high'"),
-        (["--source", "EMPTY", "--sorce", "x"], 2, "unknown argument '--sorce'. Did you mean '--source'?"),
-        (["--source", "PICTURE", "--project", "TEXT"], 1, "text.pt"),
-        (["--source", "PICTURE", "--name", "."], 2, "--name '.': expected a name"),
-    ],
-)
-def test_one_message_for_a_mistake(
-    weights: Path, tmp_path: Path, flags: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places = {"EMPTY": tmp_path / "empty", "TEXT": tmp_path / "text.pt", "PICTURE": tmp_path / "picture.png"}
-    places["EMPTY"].mkdir()
-    places["TEXT"].write_text("hello")
-    Image.fromarray(picture(20, 20)).save(places["PICTURE"])
-    given = [str(places.get(word, word)) for word in flags]
-    more = [] if "--weights" in flags else ["--weights", str(weights)]
-    more += [] if "--device" in flags else ["--device", "cpu"]
-    more += [] if "--project" in flags else ["--project", str(tmp_path / "runs")]
-    assert detect.main([*given, *more]) == code
-    said = capsys.readouterr().err
-    assert message in said and "Traceback" not in said
-    assert sum(line.startswith("error: ") for line in said.splitlines()) == 1
-    assert not list(tmp_path.glob("runs/*")), "nothing half-made stays behind"
 
 
 def test_several_processes_are_refused(weights: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +181,7 @@ def test_several_processes_are_refused(weights: Path, folder: Path, monkeypatch:
 
 
 def test_frames_and_events_of_a_video_go_to_its_files(weights: Path, tmp_path: Path, monkeypatch: Any) -> None:
-    """Numbers, times and events of a source, as it gives them."""
+    """Frame numbers, times and events of a source are written as they come."""
     name = Path("street.avi")
     frames = [
         SourceEvent("street.avi", "opened", "street.avi: opened", "video", name, 0),

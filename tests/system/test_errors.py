@@ -1,4 +1,4 @@
-"""What val.py says of errors on coco128 is what tidecv and hotcoco find."""
+"""Error analysis of val.py on coco128, compared with tidecv and hotcoco."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tessera.utils.ranks.run_lock import RunLock
-from tests.system.jobs import started
-from tests.system.launch import ROOT, Outcome, free_port, python_command, run_command, run_python, torchrun
+from tests.system.jobs import slurm_variables, started
+from tests.system.launch import ROOT, Outcome, python_command, run_command, run_python, torchrun
 from tests.system.tiny import flags, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
 
@@ -92,8 +92,7 @@ def struck(folder: Path, signal: str) -> Outcome:
 
 def a_lost_rank(folder: Path) -> Outcome:
     args = flags(folder / "tiny.yaml", folder / "lost", "--epochs", "1")
-    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "FAULT": "1 step 1 kill"}
-    envs = [{**job, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    envs = [{**env, "FAULT": "1 step 1 kill"} for env in slurm_variables()]
     with started(folder / "said", [python_command(FAULTY, *args)] * 2, envs) as (first, _):
         return first.wait()
 

@@ -1,4 +1,4 @@
-"""A job of which a part fails ends soon, wholly, with one message that says why, and its checkpoint stays whole."""
+"""Failures of one rank: the whole job ends soon, with one message that names the cause, and a whole checkpoint."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tessera.utils.checkpoints.format import load_checkpoint
-from tests.system.jobs import slurm_variables, start, started, train
-from tests.system.launch import ROOT, Outcome, python_command
+from tests.system.jobs import train
+from tests.system.launch import ROOT, Outcome
 from tests.system.tiny import flags, losses, make_data, tensors
 
 slow = pytest.mark.slow
@@ -27,7 +27,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fail(data: Path, folder: Path, fault: str, *more: str, env: dict[str, str] | None = None) -> Outcome:
-    """Two ranks, one of which fails after a few steps; what is left must be in order."""
+    """Run two ranks, one of which fails after a few steps; check what is left."""
     args = flags(data, folder, "--epochs", "4", "--save-steps", "1", *more)
     outcome = train(folder, 2, *args, fault=fault, env=env)
     ended = time.time()
@@ -46,7 +46,7 @@ def fail(data: Path, folder: Path, fault: str, *more: str, env: dict[str, str] |
 
 
 def reports(outcome: Outcome) -> list[str]:
-    """Ranks that told of an error; torchrun's own traceback is none."""
+    """Return the ranks that reported an error; torchrun's own traceback is none."""
     return re.findall(r"^rank (\d+): (?:Traceback|error)", outcome.err, re.MULTILINE)
 
 
@@ -57,11 +57,9 @@ def reports(outcome: Outcome) -> list[str]:
         *(
             pytest.param(fault, marks=slow)
             for fault in (
-                "1 loader 6 raise",
                 "0 validation 1 raise",
                 "0 save 3 raise",
                 "0 scan 1 raise",
-                "1 scan 1 raise",
                 "1 end 1 raise",
             )
         ),
@@ -76,7 +74,7 @@ def test_a_rank_that_raises_ends_the_job_in_its_words(data: Path, tmp_path: Path
 
 
 @slow
-@pytest.mark.parametrize(("rank", "where"), [(0, "scan 1"), (1, "scan 1"), (1, "step 6"), (0, "validation 1")])
+@pytest.mark.parametrize(("rank", "where"), [(0, "scan 1"), (1, "step 6"), (0, "validation 1")])
 def test_a_killed_rank_is_named(data: Path, tmp_path: Path, rank: int, where: str) -> None:
     outcome = fail(data, tmp_path, f"{rank} {where} kill")
     found = re.findall(rf"rank {1 - rank}: error: rank {rank} on \S+ \(last: .*\) is gone", outcome.err)
@@ -85,7 +83,7 @@ def test_a_killed_rank_is_named(data: Path, tmp_path: Path, rank: int, where: st
 
 
 @slow
-@pytest.mark.parametrize("fault", ["1 step 6 stop", "1 validation 1 stop", "0 scan 1 stop"])
+@pytest.mark.parametrize("fault", ["1 step 6 stop", "0 scan 1 stop"])
 def test_a_rank_that_does_not_answer_is_named(data: Path, tmp_path: Path, fault: str) -> None:
     outcome = fail(data, tmp_path, fault, env={"TESSERA_PEER_TIMEOUT": "5"})
     assert len(re.findall(rf"error: rank {fault[0]} on \S+ has not answered for", outcome.err)) == 1, outcome.said
@@ -106,21 +104,6 @@ def test_a_control_timeout_names_who_is_missing(data: Path, tmp_path: Path, rank
     outcome = fail(data, tmp_path, f"{rank} validation 1 sleep", env={"TESSERA_CONTROL_TIMEOUT": "5"})
     found = re.findall(r"error: control message \d+ has waited \d+ s .*rank (\d) on \S+ \(last: (.*?)\)", outcome.err)
     assert found == [(str(rank), "validating epoch 0")], outcome.said
-
-
-@slow
-def test_the_other_rank_ends_with_the_host_of_the_store(data: Path, tmp_path: Path) -> None:
-    """Without torchrun rank 0 holds the store: when it is gone nobody can be asked."""
-    command = python_command(ROOT / "train.py", *flags(data, tmp_path, "--epochs", "50", "--save-steps", "1"))
-    last = tmp_path / "exp" / "weights" / "last.pt"
-    with started(tmp_path, [command] * 2, slurm_variables()) as (first, second):
-        first.until(last.is_file)
-        first.kill()
-        outcome = second.wait(END_S)
-        assert outcome.code != 0
-        assert reports(outcome) == ["1"] and "rank 1: Traceback" not in outcome.err, outcome.said
-        assert second.left_over() == [] and first.left_over() == []
-    load_checkpoint(last)
 
 
 @slow
@@ -168,25 +151,6 @@ def test_ten_nan_in_a_row_end_the_run(data: Path, tmp_path: Path) -> None:
     assert "step 12 (epoch 2, batch 4)" in outcome.err, outcome.said
     assert str(data.parent / "shapes" / "images" / "train") in outcome.err
     assert str(tmp_path / "exp" / "weights" / "last.pt") in outcome.err
-
-
-@slow
-def test_without_its_launcher_a_job_ends(data: Path, tmp_path: Path) -> None:
-    args = flags(data, tmp_path, "--epochs", "50", "--save-steps", "1")
-    with start(tmp_path, 2, *args) as job:
-        job.until((tmp_path / "exp" / "weights" / "last.pt").is_file)
-        job.process.kill()
-        assert job.left_over(END_S) == [], job.said
-
-
-@slow
-def test_a_job_prints_its_stacks_and_continues(data: Path, tmp_path: Path) -> None:
-    with start(tmp_path, 2, *flags(data, tmp_path, "--epochs", "50")) as job:
-        job.until((tmp_path / "exp" / "weights" / "last.pt").is_file)
-        job.tell_where()
-        job.until(lambda: "liveness.py" in job.err and "_worker_loop" in job.err)
-        told = len(job.err)
-        job.until(lambda: "batches/s" in job.err[told:])
 
 
 @slow

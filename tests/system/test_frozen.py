@@ -1,4 +1,4 @@
-"""What stops without dying, or is cut off: every rank ends by its own clock, and names what does not answer."""
+"""Processes that stop without dying, and a cut cable: every rank ends by its own clock and names what is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole run of a head without anchors and both kinds of branches, with class weights and balanced sampling."""
+"""A whole run of the anchor-free head with both branches, class weights and balanced sampling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOSSES = ("box", "cls", "dfl", "one_box", "one_cls", "one_dfl")
 
 
 class Run(NamedTuple):
-    """A finished training: what it was told, its folder, its dataset, and what it said."""
+    """A finished training: its flags, run directory, dataset and log."""
 
     wanted: tuple[str, ...]
     folder: Path
@@ -67,7 +67,7 @@ def test_a_stopped_run_resumes_bit_by_bit(run: Run, tmp_path: Path) -> None:
     assert losses(tmp_path / "exp").equals(losses(run.folder))
 
 
-def test_it_is_validated_also_without_suppression(run: Run, tmp_path: Path, command: Command) -> None:
+def test_it_is_validated_with_and_without_nms(run: Run, tmp_path: Path, command: Command) -> None:
     words = ["--weights", str(run.folder / "weights" / "best.pt"), "--data", str(run.data), "--workers", "0"]
     words += ["--imgsz", "64", "--device", "cpu", "--project", str(tmp_path)]
     assert command(val.main, *words, "--augment", "--half", "--save-json").code == 0

@@ -1,4 +1,4 @@
-"""`val: 0.2` in a whole life: two ranks, a resume by one rank from a moved dataset, val.py on what came out."""
+"""`val: 0.2`: the same split on two ranks, in a resume by one rank from a moved dataset, and in val.py."""
 
 from __future__ import annotations
 
@@ -38,6 +38,6 @@ def test_every_rank_every_run_and_val_hold_out_the_same_images(tmp_path: Path) -
 
     best = project / "exp" / "weights" / "best.pt"
     args = ["--weights", str(best), "--device", "cpu", "--save-txt", "--project", str(tmp_path / "val")]
-    measured = run_python(ROOT / "val.py", *args, timeout=600, env=env)
-    assert measured.code == 0, measured.said
+    evaluated = run_python(ROOT / "val.py", *args, timeout=600, env=env)
+    assert evaluated.code == 0, evaluated.said
     assert {path.stem for path in (tmp_path / "val" / "exp" / "labels").iterdir()} == mine

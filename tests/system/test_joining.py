@@ -1,4 +1,4 @@
-"""Ranks that do not find each other, or die while they join: said within seconds, and ended in the time that is set."""
+"""Ranks that miss each other, or die while they join: a message within seconds, and an end within the time limit."""
 
 from __future__ import annotations
 

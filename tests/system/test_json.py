@@ -178,11 +178,6 @@ def test_a_wrong_flag_is_an_object_too(command: str) -> None:
     assert ended.err == f"error: {found['error']['message']}\n"
 
 
-def test_what_is_not_there_is_an_object_too(answered: Answered) -> None:
-    found = answered(val.main, "--weights", "nowhere.pt", "--data", "shapes.yaml", "--device", "cpu")
-    assert found["error"]["kind"] == "failed" and found["exit_code"] == 1
-
-
 def test_ctrl_c_is_an_object_too(tmp_path: Path) -> None:
     program = "from tessera.utils.flags.val import ValConfig\nfrom tessera.utils.startup import check_command_line\n"
     program += "import sys, time\ncheck_command_line(ValConfig)\nprint('importing', file=sys.stderr, flush=True)\n"
@@ -215,9 +210,3 @@ def test_what_libraries_print_is_not_on_stdout(trained: Trained, tmp_path: Path)
     given = ("--weights", trained.best, "--noreport", "--workers", "0", *where(tmp_path))
     ended = run_python(ROOT / "val.py", *given, "--json", env={"PYTHONPATH": f"{ROOT}:{tmp_path}"})
     assert said_by(ended.out, "val")["exit_code"] == ended.code == 0 and "noise" in ended.err
-
-
-def test_help_says_it() -> None:
-    assert "--json" in run_python(ROOT / "val.py", "--help").out
-    beside = run_python(ROOT / "val.py", "--json", "--help")
-    assert (beside.code, beside.out) == (0, "") and "--json" in beside.err

@@ -1,4 +1,4 @@
-"""`val.py --find-errors`: the list and the page; the same on more ranks."""
+"""`val.py --find-errors`: the list and the page, the same on two ranks."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ def test_list_and_page_and_the_same_on_two_ranks(trained: list[str], tmp_path: P
     done = command(val.main, *args, "--name", "alone")
     assert done.code == 0, done.said
     rows = listed(tmp_path / "alone")
-    twins = [row for row in rows if row["kind"] == "duplicate"]
-    assert len(twins) >= 3 and [row["score"] for row in rows] == sorted((row["score"] for row in rows), reverse=True)  # type: ignore[type-var]
-    for row in twins:
+    duplicates = [row for row in rows if row["kind"] == "duplicate"]
+    scores = [float(str(row["score"])) for row in rows]
+    assert len(duplicates) >= 3 and scores == sorted(scores, reverse=True)
+    for row in duplicates:
         lines = Path(str(row["label"])).read_text().splitlines()
         own, other = (lines[int(str(row[key])) - 1].split()[0] for key in ("line", "other_line"))
         assert own == other
     assert f"Label errors: {len(rows)} suspects" in done.out
     page = (tmp_path / "alone" / "label_errors.html").read_text()
     assert page.count("<li data-kind=") == min(len(rows), 140) and len(page) < 5_000_000
-    assert page.count('data-kind="duplicate"') == len(twins) and "<script>" in page
+    assert page.count('data-kind="duplicate"') == len(duplicates) and "<script>" in page
 
     together = torchrun(ROOT / "val.py", *args, "--name", "together", "--batch", "2")
     assert together.code == 0, together.said

@@ -1,4 +1,4 @@
-"""Ways to start ranks: torch.distributed.launch, bare variables, none at all; SLURM is tests/system/test_slurm.py."""
+"""Launchers: torch.distributed.launch, bare variables, none at all; SLURM is in test_slurm.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 
 from tessera.commands import train
 from tests.system.jobs import started
-from tests.system.launch import ROOT, Command, Outcome, free_port, python_command, run_command, torchrun
+from tests.system.launch import ROOT, Command, Outcome, free_port, python_command, run_command
 from tests.system.tiny import flags, make_data
-from tests.utils.exporting.made import ANCHORED, checkpoint
 from tests.utils.test_environment import launch_of
 
 TRAIN = ROOT / "train.py"
@@ -25,15 +24,6 @@ def test_plain_python_with_two_devices_explains_torchrun(tmp_path: Path, command
 
 
 @pytest.mark.slow
-def test_an_export_under_a_launcher_is_refused_by_all_ranks_at_once(tmp_path: Path) -> None:
-    weights = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(make_data(tmp_path, train=1, val=2)))
-    outcome = torchrun(ROOT / "export.py", "--weights", str(weights), "--include", "pt")
-    assert outcome.code != 0, outcome.said
-    assert outcome.err.count("export.py is one process: start it without a launcher.") == 1, outcome.said
-    assert not (tmp_path / "best-weights.pt").exists()
-
-
-@pytest.mark.slow
 def test_torch_distributed_launch_trains(tmp_path: Path) -> None:
     """It gives each rank the flag --local-rank beside the variables."""
     data = make_data(tmp_path)
@@ -44,7 +34,7 @@ def test_torch_distributed_launch_trains(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_local_rank_as_a_flag_alone(tmp_path: Path) -> None:
-    """Launchers of old set no LOCAL_RANK; either spelling is accepted."""
+    """Old launchers set no LOCAL_RANK; either spelling is accepted."""
     data = make_data(tmp_path)
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     words = flags(data, tmp_path / "runs", "--epochs", "1")
@@ -61,25 +51,25 @@ def assert_trained_by_two(outcome: Outcome, project: Path) -> None:
     assert (project / "exp" / "weights" / "last.pt").is_file()
 
 
-# ------------------------------------------------------------------------------- what the variables are read as
+SLURM = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+TORCHRUN |= {"MASTER_ADDR": "n1", "MASTER_PORT": "1234"}
+UNEVEN = {"SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "6"}
+UNEVEN |= {"SLURM_STEP_TASKS_PER_NODE": "1,2(x2),1", "SLURM_JOB_NODELIST": "gpu[03-05,9]", "SLURM_JOB_ID": "70001"}
+STEP = {**SLURM, "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_JOB_ID": "1"}
+STEP |= {"SLURM_JOB_NODELIST": "gpu[03-05]", "SLURM_STEP_NODELIST": "gpu[04-05]"}
 
 
-def test_torchruns_variables_win_over_slurms() -> None:
-    env = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
-    launch = launch_of({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", **env, "MASTER_PORT": "1234"})
-    assert (launch.rank, launch.local_rank, launch.size, launch.local_size) == (3, 1, 4, 2)
-    assert (launch.address, launch.port, launch.launcher) == ("n1", 1234, "torchrun")
-
-
-def test_slurm_with_different_ranks_a_node() -> None:
-    env = {"SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "6"}
-    env |= {"SLURM_STEP_TASKS_PER_NODE": "1,2(x2),1", "SLURM_JOB_NODELIST": "gpu[03-05,9]", "SLURM_JOB_ID": "70001"}
+@pytest.mark.parametrize(
+    ("env", "ranks", "meeting"),
+    [
+        pytest.param({**SLURM, **TORCHRUN}, (3, 1, 4, 2), ("n1", 1234, "torchrun"), id="torchrun"),
+        pytest.param(UNEVEN, (2, 1, 6, 2), ("gpu03", 30001, "slurm"), id="other ranks a node"),
+        pytest.param(STEP, (0, 0, 2, 1), ("gpu04", 20001, "slurm"), id="a step on some of the nodes"),
+    ],
+)
+def test_variables_of_launchers(env: dict[str, str], ranks: tuple[int, ...], meeting: tuple[str, int, str]) -> None:
+    """Those of torchrun win over SLURM's."""
     launch = launch_of(env)
-    assert (launch.rank, launch.local_rank, launch.size, launch.local_size) == (2, 1, 6, 2)
-    assert (launch.address, launch.port, launch.launcher) == ("gpu03", 30001, "slurm")
-
-
-def test_a_step_on_some_of_a_jobs_nodes_meets_on_its_own_first() -> None:
-    env = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}
-    env |= {"SLURM_JOB_NODELIST": "gpu[03-05]", "SLURM_STEP_NODELIST": "gpu[04-05]"}
-    assert launch_of(env).address == "gpu04"
+    assert (launch.rank, launch.local_rank, launch.size, launch.local_size) == ranks
+    assert (launch.address, launch.port, launch.launcher) == meeting

@@ -1,4 +1,4 @@
-"""docs/migrating.md says what becomes of YOLOv5's commands, flags, models and files here: each row is tried.
+"""Rows of docs/migrating.md: YOLOv5's commands, flags, models and files work or are refused as it says.
 
     python -m tests.system.test_migrating [yolov5n.pt]     # all commands: minutes; 1 where one ends otherwise
 

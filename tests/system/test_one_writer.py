@@ -1,4 +1,4 @@
-"""Several starts of one run: one of them writes at a time."""
+"""Several starts of one run: one process writes at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_pairs_of_starts_train_each_epoch_once() -> None:
-    outcome = run_python("-m", "tests.system.pairs", "--pairs", "6", timeout=580)
+    outcome = run_python("-m", "tests.system.pairs", "6", timeout=580)
     assert outcome.code == 0 and "6 pairs, 0 of them broken" in outcome.out, outcome.said
 
 

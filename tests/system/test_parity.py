@@ -6,7 +6,7 @@ which start at one, have scaled, so both count as one tensor. Alone they are hel
 digit of an activation reaches the gradients multiplied by a thousand, because the network has learnt nothing yet.
 
 Where two pixels under a max-pool are equal but for that last digit, the gradient may take the other way: some drawings
-of the data have such a tie (with pictures of 96 pixels one moves a bias of BatchNorm by 2e-3, all else stays), those
+of the data have such a tie (with images of 96 pixels one moves a bias of BatchNorm by 2e-3, all else stays), those
 used here have none. A trained network has one in every few steps; until then its weights differ by no more than 1e-6.
 """
 
@@ -39,7 +39,7 @@ HALVES = (slice(BATCH // 2), slice(BATCH // 2, BATCH))
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained.
+    """A training of three steps.
 
     Attributes:
         images: of the training set.
@@ -93,7 +93,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Started:
-    """A case with its data and flags, and what one rank made of it."""
+    """A case with its data and flags, and the result of one rank."""
 
     out: Path
     args: list[str]
@@ -151,7 +151,7 @@ def test_three_steps_do_not_depend_on_the_number_of_ranks(
 
 @pytest.mark.slow
 def test_an_epoch_of_trained_weights_differs_in_the_last_digit_alone(shared: Path, tmp_path: Path) -> None:
-    """yolov5n.pt on coco128, two orders of the pictures; what differs more has a tie under a max-pool as its cause."""
+    """yolov5n.pt on coco128, in two orders of the images; a larger difference has a tie in a max-pool as its cause."""
     data, steps, seeds = describe_coco128(tmp_path, shared), 8, (0, 2)
     weights = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--steps", str(steps)]
     common = [*weights, "--imgsz", "160", "--batch", str(BATCH), "--workers", "1", "--device", "cpu", "--sync-bn"]
@@ -171,7 +171,7 @@ def test_an_epoch_of_trained_weights_differs_in_the_last_digit_alone(shared: Pat
 
 
 def ties_decided_otherwise(first: list[Pooled], second: list[Pooled], steps: int) -> list[int]:
-    """In each step, how many places two results' max-pools chose otherwise; asserts that their pixels were as good."""
+    """Return how many indices of max-pools differ in each step; assert that their pixels are equal to rounding."""
     found = [0] * steps
     for number, ((pixels, mine), (_, theirs)) in enumerate(zip(first, second, strict=True)):
         here, there = pixels.gather(2, mine), pixels.gather(2, theirs)

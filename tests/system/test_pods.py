@@ -1,4 +1,4 @@
-"""What Kubernetes gives two pods, on two hosts: Kubeflow's variables, the same bare command, and starts again.
+"""Two Kubernetes pods on two hosts: Kubeflow's variables, the same bare command, and restarts.
 
 A pod is a network namespace with the variables of Kubeflow's torch policy and one bare torchrun, always with the same
 command. A strike is SIGKILL of all its processes, or SIGTERM to its first one and, after the grace period, SIGKILL. It

@@ -1,4 +1,4 @@
-"""Checkpoints are written behind the training, and no process is forked meanwhile."""
+"""Background writing of checkpoints: training continues, and no process is forked meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run starts from: weights that know all of the classes are kept until an epoch is better."""
+"""Fine-tuning from weights that know all classes: they stay the best checkpoint until an epoch is better."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traced: commands write to their run, the cache and the temporary folder alone, start nothing, and only ranks talk."""
+"""System calls of the commands: files written, processes started, and connections, which only ranks make."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs st
 
 
 class Traced(NamedTuple):
-    """What a command and all that it started did.
+    """System calls of a command and all that it started.
 
     Attributes:
         written: absolute paths that were opened for writing, made, changed, renamed or removed.

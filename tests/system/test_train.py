@@ -1,4 +1,4 @@
-"""Whole trainings as a user starts them, on a tiny set of drawn shapes."""
+"""Whole trainings on a tiny dataset of drawn shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tessera.utils.training.data import warn_of_problems
 from tessera.utils.training.validation import Validation
 from tests.data.made_index import make_index
 from tests.system import jobs
-from tests.system.launch import ROOT, Command, torchrun
+from tests.system.launch import ROOT, Command, Outcome, run_python, torchrun
 from tests.system.tiny import assert_same_checkpoint, flags, ignore_every_third, losses, make_data
 
 ONE_EPOCH = "weights/best.pt"  # of the run that the tests share
@@ -43,33 +43,43 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_epoch(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of one epoch by one rank, in float32; to be copied."""
+    """Run directory of one epoch on one rank, in float32; to be copied."""
     folder = tmp_path_factory.mktemp("one")
     assert train.main(flags(data, folder, "--epochs", "1", *FLOAT32)) == 0
     return folder / "exp"
 
 
-def test_the_same_run_twice_gives_the_same_report(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All but what a clock has measured, which is in two elements, and the folder.
+def with_everything(data: Path, project: Path) -> list[str]:
+    """Flags of a run of two epochs with plots, report and TensorBoard."""
+    given = flags(data, project, "--epochs", "2", "--save-period", "1", "--cache", "ram", "--loggers", "tensorboard")
+    return [flag for flag in given if flag not in ("--noplots", "--noreport")]
 
-    The second one measures its best epoch, the last, once more, and finds what that epoch has found.
-    """
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Outcome]:
+    """Such a run: its dataset, run directory and outcome."""
+    folder = tmp_path_factory.mktemp("whole")
+    ruled = folder / "ruled.yaml"
+    ruled.write_text(data.read_text() + "pixels: {range: [0, 4095]}\n")
+    outcome = run_python(ROOT / "train.py", *with_everything(ruled, folder / "runs"))
+    assert outcome.code == 0, outcome.said
+    return ruled, folder / "runs" / "exp", outcome
+
+
+def test_the_same_run_twice_gives_the_same_report(
+    whole: tuple[Path, Path, Outcome], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Apart from times, which are in two elements, and the folder; the second run evaluates its best epoch again."""
+    data, first, outcome = whole
+    assert "Best epoch 1; the last epoch has measured" in outcome.out
+    monkeypatch.setattr(Validation, "_measured_last", lambda self, model: None)
+    again = command(train.main, *with_everything(data, tmp_path))
+    assert "Best epoch 1; measured again from" in again.out, again.said
     pages, left = [], []
-    for name, end in (("one", "; the last epoch has measured"), ("two", "; measured again from")):
-        given = [
-            flag for flag in flags(data, tmp_path / name, "--epochs", "2") if flag not in ("--noplots", "--noreport")
-        ]
-        assert train.main(given) == 0
-        assert f"Best epoch 1{end}" in capsys.readouterr().out
-        monkeypatch.setattr(Validation, "_measured_last", lambda self, model: None)
-        files = sorted((tmp_path / name / "exp").iterdir())
-        left.append(
-            {p.name: p.read_bytes() for p in files if p.suffix in (".png", ".jpg", ".jsonl") or p.name == "images.csv"}
-        )
-        del left[-1]["results.png"]  # it has times
-        page = (tmp_path / name / "exp" / "report.html").read_text().replace(str(tmp_path / name), "")
+    for run in (first, tmp_path / "exp"):
+        files = [p for p in run.iterdir() if p.suffix in (".png", ".jpg", ".jsonl") or p.name == "images.csv"]
+        left.append({p.name: p.read_bytes() for p in files if p.name != "results.png"})  # which has times
+        page = (run / "report.html").read_text().replace(str(run.parent), "")
         timed = r'<div[^>]* id="(?:speed|times)">.*?(?=</div>\n</section>)'
         assert len(re.findall(timed, page, re.DOTALL)) == 2
         pages.append(re.sub(timed, "", page, flags=re.DOTALL))
@@ -77,17 +87,10 @@ def test_the_same_run_twice_gives_the_same_report(
     assert left[0] == left[1] and {"val_batch0_pred.jpg", "errors.jsonl", "images.csv"} <= left[0].keys()
 
 
-def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, command: Command) -> None:
-    pictures = data.parent / "shapes" / "images" / "val"
-    ruled = tmp_path / "ruled.yaml"
-    ruled.write_text(data.read_text() + "pixels: {range: [0, 4095]}\n")
-    data = ruled
-    given = flags(data, tmp_path / "runs", "--epochs", "2", "--save-period", "1")
-    args = [flag for flag in given if flag not in ("--noplots", "--noreport")]
-    args[args.index("none")] = "tensorboard"
-    outcome = command(train.main, *args, "--cache", "ram")
-    assert outcome.code == 0, outcome.said
-    run = tmp_path / "runs" / "exp"
+def test_a_run_leaves_everything_a_user_expects(
+    whole: tuple[Path, Path, Outcome], data: Path, tmp_path: Path, command: Command
+) -> None:
+    ruled, run, outcome = whole
     for name in (*PICTURES, "opt.yaml", "hyp.yaml"):
         assert (run / name).stat().st_size > 0, name
     assert sorted(p.name for p in (run / "weights").iterdir()) == ["best.pt", "epoch0.pt", "epoch1.pt", "last.pt"]
@@ -112,7 +115,7 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, comm
     ):
         assert said in report, said
 
-    weights = ("--data", str(data), "--weights", str(run / "weights" / "best.pt"), "--project", str(tmp_path / "val"))
+    weights = ("--data", str(ruled), "--weights", str(run / "weights" / "best.pt"), "--project", str(tmp_path / "val"))
     more = "--imgsz 64 --device cpu --workers 0 --verbose --save-txt --save-conf --save-json"
     measured = command(val.main, *weights, *more.split())
     assert measured.code == 0, measured.said
@@ -127,7 +130,8 @@ def test_a_run_leaves_everything_a_user_expects(data: Path, tmp_path: Path, comm
     best = str(run / "weights" / "best.pt")
     assert last[0] == ["Detect:", "uv", "run", "detect.py", "--weights", best, "--source", "…"]
     assert last[1] == ["Export:", "uv", "run", "export.py", "--weights", best]
-    found = detect.run(weights=best, source=str(pictures), nosave=True, device="cpu")
+    images = data.parent / "shapes" / "images" / "val"
+    found = detect.run(weights=best, source=str(images), nosave=True, device="cpu")
     assert found.pictures == 8, "best.pt holds all that detection needs"
     assert load_weights(Path(best)).pixels == PixelRule("range", 0, 4095)
 
@@ -246,8 +250,8 @@ def test_evolve_searches_and_resumes(data: Path, tmp_path: Path, command: Comman
 
 @pytest.mark.slow
 def test_a_pruned_training_ends_on_all_ranks_together(data: Path, tmp_path: Path) -> None:
-    program = Path(__file__).with_name("pruned_program.py")
-    outcome = torchrun(program, *flags(data, tmp_path, "--epochs", "4", "--evolve", "3"), timeout=300)
+    args = flags(data, tmp_path, "--epochs", "4", "--evolve", "3")
+    outcome = jobs.train(tmp_path, 2, *args, fault="0 report 6 prune")  # epoch 1 of trial 1
     assert outcome.code == 0, outcome.said
     assert outcome.err.count("Ended early") == 1 and "1/3 " in outcome.err
     table = pd.read_csv(tmp_path / "exp" / "evolve.csv")

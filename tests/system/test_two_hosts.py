@@ -25,7 +25,7 @@ FLAGS = ("--batch", "12", "--epochs", "2", "--sync-bn", "--amp", "off", "--save-
 
 
 def make_disks(folder: Path, shared: bool) -> tuple[Path, Path]:
-    """A folder for either host with the dataset in `data`; with `shared` they are one."""
+    """Make a folder for each host with the dataset in `data`; with `shared` they are the same."""
     first, second = folder / "a", folder / "a" if shared else folder / "b"
     make_data(first / "data", train=36, val=6)
     if not shared:
@@ -40,7 +40,7 @@ def own_folders(disks: Sequence[Path]) -> list[dict[str, str]]:
 
 
 def hidden(disks: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """What either host does not see of the other one's disk."""
+    """Return the folders that each host does not see."""
     first, second = disks
     return ((), ()) if first == second else ((second,), (first,))
 

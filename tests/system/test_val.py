@@ -1,4 +1,4 @@
-"""val.py measures the same whatever the batch and the number of ranks; and what the original measures."""
+"""val.py: the same metrics for any batch size and number of ranks, equal to the published ones."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from tessera.utils.runtime.evaluation_data import image_size, read_dataset
 from tessera.utils.runtime.exported import Description, ExportedNetwork
 from tests.system.launch import ROOT, Command, Outcome, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data
+from tests.utils.exporting.made import FREE
 
 VAL = ROOT / "val.py"
 
 
-def figures(outcome: Outcome) -> list[str]:
+def printed_metrics(outcome: Outcome) -> list[str]:
     assert outcome.code == 0, outcome.said
     (line,) = [line for line in outcome.out.splitlines() if line.split()[:1] == ["all"]]
     return line.split()[1:]
@@ -65,7 +66,7 @@ def test_four_images_measure_the_same_on_more_ranks(
     alone = command(val.main, *args, "--name", "alone")
     own = [*args[2:4], *args[6:]]  # the dataset and the size are the checkpoint's own
     together = torchrun(VAL, *own, "--name", "together", ranks=ranks)
-    assert figures(alone) == figures(together)
+    assert printed_metrics(alone) == printed_metrics(together)
     assert "Measured at 64 px (--imgsz): best.pt (after 1 epoch) was trained at 64." in alone.err, alone.said
     assert together.err.count("Measured at 64 px: best.pt (after 1 epoch) was trained at 64.") == 1, together.said
     assert together.err.count(f"{args[0]} {args[1]}: what {args[3]} was trained on.") == 1, (
@@ -78,7 +79,7 @@ def test_four_images_measure_the_same_on_more_ranks(
     assert counts[0] == counts[1] and counts[0].count("\n") == 5
 
 
-def test_tiles_find_what_detect_finds_in_tiles(trained: list[str], tmp_path: Path) -> None:
+def test_tiles_have_the_detections_of_detect_in_tiles(trained: list[str], tmp_path: Path) -> None:
     """Images of 96 pixels in tiles of 64."""
     tiles = ["--tile", "64", "--overlap", "0.3", "--conf", "1e-5"]
     assert val.main([*trained, *tiles, "--project", str(tmp_path)]) == 0
@@ -105,7 +106,7 @@ def few(tmp_path_factory: pytest.TempPathFactory, shared: Path) -> dict[str, Any
     return {**described, "train": str(folder / "few.txt"), "val": str(folder / "few.txt")}
 
 
-def test_some_classes_in_another_order_measure_as_among_all(
+def test_some_classes_in_another_order_have_the_ap_they_have_among_all(
     few: dict[str, Any], shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where `--max-det` is reached by the others; a class that the weights lack has an AP of 0."""
@@ -155,22 +156,13 @@ def test_the_dataset_of_a_checkpoint_is_not_there_or_not_known(tmp_path: Path) -
         read_dataset("", "yolov5n.pt", "")
 
 
-SHALLOW = {  # its stride is 16
-    "nc": 1,
-    "depth_multiple": 1,
-    "width_multiple": 1,
-    "backbone": [[-1, 1, "Conv", [8, 3, 2]]] * 4,
-    "head": [[[3], 1, "DetectFree", ["nc"]]],
-}
-
-
 @pytest.mark.parametrize(("trained", "asked", "size"), [(None, 0, 640), (96, 0, 96), (96, 40, 64), (None, 320, 320)])
 def test_an_imgsz_is_one_size_for_checkpoints_and_exported_files(
     trained: int | None, asked: int, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also where the stride is below 32; and val.py takes by default what detect.py takes."""
     weights = Weights({}, {}, (), "best.pt", imgsz=trained)
-    model = DetectionModel(SHALLOW)
+    model = DetectionModel(FREE)
     network = TorchNetwork(model, weights, Accelerator())
     made_for = Description(
         Path("a.pt2"), ("box",), trained or 640, model.stride, None, False, False, "", None, (), None
@@ -205,13 +197,13 @@ def test_official_weights_measure_the_same_in_every_batch_and_on_every_number_of
 ) -> None:
     args = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--data", str(coco128), "--device", "cpu"]
     args += ["--project", str(tmp_path), "--verbose"]
-    published = figures(command(val.main, *args, "--imgsz", "640"))
+    published = printed_metrics(command(val.main, *args, "--imgsz", "640"))
     assert float(published[-1]) == pytest.approx(0.367, abs=0.003)
     assert float(published[-2]) == pytest.approx(0.563, abs=0.004)
     args += ["--imgsz", "320"]
     outcomes = [command(val.main, *args, "--batch", batch) for batch in ("1", "32")]
     outcomes += [torchrun(VAL, *args, ranks=ranks, timeout=600) for ranks in (2, 3, 5)]
-    assert float(figures(outcomes[0])[-1]) > 0.25
+    assert float(printed_metrics(outcomes[0])[-1]) > 0.25
     tables = [re.findall(r"^ +\S.*$", outcome.out, re.M) for outcome in outcomes]
     assert all(table == tables[0] for table in tables[1:]), "every class's line is the same"
 

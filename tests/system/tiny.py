@@ -1,4 +1,4 @@
-"""A dataset and flags small enough for whole trainings in seconds."""
+"""A small dataset, small flags, and comparisons of checkpoints, for whole trainings in seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAGS = (
 
 
 def make_data(folder: Path, *, train: int = 24, val: int = 8, size: int = 96) -> Path:
-    """Draw a little set of shapes, `size` pixels long; returns its YAML."""
+    """Draw a small dataset of shapes, `size` pixels long; return its YAML."""
     write_shapes(folder / "shapes", train=train, val=val, size=size)
     content = {"path": str(folder / "shapes"), "train": "images/train", "val": "images/val", "names": list(NAMES)}
     path = folder / "tiny.yaml"
@@ -39,7 +39,7 @@ def ignore_every_third(data: Path) -> None:
 
 
 def describe_coco128(folder: Path, shared: Path) -> Path:
-    """The YAML in `folder` of coco128 where it lies; it is measured on the images that it is trained on."""
+    """Write a YAML of coco128 to `folder`; training and validation images are the same."""
     content = {"path": str(shared / "coco128"), "train": "images/train2017", "val": "images/train2017"}
     path = folder / "coco128.yaml"
     path.write_text(yaml.safe_dump({**content, "names": list(COCO_NAMES)}))
@@ -55,7 +55,7 @@ def losses(run: Path) -> pd.DataFrame:
 
 
 def tensors(value: Any, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Every tensor of a checkpoint by its path in it."""
+    """Return every tensor of a checkpoint by its path."""
     if isinstance(value, torch.Tensor):
         return {prefix: value}
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
@@ -63,7 +63,7 @@ def tensors(value: Any, prefix: str = "") -> dict[str, torch.Tensor]:
 
 
 def assert_same_checkpoint(a: Path, b: Path) -> None:
-    """All tensors, epochs and counters of two checkpoints are equal, bit by bit."""
+    """Assert that tensors, epochs and counters of two checkpoints are equal, bit by bit."""
     first, second = (torch.load(path, weights_only=True) for path in (a, b))
     mine, theirs = tensors(first), tensors(second)
     assert mine.keys() == theirs.keys()

@@ -135,40 +135,6 @@ class WritesWhenRun(nn.Module):
         return torch.zeros(images.shape[0], 4, 7)
 
 
-class NeverEnds(nn.Module):
-    """TorchScript that computes for ever."""
-
-    def forward(self, images: Tensor) -> Tensor:
-        count = 0
-        while count >= 0:
-            count = (count + 1) % 1000
-        return images
-
-
-class NeverLoads(nn.Module):
-    """TorchScript that is loaded for ever, without Python's lock being released; at first it makes a file."""
-
-    def __init__(self, begun: str) -> None:
-        super().__init__()
-        self.begun, self.written = begun, 0
-
-    @torch.jit.export
-    def __getstate__(self) -> tuple[str, bool]:
-        return self.begun, self.training
-
-    @torch.jit.export
-    def __setstate__(self, state: tuple[str, bool]) -> None:
-        self.begun = state[0]
-        self.training = state[1]
-        count = int(torch.from_file(self.begun, True, 4, dtype=torch.uint8).sum())
-        while count >= 0:
-            count = (count + 1) % 1000
-        self.written = count
-
-    def forward(self, images: Tensor) -> Tensor:
-        return images
-
-
 def write_script(path: Path, module: nn.Module, strings: dict[str, str] = STRINGS) -> Path:
     """A scripted module with the metadata of export.py."""
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Timing of rivals in turn, so that what else the machine does falls on all of them alike."""
+"""Interleaved timing of rivals, so that other load of the machine falls on all of them alike."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _USUAL = {
     "data": "dataset YAML (figures in the docs: coco128.yaml)",
     "imgsz": "side of an image in pixels",
     "batch": "images of a batch",
-    "rounds": "of all rivals by turns",
+    "rounds": "interleaved, of all rivals",
     "steps": "of a round, after which the device is waited for",
 }
 
@@ -105,8 +105,8 @@ def repeated(index: DatasetIndex, times: int) -> DatasetIndex:
     return dataclasses.replace(index, **arrays, **starts, stored_hash="")
 
 
-class Apart:
-    """A rival in a process of its own, so that what one does to its memory or its threads does not serve the other.
+class OwnProcess:
+    """A rival in its own process, so that its memory and threads do not influence the others.
 
     Args:
         make: makes the rival there; a function of a module.
