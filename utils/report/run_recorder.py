@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.run_directory import write_flags, write_yaml
 from tessera.utils.engine.context import RunContext
 from tessera.utils.error_analysis.files import ERRORS
@@ -75,7 +74,6 @@ class Journal:
         self._period = max(-(-run.config.epochs // PREDICTIONS), 1)
         self._predictions: PictureSink | None = None
         self._pictures: PictureSink | None = None
-        self._resumed = run.resumed
         self._start_epoch, self._epochs = start_epoch, run.config.epochs
         self.renders = run.world.is_main and not run.config.noplots
         self._rendered = PICTURES if run.resumed or not self.renders else 0
@@ -105,11 +103,6 @@ class Journal:
                     render_targets(batch, self._index.names, captions, path)
                 self._rendered += 1
             yield batch
-
-    def graph(self, model: DetectionModel) -> None:
-        """Hand the layers of a model to the trackers of a fresh run."""
-        if not self._resumed:
-            self._loggers.graph(model.graph())
 
     def picture_sinks(self, index: DatasetIndex, epoch: int | None = None) -> list[PictureSink]:
         """What keeps images of a validation: a few, in up to ten epochs of the run, for `predictions.jpg`.

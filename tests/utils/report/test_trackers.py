@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tessera.models.detector import DetectionModel
-from tessera.models.summary import count_parameters
 from tessera.utils.config import LOGGER_NAMES
 from tessera.utils.errors import ConfigError
 from tessera.utils.report.trackers import loggers
@@ -54,21 +52,6 @@ def test_pictures_in_an_event_file_stay_small_and_legible(tmp_path: Path) -> Non
     (noise,), (chart,) = events.Images("noise"), events.Images("chart")
     assert len(noise.encoded_image_string) < 300_000 and noise.width == 800
     assert (chart.width, chart.height) == (800, 640)
-
-
-def test_tensorboard_shows_the_layers_and_where_they_take_their_input_from(tmp_path: Path) -> None:
-    model = DetectionModel("yolov5n.yaml")
-    with Loggers(["tensorboard"], tmp_path, {}) as log:
-        log.graph(model.graph())
-    nodes = {node.name: node for node in EventAccumulator(str(tmp_path)).Reload().Graph().node}
-    assert len(nodes) == 1 + len(model.model)
-    assert list(nodes["0_Conv"].input) == ["images"] and nodes["0_Conv"].op == "Conv"
-    assert list(nodes["12_Concat"].input) == ["11_Upsample", "6_C3"]
-    assert list(nodes["24_Detect"].input) == ["17_C3", "20_C3", "23_C3"]
-    assert sum(node.attr["parameters"].i for node in nodes.values()) == count_parameters(model)
-    assert all(name in nodes for node in nodes.values() for name in node.input)
-    (events,) = tmp_path.glob("events.*")
-    assert events.stat().st_size < 10_000
 
 
 def test_wandb(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:

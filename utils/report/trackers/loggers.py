@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tessera.models.detector import GraphNode
 from tessera.utils.errors import ConfigError
 from tessera.utils.files import atomic_write
 from tessera.utils.report.trackers.servers import ClearML, Comet, MLflow, Tracker, Trackio, Wandb
@@ -171,10 +170,6 @@ class Loggers:
     def image(self, tag: str, path: Path, epoch: int) -> None:
         """Report a picture file under a name, such as "val_batch0_pred"."""
         self._send(lambda tracker: tracker.image(tag, path, epoch))
-
-    def graph(self, nodes: Sequence[GraphNode]) -> None:
-        """Report the layers of the model."""
-        self._send(lambda tracker: tracker.graph(nodes))
 
     def checkpoint(self, path: Path) -> None:
         """Upload a checkpoint."""

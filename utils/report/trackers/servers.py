@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
-
-from tessera.models.detector import GraphNode
 
 
 class Tracker:
@@ -31,9 +29,6 @@ class Tracker:
 
     def image(self, tag: str, path: Path, step: int) -> None:
         """Report a picture file under a name."""
-
-    def graph(self, nodes: Sequence[GraphNode]) -> None:
-        """Show the layers of the model, where the tracker can."""
 
     def checkpoint(self, path: Path) -> None:
         """Keep a checkpoint, where the tracker keeps files."""

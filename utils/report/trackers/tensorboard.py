@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tessera.models.detector import GraphNode
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.report.trackers.servers import Tracker
 
@@ -41,17 +40,6 @@ class TensorBoard(Tracker):
         encoded = cv2.imencode(".jpg", shown, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])[1].tobytes()
         picture = Summary.Image(height=shown.shape[0], width=shown.shape[1], colorspace=3, encoded_image_string=encoded)
         self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=picture)]), step)
-
-    def graph(self, nodes: Sequence[GraphNode]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.graph_pb2 import GraphDef
-
-        graph = GraphDef()
-        for node in nodes:
-            made = graph.node.add(name=node.name, op=node.kind, input=node.inputs)
-            if node.parameters:
-                made.attr["parameters"].i = node.parameters
-        self._writer.file_writer.add_event(Event(graph_def=graph.SerializeToString()))
 
     def close(self) -> None:
         self._writer.close()
