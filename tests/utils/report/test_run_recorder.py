@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pandas as pd
@@ -64,21 +65,15 @@ def test_the_first_epoch_says_how_long_the_others_take(tmp_path: Path, caplog: p
     assert [text for text in caplog.messages if "pace" in text] == ["7 more epochs at this pace: about 4 min"]
 
 
-def test_trackers_are_told_the_optimizer_that_is_used_and_both_of_two_values_of_one_name(
+def test_trackers_get_the_optimizer_that_is_used_and_both_of_two_values_of_one_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: dict[str, object] = {}
-
-    class Noted(Loggers):
-        def __init__(self, names: tuple[str, ...], run: Path, config: dict[str, object], **more: bool) -> None:
-            told.update(config)
-            super().__init__(names, run, config, **more)
-
-    monkeypatch.setattr("tessera.utils.report.run_recorder.Loggers", Noted)
-    with open_journal(tmp_path, hyp=dataclasses.replace(HYP, optimizer="AdamW", close_mosaic=0.25), noplots=True):
-        pass
-    assert told["optimizer"] == "AdamW" and told["lr0"] == 0.01
-    assert (told["close_mosaic"], told["hyp_close_mosaic"]) == (-1, 0.25)
+    opened = MagicMock()
+    monkeypatch.setattr("tessera.utils.report.run_recorder.Loggers", opened)
+    open_journal(tmp_path, hyp=dataclasses.replace(HYP, optimizer="AdamW", close_mosaic=0.25), noplots=True)
+    config = opened.call_args.args[2]
+    assert config["optimizer"] == "AdamW" and config["lr0"] == 0.01
+    assert (config["close_mosaic"], config["hyp_close_mosaic"]) == (-1, 0.25)
 
 
 def test_other_ranks_write_no_picture_and_start_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,13 +153,10 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
     assert (tmp_path / "predictions.jpg").read_text() == "1, 0.0"
 
 
-def test_a_folder_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+def test_a_folder_or_a_row_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / "exp").write_text("a file")
     with pytest.raises(UserError, match=r"exp: cannot be written to .*--project"):
         open_journal(tmp_path / "exp", noplots=True)
-
-
-def test_a_row_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     with open_journal(tmp_path, noplots=True) as journal:
         (tmp_path / "results.csv").unlink()
         (tmp_path / "results.csv").mkdir()
