@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,47 @@ from tests.data.made_index import write_images
 from tests.utils.evaluation.made_images import accumulate, errors_of, index_of, random_images, share
 
 SIZE = 200  # pixels of the images: made_images' boxes lie in them
+HEBREW = "\u05e9\u05dc\u05d5\u05dd"
+HOSTILE = ["<script>alert(1)</script>", "\u202eright to left", HEBREW, "a\x1b[2J\x00b", '" onload="alert(1)']
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes; a tag that is left open fails."""
+
+    VOID = frozenset({"meta", "link", "input", "br", "image", "rect", "line", "polyline", "circle", "img"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, (tag, self.getpos())
+
+    def count(self, tag: str) -> int:
+        return sum(tag == name for name, _ in self.found)
+
+
+def assert_safe(text: str, *, scripts: int) -> Tags:
+    """The page is small, loads nothing, has no handlers or inline styles, and shows names as text."""
+    tags = Tags(text)
+    assert len(text.encode()) < 5_000_000 and tags.count("script") == scripts
+    for tag, attrs in tags.found:
+        assert not any(name.startswith("on") or name == "style" for name in attrs), (tag, attrs)
+        for name in ("src", "href"):
+            assert (attrs.get(name) or "#").startswith(("#", "data:")), (tag, attrs)
+    assert "<script>alert" not in text and not {"\u202e", "\x1b", "\x00"} & set(text)
+    return tags
 
 
 def made_facts(folder: Path, names: Sequence[str], images: int = 12, *, seed: int = 1, **more: Any) -> Facts:

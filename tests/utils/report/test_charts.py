@@ -7,7 +7,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pandas as pd
 import pytest
@@ -71,16 +70,9 @@ def panel(figure: Figure, title: str) -> Axes:
     return found
 
 
-def size_of(path: Path) -> tuple[int, int]:
-    picture = cv2.imread(str(path))
-    assert picture is not None
-    return picture.shape[0], picture.shape[1]
-
-
 @pytest.mark.parametrize("epochs", [1, 5, 300])
 def test_results_are_legible_for_any_number_of_epochs(epochs: int, tmp_path: Path, figures: list[Figure]) -> None:
     plot_results(results(epochs), tmp_path / "results.png")
-    assert size_of(tmp_path / "results.png") == (1200, 1500)
     assert len(figures[0].axes) == 8
     assert_legible(figures[0])
 
@@ -126,15 +118,6 @@ def test_labels_name_every_class_legibly(count: int, kind: str, tmp_path: Path, 
     histogram = figures[0].axes[0]
     assert [bar.get_height() for bar in histogram.patches] == np.bincount(data.classes, minlength=count).tolist()
     assert len(shown(histogram.get_xticklabels())) == count
-    assert_legible(figures[0])
-
-
-def test_labels_of_many_objects_and_of_many_classes(tmp_path: Path, figures: list[Figure]) -> None:
-    plot_labels(index(names(300, "short"), 30_000), tmp_path / "labels.jpg")
-    histogram, overlay, centres, sizes = figures[0].axes
-    assert histogram.get_xlabel() == "Class index"
-    assert len(overlay.collections[0].get_paths()) == 1000
-    assert np.nansum(centres.collections[0].get_array()) == np.nansum(sizes.collections[0].get_array()) == 30_000
     assert_legible(figures[0])
 
 
@@ -193,41 +176,29 @@ def test_curves_have_a_bold_mean_and_a_legend_that_fits(count: int, tmp_path: Pa
     assert f"{data.ap50.mean():.3f}" in figures[1].axes[0].get_legend().get_texts()[0].get_text()
 
 
-def test_rows_are_named_by_their_class_id(tmp_path: Path, figures: list[Figure]) -> None:
-    data = dataclasses.replace(curves(2), class_ids=np.array([3, 1]))
-    plot_confidence_curve(data, data.recall, ["a", "b", "c", "d"], "Recall", tmp_path / "R_curve.png")
-    labels = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
-    assert [label[0] for label in labels[1:]] == ["d", "b"]
-
-
 def test_the_curves_mark_the_confidence_that_is_used(tmp_path: Path, figures: list[Figure]) -> None:
     """Of the best smoothed F1, which best.pt keeps; a single lucky point is higher, and is not marked."""
     f1 = np.full((2, 1000), 0.2)
     f1[0, 300:500], f1[1, 400:600], f1[:, 900] = 0.6, 0.5, 0.9
-    made = curves(2)
-    data = dataclasses.replace(made, f1=f1, best=best_step(f1.mean(0)))
+    data = dataclasses.replace(curves(2), class_ids=np.array([3, 1]), f1=f1, best=best_step(f1.mean(0)))
     assert 400 <= data.best < 500 and [300 <= step < 600 for step in data.class_best()] == [True, True]
-    plot_validation(tmp_path, data, confusion_of(np.eye(3)), ["a", "b"])
+    plot_validation(tmp_path, data, confusion_of(np.eye(5)), ["a", "b", "c", "d"])
     for figure, values in zip(figures[1:4], (data.precision, data.recall, data.f1), strict=True):
         (mark,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
         used = data.confidence[data.best]
         assert [float(np.squeeze(at)) for at in mark.get_data()] == [used, values[:, data.best].mean()]
         labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-        own = [(values[i, k], data.confidence[k]) for i, k in enumerate(data.class_best())]
-        shown = [(values[:, data.best].mean(), used), *own]
-        assert [label.partition(" ")[2] for label in labels[1:]] == [f"{v:.3f} at {c:.3f}" for v, c in own]
-        assert labels[0] == f"all classes {shown[0][0]:.3f} at {used:.3f}"
+        own = [
+            (name, values[i, k], data.confidence[k]) for name, i, k in zip("db", (0, 1), data.class_best(), strict=True)
+        ]
+        assert labels[1:] == [f"{name} {value:.3f} at {at:.3f}" for name, value, at in own]
+        assert labels[0] == f"all classes {values[:, data.best].mean():.3f} at {used:.3f}"
 
 
-def test_a_validation_without_objects_still_has_its_pictures(tmp_path: Path, figures: list[Figure]) -> None:
+def test_a_validation_without_objects_still_has_its_charts(tmp_path: Path, figures: list[Figure]) -> None:
     plot_validation(tmp_path, curves(0), confusion_of(np.zeros((3, 3))), ["a", "b"])
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "confusion_matrix.png",
-        "P_curve.png",
-        "R_curve.png",
-        "F1_curve.png",
-        "PR_curve.png",
-    }
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"confusion_matrix.png", *(f"{kind}_curve.png" for kind in ("P", "R", "F1", "PR"))}
     assert [figure.axes[0].texts[0].get_text() for figure in figures[1:]] == ["no labelled objects"] * 4
 
 
