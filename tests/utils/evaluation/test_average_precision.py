@@ -16,7 +16,7 @@ from tessera.utils.types import Detections
 from tests.utils.evaluation.coco_oracle import NO_REGIONS, assert_equals_coco
 from tests.utils.evaluation.made_images import (
     accumulate,
-    assert_same_ranking,
+    assert_same_bits,
     make_image,
     random_images,
     random_regions,
@@ -93,7 +93,7 @@ def test_ranks_change_no_bit(seed: int, nc: int, coarse: bool, ranks: int) -> No
     images = random_images(seed, 9, nc, coarse=coarse, crowded=seed % 2 == 0)
     regions = random_regions(images, seed, nc) if seed % 3 else [NO_REGIONS] * len(images)
     ranking = ranked([share(images, range(r, 9, ranks), regions) for r in range(ranks)])
-    assert_same_ranking(ranking, accumulate(images, regions))
+    assert_same_bits(ranking, accumulate(images, regions))
     metrics, curves = summarize(ranking, nc)
     found = [match_image(*image, own) for image, own in zip(images, regions, strict=True)]
     assert metrics.objects_per_class.tolist() == [sum((m.target_classes == c).sum() for m in found) for c in range(nc)]
