@@ -35,9 +35,9 @@ from tessera.models.nms import Suppression
 from tessera.utils.checkpoints.resolve import resolve_run
 from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures, median_run
+from tessera.utils.evaluation.comparison.comparison import Comparison, RunMetrics, median_run
 from tessera.utils.evaluation.comparison.differences import differences
-from tessera.utils.evaluation.comparison.disagreements import find_flips, finds_of
+from tessera.utils.evaluation.comparison.disagreements import detections_above, find_disagreements
 from tessera.utils.evaluation.evaluate import Evaluation, measure
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.exporting.parity.file_content import size_of
@@ -47,7 +47,7 @@ from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint,
 from tessera.utils.ranks.failures import PeerError, run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tessera.utils.report.comparison import report_comparison, write_flips
+from tessera.utils.report.comparison import report_comparison, write_disagreements
 from tessera.utils.report.console import setup_logging
 from tessera.utils.runtime.evaluation_data import check_pixels, classes_of, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
@@ -74,7 +74,7 @@ class Opened(NamedTuple):
 class Measured(NamedTuple):
     """A run of a side after its measurement."""
 
-    figures: RunFigures
+    figures: RunMetrics
     evaluation: Evaluation
 
 
@@ -104,7 +104,9 @@ def compare(config: CompareConfig, world: World) -> Comparison:
         one_a, one_b = (side[median_run([run.figures.map for run in side])] for side in (a, b))
 
         def joined() -> Comparison:
-            finds_a, finds_b = (finds_of(one.evaluation.matches, one.figures.threshold) for one in (one_a, one_b))
+            finds_a, finds_b = (
+                detections_above(one.evaluation.matches, one.figures.threshold) for one in (one_a, one_b)
+            )
             found = Comparison(
                 tuple(run.figures for run in a),
                 tuple(run.figures for run in b),
@@ -112,10 +114,10 @@ def compare(config: CompareConfig, world: World) -> Comparison:
                 config.task,
                 index.names,
                 differences(rankings[0], rankings[1], matches),
-                find_flips(finds_a, finds_b, index, one_a.figures.threshold, one_b.figures.threshold),
+                find_disagreements(finds_a, finds_b, index, one_a.figures.threshold, one_b.figures.threshold),
                 config.requirements,
             )
-            write_flips(folder, index, found.flips, finds_a, finds_b)
+            write_disagreements(folder, index, found.flips, finds_a, finds_b)
             report_comparison(found, folder, verbose=config.verbose)
             return found
 
@@ -201,7 +203,7 @@ def measure_run(
             workers=config.workers,
         )
     metrics = found.metrics
-    figures = RunFigures(
+    figures = RunMetrics(
         file=str(run.file),
         sha256=run.sha256,
         source=run.model.source,

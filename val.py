@@ -33,9 +33,9 @@ from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.coco import results_ids, save_coco_results
 from tessera.utils.evaluation.evaluate import measure
-from tessera.utils.evaluation.label_files import LabelFileSink
-from tessera.utils.evaluation.predictors import Settings, Sink
-from tessera.utils.label_errors.candidates import EvidenceSink
+from tessera.utils.evaluation.label_files import LabelFileWriter
+from tessera.utils.evaluation.predictors import DetectionCollector, Settings
+from tessera.utils.label_errors.candidates import EvidenceCollector
 from tessera.utils.label_errors.evidence import Evidence
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
@@ -44,8 +44,8 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import plain_folder, plain_metrics, setup_logging
 from tessera.utils.report.page.page_data import Origin
-from tessera.utils.report.sample_images import SHOWN, PictureSink
-from tessera.utils.report.validation import report_errors, report_suspects, report_validation
+from tessera.utils.report.sample_images import SHOWN, SampleImageCollector
+from tessera.utils.report.validation import report_errors, report_label_errors, report_validation
 from tessera.utils.runtime.evaluation_data import check_pixels, classes_of, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
 from tessera.utils.runtime.open_model import open_model
@@ -110,10 +110,10 @@ def validate(config: ValConfig, world: World) -> Validated:
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
         origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
-        labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
-        pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
-        evidence = EvidenceSink(index, class_of) if config.find_errors else None
-        sinks: list[Sink] = [sink for sink in (labels, pictures, evidence) if sink is not None]
+        labels = LabelFileWriter(run / "labels", index, config.save_conf) if config.save_txt else None
+        pictures = SampleImageCollector(index, world.size, SHOWN if world.is_main else 0)
+        evidence = EvidenceCollector(index, class_of) if config.find_errors else None
+        sinks: list[DetectionCollector] = [sink for sink in (labels, pictures, evidence) if sink is not None]
 
         found = measure(
             Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
@@ -135,7 +135,7 @@ def validate(config: ValConfig, world: World) -> Validated:
         suspected = None
         if evidence is not None:
             every = Evidence.joined(spec.nc, world.gather(evidence.evidence()))
-            suspected = world.from_main(lambda: report_suspects(every, index, spec, run, origin, config))
+            suspected = world.from_main(lambda: report_label_errors(every, index, spec, run, origin, config))
         world.barrier()
         interval = listed.interval if world.is_main else None
         return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspected)

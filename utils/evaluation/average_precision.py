@@ -37,16 +37,16 @@ class Ranking:
 
     Attributes:
         class_ids: (C,), classes that have objects, ascending; class c has hits `hit_offsets[c]:hit_offsets[c + 1]`, and
-            so objects and rungs.
+            so objects and candidates.
         listed_images: (L,), row of each ranked detection's image; what follows a class's last hit is left out.
         listed_starts: (H + 1,), where in it the detections start that lead up to and include each hit.
         hits: (H, T), at which thresholds each hit is correct; `hit_images` (H,), row of its image.
         target_images: (M,), row of each object's image, by class.
         ignored: (I, T), at which thresholds listed detections are ignored, for they lie in ignored regions;
             `ignored_images` (I,), row of their images; `ignored_hits` (I,), the hit that each leads up to, or is.
-        rungs: (E,), the `Kind` of what is listed as correct at IoU 0.5, and of what would be were its class or its
+        candidates: (E,), the `Kind` of what is listed as correct at IoU 0.5, and of what would be were its class or its
             place right: that lies in the class of its object.
-        false_above: (E, 5), how many of each of `FALSE_KINDS` are listed above each rung.
+        false_positives_above: (E, 5), how many of each of `FALSE_KINDS` are listed above each rung.
         above, correct_above: (C, 1000), detections at least as confident as each of `CONFIDENCES` that count at IoU
             0.5, and those of them that are correct.
     """
@@ -63,9 +63,9 @@ class Ranking:
     ignored: NDArray[np.bool_]
     ignored_images: NDArray[np.int32]
     ignored_hits: NDArray[np.int64]
-    rung_offsets: NDArray[np.int64]
-    rungs: NDArray[np.uint8]
-    false_above: NDArray[np.int32]
+    candidate_offsets: NDArray[np.int64]
+    candidates: NDArray[np.uint8]
+    false_positives_above: NDArray[np.int32]
     above: NDArray[np.int32]
     correct_above: NDArray[np.int32]
 
@@ -110,7 +110,7 @@ def rank(matches: Matches) -> Ranking:
     del reached, steps
 
     # Near misses are listed too, in the class of their object.
-    correct, nearest = matches.finders()
+    correct, nearest = matches.object_matches()
     missed = np.flatnonzero((correct < 0) & (nearest >= 0))
     near_misses = every.at(nearest[missed])._replace(classes=target_rows[missed].astype(np.int32))
     del every
@@ -118,7 +118,9 @@ def rank(matches: Matches) -> Ranking:
     both = _Detections._make(np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((both.images, -both.scores, both.classes))
     is_near_miss = order >= len(found.scores)
-    rung_offsets, rungs, false_above = _rungs(both.classes[order], both.kinds[order], is_near_miss, bounds)
+    candidate_offsets, candidates, false_positives_above = _candidates(
+        both.classes[order], both.kinds[order], is_near_miss, bounds
+    )
     classes, _, images, _, right, ignored = found.at(order[~is_near_miss])
     is_hit: NDArray[np.bool_] = right > 0
     hit_at = np.flatnonzero(is_hit)
@@ -139,25 +141,25 @@ def rank(matches: Matches) -> Ranking:
         _flags(ignored[ignored_at]),
         images[ignored_at],
         hits_before[ignored_at],
-        rung_offsets,
-        rungs,
-        false_above,
+        candidate_offsets,
+        candidates,
+        false_positives_above,
         above,
         correct_above,
     )
 
 
-def _rungs(
+def _candidates(
     classes: NDArray[np.int32], kinds: NDArray[np.uint8], is_near_miss: NDArray[np.bool_], bounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int32]]:
-    """`Ranking.rung_offsets`, `rungs` and `false_above` of sorted detections and near misses."""
+    """`Ranking.candidate_offsets`, `candidates` and `false_positives_above` of sorted detections and near misses."""
     at = np.flatnonzero(is_near_miss | (kinds == Kind.CORRECT))
     starts = np.searchsorted(classes, bounds)
-    false_above = np.empty((len(at), len(FALSE_KINDS)), np.int32)
+    false_positives_above = np.empty((len(at), len(FALSE_KINDS)), np.int32)
     for column, kind in enumerate(FALSE_KINDS):
         before = np.concatenate(([0], np.cumsum((kinds == kind) & ~is_near_miss)))
-        false_above[:, column] = before[at] - before[starts[classes[at]]]
-    return np.searchsorted(at, starts), kinds[at], false_above
+        false_positives_above[:, column] = before[at] - before[starts[classes[at]]]
+    return np.searchsorted(at, starts), kinds[at], false_positives_above
 
 
 def _above(counts: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -179,13 +181,13 @@ def average_precision(ranking: Ranking, weights: NDArray[np.float32]) -> tuple[N
         AP float64 (C, T, R), 0 where the class has no object in that reading; and bool (C, R), whether it has one.
     """
     ap = np.zeros((len(ranking.class_ids), len(IOU_THRESHOLDS), weights.shape[1]))
-    for c, thresholds in enumerate(class_steps(ranking, weights)):
+    for c, thresholds in enumerate(class_precision_steps(ranking, weights)):
         for t, (envelope, gained) in enumerate(thresholds):
             ap[c, t] = np.einsum("hr,hr->r", envelope, gained) / len(RECALLS)
     return ap, _segment_sums(weights, ranking.target_images, ranking.target_offsets) > 0
 
 
-def class_steps(
+def class_precision_steps(
     ranking: Ranking, weights: NDArray[np.float32]
 ) -> Iterator[Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]]:
     """`precision_steps` of one class after the other, each at one of `IOU_THRESHOLDS` after the other."""

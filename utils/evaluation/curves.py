@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.average_precision import RECALLS, Ranking, average_precision, class_steps
+from tessera.utils.evaluation.average_precision import RECALLS, Ranking, average_precision, class_precision_steps
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.types import Metrics
 
@@ -53,7 +53,7 @@ def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
     objects_per_class, images_per_class = np.zeros(nc, np.int64), np.zeros(nc, np.int64)
     objects_per_class[ranking.class_ids] = np.diff(ranking.target_offsets)
     images_per_class[ranking.class_ids] = images_of_classes(ranking)
-    curves = measure_curves(ranking)
+    curves = compute_curves(ranking)
     precision, recall = curves.precision[:, curves.best], curves.recall[:, curves.best]
     class_confidences = np.full(nc, curves.confidence[curves.best])
     class_confidences[curves.class_ids] = curves.confidence[curves.class_best()]
@@ -85,12 +85,12 @@ def images_of_classes(ranking: Ranking) -> NDArray[np.int64]:
     return np.bincount(pairs // max(ranking.n_images, 1), minlength=len(objects))
 
 
-def measure_curves(ranking: Ranking) -> Curves:
+def compute_curves(ranking: Ranking) -> Curves:
     n = len(ranking.class_ids)
     objects = np.diff(ranking.target_offsets)
     precision, recall, f1 = (np.zeros((n, len(CONFIDENCES))) for _ in range(3))
     precision_at_recall = np.zeros((n, len(RECALLS)))
-    steps = class_steps(ranking, np.ones((ranking.n_images, 1), np.float32))
+    steps = class_precision_steps(ranking, np.ones((ranking.n_images, 1), np.float32))
     for c, (listed, found, thresholds) in enumerate(zip(ranking.above, ranking.correct_above, steps, strict=True)):
         if listed[0] == 0:
             continue

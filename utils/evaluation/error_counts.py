@@ -58,7 +58,7 @@ class Errors:
     Attributes:
         confidence: detections below it do not count.
         images: int64 (N,), dataset indices of the images, ascending.
-        finds, class_finds: int64 (N, 6) and (C, 6), detections of each of `KINDS` by image and by class.
+        finds, class_kind_counts: int64 (N, 6) and (C, 6), detections of each of `KINDS` by image and by class.
         outcomes: uint8 (M,), what became of each object, `CORRECT`, `WRONG_CLASS`, `BADLY_PLACED` or `MISSED`.
         offsets: int64 (N + 1,), where in it the objects of each image start.
         sizes: float64 (8,), sums of `ErrorRows.sizes` by kind, of all errors.
@@ -68,7 +68,7 @@ class Errors:
     confidence: float
     images: NDArray[np.int64]
     finds: NDArray[np.int64]
-    class_finds: NDArray[np.int64]
+    class_kind_counts: NDArray[np.int64]
     outcomes: NDArray[np.uint8]
     offsets: NDArray[np.int64]
     sizes: NDArray[np.float64]
@@ -88,7 +88,7 @@ def count_errors(found: Matches, index: DatasetIndex, confidence: float) -> Erro
     counts = sure & (found.kinds != Kind.IGNORED)
     is_correct = sure & (found.kinds == Kind.CORRECT)
 
-    correct, near_misses = found.finders()
+    correct, near_misses = found.object_matches()
     outcomes = _outcomes(found.kinds, sure, correct, near_misses)
     true = np.where(is_correct, found.classes, background)  # class that each detection takes from the objects
     confused = outcomes == Kind.WRONG_CLASS
@@ -134,7 +134,7 @@ def count_errors(found: Matches, index: DatasetIndex, confidence: float) -> Erro
 def _outcomes(
     kinds: NDArray[np.uint8], sure: NDArray[np.bool_], correct: NDArray[np.int64], near_misses: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """What became of each object (M,), from `Matches.finders` and from which detections are sure enough."""
+    """What became of each object (M,), from `Matches.object_matches` and from which detections are sure enough."""
     kinds, sure = np.append(kinds, np.uint8(Kind.MISSED)), np.append(sure, False)  # row -1 is no detection
     outcomes = np.where(sure[near_misses], kinds[near_misses], np.uint8(Kind.MISSED))
     return np.where(sure[correct], np.uint8(Kind.CORRECT), outcomes)
@@ -143,14 +143,14 @@ def _outcomes(
 def _missed(
     found: Matches,
     objects: NDArray[np.int64],
-    finders: tuple[NDArray[np.int64], NDArray[np.int64]],
+    object_matches: tuple[NDArray[np.int64], NDArray[np.int64]],
     index: DatasetIndex,
 ) -> ErrorRows:
     """The missed `objects`, as rows of all; those that are found, but less confidently, count for less."""
     images = np.repeat(np.arange(len(found.images)), found.target_counts)[objects]
     rows = objects - (np.cumsum(found.target_counts) - found.target_counts)[images]
     scores = np.append(found.scores, np.float32(0))  # of row -1
-    correct, near_misses = finders
+    correct, near_misses = object_matches
     images = found.images[images]
     return ErrorRows(
         np.full(len(objects), Kind.MISSED, np.uint8),

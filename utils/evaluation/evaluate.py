@@ -19,7 +19,7 @@ from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.error_counts import Errors, count_errors
 from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.predictors import Measurable, Measurement, Settings, Sink, Stopwatch
+from tessera.utils.evaluation.predictors import DetectionCollector, EvaluatedModel, Measurement, Settings, Stopwatch
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline
@@ -55,7 +55,7 @@ def measure(
     *,
     batch_size: int,
     workers: int,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[DetectionCollector] = (),
 ) -> Evaluation:
     """Measure what `--weights` names on a split, as `evaluate`: every rank its share of the images, each image once.
 
@@ -81,13 +81,13 @@ def measure(
 
 
 def evaluate(
-    model: Measurable,
+    model: EvaluatedModel,
     loader: ValLoader,
     world: World,
     settings: Settings | None = None,
     *,
     criterion: Criterion[Any] | None = None,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[DetectionCollector] = (),
 ) -> Evaluation:
     """Measure `model` on this rank's share of the images, and join the shares of all ranks.
 

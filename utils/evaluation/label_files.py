@@ -12,7 +12,7 @@ import torch
 
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.boxes import xyxy_to_cxcywh
-from tessera.utils.evaluation.predictors import Sink
+from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.files import LONGEST_NAME, short_name, suffix_of, write_whole
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
@@ -22,7 +22,7 @@ _MOST_BYTES_OF_FOLDERS = 2000
 _FILES = IMAGE_SUFFIXES | {".mp4", ".txt", ".csv", ".jsonl", ".part"}  # what files of results end in
 
 
-class LabelFileSink(Sink):
+class LabelFileWriter(DetectionCollector):
     """A label file for each image of this rank, in `folder`."""
 
     def __init__(self, folder: Path, index: DatasetIndex, save_conf: bool) -> None:

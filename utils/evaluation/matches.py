@@ -80,7 +80,7 @@ class Matches(NamedTuple):
         counts = every.target_counts[order], every.detection_counts[order]
         return cls._make((images, *counts, every.target_classes[targets], *(column[rows] for column in every[4:])))
 
-    def finders(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def object_matches(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of each object, as rows of the detections, -1 for none, twice (M,): which is correct, and its near miss.
 
         The near miss is the most confident detection which is about the object, but whose class or place is wrong.

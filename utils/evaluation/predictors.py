@@ -44,12 +44,12 @@ from tessera.utils.runtime.pipeline import Pipeline, rules_of_network
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 _MOST_THREADS = 4  # beyond it they wait for each other: only suppression runs outside the interpreter's lock
-Measurable = DetectionModel | Backend | PictureBackend | Pipeline
+EvaluatedModel = DetectionModel | Backend | PictureBackend | Pipeline
 # Waits for a batch; then a function for each image, whose detections are on the host in its own pixels.
 Images = Callable[[], Sequence[Callable[[], Detections]]]
 
 
-class Sink(ABC):
+class DetectionCollector(ABC):
     """Receives the detections of this rank's images, batch by batch."""
 
     @abstractmethod
@@ -122,7 +122,7 @@ class Measurement:
 
     def __init__(
         self,
-        model: Measurable,
+        model: EvaluatedModel,
         index: DatasetIndex,
         world: World,
         settings: Settings,
@@ -145,15 +145,15 @@ class Measurement:
         if isinstance(model, PictureBackend):
             model = Pipeline(model, model.imgsz)
         self._finder = (
-            PictureFinder(model, rules, index)
+            ImagePredictor(model, rules, index)
             if isinstance(model, Pipeline)
-            else NetworkFinder(model, rules, precision, world.accelerator)
+            else NetworkPredictor(model, rules, precision, world.accelerator)
         )
         self._finishes_apart = self._finder.apart > 1
         self._threads = 1 if self._finishes_apart else min(_MOST_THREADS, world.cpus)
 
     @torch.no_grad()
-    def add(self, batches: Iterable[Batch], sinks: Sequence[Sink] = ()) -> None:
+    def add(self, batches: Iterable[Batch], sinks: Sequence[DetectionCollector] = ()) -> None:
         """Measure batches whose images are on the device, or on their way to it."""
         waiting: deque[Callable[[], None]] = deque()
         with ThreadPoolExecutor(self._threads, "evaluation") as pool:  # without work it starts no thread
@@ -169,7 +169,9 @@ class Measurement:
             while waiting:
                 waiting.popleft()()
 
-    def _finish(self, batch: Batch, found: Images, apply: Callable[..., Any], sinks: Sequence[Sink]) -> None:
+    def _finish(
+        self, batch: Batch, found: Images, apply: Callable[..., Any], sinks: Sequence[DetectionCollector]
+    ) -> None:
         """Match a batch's detections, in the order of its images."""
         images = batch.indices.tolist()
         results = list(apply(self._image, images, found()))
@@ -194,7 +196,7 @@ class Measurement:
         return found, match_image(found, boxes_xyxy, classes, self._index.ignored(image)), seconds
 
 
-class NetworkFinder:
+class NetworkPredictor:
     """A network on the device, with the suppression of this program.
 
     Args:
@@ -262,8 +264,8 @@ class NetworkFinder:
         return [partial(_on_host, detections) for detections in found]
 
 
-class PictureFinder:
-    """A pipeline, whose pictures are decoded by the reader of training and validation; as NetworkFinder."""
+class ImagePredictor:
+    """A pipeline, whose pictures are decoded by the reader of training and validation; as NetworkPredictor."""
 
     def __init__(self, pipeline: Pipeline, rules: Suppression, index: DatasetIndex) -> None:
         self._pipeline, self._rules, self._index = pipeline, rules, index

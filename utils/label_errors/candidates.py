@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.matching import BACKGROUND_IOU, ImageMatches, Kind, match_image, pairwise_iou, to_host
-from tessera.utils.evaluation.predictors import Sink
+from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.label_errors.evidence import (
     MOST,
     ROW,
     Counts,
     Evidence,
+    LabelErrorKind,
     Rows,
-    Suspicion,
     bins_of,
     most_likely,
     sizes_of,
@@ -29,8 +29,8 @@ from tessera.utils.types import Batch, DatasetIndex, Detections
 
 LEAST = 0.05  # confidence of a detection that says anything
 SURE = 0.25  # support from which on a label is no spurious one
-LEAST_SHIFT = 0.85  # IoU from which on a label lies well
-TWICE = 0.6  # IoU from which on two labels of a class may be of one object
+WELL_PLACED_IOU = 0.85  # IoU from which on a label lies well
+DUPLICATE_IOU = 0.6  # IoU from which on two labels of a class may be of one object
 
 
 class Labels(NamedTuple):
@@ -60,7 +60,7 @@ class _Scene(NamedTuple):
     iou: NDArray[np.float64]
 
 
-def judge(image: int, detections: Detections, labels: Labels, counts: Counts) -> Rows:
+def find_candidates(image: int, detections: Detections, labels: Labels, counts: Counts) -> Rows:
     """What may be wrong with the labels of an image; `counts` are added to.
 
     Args:
@@ -78,20 +78,20 @@ def judge(image: int, detections: Detections, labels: Labels, counts: Counts) ->
     scores = matches.scores.round(4)
     support = np.where(own >= 0, np.append(scores, np.float32(0))[own], np.float32(0))
     scene = _Scene(matches, scores, boxes, labels, own, support, pairwise_iou(boxes, labels.boxes_xyxy))
-    twins = _twins(scene)
+    twins = _duplicates(scene)
     shifted, confused = _best(scene, Kind.BADLY_PLACED, twins), _best(scene, Kind.WRONG_CLASS, twins)
     explained = support.copy()  # by any detection
     for d, g in (*shifted, *confused):
         explained[g] = max(explained[g], scores[d])
     placed = [(d, g) for g, d in enumerate(own.tolist()) if d >= 0 and scores[d] >= LEAST]
     _count(scene, explained, [*placed, *shifted], counts)
-    beside = [(d, g) for d, g in placed if scene.iou[d, g] < LEAST_SHIFT and g not in twins]
+    beside = [(d, g) for d, g in placed if scene.iou[d, g] < WELL_PLACED_IOU and g not in twins]
     found = [
-        (Suspicion.MISSING, [(d, -1) for d in _uncovered(scene, {d for d, _ in shifted})]),
-        (Suspicion.SPURIOUS, [(-1, g) for g in range(len(explained)) if explained[g] < SURE and g not in twins]),
-        (Suspicion.SHIFTED, [*shifted, *beside]),
-        (Suspicion.WRONG_CLASS, confused),
-        (Suspicion.DUPLICATE, [(-1, g) for g in twins]),
+        (LabelErrorKind.MISSING, [(d, -1) for d in _uncovered(scene, {d for d, _ in shifted})]),
+        (LabelErrorKind.SPURIOUS, [(-1, g) for g in range(len(explained)) if explained[g] < SURE and g not in twins]),
+        (LabelErrorKind.SHIFTED, [*shifted, *beside]),
+        (LabelErrorKind.WRONG_CLASS, confused),
+        (LabelErrorKind.DUPLICATE, [(-1, g) for g in twins]),
     ]
     reached = scene.iou > BACKGROUND_IOU
     rows = []
@@ -122,7 +122,7 @@ def _count(scene: _Scene, explained: NDArray[np.float32], placed: Sequence[tuple
         counts.overlaps[labels.classes[g], bins_of(scene.iou[d, g])] += 1
 
 
-def _twins(scene: _Scene) -> dict[int, tuple[int, float]]:
+def _duplicates(scene: _Scene) -> dict[int, tuple[int, float]]:
     """Labels that repeat another one of their class: the other, and the IoU of the two.
 
     Of two the one stays that the detector supports more; of equal ones the earlier. Two that it finds apart are two.
@@ -132,7 +132,7 @@ def _twins(scene: _Scene) -> dict[int, tuple[int, float]]:
         return found
     iou = np.triu(pairwise_iou(of.boxes_xyxy, of.boxes_xyxy), 1)
     iou[of.classes[:, None] != of.classes] = 0
-    first, second = np.nonzero(iou >= TWICE)
+    first, second = np.nonzero(iou >= DUPLICATE_IOU)
     for i, j in sorted(zip(first.tolist(), second.tolist(), strict=True), key=lambda pair: (-iou[pair], pair)):
         if i in found or j in found or min(scene.support[i], scene.support[j]) >= SURE:
             continue
@@ -159,7 +159,7 @@ def _uncovered(scene: _Scene, used: set[int]) -> list[int]:
     return [d for d in sure[free & ~covered].tolist() if d not in used]
 
 
-class EvidenceSink(Sink):
+class EvidenceCollector(DetectionCollector):
     """Gathers the evidence of this rank's images.
 
     Args:
@@ -180,7 +180,7 @@ class EvidenceSink(Sink):
             of_regions = np.append(of_regions, np.full((~known).sum(), -1, np.int32))
             regions = np.concatenate((regions, boxes[~known]))
             size_hw = tuple(self._index.sizes_hw[image].tolist())
-            rows = judge(
+            rows = find_candidates(
                 image, detections, Labels(classes[known], boxes[known], (of_regions, regions), size_hw), self._counts
             )
             places = np.append(np.flatnonzero(known), -1).astype(np.int32)  # among all labels; -1 stays

@@ -23,7 +23,7 @@ SUPPORTS: NDArray[np.float32] = np.array(
 SIZES = (0.05, 0.15)  # side of a label as a share of the picture's: edges of its three sizes
 
 
-class Suspicion(IntEnum):
+class LabelErrorKind(IntEnum):
     """What may be wrong with a label."""
 
     MISSING = 0  # a detection that no label covers
@@ -36,7 +36,7 @@ class Suspicion(IntEnum):
 Rows = NDArray[np.void]  # (R,) of ROW: what may be wrong, one by one
 ROW = np.dtype(
     [
-        ("kind", np.uint8),  # `Suspicion`
+        ("kind", np.uint8),  # `LabelErrorKind`
         ("image", np.int64),  # dataset index
         ("object", np.int32),  # row of the label among those of the image; -1 of a missing one
         ("other", np.int32),  # the label that a duplicate repeats; else -1
@@ -56,7 +56,7 @@ ROW = np.dtype(
 def most_likely(rows: Rows) -> Rows:
     """At most `MOST` rows of each kind, those that are most likely before anything is known of the detector."""
     first = np.select(
-        [rows["kind"] == Suspicion.SPURIOUS, rows["kind"] == Suspicion.DUPLICATE],
+        [rows["kind"] == LabelErrorKind.SPURIOUS, rows["kind"] == LabelErrorKind.DUPLICATE],
         [1 - rows["confidence"], rows["iou"]],
         rows["confidence"],
     )

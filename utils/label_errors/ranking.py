@@ -17,10 +17,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.label_errors.evidence import BINS, Counts, Evidence, Rows, Suspicion, bins_of, sizes_of, steps_of
+from tessera.utils.label_errors.evidence import (
+    BINS,
+    Counts,
+    Evidence,
+    LabelErrorKind,
+    Rows,
+    bins_of,
+    sizes_of,
+    steps_of,
+)
 from tessera.utils.types import DatasetIndex
 
-LEAST_SCORE = 0.1  # of a suspect that is listed
+MIN_SCORE = 0.1  # of a suspect that is listed
 _WEIGHT = 10.0  # of what is known of all classes, in objects, beside what is known of one
 _DOUBT = 4.0  # exponent of the share of labels that look better
 _FAR, _CLOSE = 0.3, 0.1  # IoU: from the first on a label is surely about what is detected, up to the second not at all
@@ -29,7 +38,7 @@ Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
-class Suspect:
+class LabelError:
     """A label that is likely wrong.
 
     Attributes:
@@ -42,7 +51,7 @@ class Suspect:
     """
 
     score: float
-    kind: Suspicion
+    kind: LabelErrorKind
     image: int
     object: int
     other: int
@@ -54,13 +63,13 @@ class Suspect:
     suggested_box: Box | None
 
 
-def suspects(evidence: Evidence, index: DatasetIndex) -> list[Suspect]:
+def suspects(evidence: Evidence, index: DatasetIndex) -> list[LabelError]:
     """What is likely wrong, by descending score; at most one suspect a label. Of equal scores the earlier image."""
     rows = evidence.rows
     scores = _scores(rows, evidence.counts, index).round(4)
     order = np.lexsort((*rows["box_xyxy"].T, rows["kind"], rows["object"], rows["image"], -scores))
-    taken, listed = set[tuple[int, int]](), list[Suspect]()
-    for row in order[scores[order] >= LEAST_SCORE].tolist():
+    taken, listed = set[tuple[int, int]](), list[LabelError]()
+    for row in order[scores[order] >= MIN_SCORE].tolist():
         place = int(rows["image"][row]), int(rows["object"][row])
         if place[1] < 0 or place not in taken:
             taken.add(place)
@@ -68,14 +77,14 @@ def suspects(evidence: Evidence, index: DatasetIndex) -> list[Suspect]:
     return listed
 
 
-def _suspect(row: np.void, score: float, index: DatasetIndex) -> Suspect:
-    kind, image, own = Suspicion(row["kind"]), int(row["image"]), int(row["object"])
+def _suspect(row: np.void, score: float, index: DatasetIndex) -> LabelError:
+    kind, image, own = LabelErrorKind(row["kind"]), int(row["image"]), int(row["object"])
     classes, boxes = index.labels(image)
-    goes = kind in (Suspicion.SPURIOUS, Suspicion.DUPLICATE)
+    goes = kind in (LabelErrorKind.SPURIOUS, LabelErrorKind.DUPLICATE)
     box = tuple(boxes[own].tolist()) if own >= 0 else None
     height, width = index.sizes_hw[image].tolist()
     found = tuple(row["box_xyxy"].clip(0, [width, height, width, height]).tolist())
-    return Suspect(
+    return LabelError(
         score,
         kind,
         image,
@@ -86,7 +95,7 @@ def _suspect(row: np.void, score: float, index: DatasetIndex) -> Suspect:
         float(row["confidence"]),
         float(row["iou"]) if row["iou"] > 0 else None,
         box,
-        None if goes else box if kind is Suspicion.WRONG_CLASS else found,
+        None if goes else box if kind is LabelErrorKind.WRONG_CLASS else found,
     )
 
 
@@ -101,7 +110,7 @@ def _scores(rows: Rows, counts: Counts, index: DatasetIndex) -> NDArray[np.float
     agrees = rows["support"] / np.maximum(rows["confidence"], 1e-6)
     reach = ((rows["iou"] - _CLOSE) / (_FAR - _CLOSE)).clip(0, 1) * ((1 - rows["iou"]) * 2).clip(0, 1)
     return np.select(
-        [rows["kind"] == kind for kind in Suspicion],
+        [rows["kind"] == kind for kind in LabelErrorKind],
         [
             trust,
             (1 - trust) * supported**_DOUBT * known,

@@ -10,9 +10,9 @@ import numpy as np
 
 from tessera.data.source.decode import read_image
 from tessera.utils.errors import tolerate
-from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures, p_value
+from tessera.utils.evaluation.comparison.comparison import Comparison, RunMetrics, p_value
 from tessera.utils.evaluation.comparison.differences import Difference
-from tessera.utils.evaluation.comparison.disagreements import Finds, Flips, ImageFlips
+from tessera.utils.evaluation.comparison.disagreements import Disagreements, ImageDisagreements, ImageResult
 from tessera.utils.evaluation.comparison.permutation_test import LEVEL
 from tessera.utils.files import write_whole
 from tessera.utils.flags.compare import CompareConfig, Requirement
@@ -67,7 +67,7 @@ def _named(asked: Requirement) -> str:
     return f'--require "{one_line(asked.text, 80)}"'
 
 
-def _described(one: RunFigures) -> str:
+def _described(one: RunMetrics) -> str:
     size = f"{one.parameters:,} parameters, " if one.parameters is not None else ""
     return f"{one.file}, {one.source}, {one.imgsz} px, {size}{one.mb:.2f} MB"
 
@@ -88,17 +88,21 @@ def _figures(a: float, b: float, *differences: float, digits: int = 4) -> list[s
     return [f"{a:.{digits}f}", f"{b:.{digits}f}", *(f"{one:+.{digits}f}" for one in differences)]
 
 
-def write_flips(
-    folder: Path, index: DatasetIndex, flips: Flips, a: Mapping[int, Finds], b: Mapping[int, Finds]
+def write_disagreements(
+    folder: Path, index: DatasetIndex, flips: Disagreements, a: Mapping[int, ImageResult], b: Mapping[int, ImageResult]
 ) -> None:
     """Write `flips/worse_01.jpg` …, the worst first, and `flips/better_01.jpg` …, by what A and B found."""
     for kind, images in (("worse", flips.worse), ("better", flips.better)):
         for number, one in enumerate(images, 1):
             with tolerate(f"picture of flips {kind}_{number:02}"):
-                _write_flip(folder / "flips" / f"{kind}_{number:02}.jpg", index, flips, one, a[one.image], b[one.image])
+                _write_image(
+                    folder / "flips" / f"{kind}_{number:02}.jpg", index, flips, one, a[one.image], b[one.image]
+                )
 
 
-def _write_flip(target: Path, index: DatasetIndex, flips: Flips, one: ImageFlips, a: Finds, b: Finds) -> None:
+def _write_image(
+    target: Path, index: DatasetIndex, flips: Disagreements, one: ImageDisagreements, a: ImageResult, b: ImageResult
+) -> None:
     """One image three times: the objects that flipped, A's finds, B's finds."""
     path = index.path(one.image)
     picture = read_image(path, rule=index.pixels)

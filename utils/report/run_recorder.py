@@ -17,15 +17,15 @@ from tessera.utils.report.charts.labels import plot_labels
 from tessera.utils.report.charts.training import plot_results
 from tessera.utils.report.image_grid import render_targets
 from tessera.utils.report.results import ResultsTable, read_results, result_columns
-from tessera.utils.report.sample_images import PictureSink
+from tessera.utils.report.sample_images import SampleImageCollector
 from tessera.utils.report.trackers.loggers import Loggers
 from tessera.utils.text import counted, duration
 from tessera.utils.types import Batch, DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)
 
-PICTURES = 3  # training batches that are rendered
-PREDICTIONS, PREDICTED = 10, 4  # epochs of a run whose predictions are rendered, and images each
+PICTURES = 3  # training batches that are render_page
+PREDICTIONS, PREDICTED = 10, 4  # epochs of a run whose predictions are render_page, and images each
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Journal:
     ) -> None:
         self.run, self._index, self._world, self._loss_names = run.folder, index, run.world, loss_names
         self._period = max(-(-run.config.epochs // PREDICTIONS), 1)
-        self._predictions: PictureSink | None = None
-        self._pictures: PictureSink | None = None
+        self._predictions: SampleImageCollector | None = None
+        self._pictures: SampleImageCollector | None = None
         self._start_epoch, self._epochs = start_epoch, run.config.epochs
         self.renders = run.world.is_main and not run.config.noplots
         self._rendered = PICTURES if run.resumed or not self.renders else 0
@@ -95,7 +95,7 @@ class Journal:
         self._loggers.__exit__(kind)
 
     def show_first(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; the first few of the run are rendered with their boxes."""
+        """The same batches; the first few of the run are render_page with their boxes."""
         for batch in batches:
             if self._rendered < PICTURES:
                 with self._picture(f"train_batch{self._rendered}") as path:
@@ -104,7 +104,7 @@ class Journal:
                 self._rendered += 1
             yield batch
 
-    def picture_sinks(self, index: DatasetIndex, epoch: int | None = None) -> list[PictureSink]:
+    def picture_sinks(self, index: DatasetIndex, epoch: int | None = None) -> list[SampleImageCollector]:
         """What keeps images of a validation: a few, in up to ten epochs of the run, for `predictions.jpg`.
 
         Args:
@@ -115,8 +115,8 @@ class Journal:
             return []
         predicted = epoch is not None and epoch % self._period == 0
         shown = epoch is None or epoch + 1 == self._epochs
-        self._predictions = PictureSink(index, self._world.size, PREDICTED) if predicted else None
-        self._pictures = PictureSink(index, self._world.size) if shown else None
+        self._predictions = SampleImageCollector(index, self._world.size, PREDICTED) if predicted else None
+        self._pictures = SampleImageCollector(index, self._world.size) if shown else None
         return [sink for sink in (self._predictions, self._pictures) if sink is not None]
 
     def epoch(self, epoch: int, figures: EpochFigures) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import tolerate
-from tessera.utils.evaluation.predictors import Sink
+from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.report.image_grid import MAX_IMAGES, MAX_SIDE, Annotations, labelled, save_grid
 from tessera.utils.types import Batch, DatasetIndex, Detections
@@ -28,7 +28,7 @@ class _Taken(NamedTuple):
     caption: str
 
 
-class PictureSink(Sink):
+class SampleImageCollector(DetectionCollector):
     """Images spread evenly over this rank's share of a validation, so that all its shapes are among them.
 
     Args:

@@ -16,14 +16,14 @@ from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.label_errors.evidence import Evidence
-from tessera.utils.label_errors.files import FILE, counts, suspect_table, write_suspects
+from tessera.utils.label_errors.files import FILE, counts, label_error_table, write_label_errors
 from tessera.utils.label_errors.ranking import suspects
 from tessera.utils.report.charts.validation import plot_validation
 from tessera.utils.report.console import print_lines
-from tessera.utils.report.image_pages.label_errors_page import PAGE, suspects_page
+from tessera.utils.report.image_pages.label_errors_page import PAGE, label_errors_page
 from tessera.utils.report.page.advice import interval_line, speed_line
 from tessera.utils.report.page.page import NAME, page
-from tessera.utils.report.page.page_data import Facts, Origin
+from tessera.utils.report.page.page_data import Origin, ReportData
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
@@ -42,7 +42,7 @@ def report_validation(
     verbose: bool,
     plots: bool = True,
     epochs: Callable[[], pd.DataFrame] | None = None,
-) -> Facts:
+) -> ReportData:
     """Print the figures, plot the charts, and write the page of a validation; on rank 0.
 
     Args:
@@ -75,7 +75,7 @@ def report_validation(
     if plots:
         with tolerate("plots of the validation"):
             plot_validation(run, found.curves, found.errors.confusion, index.names)
-    facts = Facts(found, index, interval, gains, items, labels, origin, run)
+    facts = ReportData(found, index, interval, gains, items, labels, origin, run)
     if not origin.config.noreport:
         with tolerate(NAME):
             write_whole(run / NAME, page(replace(facts, results=epochs and epochs())).encode())
@@ -84,14 +84,14 @@ def report_validation(
     return facts
 
 
-def report_errors(facts: Facts) -> None:
+def report_errors(facts: ReportData) -> None:
     """Write images.csv and errors.jsonl, which is the last of a run's files; on rank 0."""
     with tolerate(f"images.csv and {ERRORS}"):
         write_images(facts.run / "images.csv", facts.found.errors, facts.index)
         write_errors(facts.run / ERRORS, facts.items, facts.index, facts.labels)
 
 
-def report_suspects(
+def report_label_errors(
     evidence: Evidence, index: DatasetIndex, spec: DatasetSpec, run: Path, origin: Origin, config: ValConfig
 ) -> dict[str, Any]:
     """Print the table, and write the list and the page; on rank 0.
@@ -110,17 +110,17 @@ def report_suspects(
     kinds = [{"kind": name, "suspects": every, "likely": likely} for _, name, every, likely in counts(listed)]
     said: dict[str, Any] = {"kinds": kinds, "file": None, "page": None}
     judged = int(evidence.counts.supports.sum())
-    print_lines(*suspect_table(listed, judged, len(index), len(index.classes) - judged))
+    print_lines(*label_error_table(listed, judged, len(index), len(index.classes) - judged))
     labels: dict[int, ImageLabels] = {}
     with tolerate("lines of the labels"):
         labels = label_lines(spec, index, sorted({suspect.image for suspect in listed}))
     with tolerate(FILE):
-        write_suspects(run / FILE, listed, index, labels)
+        write_label_errors(run / FILE, listed, index, labels)
         said["file"] = str(run / FILE)
         print_lines(f"Suspects: {run / FILE}")
     if not config.noreport:
         with tolerate(PAGE):
-            write_whole(run / PAGE, suspects_page(run.name, listed, index, labels, origin).encode())
+            write_whole(run / PAGE, label_errors_page(run.name, listed, index, labels, origin).encode())
             said["page"] = str(run / PAGE)
             print_lines(f"Page: {run / PAGE}")
     return said

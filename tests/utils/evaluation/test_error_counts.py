@@ -81,7 +81,7 @@ def test_counts_divide_all_and_any_cut_gives_equal_bits(seed: int, ranks: int, c
     found = errors_of(images, 3, confidence, regions=regions)
     matches = [match_image(*image, own) for image, own in zip(images, regions, strict=True)]
     counted = sum(int(((m.kinds != Kind.IGNORED) & (m.scores >= confidence)).sum()) for m in matches)
-    assert found.finds.sum() == found.class_finds.sum() == counted == found.confusion.matrix[:3].sum()
+    assert found.finds.sum() == found.class_kind_counts.sum() == counted == found.confusion.matrix[:3].sum()
     assert len(found.outcomes) == found.confusion.matrix[:, :3].sum() == sum(len(c) for _, _, c in images)
     matrix, counts = found.confusion.matrix, found.counts()
     by_outcome = np.bincount(found.outcomes, minlength=len(Kind))

@@ -18,7 +18,7 @@ from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.page.page_data import Facts, Origin
+from tessera.utils.report.page.page_data import Origin, ReportData
 from tessera.utils.report.results import result_columns
 from tessera.utils.seeding import sample_rng
 from tests.data.made_index import write_images
@@ -68,15 +68,15 @@ def assert_safe(text: str, *, scripts: int) -> Tags:
     return tags
 
 
-def made_facts(folder: Path, names: Sequence[str], images: int = 12, *, seed: int = 1, **more: Any) -> Facts:
-    """Facts of a validation of random images.
+def made_report_data(folder: Path, names: Sequence[str], images: int = 12, *, seed: int = 1, **more: Any) -> ReportData:
+    """ReportData of a validation of random images.
 
     Args:
         folder: gets the images, and is the run's.
         names: of the classes.
         images: how many.
         seed: of them.
-        more: other values of `Facts`.
+        more: other values of `ReportData`.
     """
     scenes = random_images(seed, images, len(names), coarse=False)
     paths = [str(path).encode() for path in write_images(folder / "images", [(SIZE, SIZE)] * images)]
@@ -92,7 +92,7 @@ def made_facts(folder: Path, names: Sequence[str], images: int = 12, *, seed: in
     metrics = dataclasses.replace(metrics, names=tuple(names))
     errors = errors_of(scenes, len(names), metrics.confidence)
     gains = error_gains(ranking)
-    facts = Facts(
+    facts = ReportData(
         Evaluation(metrics, curves, ranking, errors, share(scenes)),
         index,
         bootstrap_interval(ranking, sample_rng(0, 0, 0, "bootstrap")),
@@ -111,7 +111,7 @@ def made_results(maps: Sequence[float]) -> pd.DataFrame:
     return table.assign(**{"epoch": range(len(maps)), "metrics/mAP_0.5:0.95": maps})
 
 
-def trained(facts: Facts, maps: Sequence[float]) -> Facts:
+def trained(facts: ReportData, maps: Sequence[float]) -> ReportData:
     """The same at the end of a training with these epochs."""
     origin = Origin(TrainConfig(), "best.pt", 640, "cpu", 2, facts.index, int(np.argmax(maps)))
     return dataclasses.replace(facts, origin=origin, results=made_results(maps))

@@ -10,20 +10,20 @@ import pytest
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.report.page import advice
 from tessera.utils.report.page.curves import POINTS, line_chart
-from tessera.utils.report.page.template import worded
+from tessera.utils.report.page.template import format_commands
 
 NAN = float("nan")
 
 
 def test_found_share_and_best_epoch() -> None:
-    said = advice.found_share(0.2139, 103, 143, 154, is_taken=True)
+    said = advice.detected_fraction(0.2139, 103, 143, 154, is_taken=True)
     assert said == (
         "At confidence 0.214, which detect.py takes with these weights, 103 of 143 objects are found (72\u00a0%), and "
         "154 of 257 detections are false (60\u00a0%)."
     )
-    of_another = advice.found_share(0.0, 0, 5, 0, is_taken=False)
+    of_another = advice.detected_fraction(0.0, 0, 5, 0, is_taken=False)
     assert of_another.count("0 of") == 2 and "0.000, where F1 is best, 0" in of_another
-    assert not advice.found_share(0.5, 0, 0, 9, is_taken=True)
+    assert not advice.detected_fraction(0.5, 0, 0, 9, is_taken=True)
     assert advice.best_epoch(7, 8).startswith("The best epoch is 7, counted from 0, of 8")
     assert advice.best_epoch(-1, 8) == advice.best_epoch(None, 8) and "began with" in advice.best_epoch(-1, 8)
 
@@ -82,7 +82,7 @@ def test_what_else_is_said_only_where_it_was_measured() -> None:
 
 
 def test_commands_and_flags_are_set_as_such_and_names_are_text() -> None:
-    said = worded("<b> & more: `detect.py --agnostic-nms`, or --epochs. No flag: a--b, --, ---, --<i>")
+    said = format_commands("<b> & more: `detect.py --agnostic-nms`, or --epochs. No flag: a--b, --, ---, --<i>")
     assert str(said) == (
         '&lt;b&gt; &amp; more: <code>detect.py <span class="flag">--agnostic-nms</span></code>, or '
         '<span class="flag">--epochs</span>. No flag: a--b, --, ---, --&lt;i&gt;'

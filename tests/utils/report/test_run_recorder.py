@@ -22,7 +22,7 @@ from tessera.utils.files import atomic_write
 from tessera.utils.ranks.world import World
 from tessera.utils.report.results import read_results
 from tessera.utils.report.run_recorder import EpochFigures, Journal
-from tessera.utils.report.sample_images import PictureSink
+from tessera.utils.report.sample_images import SampleImageCollector
 from tessera.utils.report.trackers.loggers import Loggers
 from tests.data.made_index import make_index
 from tests.utils.evaluation.made_images import accumulate
@@ -135,9 +135,11 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
     handed, epochs = list[Path](), list[int]()
     measured, _ = summarize(accumulate([]), 1)
     monkeypatch.setattr(Loggers, "image", lambda self, tag, path, epoch: handed.append(path))
-    monkeypatch.setattr(PictureSink, "__len__", lambda self: 1)
+    monkeypatch.setattr(SampleImageCollector, "__len__", lambda self: 1)
     monkeypatch.setattr(
-        PictureSink, "write_predictions", lambda self, path, confidence: path.write_text(f"{epochs[-1]}, {confidence}")
+        SampleImageCollector,
+        "write_predictions",
+        lambda self, path, confidence: path.write_text(f"{epochs[-1]}, {confidence}"),
     )
     with open_journal(tmp_path, start_epoch=1, epochs=2) as journal:
         for epoch in range(2):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tessera.utils.evaluation.comparison.differences import Difference, Differences
-from tessera.utils.evaluation.comparison.disagreements import Flips
+from tessera.utils.evaluation.comparison.disagreements import Disagreements
 from tessera.utils.evaluation.comparison.permutation_test import LEVEL, images_needed
 from tessera.utils.flags.compare import Requirement
 from tessera.utils.text import counted, first_of
@@ -16,7 +16,7 @@ MATTERS = 0.01  # of mAP50-95: a smaller difference is none in practice
 _NAMED = 5  # classes
 
 
-class RunFigures(NamedTuple):
+class RunMetrics(NamedTuple):
     """A run of a side, as val.py measures it.
 
     Attributes:
@@ -53,13 +53,13 @@ class Comparison:
         requirements: what was asked of the differences.
     """
 
-    a: tuple[RunFigures, ...]
-    b: tuple[RunFigures, ...]
+    a: tuple[RunMetrics, ...]
+    b: tuple[RunMetrics, ...]
     data: str
     split: str
     names: tuple[str, ...]
     differences: Differences
-    flips: Flips
+    flips: Disagreements
     requirements: tuple[Requirement, ...] = ()
 
     @property
@@ -84,7 +84,7 @@ class Comparison:
         return int(bool(self.unmet))
 
     def means(self, metric: str) -> tuple[float, float]:
-        """A figure of `RunFigures`, the mean of each side."""
+        """A figure of `RunMetrics`, the mean of each side."""
         a, b = (float(sum(getattr(run, metric) for run in side)) / len(side) for side in (self.a, self.b))
         return a, b
 

@@ -29,17 +29,17 @@ from tessera.utils.evaluation.bootstrap import ClassPrecisions, chunks, class_pr
 from tessera.utils.evaluation.comparison.permutation_test import (
     LEVEL,
     holm,
+    permutation_half_width,
+    permutation_p_value,
     student_quantile,
     student_tail,
-    swap_p,
-    swap_reach,
 )
 from tessera.utils.evaluation.curves import images_of_classes
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.seeding import sample_rng
 
 ROUNDS = 1000  # of the bootstrap
-SWAPS = 999  # with what was observed a thousand
+PERMUTATIONS = 999  # with what was observed a thousand
 
 Floats = NDArray[np.float64]
 
@@ -140,11 +140,11 @@ def _figures(found: ClassPrecisions) -> Floats:
 
 
 def _of_one_run(observed: Floats, matches: tuple[Matches, Matches], images: NDArray[np.int64]) -> _Spread:
-    swapped_a, swapped_b = map(_figures, swapped_sides(*matches, sample_rng(0, 0, 1, "bootstrap")))
+    swapped_a, swapped_b = map(_figures, permuted_sides(*matches, sample_rng(0, 0, 1, "bootstrap")))
     swapped = swapped_b - swapped_a
     by_images = (swapped**2).mean(1)
-    reach = swap_reach(swapped)
-    p = np.array([swap_p(*row) for row in zip(observed.tolist(), swapped, images.tolist(), strict=True)])
+    reach = permutation_half_width(swapped)
+    p = np.array([permutation_p_value(*row) for row in zip(observed.tolist(), swapped, images.tolist(), strict=True)])
     return _Spread(by_images, np.zeros_like(by_images), observed - reach, observed + reach, p)
 
 
@@ -168,17 +168,17 @@ def _of_several_runs(a: Floats, b: Floats, by_images: Floats, images: NDArray[np
     return _Spread(by_images, by_seeds, low, high, p)
 
 
-def swapped_sides(a: Matches, b: Matches, rng: np.random.Generator) -> tuple[ClassPrecisions, ClassPrecisions]:
-    """Average precision of the two sides after each of `SWAPS` swaps of images that `rng` chooses."""
+def permuted_sides(a: Matches, b: Matches, rng: np.random.Generator) -> tuple[ClassPrecisions, ClassPrecisions]:
+    """Average precision of the two sides after each of `PERMUTATIONS` swaps of images that `rng` chooses."""
     images = a.images
     assert np.array_equal(images, b.images), "both sides are of the same images"
     offset = int(images.max(initial=-1)) + 1
-    ranking = rank(Matches.joined([_by_place(a), _by_place(b)._replace(images=images + offset)]))
-    swapped = rng.integers(2, size=(len(images), SWAPS), dtype=np.uint8)
+    ranking = rank(Matches.joined([_with_rank_scores(a), _with_rank_scores(b)._replace(images=images + offset)]))
+    swapped = rng.integers(2, size=(len(images), PERMUTATIONS), dtype=np.uint8)
 
     def weights(of_b: int) -> Iterator[NDArray[np.float32]]:
         start = 0
-        for size in chunks(SWAPS):
+        for size in chunks(PERMUTATIONS):
             taken = swapped[:, start : start + size] ^ of_b  # 1 = the side's result on an image is B's
             yield np.concatenate((1 - taken, taken)).astype(np.float32)
             start += size
@@ -186,7 +186,7 @@ def swapped_sides(a: Matches, b: Matches, rng: np.random.Generator) -> tuple[Cla
     return class_precisions(ranking, weights(0)), class_precisions(ranking, weights(1))
 
 
-def _by_place(matches: Matches) -> Matches:
+def _with_rank_scores(matches: Matches) -> Matches:
     """The matches of a side with scores that say the place alone: 0, -1, -2 …, of classes that have objects.
 
     Scores of two models need not mean the same: one may be sure at 0.9, the other at 0.3. The place among all

@@ -18,7 +18,7 @@ from tessera.utils.types import DatasetIndex
 SHOWN = 8  # images that B worsens most, and as many that it improves most
 
 
-class Finds(NamedTuple):
+class ImageResult(NamedTuple):
     """Detections of an image that reach the threshold, by descending score, in pixels of the original image.
 
     Those that are `wrong` (D,) have no object of their own, and lie outside ignored regions; `found` (G,) are the
@@ -32,7 +32,7 @@ class Finds(NamedTuple):
     found: NDArray[np.bool_]
 
 
-def finds_of(matches: Matches, threshold: float) -> dict[int, Finds]:
+def detections_above(matches: Matches, threshold: float) -> dict[int, ImageResult]:
     """What is found on each image from a confidence on; weaker detections take no object from stronger ones."""
     finds, start = {}, 0
     sizes = zip(*(column.tolist() for column in matches[:3]), strict=True)
@@ -40,7 +40,7 @@ def finds_of(matches: Matches, threshold: float) -> dict[int, Finds]:
         end = start + int((matches.scores[start : start + detections] >= threshold).sum())
         kinds, found = matches.kinds[start:end], np.zeros(objects, np.bool_)
         found[matches.objects[start:end][kinds == Kind.CORRECT]] = True
-        finds[image] = Finds(
+        finds[image] = ImageResult(
             matches.boxes_xyxy[start:end],
             matches.scores[start:end],
             matches.classes[start:end],
@@ -51,8 +51,8 @@ def finds_of(matches: Matches, threshold: float) -> dict[int, Finds]:
     return finds
 
 
-class ImageFlips(NamedTuple):
-    """Flips on one image of the dataset.
+class ImageDisagreements(NamedTuple):
+    """Disagreements on one image of the dataset.
 
     Attributes:
         lost, gained: int64 (k,), its objects that A found and B misses, and the other way round.
@@ -71,7 +71,7 @@ class ImageFlips(NamedTuple):
         return len(self.lost) + len(self.wrong_b) - len(self.gained) - len(self.wrong_a)
 
 
-class Flips(NamedTuple):
+class Disagreements(NamedTuple):
     """Of all images.
 
     Attributes:
@@ -92,13 +92,17 @@ class Flips(NamedTuple):
     wrong_b: int
     lost_of_class: NDArray[np.int64]
     gained_of_class: NDArray[np.int64]
-    worse: tuple[ImageFlips, ...]
-    better: tuple[ImageFlips, ...]
+    worse: tuple[ImageDisagreements, ...]
+    better: tuple[ImageDisagreements, ...]
 
 
-def find_flips(
-    a: Mapping[int, Finds], b: Mapping[int, Finds], index: DatasetIndex, threshold_a: float, threshold_b: float
-) -> Flips:
+def find_disagreements(
+    a: Mapping[int, ImageResult],
+    b: Mapping[int, ImageResult],
+    index: DatasetIndex,
+    threshold_a: float,
+    threshold_b: float,
+) -> Disagreements:
     """Compare what both sides find on the same images of the split `index`, each from its threshold on."""
     assert a.keys() == b.keys(), "both sides are of the same images"
     counts = dict.fromkeys(("both", "lost", "gained", "neither", "wrong_both", "wrong_a", "wrong_b"), 0)
@@ -107,7 +111,7 @@ def find_flips(
     for image, of_a in a.items():
         of_b, classes = b[image], index.labels(image)[0]
         alone_a, alone_b, shared = _alone(of_a, of_b)
-        flips = ImageFlips(
+        flips = ImageDisagreements(
             image, np.flatnonzero(of_a.found & ~of_b.found), np.flatnonzero(of_b.found & ~of_a.found), alone_a, alone_b
         )
         counts["both"] += int((of_a.found & of_b.found).sum())
@@ -122,7 +126,7 @@ def find_flips(
     flipped.sort(key=lambda flips: (-flips.cost, flips.image))
     worse = [flips for flips in flipped[:SHOWN] if flips.cost > 0]
     better = [flips for flips in flipped[: -SHOWN - 1 : -1] if flips.cost < 0]
-    return Flips(
+    return Disagreements(
         threshold_a,
         threshold_b,
         **counts,
@@ -133,7 +137,7 @@ def find_flips(
     )
 
 
-def _alone(a: Finds, b: Finds) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def _alone(a: ImageResult, b: ImageResult) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """Wrong finds of each side without a like on the other, and how many have one; A's surest choose first."""
     rows_a, rows_b = np.flatnonzero(a.wrong), np.flatnonzero(b.wrong)
     iou = pairwise_iou(a.boxes_xyxy[rows_a], b.boxes_xyxy[rows_b])

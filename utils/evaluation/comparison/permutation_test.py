@@ -16,7 +16,7 @@ _POINTS = 1001  # of an integral
 _TWO_SIDED, _FOUR_OF_FIVE = 1.959964, 0.841621  # quantiles of the normal distribution: 97.5 %, 80 %
 
 
-def swap_p(observed: float, swapped: NDArray[np.float64], images: int) -> float:
+def permutation_p_value(observed: float, swapped: NDArray[np.float64], images: int) -> float:
     """Two-sided p-value of a difference, from what it is after the sides were swapped on random images.
 
     The share of rounds that differ as much, with what was observed as one of them. Where they are too few to count, the
@@ -35,8 +35,8 @@ def swap_p(observed: float, swapped: NDArray[np.float64], images: int) -> float:
     return float(min(p, max(tail, 2.0 ** (1 - images))))
 
 
-def swap_reach(swapped: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far from 0 a difference (n,) must be for a `swap_p` below `LEVEL`; `swapped` is (n, R)."""
+def permutation_half_width(swapped: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far from 0 a difference (n,) must be for a `permutation_p_value` below `LEVEL`; `swapped` is (n, R)."""
     extreme = math.ceil(LEVEL * (1 + swapped.shape[1])) - 2  # so many rounds may be as far
     return -np.partition(-np.abs(swapped), extreme, axis=1)[:, extreme]
 

@@ -11,10 +11,10 @@ from tessera.data.source.checks.results import DatasetCheck, Drift
 from tessera.utils.errors import UserError
 from tessera.utils.files import write_whole
 from tessera.utils.flags.program import started
-from tessera.utils.report.page.crops import Copies
+from tessera.utils.report.page.crops import ThumbnailEncoder
 from tessera.utils.report.page.page_data import readable
 from tessera.utils.report.page.tables import MOST_ROWS
-from tessera.utils.report.page.template import own_file, rendered
+from tessera.utils.report.page.template import own_file, render_page
 from tessera.utils.text import counted
 from tessera.utils.types import DatasetSpec
 
@@ -46,12 +46,12 @@ def write_data_page(check: DatasetCheck, spec: DatasetSpec, folder: Path) -> Pat
 
 def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
     """The page: the same text for the same dataset."""
-    copies = Copies(spec.pixels)
+    copies = ThumbnailEncoder(spec.pixels)
     told = {"Errors": check.errors, "Problems": check.problems, "Notes": check.notes}
     remarks = {kind: [remark for remark in check.remarks if kind == remark.kind] for kind in KINDS}
     columns = [column for own in check.counts for column in (own.class_images, own.class_objects)]
     rows = zip(check.names, *columns, strict=True) if columns else ()
-    return rendered(
+    return render_page(
         own_file(__package__, "data.html"),
         title=f"{readable(spec.yaml_path.name)}: dataset report",
         verdict=check.lines()[-1],
@@ -110,7 +110,7 @@ def in_words(check: DatasetCheck) -> dict[str, list[str]]:
     if check.left_out:
         usable += f" {counted(len(check.left_out), 'image')} would be left out."
     like = [
-        f"{drift.family[0].upper()}{drift.family[1:]} of {drift.splits[1]} differ: {_moved(drift)}."
+        f"{drift.family[0].upper()}{drift.family[1:]} of {drift.splits[1]} differ: {_describe_drift(drift)}."
         for drift in check.drifts
         if drift.moved
     ]
@@ -134,7 +134,7 @@ def _between(check: DatasetCheck) -> int:
     return sum(twins.splits[0] != twins.splits[1] for twins in check.twins)
 
 
-def _moved(drift: Drift) -> str:
+def _describe_drift(drift: Drift) -> str:
     first, second = drift.splits
     shares = ((readable(one.name), *(100 * share for share in one.shares)) for one in drift.moved[:3])
     return "; ".join(f"{name} {a:.0f} % in {first}, {b:.0f} % in {second}" for name, a, b in shares)

@@ -52,7 +52,7 @@ def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> st
     )
 
 
-def found_share(confidence: float, correct: int, objects: int, false: int, *, is_taken: bool) -> str:
+def detected_fraction(confidence: float, correct: int, objects: int, false: int, *, is_taken: bool) -> str:
     """What is found at a confidence, which detect.py takes or not."""
     if not objects:
         return ""

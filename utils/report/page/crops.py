@@ -51,7 +51,7 @@ class Crop(NamedTuple):
     marks: Sequence[Mark] = ()
 
 
-class Copies:
+class ThumbnailEncoder:
     """Small copies of images, until the budget is spent.
 
     Args:
@@ -101,9 +101,9 @@ class Copies:
         return "" if picture is None else self.encode(picture).uri
 
 
-def crops_of(index: DatasetIndex, subjects: Sequence[Subject]) -> list[Crop]:
+def render_crops(index: DatasetIndex, subjects: Sequence[Subject]) -> list[Crop]:
     """A crop of each subject; each file is decoded once, the first ones first, until the budget is spent."""
-    copies, crops = Copies(index.pixels), [Crop()] * len(subjects)
+    copies, crops = ThumbnailEncoder(index.pixels), [Crop()] * len(subjects)
     by_image: dict[int, list[int]] = {}
     for place, subject in enumerate(subjects):
         by_image.setdefault(subject.image, []).append(place)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.report.page.page_data import Facts
+from tessera.utils.report.page.page_data import ReportData
 
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without
@@ -83,7 +83,7 @@ def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, 
     return charts, times
 
 
-def threshold_curves(facts: Facts) -> dict[str, Any] | None:
+def threshold_curves(facts: ReportData) -> dict[str, Any] | None:
     """Precision, recall and F1 at every confidence, for the slider; None where there is no object.
 
     Ratios are in thousandths. Beside the means over the classes are the counts: detections, those of them that are

@@ -12,9 +12,9 @@ from tessera.data.source.scan import ImageLabels
 from tessera.utils.error_analysis.files import NAMES, ErrorItem
 from tessera.utils.evaluation.error_counts import Errors
 from tessera.utils.evaluation.matching import Kind
-from tessera.utils.report.page.crops import Crop, Subject, crops_of
-from tessera.utils.report.page.page_data import Facts, readable
-from tessera.utils.report.page.tables import MOST_CLASSES, in_words, most_confused, sides_as_seen
+from tessera.utils.report.page.crops import Crop, Subject, render_crops
+from tessera.utils.report.page.page_data import ReportData, readable
+from tessera.utils.report.page.tables import MOST_CLASSES, in_words, most_confused, scaled_sizes
 from tessera.utils.types import DatasetIndex
 
 WORST = 60  # errors that are shown for their cost alone
@@ -67,23 +67,23 @@ def cells_of(errors: Errors, items: Sequence[ErrorItem]) -> list[Pair]:
     return cells
 
 
-def gallery(facts: Facts) -> list[dict[str, Any]]:
+def gallery(facts: ReportData) -> list[dict[str, Any]]:
     """The errors that are shown, by cost, as the macro `gallery` takes them."""
     cells = cells_of(facts.found.errors, facts.items)
     classes, _ = most_confused(facts.found.errors.confusion, MOST_CLASSES)
     rows = chosen([item.kind for item in facts.items], cells, {-1, *classes.tolist()})
-    crops = crops_of(
+    crops = render_crops(
         facts.index, [Subject(item.image, item.true_box, item.box) for item in map(facts.items.__getitem__, rows)]
     )
     return [_entry(facts, row, cells[row], crop) for row, crop in zip(rows, crops, strict=True)]
 
 
-def _entry(facts: Facts, row: int, cell: Pair, crop: Crop) -> dict[str, Any]:
+def _entry(facts: ReportData, row: int, cell: Pair, crop: Crop) -> dict[str, Any]:
     item = facts.items[row]
     predicted, true = ("" if c is None else facts.name(c) for c in (item.predicted, item.true))
     box = item.box if item.true_box is None else item.true_box
     assert box is not None, "an error has a box"
-    (side,) = sides_as_seen(facts.index, np.array([item.image]), np.array([box], np.float32), facts.origin.imgsz)
+    (side,) = scaled_sizes(facts.index, np.array([item.image]), np.array([box], np.float32), facts.origin.imgsz)
     size = next(name for above, name in _SIZES if side < above)
     figures = [f"confidence {item.score:.2f}", *([] if item.iou is None else [f"IoU {item.iou:.2f}"]), size]
     also = "also " * (item.kind is Kind.WRONG_CLASS and cell[1] < 0)  # a more confident detection is in the cell

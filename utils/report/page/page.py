@@ -18,22 +18,22 @@ from tessera.utils.flags.program import started
 from tessera.utils.report.page import advice
 from tessera.utils.report.page.curves import threshold_curves, training_charts
 from tessera.utils.report.page.error_gallery import gallery
-from tessera.utils.report.page.page_data import Facts, readable
+from tessera.utils.report.page.page_data import ReportData, readable
 from tessera.utils.report.page.tables import (
     breakdowns,
     calibration,
     class_rows,
+    confusion_table,
     dataset,
-    heat_map,
     images_by_class,
     splits_of,
 )
-from tessera.utils.report.page.template import own_file, rendered
+from tessera.utils.report.page.template import own_file, render_page
 
 NAME = "report.html"
 
 
-def page(facts: Facts) -> str:
+def page(facts: ReportData) -> str:
     """The page: the same text for the same facts."""
     found, origin, gains = facts.found, facts.origin, facts.gains
     errors, counts = found.errors, found.errors.counts()
@@ -41,7 +41,7 @@ def page(facts: Facts) -> str:
     shown, classes = gallery(facts), class_rows(facts)
     trust, trust_error = calibration(found.ranking)
     most = max(*gains.values(), 1e-9)
-    return rendered(
+    return render_page(
         own_file(__package__, "page.html"),
         title=f"{facts.run.name}: {'training' if facts.results is not None else 'validation'} report",
         metrics=found.metrics,
@@ -57,7 +57,7 @@ def page(facts: Facts) -> str:
         is_taken=facts.is_taken,
         correct=counts[Kind.CORRECT],
         objects=len(errors.outcomes),
-        false_finds=sum(counts[kind] for kind in FALSE_KINDS),
+        false_positives=sum(counts[kind] for kind in FALSE_KINDS),
         kinds=[
             (NAMES[kind], counts[kind], gains[kind], EXPLAINED[kind], gains[kind] / most)
             for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind])
@@ -66,7 +66,7 @@ def page(facts: Facts) -> str:
         breakdowns=breakdowns(facts),
         trust=trust,
         trust_error=trust_error,
-        heat=heat_map(facts, {error["pair"] for error in shown}),
+        heat=confusion_table(facts, {error["pair"] for error in shown}),
         gallery=shown,
         gallery_kinds=[NAMES[kind] for kind in ERROR_KINDS],
         dataset=dataset(facts),
@@ -78,7 +78,7 @@ def page(facts: Facts) -> str:
     )
 
 
-def answers(facts: Facts) -> dict[str, list[str]]:
+def answers(facts: ReportData) -> dict[str, list[str]]:
     """Questions with what was measured, in words; rules that have nothing to say are left out."""
     found, origin, results = facts.found, facts.origin, facts.results
     metrics, errors, counts = found.metrics, found.errors, found.errors.counts()
@@ -86,7 +86,9 @@ def answers(facts: Facts) -> dict[str, list[str]]:
     false = sum(counts[kind] for kind in FALSE_KINDS)
     went = [
         f"{advice.interval_line(metrics, *facts.interval.map)}.",
-        advice.found_share(errors.confidence, counts[Kind.CORRECT], metrics.objects, false, is_taken=facts.is_taken),
+        advice.detected_fraction(
+            errors.confidence, counts[Kind.CORRECT], metrics.objects, false, is_taken=facts.is_taken
+        ),
     ]
     longer, skipped = [], ""
     if results is not None:
@@ -113,7 +115,7 @@ def answers(facts: Facts) -> dict[str, list[str]]:
     return {question: told for question, told in said.items() if told}
 
 
-def _speed(facts: Facts) -> list[str]:
+def _speed(facts: ReportData) -> list[str]:
     """Whether it was fast, in words."""
     share = math.nan  # of the time that training waited for images, over the epochs that have times
     if facts.results is not None:
@@ -124,7 +126,7 @@ def _speed(facts: Facts) -> list[str]:
     return [sentence for sentence in told if sentence]
 
 
-def _versions(facts: Facts) -> dict[str, str]:
+def _versions(facts: ReportData) -> dict[str, str]:
     program = {name: version for name, version in written_by().items() if version}
     return {
         **program,
@@ -138,7 +140,7 @@ def _versions(facts: Facts) -> dict[str, str]:
     }
 
 
-def _usage(facts: Facts) -> list[tuple[str, str]]:
+def _usage(facts: ReportData) -> list[tuple[str, str]]:
     """What can be done with the result: a heading and a command each."""
     weights, data = (readable(shlex.quote(text), 200) for text in (facts.origin.weights, facts.origin.config.data))
     given = f" --data {data}" if facts.origin.config.data else ""

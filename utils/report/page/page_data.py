@@ -52,7 +52,7 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Facts:
+class ReportData:
     """All that the page of a run shows.
 
     Attributes:

@@ -13,7 +13,7 @@ from tessera.utils.evaluation.confusion import ConfusionMatrix
 from tessera.utils.evaluation.error_counts import KINDS
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.report.page.curves import line_chart
-from tessera.utils.report.page.page_data import Facts, readable
+from tessera.utils.report.page.page_data import ReportData, readable
 from tessera.utils.types import DatasetIndex
 
 MOST_ROWS = 1500  # of the table of classes: those found worst
@@ -33,13 +33,13 @@ _CONFIDENCE_BINS = 10
 Row = dict[str, Any]
 
 
-def class_rows(facts: Facts) -> list[Row]:
+def class_rows(facts: ReportData) -> list[Row]:
     """Figures of each class that has objects, at the confidence of the best F1, by the order of the classes."""
     metrics, errors, trained = facts.found.metrics, facts.found.errors, facts.origin.trained_on
     counts = [metrics.images_per_class, metrics.objects_per_class]
     if trained is not None:
         counts.insert(0, images_by_class(trained))
-    false = errors.class_finds.sum(1) - errors.class_finds[:, KINDS.index(Kind.CORRECT)]
+    false = errors.class_kind_counts.sum(1) - errors.class_kind_counts[:, KINDS.index(Kind.CORRECT)]
     rows = []
     for row in np.sort(np.argsort(metrics.per_class[:, 3], kind="stable")[:MOST_ROWS]).tolist():
         c = int(metrics.class_ids[row])
@@ -68,7 +68,7 @@ def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int
     return chosen, confusion.grouped(group_of)
 
 
-def heat_map(facts: Facts, shown_pairs: Collection[str]) -> Row:
+def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Row:
     """The confusion matrix: `names`, `left` classes that are one row and column, and cells by predicted class.
 
     Args:
@@ -108,7 +108,7 @@ def in_words(predicted: str | None, true: str | None) -> str:
     return f"{true}: taken for {predicted}" if predicted != true else f"{true}: found"
 
 
-def breakdowns(facts: Facts) -> list[Row]:
+def breakdowns(facts: ReportData) -> list[Row]:
     """Recall by side, by shape and by how many objects there are in the image; without objects, no table."""
     errors = facts.found.errors
     if len(errors.outcomes) == 0:
@@ -118,7 +118,7 @@ def breakdowns(facts: Facts) -> list[Row]:
     rows = np.arange(len(images)) - np.repeat(errors.offsets[:-1], counts) + facts.index.box_offsets[images]
     boxes = facts.index.boxes_xyxy[rows]
     width, height = (boxes[:, 2:] - boxes[:, :2]).T
-    sides = sides_as_seen(facts.index, images, boxes, facts.origin.imgsz)
+    sides = scaled_sizes(facts.index, images, boxes, facts.origin.imgsz)
     seen = f"side in pixels, in a picture of {facts.origin.imgsz}"
     ratios, crowds, outcomes = width / np.maximum(height, 1e-6), np.repeat(counts, counts), errors.outcomes
     return [
@@ -142,7 +142,7 @@ def _recalls(
     return {"title": title, "noun": noun, "rows": rows}
 
 
-def sides_as_seen(
+def scaled_sizes(
     index: DatasetIndex, images: NDArray[np.int64], boxes_xyxy: NDArray[np.float32], imgsz: int
 ) -> NDArray[np.float64]:
     """Root of the area of boxes (M,), in pixels of an image whose long side is `imgsz`."""
@@ -173,13 +173,13 @@ def calibration(ranking: Ranking) -> tuple[list[Row], float]:
     return rows, apart / max(sum(row["detections"] for row in rows), 1)
 
 
-def splits_of(facts: Facts) -> list[DatasetIndex]:
+def splits_of(facts: ReportData) -> list[DatasetIndex]:
     """The splits that are known: both of a training, or the one that was evaluated."""
     trained_on = facts.origin.trained_on
     return [facts.index] if trained_on is None or trained_on.split == facts.index.split else [trained_on, facts.index]
 
 
-def dataset(facts: Facts) -> Row:
+def dataset(facts: ReportData) -> Row:
     """The dataset at a glance: images, objects and the sizes of boxes of each split, and what is left out."""
     splits, imgsz = splits_of(facts), facts.origin.imgsz
     shares = {index.split: _histogram(index, imgsz) for index in splits if len(index.classes)}
@@ -202,7 +202,7 @@ def _split(index: DatasetIndex) -> Row:
 
 
 def _histogram(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
-    sides = sides_as_seen(index, _images(index), index.boxes_xyxy, imgsz).clip(_HISTOGRAM[0], _HISTOGRAM[-1])
+    sides = scaled_sizes(index, _images(index), index.boxes_xyxy, imgsz).clip(_HISTOGRAM[0], _HISTOGRAM[-1])
     return np.histogram(sides, _HISTOGRAM)[0] / len(sides)
 
 

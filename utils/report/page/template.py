@@ -16,12 +16,12 @@ _COMMAND = re.compile(r"`([^`]+)`")
 _FLAG = re.compile(r"(?<!\S)(--[a-z][a-z0-9-]*)")
 
 
-def rendered(template: str, **values: Any) -> str:
+def render_page(template: str, **values: Any) -> str:
     """A page: the same text for the same values.
 
     Args:
         template: of Jinja, which may take macros.html; it gets `policy`, `style` and `script`, which belong together,
-            and the filter `worded`.
+            and the filter `format_commands`.
         values: what it fills in; every text is escaped.
     """
     style, script = own_file(__package__, "page.css"), own_file(__package__, "page.js")
@@ -34,7 +34,7 @@ def rendered(template: str, **values: Any) -> str:
     )
 
 
-def worded(text: str) -> Markup:
+def format_commands(text: str) -> Markup:
     """A sentence whose commands in backticks and flags are set as such; no flag is broken over two lines."""
     said = _COMMAND.sub(r"<code>\1</code>", str(escape(text)))
     return Markup(_FLAG.sub(r'<span class="flag">\1</span>', said))  # it is escaped above
@@ -55,7 +55,7 @@ def _template(text: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["worded"] = worded
+    environment.filters["format_commands"] = format_commands
     return environment.from_string(text)
 
 

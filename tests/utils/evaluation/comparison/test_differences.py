@@ -7,7 +7,7 @@ import pytest
 
 from tessera.utils.evaluation.comparison import differences as module
 from tessera.utils.evaluation.comparison.comparison import verdict
-from tessera.utils.evaluation.comparison.differences import differences, swapped_sides
+from tessera.utils.evaluation.comparison.differences import differences, permuted_sides
 from tessera.utils.evaluation.comparison.permutation_test import LEVEL
 from tessera.utils.evaluation.curves import summarize
 from tests.utils.evaluation.comparison.made_sides import NC, compared, ranking, two_sides
@@ -90,8 +90,8 @@ def test_a_swapped_side_is_a_validation_of_the_images_that_it_takes() -> None:
     """Brute force: places among each side's detections are the scores, A's before B's."""
     a, b = two_sides(7, 20, 0.6, 0.8)
     states = [share(side) for side in (a, b)]
-    found = swapped_sides(*states, np.random.default_rng(0))
-    takes_b = np.random.default_rng(0).integers(2, size=(len(a), module.SWAPS), dtype=np.uint8)
+    found = permuted_sides(*states, np.random.default_rng(0))
+    takes_b = np.random.default_rng(0).integers(2, size=(len(a), module.PERMUTATIONS), dtype=np.uint8)
     placed_a, placed_b = placed(a, 2.0), placed(b, 2.5)
     for round_ in range(5):
         for side, of_b in zip(found, (takes_b[:, round_], 1 - takes_b[:, round_]), strict=True):

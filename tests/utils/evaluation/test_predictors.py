@@ -16,9 +16,9 @@ from tessera.data.feed.image_sizes import validation_shapes
 from tessera.data.feed.loader import ValLoader, build_val_loader
 from tessera.models.detector import DetectionModel
 from tessera.models.nms import Suppression, non_max_suppression, undo_letterbox
-from tessera.utils.evaluation.comparison.disagreements import Finds, finds_of
+from tessera.utils.evaluation.comparison.disagreements import ImageResult, detections_above
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate
-from tessera.utils.evaluation.predictors import Measurable, Settings
+from tessera.utils.evaluation.predictors import EvaluatedModel, Settings
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, PictureBackend
@@ -62,11 +62,11 @@ class Whole(PictureBackend):
         return undo_letterbox(found, placement, (height, width))
 
 
-def measured(model: Measurable, loader: ValLoader) -> Evaluation:
+def measured(model: EvaluatedModel, loader: ValLoader) -> Evaluation:
     return evaluate(model, loader, World(), Settings(conf=0.02))
 
 
-def share_found(expected: Finds, found: Finds) -> float:
+def share_found(expected: ImageResult, found: ImageResult) -> float:
     """Share of the detections that have an equal among `found`; equal but for rounding."""
     boxes = np.abs(expected.boxes_xyxy[:, None] - found.boxes_xyxy).max(2) < 1e-2
     scores = np.abs(expected.scores[:, None] - found.scores) < 1e-5
@@ -82,7 +82,7 @@ def test_a_file_is_measured_as_its_model(model: DetectionModel, loader: ValLoade
     assert found.metrics.map50 == pytest.approx(expected.metrics.map50, abs=1e-4)
     assert found.metrics.speed_ms[1] > 0
     assert len(expected.matches.scores) > 100
-    ours, theirs = (finds_of(one.matches, 0.0) for one in (found, expected))
+    ours, theirs = (detections_above(one.matches, 0.0) for one in (found, expected))
     for image, detections in theirs.items():
         assert len(ours[image].scores) == len(detections.scores)
         assert share_found(detections, ours[image]) > 0.97, "but for scores that nearly tie"
