@@ -1,14 +1,12 @@
-"""Measure a detector: every rank, every image once.
+"""Validate a detector.
 
     uv run val.py --weights yolov5n.pt --data coco128.yaml
-    uv run val.py --weights runs/train/exp/weights/best.pt --verbose --save-json    # on what it was trained on
-    uv run val.py --weights runs/train/exp/weights/best.onnx           # a file of export.py, in its own runtime
+    uv run val.py --weights runs/train/exp/weights/best.pt --verbose --save-json    # on the dataset of its training
+    uv run val.py --weights runs/train/exp/weights/best.onnx           # an exported file, in its own runtime
     uv run torchrun --standalone --nproc-per-node 2 val.py --weights yolov5n.pt --data coco.yaml
-    uv run val.py --weights runs/train/exp/weights/best.pt --find-errors            # which labels are likely wrong
+    uv run val.py --weights runs/train/exp/weights/best.pt --find-errors            # likely label errors
 
-Results do not depend on the batch size nor on the number of ranks: an image's shape is its own, images are divided
-among the ranks without padding, and the matches of all ranks are put in the order of the images before any figure is
-computed.
+Metrics depend neither on the batch size nor on the number of ranks.
 
 From Python: `tessera.val(weights="yolov5n.pt", data="coco128.yaml")` takes the names of the flags.
 """
@@ -60,13 +58,12 @@ OUT_OF_MEMORY_REMEDIES = (
 
 
 class Validated(NamedTuple):
-    """What a validation found, and where it is.
+    """Metrics of a validation and its run directory.
 
     Attributes:
         metrics: the same on every rank.
         interval: of mAP; None on other ranks than 0.
-        weights: what `--weights` names.
-        data: the dataset's YAML.
+        data: path of the dataset YAML.
         imgsz: long side of the images in pixels.
         label_errors: plain values of `--find-errors`; None without it.
     """
@@ -82,14 +79,14 @@ class Validated(NamedTuple):
     exit_code: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for `--json`."""
+        """Return plain values for `--json`."""
         named = {name: getattr(self, name) for name in ("weights", "data", "split", "imgsz", "label_errors")}
         interval = self.interval and self.interval._asdict()
         return {**named, "metrics": plain_metrics(self.metrics), "interval": interval, **plain_folder(self.folder)}
 
 
 def validate(config: ValConfig, world: World) -> Validated:
-    """Measure config.weights; print and write what the flags ask for."""
+    """Validate `config.weights`; print and write what the flags ask for."""
     require_same_command(config, world)
     flags = {"augment": config.augment, "half": config.half, "end2end": config.end2end}
     model = open_model(config.weights, world, **flags, trust_file=config.trust_file)
@@ -142,7 +139,6 @@ def validate(config: ValConfig, world: World) -> Validated:
 
 
 def settings_of(config: ValConfig, class_of: tuple[int, ...]) -> Settings:
-    """What the flags ask of a validation; `class_of` as of Settings."""
     if config.task == "speed":
         log.info(
             f"--task speed: above confidence {DEFAULT_CONF:g}, as a detector is deployed. P, R and mAP do not measure "
@@ -153,7 +149,7 @@ def settings_of(config: ValConfig, class_of: tuple[int, ...]) -> Settings:
 
 
 def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:
-    """What of the flags has no effect beside the others, a line each; `given` are the fields that were given."""
+    """Return a message for each flag that has no effect; `given` are the fields that were given."""
     found = []
     if config.save_conf and not config.save_txt:
         found.append("--save-conf: without effect, no label files are written. Give --save-txt too.")
@@ -165,7 +161,7 @@ def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:
 
 
 def start(given: dict[str, Any]) -> Validated:
-    """Join the job and do what the flags ask for; every rank."""
+    """Join the job and validate, on every rank."""
     config = ValConfig(**given)
     with open_world(config.device, config.local_rank, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
@@ -175,7 +171,7 @@ def start(given: dict[str, Any]) -> Validated:
 
 
 def run(**kwargs: Any) -> Metrics:
-    """Measure from Python; takes the names of the flags.
+    """Validate from Python; takes the names of the flags.
 
     Raises:
         UserError: a mistake in the flags, the data or the weights.
@@ -184,7 +180,7 @@ def run(**kwargs: Any) -> Metrics:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     return run_command(ValConfig, sys.argv[1:] if argv is None else argv, start)
 
 

@@ -1,8 +1,7 @@
-"""The errors of a validation one by one, the most costly first, in `errors.jsonl`; `images.csv`; the table.
+"""`errors.jsonl` and `images.csv` of a validation, and the console table of errors.
 
-What fixing all errors of a kind would gain in mAP50 is divided among them in proportion to how wrong the confidence of
-each is: that is an error's cost. So costs of different kinds compare, and those of all errors of a kind add up to its
-gain.
+The cost of an error is its part of the mAP50 that fixing all errors of its kind would gain, in proportion to how wrong
+its confidence is. Costs compare across kinds; those of a kind add up to its gain.
 """
 
 from __future__ import annotations
@@ -41,16 +40,15 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class ErrorItem:
-    """An error.
+    """An error of a validation.
 
     Attributes:
-        cost: of mAP50.
-        image, object: index of the image, and row of the object among those of it; -1 without one.
-        predicted: class of the detection; None of a missed object.
-        true: class of the object that it is about; None where a detection is about none.
-        score: of the detection; of a missed object the highest of a detection below the confidence that is about it, 0
-            without one.
-        iou: of the two boxes; None where there are not two.
+        cost: mAP50.
+        image, object: dataset index, and row of the object among those of the image; -1 without one.
+        predicted: class of the detection; None for a missed object.
+        true: class of the object that the error is about, or None.
+        score: of the detection; for a missed object, the highest of a detection about it below the confidence, else 0.
+        iou: of the two boxes; None unless there are two.
         box, true_box: of the detection and of the object, xyxy pixels of the original image.
     """
 
@@ -67,7 +65,7 @@ class ErrorItem:
 
 
 def error_items(errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex) -> list[ErrorItem]:
-    """The errors that were kept, at most `MOST_ERRORS` of each kind: by cost, then by image, then by score."""
+    """Return at most `MOST_ERRORS` errors of each kind, sorted by cost, image and score."""
     rows = errors.worst
     rates = np.zeros(len(Kind))
     for kind, gain in gains.items():
@@ -103,7 +101,7 @@ def error_items(errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex
 def write_errors(
     target: Path, items: Sequence[ErrorItem], index: DatasetIndex, labels: Mapping[int, ImageLabels]
 ) -> None:
-    """Write a line of JSON for each error, whole or not at all."""
+    """Write one JSON line per error, atomically."""
     with atomic_write(target) as file:
         for item in items:
             file.write(f"{strict_json(_row(item, index, labels.get(item.image)))}\n".encode())
@@ -128,7 +126,7 @@ def _row(item: ErrorItem, index: DatasetIndex, labels: ImageLabels | None) -> di
 
 
 def write_images(target: Path, errors: Errors, index: DatasetIndex) -> None:
-    """Write a row of counts for each image, whole or not at all."""
+    """Write one row of counts per image, atomically."""
     with atomic_write(target) as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
         writer = csv.writer(text)
@@ -151,7 +149,7 @@ def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
 
 
 def error_table(errors: Errors, gains: Mapping[Kind, float]) -> list[str]:
-    """Lines for the console: how many errors of each kind, and what mAP50 would gain without them."""
+    """Return console lines: count of each kind of error, and the mAP50 gained without it."""
     counts = errors.counts()
     learnt, hardly = f"At confidence {errors.confidence:.3f}", "The best F1 is at confidence 0, it hardly learnt: there"
     lines = [

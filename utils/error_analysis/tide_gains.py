@@ -1,8 +1,8 @@
-"""What mAP50 would be without the errors of each kind: TIDE (Bolya et al. 2020).
+"""mAP50 gained without each kind of error: TIDE (Bolya et al. 2020).
 
-Each kind is fixed alone. Where the class or the place is wrong, the most confident detection about an object that none
-is correct for becomes correct, and the others go; false detections of other kinds go; missed objects are left out of
-the labels. AP is COCO's: recalls are compared as pycocotools does, and classes without objects count nothing.
+Each kind is fixed alone. For a wrong class or a bad location, the most confident detection about an object without a
+true positive becomes correct, and the others are removed. Other false positives are removed; missed objects are removed
+from the ground truth. AP is COCO's: recalls are compared as by pycocotools, classes without objects are left out.
 
 Legend: C classes that have objects, E candidates of a class.
 """
@@ -21,11 +21,7 @@ ERROR_KINDS = (*FALSE_KINDS, Kind.MISSED)
 
 
 def error_gains(ranking: Ranking) -> dict[Kind, float]:
-    """What mAP50 would gain without the errors of each of `ERROR_KINDS`; 0 where there is no object.
-
-    Args:
-        ranking: that has counted the errors.
-    """
+    """Return the mAP50 gained without the errors of each of `ERROR_KINDS`; 0 without objects."""
     objects = np.diff(ranking.target_offsets)
     gains = np.zeros(len(ERROR_KINDS))
     for c, count in enumerate(objects.tolist()):
@@ -37,16 +33,10 @@ def error_gains(ranking: Ranking) -> dict[Kind, float]:
 def _class_gains(
     candidates: NDArray[np.uint8], false_positives_above: NDArray[np.int32], objects: int
 ) -> NDArray[np.float64]:
-    """What AP50 of a class would gain without the errors of each kind.
-
-    Args:
-        candidates: (E,), `Ranking.candidates` of the class.
-        false_positives_above: (E, 5).
-        objects: of the class.
-    """
+    """Return the AP50 that a class gains without each kind of error; arguments as in `Ranking`, (E,) and (E, 5)."""
 
     def ap(fixed: Kind, removed: Sequence[Kind | None], counts: Sequence[int]) -> list[float]:
-        """AP with the candidates of a kind as correct ones; a figure for each kind that is removed and count of objects."""
+        """Return one AP per removed kind and object count, with candidates of kind `fixed` as true positives."""
         right = (candidates == Kind.CORRECT) | (candidates == fixed)
         stays = np.array([[kind != other for other in removed] for kind in FALSE_KINDS])
         correct = np.cumsum(right)[right, None].astype(np.float64)

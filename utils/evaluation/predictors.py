@@ -1,12 +1,10 @@
-"""What one rank measures in one precision: batches become detections, matches, counts and losses.
+"""Predictors for validation: a batched network with NMS, or a per-image pipeline; and the evaluation of one rank.
 
-Objects are found by a network whose rows are suppressed here, on the images of a batch as the loader letterboxed them;
-or by a pipeline (a file that has all of it inside, or tiles), which sees each picture as it was decoded.
+A pipeline is an exported file with NMS inside, or tiled prediction. It reads images at their original size.
 
-A device with a queue of its own computes the next batch while the host suppresses and matches this one. The host waits
-for one copy a batch, and hands the images to a few threads. Where threads compute a network picture by picture, another
-one suppresses and matches. All start after the loader's workers were forked and end with the measurement, so that no
-fork copies a lock which they hold.
+On a device with a queue, the next batch is computed while the host runs NMS and matching on this one. The host waits
+for one copy per batch, and uses a few threads. All threads start after the loader has forked its workers and end with
+the evaluation, so that no fork copies a held lock.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ Images = Callable[[], Sequence[Callable[[], Detections]]]
 
 
 class DetectionCollector(ABC):
-    """Receives the detections of this rank's images, batch by batch."""
+    """Receiver of the detections of this rank's images."""
 
     @abstractmethod
     def add(self, batch: Batch, found: Sequence[Detections]) -> None:
@@ -58,7 +56,7 @@ class DetectionCollector(ABC):
 
 
 class Stopwatch:
-    """Seconds that the device spends in each stage; measured without waiting for it."""
+    """Seconds that the device spends in each stage, measured without synchronising."""
 
     STAGES = ("preparation", "inference", "nms")
 
@@ -73,16 +71,16 @@ class Stopwatch:
         self._last = self._accelerator.record_event()
 
     def lap(self, stage: str) -> None:
-        """Book the time since the last reading on `stage`."""
+        """Add the time since the last call to `stage`."""
         before, self._last = self._last, self._accelerator.record_event()
         self._laps.append((stage, before, self._last))
 
     def add(self, stage: str, seconds: float) -> None:
-        """Book time that the host spent."""
+        """Add host time to `stage`."""
         self._seconds[stage] += seconds
 
     def seconds(self) -> dict[str, float]:
-        """The totals, once the device has done what was measured."""
+        """Wait for the device and return the totals."""
         for stage, start, end in self._laps:
             self._seconds[stage] += self._accelerator.seconds_between(start, end)
         self._laps.clear()
@@ -91,15 +89,15 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure.
+    """Settings of an evaluation.
 
     Attributes:
-        conf, iou, max_det: of non-maximum suppression.
-        precision: for a raw model to compute in; None = float32.
-        errors: keep the boxes of the detections, and count the errors by kind.
-        asked_to_stop: whether this rank was; the ranks vote on it meanwhile. None = they do not.
-        class_of: class of the dataset for each of the model's, -1 = none, whose detections do not count; () = the same.
-            They go after NMS and `max_det`: the others are what they are without it.
+        conf, iou, max_det: of NMS.
+        precision: of a raw model; None = float32.
+        errors: count the errors by kind, which needs the boxes of all detections.
+        asked_to_stop: whether this rank was; the ranks vote on it. None = no votes.
+        class_of: dataset class of each model class, -1 = none; () = the same. Detections without a class are dropped
+            after NMS and `max_det`.
     """
 
     conf: float = 0.001
@@ -112,12 +110,12 @@ class Settings:
 
 
 class Measurement:
-    """What this rank has found so far; arguments as of `evaluate`, `index` is the whole split.
+    """Evaluation of this rank's images; arguments as of `evaluate`, `index` is the whole split.
 
     Attributes:
-        matches: a part for each image so far.
-        clock: of these images.
-        meter: their losses; None without a criterion.
+        matches: one part per image.
+        clock: time per stage.
+        meter: losses; None without a criterion.
     """
 
     def __init__(
@@ -154,7 +152,7 @@ class Measurement:
 
     @torch.no_grad()
     def add(self, batches: Iterable[Batch], sinks: Sequence[DetectionCollector] = ()) -> None:
-        """Measure batches whose images are on the device, or on their way to it."""
+        """Evaluate batches whose images are on the device, or on their way to it."""
         waiting: deque[Callable[[], None]] = deque()
         with ThreadPoolExecutor(self._threads, "evaluation") as pool:  # without work it starts no thread
             for batch in batches:
@@ -182,9 +180,9 @@ class Measurement:
             sink.add(batch, [detections for detections, *_ in results])
 
     def _image(self, image: int, find: Callable[[], Detections]) -> tuple[Detections, ImageMatches, float]:
-        """Detections and matches of one image, and the seconds that its suppression takes on the host.
+        """Return detections and matches of one image, and seconds of NMS on the host.
 
-        It changes nothing, for it may run in several threads.
+        It may run in several threads and changes nothing.
         """
         started = time.perf_counter()
         found = find()
@@ -197,15 +195,15 @@ class Measurement:
 
 
 class NetworkPredictor:
-    """A network on the device, with the suppression of this program.
+    """A network on the device, with NMS by this program.
 
     Args:
-        model: the raw model of a training, in evaluation mode, on the device; or what `--weights` names, opened.
-        rules: which predictions count; what follows from the network is added here.
-        precision: for a raw model; the others have one of their own.
+        model: raw model of a training, in evaluation mode, on the device; or an opened model.
+        rules: of NMS, without what follows from the network.
+        precision: of a raw model; opened models have their own.
 
     Attributes:
-        apart: pictures that it computes at once, a thread each; 1 = all threads compute one.
+        apart: images computed concurrently, one thread each; 1 = all threads compute one image.
     """
 
     def __init__(
@@ -216,7 +214,7 @@ class NetworkPredictor:
         self.apart = model.compute_apart() if isinstance(model, Backend) and model.divides_batches else 1
 
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
-        """Let the device compute a batch; the functions change nothing, for they may run in several threads."""
+        """Start the computation of a batch; the returned functions may run in several threads and change nothing."""
         clock.begin()
         images = batch.images_on(self._accelerator.device)
         clock.lap("preparation")
@@ -234,7 +232,7 @@ class NetworkPredictor:
         ]
 
     def _predict(self, images: Tensor) -> tuple[Tensor, Any]:
-        """The rows, and of a raw model what its losses are made of."""
+        """Return decoded predictions, and the raw outputs of a raw model."""
         if isinstance(self._model, Backend):
             return self._model(images), None
         with self._precision.autocast():
@@ -242,9 +240,9 @@ class NetworkPredictor:
         return decoded, raw
 
     def _select(self, decoded: Tensor, clock: Stopwatch) -> Callable[[], list[Callable[[], Detections]]]:
-        """Detections of a batch. Without a queue on the device, the fewest operations; with one, no waiting.
+        """Run NMS on a batch: with few operations without a device queue, without waiting with one.
 
-        Of pictures that are computed apart all is left for the thread that finishes the batch.
+        Images that are computed concurrently leave NMS to the thread that finishes the batch.
         """
         if self._accelerator.queue_depth:
             copied = self._accelerator.read_back(strongest_candidates(decoded, self._rules))
@@ -257,7 +255,7 @@ class NetworkPredictor:
         return lambda: [partial(_on_host, detections) for detections in found]
 
     def _suppressed(self, decoded: Tensor, clock: Stopwatch) -> list[Callable[[], Detections]]:
-        """The same on the host, in the thread that asks for it."""
+        """Run NMS in the calling thread."""
         started = time.perf_counter()
         found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
         clock.add("nms", time.perf_counter() - started)
@@ -265,14 +263,14 @@ class NetworkPredictor:
 
 
 class ImagePredictor:
-    """A pipeline, whose pictures are decoded by the reader of training and validation; as NetworkPredictor."""
+    """A per-image pipeline, with images decoded as for training; interface of NetworkPredictor."""
 
     def __init__(self, pipeline: Pipeline, rules: Suppression, index: DatasetIndex) -> None:
         self._pipeline, self._rules, self._index = pipeline, rules, index
         self.apart = pipeline.backend.compute_apart()
 
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
-        """Detect on as many pictures at once as the pipeline computes apart."""
+        """Detect on the images of a batch, as many concurrently as the pipeline allows."""
         assert meter is None, "a pipeline has no losses"
         images = batch.indices.tolist()
         if self.apart == 1:
@@ -284,7 +282,7 @@ class ImagePredictor:
         return lambda: [lambda one=one: one for one, _ in looked]  # type: ignore[misc]
 
     def _look(self, image: int) -> tuple[Detections, float]:
-        """What is on an image, and the seconds that finding it takes."""
+        """Return the detections of an image, and the seconds of prediction."""
         picture = read_image(self._index.path(image), rule=self._index.pixels)
         started = time.perf_counter()
         detections = self._pipeline(picture, self._rules).detections

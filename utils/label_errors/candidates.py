@@ -1,4 +1,4 @@
-"""What the detections of a validation say of the labels.
+"""Candidate label errors: disagreements of detections with labels.
 
 Legend: D detections and G labels.
 """
@@ -43,10 +43,10 @@ class Labels(NamedTuple):
 
 
 class _Scene(NamedTuple):
-    """An image: its detections by descending score, with what `match_image` says of them, and its labels.
+    """An image: its matches, detections by descending score, and labels.
 
     Attributes:
-        own: int64 (G,), the detection that is correct for each label; -1 without one.
+        own: int64 (G,), the true positive of each label; -1 without one.
         support: float32 (G,), its score.
         iou: float64 (D, G).
     """
@@ -61,13 +61,13 @@ class _Scene(NamedTuple):
 
 
 def find_candidates(image: int, detections: Detections, labels: Labels, counts: Counts) -> Rows:
-    """What may be wrong with the labels of an image; `counts` are added to.
+    """Return the candidate label errors of an image, and add to `counts`.
 
     Args:
         image: its dataset index.
-        detections: down to low confidences, in pixels of the original image; scores are taken to four digits, so that
+        detections: down to low confidences, in pixels of the original image. Scores are rounded to four digits, so that
             the last bits of a float decide nothing.
-        labels: of it.
+        labels: of the image.
         counts: of the images so far.
     """
     order = np.argsort(-to_host(detections.scores).astype(np.float32), kind="stable")  # that of the matches
@@ -108,7 +108,7 @@ def find_candidates(image: int, detections: Detections, labels: Labels, counts: 
 
 
 def _count(scene: _Scene, explained: NDArray[np.float32], placed: Sequence[tuple[int, int]], counts: Counts) -> None:
-    """Count the detections, and the labels by what is found there and by how well they lie."""
+    """Count detections, and labels by support and IoU."""
     counted = np.flatnonzero(scene.matches.kinds != Kind.IGNORED)
     correct = scene.matches.kinds[counted] == Kind.CORRECT
     near = (scene.iou[counted] > BACKGROUND_IOU).sum(1) > correct
@@ -123,9 +123,9 @@ def _count(scene: _Scene, explained: NDArray[np.float32], placed: Sequence[tuple
 
 
 def _duplicates(scene: _Scene) -> dict[int, tuple[int, float]]:
-    """Labels that repeat another one of their class: the other, and the IoU of the two.
+    """Return the labels that repeat another one of their class, with the other and the IoU.
 
-    Of two the one stays that the detector supports more; of equal ones the earlier. Two that it finds apart are two.
+    Of two, the one with more support stays, else the earlier. Two that are both supported are two objects.
     """
     of, found = scene.labels, dict[int, tuple[int, float]]()
     if len(of.classes) < 2:
@@ -142,7 +142,7 @@ def _duplicates(scene: _Scene) -> dict[int, tuple[int, float]]:
 
 
 def _best(scene: _Scene, kind: Kind, twins: dict[int, tuple[int, float]]) -> list[tuple[int, int]]:
-    """The most confident detection of a kind about each label that is surer than what agrees with the label."""
+    """Return the most confident detection of a kind about each label that clearly beats the label's support."""
     best: dict[int, int] = {}
     for d in np.flatnonzero((scene.matches.kinds == kind) & (scene.scores >= LEAST)).tolist():
         g = int(scene.matches.objects[d])
@@ -152,7 +152,7 @@ def _best(scene: _Scene, kind: Kind, twins: dict[int, tuple[int, float]]) -> lis
 
 
 def _uncovered(scene: _Scene, used: set[int]) -> list[int]:
-    """Detections that show what no label is about; of several in one place the most confident one."""
+    """Return detections that no label covers; of several in one location the most confident one."""
     sure = np.flatnonzero(scene.scores >= LEAST)
     free = np.isin(scene.matches.kinds[sure], (Kind.BACKGROUND, Kind.BADLY_PLACED, Kind.BOTH))
     covered = np.triu(pairwise_iou(scene.boxes[sure], scene.boxes[sure]) >= 0.5, 1).any(0)
@@ -160,11 +160,11 @@ def _uncovered(scene: _Scene, used: set[int]) -> list[int]:
 
 
 class EvidenceCollector(DetectionCollector):
-    """Gathers the evidence of this rank's images.
+    """Collector of the evidence from this rank's images.
 
     Args:
         index: the whole split.
-        class_of: as of Settings; labels of classes that the model lacks are taken for ignored regions.
+        class_of: as in Settings; labels of classes that the model lacks are treated as ignored regions.
     """
 
     def __init__(self, index: DatasetIndex, class_of: Sequence[int]) -> None:
@@ -172,7 +172,7 @@ class EvidenceCollector(DetectionCollector):
         self._counts, self._rows, self._new = Counts.none(len(index.names)), list[Rows](), 0
 
     def add(self, batch: Batch, found: Sequence[Detections]) -> None:
-        """Judge the labels of a batch."""
+        """Add the images of a batch."""
         for image, detections in zip(batch.indices.tolist(), found, strict=True):
             classes, boxes = self._index.labels(image)
             of_regions, regions = self._index.ignored(image)
@@ -191,6 +191,6 @@ class EvidenceCollector(DetectionCollector):
             self.evidence()
 
     def evidence(self) -> Evidence:
-        """Of the images so far."""
+        """Return the evidence of the images so far."""
         self._rows, self._new = [most_likely(np.concatenate([np.zeros(0, ROW), *self._rows]))], 0
         return Evidence(self._rows[0], self._counts)

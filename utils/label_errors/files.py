@@ -1,4 +1,4 @@
-"""`label_errors.jsonl`, and the table on the console."""
+"""`label_errors.jsonl` and the console table of label errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EXPLAINED = {
 def write_label_errors(
     target: Path, suspects: Sequence[LabelError], index: DatasetIndex, labels: Mapping[int, ImageLabels]
 ) -> None:
-    """Write a line of JSON for each suspect, whole or not at all."""
+    """Write one JSON line per label error, atomically."""
     with atomic_write(target) as file:
         for suspect in suspects:
             file.write(f"{strict_json(_row(suspect, index, labels.get(suspect.image)))}\n".encode())
@@ -62,7 +62,7 @@ def _row(suspect: LabelError, index: DatasetIndex, labels: ImageLabels | None) -
 
 
 def counts(suspects: Sequence[LabelError]) -> list[tuple[LabelErrorKind, str, int, int]]:
-    """Of each kind its name, how many there are, and of how many of them the score is `LIKELY` and more."""
+    """Return for each kind its name, the number of errors, and the number with a score of at least `LIKELY`."""
     found = []
     for kind in LabelErrorKind:
         scores = [suspect.score for suspect in suspects if suspect.kind is kind]
@@ -71,12 +71,11 @@ def counts(suspects: Sequence[LabelError]) -> list[tuple[LabelErrorKind, str, in
 
 
 def label_error_table(suspects: Sequence[LabelError], labels: int, images: int, left_out: int = 0) -> list[str]:
-    """Lines for the console: how many suspects of each kind, and of how many the score is `LIKELY` and more.
+    """Return console lines: the number of errors of each kind, and of those with a score of at least `LIKELY`.
 
     Args:
-        suspects: all of them.
-        labels, images: how many there are.
-        left_out: more labels, of classes that the weights do not know.
+        labels, images: numbers that were checked.
+        left_out: labels of classes that the weights do not know.
     """
     among = f"among {counted(labels, 'label')} of {counted(images, 'image')}"
     if left_out:

@@ -1,6 +1,6 @@
-"""Objects that one side finds and the other misses, and wrong finds that one side alone has.
+"""Disagreements of two detectors: objects that one alone detects, and false positives of one alone.
 
-Each side is taken as it is used: at its own threshold, at IoU 0.5.
+Each side uses its own confidence threshold, at IoU 0.5.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ SHOWN = 8  # images that B worsens most, and as many that it improves most
 
 
 class ImageResult(NamedTuple):
-    """Detections of an image that reach the threshold, by descending score, in pixels of the original image.
+    """Detections of an image above the threshold, by descending score, in pixels of the original image.
 
-    Those that are `wrong` (D,) have no object of their own, and lie outside ignored regions; `found` (G,) are the
-    objects that a detection has.
+    `wrong` (D,) marks false positives; `found` (G,) marks detected objects.
     """
 
     boxes_xyxy: NDArray[np.float32]
@@ -33,7 +32,7 @@ class ImageResult(NamedTuple):
 
 
 def detections_above(matches: Matches, threshold: float) -> dict[int, ImageResult]:
-    """What is found on each image from a confidence on; weaker detections take no object from stronger ones."""
+    """Return the detections of each image above a confidence threshold."""
     finds, start = {}, 0
     sizes = zip(*(column.tolist() for column in matches[:3]), strict=True)
     for image, objects, detections in sizes:
@@ -55,8 +54,8 @@ class ImageDisagreements(NamedTuple):
     """Disagreements on one image of the dataset.
 
     Attributes:
-        lost, gained: int64 (k,), its objects that A found and B misses, and the other way round.
-        wrong_a, wrong_b: int64 (k,), detections of A, and of B, that are wrong and have no like on the other side.
+        lost, gained: int64 (k,), objects that A alone detects, and B alone.
+        wrong_a, wrong_b: int64 (k,), false positives of A alone, and of B alone.
     """
 
     image: int
@@ -67,18 +66,18 @@ class ImageDisagreements(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """How much B worsens the image: mistakes that it makes anew, less those that it no longer makes."""
+        """Mistakes that B adds to the image, minus those it removes."""
         return len(self.lost) + len(self.wrong_b) - len(self.gained) - len(self.wrong_a)
 
 
 class Disagreements(NamedTuple):
-    """Of all images.
+    """Disagreements on all images.
 
     Attributes:
-        both, lost, gained, neither: objects that both find, A alone, B alone, none.
-        wrong_both, wrong_a, wrong_b: wrong finds of both sides (the same class at IoU 0.5), of A alone, of B alone.
+        both, lost, gained, neither: objects detected by both, A alone, B alone, none.
+        wrong_both, wrong_a, wrong_b: false positives of both sides (same class, IoU 0.5), of A alone, of B alone.
         lost_of_class, gained_of_class: int64 (nc,).
-        worse, better: the images with the most flips for the worse, and for the better; the worst, and the best, first.
+        worse, better: the images that B worsens, and improves, most; the strongest first.
     """
 
     threshold_a: float
@@ -103,7 +102,7 @@ def find_disagreements(
     threshold_a: float,
     threshold_b: float,
 ) -> Disagreements:
-    """Compare what both sides find on the same images of the split `index`, each from its threshold on."""
+    """Compare the detections of both sides on the same images of the split `index`."""
     assert a.keys() == b.keys(), "both sides are of the same images"
     counts = dict.fromkeys(("both", "lost", "gained", "neither", "wrong_both", "wrong_a", "wrong_b"), 0)
     lost_of_class, gained_of_class = (np.zeros(len(index.names), np.int64) for _ in range(2))
@@ -138,7 +137,7 @@ def find_disagreements(
 
 
 def _alone(a: ImageResult, b: ImageResult) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Wrong finds of each side without a like on the other, and how many have one; A's surest choose first."""
+    """Return the false positives of each side alone, and the number of pairs; confident ones of A choose first."""
     rows_a, rows_b = np.flatnonzero(a.wrong), np.flatnonzero(b.wrong)
     iou = pairwise_iou(a.boxes_xyxy[rows_a], b.boxes_xyxy[rows_b])
     iou[(a.classes[rows_a][:, None] != b.classes[rows_b]) | (iou < IOU_THRESHOLDS[0])] = 0
