@@ -173,8 +173,8 @@ def check_comparable(runs: Sequence[Opened], index: DatasetIndex) -> None:
     """
     if len(index.classes) == 0:
         raise UserError(
-            f"--data: no object in the labels of the {counted(len(index), 'image')} of {index.split!r}: "
-            "nothing to measure."
+            f"--data: no object in the labels of the {counted(len(index), 'image')} of {index.split!r}, so there is "
+            "nothing to compare. Choose another split with --task, or check the labels with train.py --check-data."
         )
     for number, run in enumerate(runs):
         for other in runs[:number]:

@@ -141,8 +141,8 @@ def validate(config: ValConfig, world: World) -> Validated:
 def settings_of(config: ValConfig, class_of: tuple[int, ...]) -> Settings:
     if config.task == "speed":
         log.info(
-            f"--task speed: above confidence {DEFAULT_CONF:g}, as a detector is deployed. P, R and mAP do not measure "
-            "its accuracy there: leave --task speed out for them."
+            f"--task speed: detections above confidence {DEFAULT_CONF:g}, as in deployment. P, R and mAP are "
+            "lower than those of other tasks: leave out --task speed for them."
         )
         return Settings(DEFAULT_CONF, DEFAULT_IOU, config.max_det, class_of=class_of)
     return Settings(config.conf_thres, config.iou_thres, config.max_det, class_of=class_of)
@@ -150,14 +150,14 @@ def settings_of(config: ValConfig, class_of: tuple[int, ...]) -> Settings:
 
 def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:
     """Return a message for each flag that has no effect; `given` are the fields that were given."""
-    found = []
+    messages = []
     if config.save_conf and not config.save_txt:
-        found.append("--save-conf: without effect, no label files are written. Give --save-txt too.")
+        messages.append("--save-conf: without effect, no label files are written. Give --save-txt too.")
     if config.end2end and "iou_thres" in given:
-        found.append("--iou-thres: without effect, --end2end suppresses nothing.")
+        messages.append("--iou-thres: without effect, --end2end runs no NMS.")
     if config.task == "speed" and not {"conf_thres", "iou_thres"}.isdisjoint(given):
-        found.append("--conf-thres and --iou-thres: without effect, --task speed has those of a deployed detector.")
-    return found
+        messages.append("--conf-thres and --iou-thres: without effect, --task speed uses those of deployment.")
+    return messages
 
 
 def start(given: dict[str, Any]) -> Validated:

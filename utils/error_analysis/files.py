@@ -22,19 +22,17 @@ from tessera.utils.files import atomic_write
 from tessera.utils.text import harmless_cell, strict_json
 from tessera.utils.types import DatasetIndex
 
-ERRORS = "errors.jsonl"  # the last file of a run: where it is, the best epoch has been measured
-NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}  # as people read them
+ERRORS = "errors.jsonl"  # the last file of a run: if it exists, the best epoch was evaluated
+NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}
 _COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
 EXPLAINED = {
     Kind.WRONG_CLASS: "on an object of another class",
     Kind.BADLY_PLACED: "near an object of its class, IoU below 0.5",
     Kind.BOTH: "near an object of another class",
-    Kind.DUPLICATE: "of an object that is found already",
+    Kind.DUPLICATE: "of an object that is detected already",
     Kind.BACKGROUND: "where nothing is labelled",
     Kind.MISSED: "objects without a detection on or near them",
 }
-
-
 Box = tuple[float, float, float, float]
 
 
@@ -132,7 +130,7 @@ def write_images(target: Path, errors: Errors, index: DatasetIndex) -> None:
         writer = csv.writer(text)
         writer.writerow((*_COLUMNS, "f1"))
         writer.writerows(_image_rows(errors, index))
-        text.detach()  # written, but open: it is for the caller to close
+        text.detach()  # flushes, and leaves closing to the caller
 
 
 def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
@@ -140,21 +138,21 @@ def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
     missed_before = np.concatenate(([0], np.cumsum(errors.outcomes == Kind.MISSED)))
     missed = np.diff(missed_before[errors.offsets])
     columns = errors.images.tolist(), objects.tolist(), errors.finds.tolist(), missed.tolist()
-    for image, count, finds, unseen in zip(*columns, strict=True):
-        correct, found = finds[KINDS.index(Kind.CORRECT)], sum(finds)
-        ratios = (correct, found), (correct, count), (2 * correct, found + count)
-        figures = [f"{part / whole:.4f}" if whole else "" for part, whole in ratios]
-        false = [finds[KINDS.index(kind)] for kind in FALSE_KINDS]
-        yield [harmless_cell(str(index.path(image))), count, found, correct, *false, unseen, *figures]
+    for image, count, kinds, unseen in zip(*columns, strict=True):
+        correct, detections = kinds[KINDS.index(Kind.CORRECT)], sum(kinds)
+        ratios = (correct, detections), (correct, count), (2 * correct, detections + count)
+        metrics = [f"{part / whole:.4f}" if whole else "" for part, whole in ratios]
+        false = [kinds[KINDS.index(kind)] for kind in FALSE_KINDS]
+        yield [harmless_cell(str(index.path(image))), count, detections, correct, *false, unseen, *metrics]
 
 
 def error_table(errors: Errors, gains: Mapping[Kind, float]) -> list[str]:
     """Return console lines: count of each kind of error, and the mAP50 gained without it."""
     counts = errors.counts()
-    learnt, hardly = f"At confidence {errors.confidence:.3f}", "The best F1 is at confidence 0, it hardly learnt: there"
+    at = f"At confidence {errors.confidence:.3f}" if errors.confidence else "The model has hardly learned anything"
     lines = [
-        f"{learnt if errors.confidence else hardly}, {counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects are "
-        "found. Errors there, and what mAP50 would gain without each kind:"
+        f"{at}: {counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects detected at the best F1. Error analysis "
+        "(count, mAP50 gain if fixed):"
     ]
     for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind]):
         lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {EXPLAINED[kind]}")

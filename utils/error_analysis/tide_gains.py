@@ -46,6 +46,6 @@ def _class_gains(
         return means
 
     fixed = [ap(kind, [kind], [objects])[0] for kind in FALSE_KINDS[:2]]
-    counts = [*[objects] * 4, len(candidates)]  # an object that is not missed has a rung
+    counts = [*[objects] * 4, len(candidates)]  # an object that is not missed has a candidate
     as_is, *others = ap(Kind.CORRECT, [None, *FALSE_KINDS[2:], None], counts)
     return np.array([*fixed, *others]) - as_is

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from tessera.utils.evaluation.average_precision import Ranking, average_precision
 
 ROUNDS = 500  # resampled sets
-LEVEL = 0.95  # share of them between the bounds
-_CHUNK = 50  # rounds at a time: bounds memory, and keeps a class's working set in the processor's cache
+LEVEL = 0.95  # fraction of them between the bounds
+_CHUNK = 50  # rounds at a time, to bound memory and fit the processor's cache
 
 
 class Intervals(NamedTuple):

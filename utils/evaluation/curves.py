@@ -14,7 +14,7 @@ from tessera.utils.evaluation.average_precision import RECALLS, Ranking, average
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.types import Metrics
 
-SMOOTHING = 0.1  # width of the box filter over a confidence curve, as a share of the axis
+SMOOTHING = 0.1  # width of the box filter over a confidence curve, as a fraction of the axis
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.types import DatasetIndex
 
-MOST_ERRORS = 1000  # of each kind, that are kept one by one
+MOST_ERRORS = 1000  # of each kind, listed one by one
 KINDS = (Kind.CORRECT, *FALSE_KINDS)  # of detections that count
 
 
@@ -89,7 +89,7 @@ def count_errors(found: Matches, index: DatasetIndex, confidence: float) -> Erro
 
     correct, near_misses = found.object_matches()
     outcomes = _outcomes(found.kinds, sure, correct, near_misses)
-    true = np.where(is_correct, found.classes, background)  # class that each detection takes from the objects
+    true = np.where(is_correct, found.classes, background)  # true class of each detection
     confused = outcomes == Kind.WRONG_CLASS
     true[near_misses[confused]] = found.target_classes[confused]
     unfound = found.target_classes[np.isin(outcomes, (Kind.BADLY_PLACED, Kind.MISSED))].astype(np.int64)

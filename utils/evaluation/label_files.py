@@ -16,10 +16,10 @@ from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.files import LONGEST_NAME, short_name, suffix_of, write_whole
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
-LABELS, CROPS = "labels", "crops"  # folders of results beside pictures
-MOST_BYTES = 190  # of a name without its ending
+LABELS, CROPS = "labels", "crops"  # result folders beside images
+MOST_BYTES = 190  # of a name without suffix
 _MOST_BYTES_OF_FOLDERS = 2000
-_FILES = IMAGE_SUFFIXES | {".mp4", ".txt", ".csv", ".jsonl", ".part"}  # what files of results end in
+_FILES = IMAGE_SUFFIXES | {".mp4", ".txt", ".csv", ".jsonl", ".part"}  # suffixes of result files
 
 
 class LabelFileWriter(DetectionCollector):
@@ -105,13 +105,13 @@ def save_txt(
         ids: of tracked objects, one per detection; -1 = none.
     """
     height, width = size_hw
-    shares = xyxy_to_cxcywh(detections.boxes_xyxy.cpu().double()) / torch.tensor([width, height, width, height])
-    rows = zip(detections.classes.tolist(), shares.tolist(), detections.scores.tolist(), strict=True)
+    boxes = xyxy_to_cxcywh(detections.boxes_xyxy.cpu().double()) / torch.tensor([width, height, width, height])
+    rows = zip(detections.classes.tolist(), boxes.tolist(), detections.scores.tolist(), strict=True)
     lines = []
-    for number, (class_id, share, score) in enumerate(rows):
-        figures = [*share, score] if save_conf else share
+    for number, (class_id, box, score) in enumerate(rows):
+        numbers = [*box, score] if save_conf else box
         end = "" if ids is None else f" {ids[number]}"
-        lines.append(f"{class_id} {' '.join(f'{x:.6g}' for x in figures)}{end}\n")
+        lines.append(f"{class_id} {' '.join(f'{x:.6g}' for x in numbers)}{end}\n")
     target = folder / f"{stem}.txt"
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, "".join(lines).encode())

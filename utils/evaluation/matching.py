@@ -28,20 +28,20 @@ from tessera.utils.types import Detections
 Regions = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 IOU_THRESHOLDS: NDArray[np.float64] = np.linspace(0.5, 0.95, 10)
-BACKGROUND_IOU = 0.1  # up to here, a detection shows nothing
+BACKGROUND_IOU = 0.1  # a detection with no higher IoU is on background
 
 
 class Kind(IntEnum):
     """Kind of a detection or an object, at IoU 0.5."""
 
-    CORRECT = 0  # a detection with an object of its own; an object with such a detection
+    CORRECT = 0  # a true positive; an object with one
     WRONG_CLASS = 1  # on an object of another class
     BADLY_PLACED = 2  # near an object of its class, with an IoU from 0.1 to 0.5
     BOTH = 3  # near an object of another class, with an IoU above 0.1 and below 0.5
-    DUPLICATE = 4  # on an object that another detection has
-    BACKGROUND = 5  # on nothing
-    MISSED = 6  # an object of which no detection is correct, nor would be if its class or its place were right
-    IGNORED = 7  # a detection in an ignored region, which counts as nothing
+    DUPLICATE = 4  # on an object that has a true positive
+    BACKGROUND = 5  # on no object
+    MISSED = 6  # an object without a detection that is correct, or would be with the right class or location
+    IGNORED = 7  # a detection in an ignored region, which does not count
 
 
 FALSE_KINDS = (Kind.WRONG_CLASS, Kind.BADLY_PLACED, Kind.BOTH, Kind.DUPLICATE, Kind.BACKGROUND)  # of detections
@@ -151,7 +151,7 @@ def region_cover(detections: Detections, regions: Regions) -> NDArray[np.float64
 
 def pairwise_iou(a_xyxy: NDArray[np.float32] | Tensor, b_xyxy: NDArray[np.float32] | Tensor) -> NDArray[np.float64]:
     """Compute the IoU of every pair, (N, 4) and (M, 4) to (N, M), in double precision, as pycocotools."""
-    # Copied by NumPy: labels are mapped read-only, which torch would warn of.
+    # NumPy copies: torch would warn of labels that are mapped read-only.
     a, b = (torch.from_numpy(to_host(boxes).astype(np.float64).reshape(-1, 4)) for boxes in (a_xyxy, b_xyxy))
     return box_iou(a, b).nan_to_num_(0).numpy()  # 0 / 0: two boxes without an area
 

@@ -41,10 +41,10 @@ from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline, rules_of_network
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
-_MOST_THREADS = 4  # beyond it they wait for each other: only suppression runs outside the interpreter's lock
+_MOST_THREADS = 4  # more would wait for each other: only NMS runs without the GIL
 EvaluatedModel = DetectionModel | Backend | PictureBackend | Pipeline
-# Waits for a batch; then a function for each image, whose detections are on the host in its own pixels.
-Images = Callable[[], Sequence[Callable[[], Detections]]]
+# Waits for a batch; returns a function per image, whose detections are on the host in pixels of the original image.
+PendingDetections = Callable[[], Sequence[Callable[[], Detections]]]
 
 
 class DetectionCollector(ABC):
@@ -132,7 +132,7 @@ class Measurement:
         self.meter = LossMeter(criterion) if criterion is not None else None
         self.settings, self._index, self._accelerator = settings, index, world.accelerator
         self._class_of = torch.tensor(settings.class_of) if settings.class_of else None
-        one_class = set(settings.class_of or range(len(index.names))) == {0}  # then labels of one box are duplicates
+        one_class = set(settings.class_of or range(len(index.names))) == {0}  # several classes of a box are duplicates
         rules = Suppression(
             settings.conf,
             settings.iou,
@@ -142,13 +142,13 @@ class Measurement:
         )
         if isinstance(model, PictureBackend):
             model = Pipeline(model, model.imgsz)
-        self._finder = (
+        self._predictor = (
             ImagePredictor(model, rules, index)
             if isinstance(model, Pipeline)
             else NetworkPredictor(model, rules, precision, world.accelerator)
         )
-        self._finishes_apart = self._finder.apart > 1
-        self._threads = 1 if self._finishes_apart else min(_MOST_THREADS, world.cpus)
+        self._finishes_in_thread = self._predictor.concurrent_images > 1
+        self._threads = 1 if self._finishes_in_thread else min(_MOST_THREADS, world.cpus)
 
     @torch.no_grad()
     def add(self, batches: Iterable[Batch], sinks: Sequence[DetectionCollector] = ()) -> None:
@@ -156,19 +156,19 @@ class Measurement:
         waiting: deque[Callable[[], None]] = deque()
         with ThreadPoolExecutor(self._threads, "evaluation") as pool:  # without work it starts no thread
             for batch in batches:
-                found = self._finder.launch(batch, self.clock, self.meter)
-                if self._finishes_apart:
+                found = self._predictor.launch(batch, self.clock, self.meter)
+                if self._finishes_in_thread:
                     waiting.append(pool.submit(self._finish, batch, found, map, sinks).result)
                 else:
                     apply = pool.map if self._accelerator.queue_depth else map
                     waiting.append(partial(self._finish, batch, found, apply, sinks))
-                if len(waiting) > max(self._accelerator.queue_depth, int(self._finishes_apart)):
+                if len(waiting) > max(self._accelerator.queue_depth, int(self._finishes_in_thread)):
                     waiting.popleft()()
             while waiting:
                 waiting.popleft()()
 
     def _finish(
-        self, batch: Batch, found: Images, apply: Callable[..., Any], sinks: Sequence[DetectionCollector]
+        self, batch: Batch, found: PendingDetections, apply: Callable[..., Any], sinks: Sequence[DetectionCollector]
     ) -> None:
         """Match a batch's detections, in the order of its images."""
         images = batch.indices.tolist()
@@ -179,13 +179,13 @@ class Measurement:
         for sink in sinks:
             sink.add(batch, [detections for detections, *_ in results])
 
-    def _image(self, image: int, find: Callable[[], Detections]) -> tuple[Detections, ImageMatches, float]:
+    def _image(self, image: int, predict: Callable[[], Detections]) -> tuple[Detections, ImageMatches, float]:
         """Return detections and matches of one image, and seconds of NMS on the host.
 
         It may run in several threads and changes nothing.
         """
         started = time.perf_counter()
-        found = find()
+        found = predict()
         seconds = time.perf_counter() - started
         if self._class_of is not None:
             own = self._class_of[found.classes]
@@ -203,7 +203,7 @@ class NetworkPredictor:
         precision: of a raw model; opened models have their own.
 
     Attributes:
-        apart: images computed concurrently, one thread each; 1 = all threads compute one image.
+        concurrent_images: images computed concurrently, one thread each; 1 = all threads compute one image.
     """
 
     def __init__(
@@ -211,9 +211,10 @@ class NetworkPredictor:
     ) -> None:
         self._model, self._precision, self._accelerator = model, precision, accelerator
         self._rules = rules_of_network(rules, model.head if isinstance(model, DetectionModel) else model)
-        self.apart = model.compute_apart() if isinstance(model, Backend) and model.divides_batches else 1
+        divides = isinstance(model, Backend) and model.divides_batches
+        self.concurrent_images = model.compute_apart() if divides else 1
 
-    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
+    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> PendingDetections:
         """Start the computation of a batch; the returned functions may run in several threads and change nothing."""
         clock.begin()
         images = batch.images_on(self._accelerator.device)
@@ -242,20 +243,19 @@ class NetworkPredictor:
     def _select(self, decoded: Tensor, clock: Stopwatch) -> Callable[[], list[Callable[[], Detections]]]:
         """Run NMS on a batch: with few operations without a device queue, without waiting with one.
 
-        Images that are computed concurrently leave NMS to the thread that finishes the batch.
+        PendingDetections that are computed concurrently leave NMS to the thread that finishes the batch.
         """
         if self._accelerator.queue_depth:
             copied = self._accelerator.read_back(strongest_candidates(decoded, self._rules))
             clock.lap("nms")
             return lambda: [partial(suppress_candidates, rows, self._rules) for rows in copied()]
-        if self.apart > 1:
-            return lambda: self._suppressed(decoded, clock)
+        if self.concurrent_images > 1:
+            return lambda: self._nms_on_host(decoded, clock)
         found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
         clock.lap("nms")
         return lambda: [partial(_on_host, detections) for detections in found]
 
-    def _suppressed(self, decoded: Tensor, clock: Stopwatch) -> list[Callable[[], Detections]]:
-        """Run NMS in the calling thread."""
+    def _nms_on_host(self, decoded: Tensor, clock: Stopwatch) -> list[Callable[[], Detections]]:
         started = time.perf_counter()
         found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
         clock.add("nms", time.perf_counter() - started)
@@ -267,25 +267,25 @@ class ImagePredictor:
 
     def __init__(self, pipeline: Pipeline, rules: Suppression, index: DatasetIndex) -> None:
         self._pipeline, self._rules, self._index = pipeline, rules, index
-        self.apart = pipeline.backend.compute_apart()
+        self.concurrent_images = pipeline.backend.compute_apart()
 
-    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
+    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> PendingDetections:
         """Detect on the images of a batch, as many concurrently as the pipeline allows."""
         assert meter is None, "a pipeline has no losses"
         images = batch.indices.tolist()
-        if self.apart == 1:
-            looked = [self._look(image) for image in images]
+        if self.concurrent_images == 1:
+            predicted = [self._predict(image) for image in images]
         else:
-            with threads_apart(self.apart, "finding") as pool:
-                looked = list(pool.map(self._look, images))
-        clock.add("inference", sum(seconds for _, seconds in looked) / self.apart)
-        return lambda: [lambda one=one: one for one, _ in looked]  # type: ignore[misc]
+            with threads_apart(self.concurrent_images, "prediction") as pool:
+                predicted = list(pool.map(self._predict, images))
+        clock.add("inference", sum(seconds for _, seconds in predicted) / self.concurrent_images)
+        return lambda: [lambda one=one: one for one, _ in predicted]  # type: ignore[misc]
 
-    def _look(self, image: int) -> tuple[Detections, float]:
+    def _predict(self, image: int) -> tuple[Detections, float]:
         """Return the detections of an image, and the seconds of prediction."""
-        picture = read_image(self._index.path(image), rule=self._index.pixels)
+        pixels = read_image(self._index.path(image), rule=self._index.pixels)
         started = time.perf_counter()
-        detections = self._pipeline(picture, self._rules).detections
+        detections = self._pipeline(pixels, self._rules).detections
         return detections, time.perf_counter() - started
 
 

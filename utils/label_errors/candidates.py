@@ -27,10 +27,10 @@ from tessera.utils.label_errors.evidence import (
 )
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
-LEAST = 0.05  # confidence of a detection that says anything
-SURE = 0.25  # support from which on a label is no spurious one
-WELL_PLACED_IOU = 0.85  # IoU from which on a label lies well
-DUPLICATE_IOU = 0.6  # IoU from which on two labels of a class may be of one object
+MIN_CONFIDENCE = 0.05  # of a detection that says anything about a label
+SUPPORTED = 0.25  # support from which on a label is not spurious
+WELL_PLACED_IOU = 0.85
+DUPLICATE_IOU = 0.6  # of two labels of a class that may be of one object
 
 
 class Labels(NamedTuple):
@@ -78,25 +78,26 @@ def find_candidates(image: int, detections: Detections, labels: Labels, counts: 
     scores = matches.scores.round(4)
     support = np.where(own >= 0, np.append(scores, np.float32(0))[own], np.float32(0))
     scene = _Scene(matches, scores, boxes, labels, own, support, pairwise_iou(boxes, labels.boxes_xyxy))
-    twins = _duplicates(scene)
-    shifted, confused = _best(scene, Kind.BADLY_PLACED, twins), _best(scene, Kind.WRONG_CLASS, twins)
+    duplicates = _duplicates(scene)
+    shifted, confused = _best(scene, Kind.BADLY_PLACED, duplicates), _best(scene, Kind.WRONG_CLASS, duplicates)
     explained = support.copy()  # by any detection
     for d, g in (*shifted, *confused):
         explained[g] = max(explained[g], scores[d])
-    placed = [(d, g) for g, d in enumerate(own.tolist()) if d >= 0 and scores[d] >= LEAST]
+    placed = [(d, g) for g, d in enumerate(own.tolist()) if d >= 0 and scores[d] >= MIN_CONFIDENCE]
     _count(scene, explained, [*placed, *shifted], counts)
-    beside = [(d, g) for d, g in placed if scene.iou[d, g] < WELL_PLACED_IOU and g not in twins]
+    beside = [(d, g) for d, g in placed if scene.iou[d, g] < WELL_PLACED_IOU and g not in duplicates]
+    unsupported = np.flatnonzero(explained < SUPPORTED).tolist()
     found = [
         (LabelErrorKind.MISSING, [(d, -1) for d in _uncovered(scene, {d for d, _ in shifted})]),
-        (LabelErrorKind.SPURIOUS, [(-1, g) for g in range(len(explained)) if explained[g] < SURE and g not in twins]),
+        (LabelErrorKind.SPURIOUS, [(-1, g) for g in unsupported if g not in duplicates]),
         (LabelErrorKind.SHIFTED, [*shifted, *beside]),
         (LabelErrorKind.WRONG_CLASS, confused),
-        (LabelErrorKind.DUPLICATE, [(-1, g) for g in twins]),
+        (LabelErrorKind.DUPLICATE, [(-1, g) for g in duplicates]),
     ]
     reached = scene.iou > BACKGROUND_IOU
     rows = []
     for kind, d, g in ((kind, d, g) for kind, pairs in found for d, g in pairs):
-        other, iou = twins.get(g, (-1, 0.0))
+        other, iou = duplicates.get(g, (-1, 0.0))
         if d < 0:
             near, of = False, (labels.classes[g], explained[g], labels.boxes_xyxy[g])
         else:
@@ -134,26 +135,26 @@ def _duplicates(scene: _Scene) -> dict[int, tuple[int, float]]:
     iou[of.classes[:, None] != of.classes] = 0
     first, second = np.nonzero(iou >= DUPLICATE_IOU)
     for i, j in sorted(zip(first.tolist(), second.tolist(), strict=True), key=lambda pair: (-iou[pair], pair)):
-        if i in found or j in found or min(scene.support[i], scene.support[j]) >= SURE:
+        if i in found or j in found or min(scene.support[i], scene.support[j]) >= SUPPORTED:
             continue
         stays, goes = (i, j) if scene.support[i] >= scene.support[j] else (j, i)
         found[goes] = (stays, float(iou[i, j]))
     return found
 
 
-def _best(scene: _Scene, kind: Kind, twins: dict[int, tuple[int, float]]) -> list[tuple[int, int]]:
+def _best(scene: _Scene, kind: Kind, duplicates: dict[int, tuple[int, float]]) -> list[tuple[int, int]]:
     """Return the most confident detection of a kind about each label that clearly beats the label's support."""
     best: dict[int, int] = {}
-    for d in np.flatnonzero((scene.matches.kinds == kind) & (scene.scores >= LEAST)).tolist():
+    for d in np.flatnonzero((scene.matches.kinds == kind) & (scene.scores >= MIN_CONFIDENCE)).tolist():
         g = int(scene.matches.objects[d])
-        if g not in twins and scene.scores[d] > 2 * scene.support[g]:
+        if g not in duplicates and scene.scores[d] > 2 * scene.support[g]:
             best.setdefault(g, d)
     return [(d, g) for g, d in sorted(best.items())]
 
 
 def _uncovered(scene: _Scene, used: set[int]) -> list[int]:
     """Return detections that no label covers; of several in one location the most confident one."""
-    sure = np.flatnonzero(scene.scores >= LEAST)
+    sure = np.flatnonzero(scene.scores >= MIN_CONFIDENCE)
     free = np.isin(scene.matches.kinds[sure], (Kind.BACKGROUND, Kind.BADLY_PLACED, Kind.BOTH))
     covered = np.triu(pairwise_iou(scene.boxes[sure], scene.boxes[sure]) >= 0.5, 1).any(0)
     return [d for d in sure[free & ~covered].tolist() if d not in used]
@@ -183,7 +184,7 @@ class EvidenceCollector(DetectionCollector):
             rows = find_candidates(
                 image, detections, Labels(classes[known], boxes[known], (of_regions, regions), size_hw), self._counts
             )
-            places = np.append(np.flatnonzero(known), -1).astype(np.int32)  # among all labels; -1 stays
+            places = np.append(np.flatnonzero(known), -1).astype(np.int32)  # rows among all labels; -1 stays
             rows["object"], rows["other"] = places[rows["object"]], places[rows["other"]]
             self._rows.append(rows)
             self._new += len(rows)

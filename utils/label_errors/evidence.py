@@ -19,7 +19,7 @@ BINS = 20  # of confidence and of IoU
 SUPPORTS: NDArray[np.float32] = np.array(
     [1e-6, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, *np.arange(0.2, 0.95, 0.1)], np.float32
 )  # edges of bins
-SIZES = (0.05, 0.15)  # side of a label as a share of the picture's: edges of its three sizes
+SIZES = (0.05, 0.15)  # edges of three sizes: side of a label as a fraction of the image's
 
 
 class LabelErrorKind(IntEnum):
@@ -32,7 +32,7 @@ class LabelErrorKind(IntEnum):
     DUPLICATE = 4  # a second label of an object
 
 
-Rows = NDArray[np.void]  # (R,) of ROW: what may be wrong, one by one
+Rows = NDArray[np.void]  # (R,) of ROW: candidate label errors
 ROW = np.dtype(
     [
         ("kind", np.uint8),  # `LabelErrorKind`
@@ -40,10 +40,8 @@ ROW = np.dtype(
         ("object", np.int32),  # row of the label among those of the image; -1 of a missing one
         ("other", np.int32),  # the label that a duplicate repeats; else -1
         ("class", np.int32),  # of the detection; of a spurious or duplicate label its own
-        (
-            "confidence",
-            np.float32,
-        ),  # of the detection; of a spurious label that of the best one about it, 0 without one
+        # Of the detection; of a spurious label that of the best detection about it, else 0.
+        ("confidence", np.float32),
         ("support", np.float32),  # confidence of the best detection that agrees with the label; 0 without one
         ("iou", np.float32),  # of label and detection, or of two labels; 0 where there are not two
         ("near", np.bool_),  # whether the detection reaches a label that the row is not about
@@ -100,9 +98,9 @@ class Evidence(NamedTuple):
         return cls(most_likely(np.concatenate([np.zeros(0, ROW), *(part.rows for part in parts)])), counts)
 
 
-def bins_of(shares: NDArray[np.floating] | np.floating) -> NDArray[np.int64]:
+def bins_of(values: NDArray[np.floating] | np.floating) -> NDArray[np.int64]:
     """Return the bin of each confidence or IoU."""
-    return np.minimum(np.asarray(shares) * BINS, BINS - 1).astype(np.int64)
+    return np.minimum(np.asarray(values) * BINS, BINS - 1).astype(np.int64)
 
 
 def steps_of(supports: NDArray[np.float32]) -> NDArray[np.int64]:

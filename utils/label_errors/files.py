@@ -13,13 +13,13 @@ from tessera.utils.text import counted, strict_json
 from tessera.utils.types import DatasetIndex
 
 FILE = "label_errors.jsonl"
-LIKELY = 0.5  # score of the suspects that the table counts apart
-NAMES = {kind: kind.name.lower().replace("_", " ") for kind in LabelErrorKind}  # as people read them
+LIKELY = 0.5  # score of the errors that the table counts separately
+NAMES = {kind: kind.name.lower().replace("_", " ") for kind in LabelErrorKind}
 EXPLAINED = {
-    LabelErrorKind.MISSING: "something is found where nothing is labelled",
-    LabelErrorKind.SPURIOUS: "nothing is found where something is labelled",
-    LabelErrorKind.SHIFTED: "the object is found beside its label",
-    LabelErrorKind.WRONG_CLASS: "an object of another class is found there",
+    LabelErrorKind.MISSING: "a detection where nothing is labelled",
+    LabelErrorKind.SPURIOUS: "a label where nothing is detected",
+    LabelErrorKind.SHIFTED: "the object is detected beside its label",
+    LabelErrorKind.WRONG_CLASS: "an object of another class is detected there",
     LabelErrorKind.DUPLICATE: "two labels of one object",
 }
 
@@ -81,7 +81,7 @@ def label_error_table(suspects: Sequence[LabelError], labels: int, images: int, 
     if left_out:
         among += f" (left out: {counted(left_out, 'label')} of classes that the weights do not know)"
     if not suspects:
-        return [f"Label errors: none is suspected {among}."]
+        return [f"Label errors: none suspected {among}."]
     rows = counts(suspects)
     lines = [
         f"Label errors: {counted(len(suspects), 'suspect')} {among}, {sum(likely for *_, likely in rows):,} with a "

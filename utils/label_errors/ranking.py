@@ -28,10 +28,10 @@ from tessera.utils.label_errors.evidence import (
 )
 from tessera.utils.types import DatasetIndex
 
-MIN_SCORE = 0.1  # of a suspect that is listed
-_WEIGHT = 10.0  # of what is known of all classes, in objects, beside what is known of one
-_DOUBT = 4.0  # exponent of the share of labels that look better
-_FAR, _CLOSE = 0.3, 0.1  # IoU: from the first on a label is surely about what is detected, up to the second not at all
+MIN_SCORE = 0.1  # of a listed error
+_WEIGHT = 10.0  # of the prior from all classes, in objects
+_DOUBT = 4.0  # exponent of the fraction of better labels
+_FAR, _CLOSE = 0.3, 0.1  # IoU from which on a label surely is about a detection, and up to which it is not
 
 Box = tuple[float, float, float, float]
 

@@ -92,7 +92,7 @@ def with_error(scene: Scene, kind: LabelErrorKind) -> Scene:
 def test_perfect_labels_have_no_suspects() -> None:
     true = scenes()
     assert listed(true, true) == []
-    assert label_error_table([], 180, 30) == ["Label errors: none is suspected among 180 labels of 30 images."]
+    assert label_error_table([], 180, 30) == ["Label errors: none suspected among 180 labels of 30 images."]
 
 
 @pytest.mark.parametrize("kind", LabelErrorKind)

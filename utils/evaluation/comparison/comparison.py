@@ -12,7 +12,7 @@ from tessera.utils.evaluation.comparison.permutation_test import LEVEL, images_n
 from tessera.utils.flags.compare import Requirement
 from tessera.utils.text import counted, first_of
 
-MATTERS = 0.01  # of mAP50-95: a smaller difference is none in practice
+MATTERS = 0.01  # mAP50-95; a smaller difference does not matter in practice
 _NAMED = 5  # classes
 
 
@@ -138,7 +138,7 @@ def verdict(found: Differences, names: Sequence[str]) -> str:
 def _overall(found: Differences) -> str:
     overall = found.map
     if not any(one.ap.difference or one.ap.high - one.ap.low for one in found.classes):
-        return "A and B measure the same in every class."
+        return "A and B have equal metrics in every class."
     said = f"mAP50-95 {described(overall)}"
     if overall.p < LEVEL and overall.low > 0:
         return f"B is better than A: {said}."
@@ -146,7 +146,7 @@ def _overall(found: Differences) -> str:
         return f"B is worse than A: {said}."
     if max(abs(overall.low), abs(overall.high)) <= MATTERS:
         return f"No difference of {MATTERS:g} or more: {said}."
-    return f"Cannot be told apart: {said}. {_what_it_takes(found)}"
+    return f"Undecided: {said}. {_what_it_takes(found)}"
 
 
 def described(one: Difference) -> str:
@@ -158,23 +158,17 @@ def p_value(p: float) -> str:
 
 
 def _what_it_takes(found: Differences) -> str:
-    sizes = [(MATTERS, f"a difference of {MATTERS:g}"), (abs(found.map.difference), "one as large as measured")]
+    sizes = [(MATTERS, f"a difference of {MATTERS:g}"), (abs(found.map.difference), "one as large as observed")]
     takes = []
     for size, named in sizes:
         needed = images_needed(size, found.images, found.image_variance, found.seed_variance) if size else None
         if needed is not None and needed > found.images:
-            takes.append(f"about {_rounded(needed):,} images to see {named}")
+            takes.append(f"about {float(f'{needed:.1e}'):,.0f} images to see {named}")
     few = f"{found.images:,} images are too few" if takes else "The trainings of a side differ by too much"
-    if (
-        found.seed_variance > 0
-        and images_needed(MATTERS, found.images, found.image_variance, found.seed_variance) is None
-    ):
-        takes.append(f"more trainings a side to see {sizes[0][1]}, however many the images")
-    return f"{few}: it takes {', and '.join(takes)} (in four of five cases)." if takes else "It is near the edge."
-
-
-def _rounded(count: int) -> int:
-    return int(float(f"{count:.1e}"))
+    needed = images_needed(MATTERS, found.images, found.image_variance, found.seed_variance)
+    if found.seed_variance > 0 and needed is None:
+        takes.append(f"more trainings a side to see {sizes[0][1]}, however many images")
+    return f"{few}: it takes {', and '.join(takes)} (in four of five cases)." if takes else "It is a borderline case."
 
 
 def _of_classes(found: Differences, names: Sequence[str]) -> str:
@@ -185,4 +179,4 @@ def _of_classes(found: Differences, names: Sequence[str]) -> str:
         if listed:
             parts.append(f"{word} {first_of(listed, _NAMED)}")
     of = f"{counted(len(found.classes), 'class')}, Holm's correction"
-    return f"Classes beyond chance: {'; '.join(parts) or 'none'} ({of})."
+    return f"Classes that differ significantly: {'; '.join(parts) or 'none'} ({of})."

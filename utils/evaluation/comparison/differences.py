@@ -37,7 +37,7 @@ from tessera.utils.evaluation.matches import Matches
 from tessera.utils.seeding import sample_rng
 
 ROUNDS = 1000  # of the bootstrap
-PERMUTATIONS = 999  # with what was observed a thousand
+PERMUTATIONS = 999  # with the observed one, a thousand
 
 Floats = NDArray[np.float64]
 
@@ -148,7 +148,7 @@ def _of_several_runs(a: Floats, b: Floats, by_images: Floats, images: NDArray[np
     several = [side for side in (a, b) if len(side) > 1]
     if len(several) == 2:
         parts = [(runs.var(0, ddof=1) / len(runs), len(runs) - 1) for runs in several]
-    else:  # the trainings of the side with one run are taken to vary as those of the other
+    else:  # assume that the trainings of the side with one run vary as those of the other
         (runs,) = several
         parts = [(runs.var(0, ddof=1) * (1 + 1 / len(runs)), len(runs) - 1)]
     by_seeds = np.sum([variance for variance, _ in parts], axis=0)

@@ -10,8 +10,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-LEVEL = 0.05  # a p-value below it is no chance
-_COUNTED = 10  # rounds as extreme as what was seen, from which on their share is taken as it is
+LEVEL = 0.05  # of significance
+_COUNTED = 10  # extreme rounds from which on their fraction is the p-value
 _POINTS = 1001  # of an integral
 _TWO_SIDED, _FOUR_OF_FIVE = 1.959964, 0.841621  # quantiles of the normal distribution: 97.5 %, 80 %
 
@@ -37,7 +37,7 @@ def permutation_p_value(observed: float, swapped: NDArray[np.float64], images: i
 
 def permutation_half_width(swapped: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return how far from 0 a difference (n,) must be for a p-value below `LEVEL`; `swapped` is (n, R)."""
-    extreme = math.ceil(LEVEL * (1 + swapped.shape[1])) - 2  # so many rounds may be as far
+    extreme = math.ceil(LEVEL * (1 + swapped.shape[1])) - 2  # rounds that may be as far
     return -np.partition(-np.abs(swapped), extreme, axis=1)[:, extreme]
 
 
@@ -60,7 +60,7 @@ def student_tail(t: float, freedom: int) -> float:
 
 def _integral(start: float, freedom: int) -> float:
     """Integrate cos θ ^ (freedom - 1) from `start` to π/2, for freedom >= 1."""
-    # Beyond some twenty standard deviations nothing is left; the points lie where there is something.
+    # Nothing is left beyond twenty standard deviations: the points lie within them.
     end = min(math.pi / 2, start + 20 / math.sqrt(freedom))
     values = np.cos(np.linspace(start, end, _POINTS)).clip(0) ** (freedom - 1)
     weights = np.ones(_POINTS)  # Simpson's rule
