@@ -1,4 +1,4 @@
-"""The report of a comparison: table, classes, flips, verdict; compare.json; images of what flipped."""
+"""Report of a comparison: console table, compare.json, and images of disagreements."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CLASSES = 20  # that the table shows without --verbose
 
 
 def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
-    """Print a comparison, and write compare.json into the run's folder; on rank 0.
+    """Print a comparison and write compare.json, on rank 0.
 
     Raises:
         OSError: the file cannot be written.
@@ -73,7 +73,7 @@ def _described(one: RunMetrics) -> str:
 
 
 def _class_lines(found: Comparison, verbose: bool) -> Iterator[str]:
-    """With `--verbose` every class; else those that differ beyond chance."""
+    """Return rows of all classes with `--verbose`, else of those that differ significantly."""
     beyond = [one for one in found.differences.classes if one.p_holm < LEVEL]
     shown = found.differences.classes if verbose else sorted(beyond, key=lambda one: -abs(one.ap.difference))[:_CLASSES]
     for one in shown:
@@ -91,7 +91,7 @@ def _figures(a: float, b: float, *differences: float, digits: int = 4) -> list[s
 def write_disagreements(
     folder: Path, index: DatasetIndex, flips: Disagreements, a: Mapping[int, ImageResult], b: Mapping[int, ImageResult]
 ) -> None:
-    """Write `flips/worse_01.jpg` …, the worst first, and `flips/better_01.jpg` …, by what A and B found."""
+    """Write `flips/worse_01.jpg` … and `flips/better_01.jpg` …, the strongest disagreements first."""
     for kind, images in (("worse", flips.worse), ("better", flips.better)):
         for number, one in enumerate(images, 1):
             with tolerate(f"picture of flips {kind}_{number:02}"):
@@ -103,7 +103,7 @@ def write_disagreements(
 def _write_image(
     target: Path, index: DatasetIndex, flips: Disagreements, one: ImageDisagreements, a: ImageResult, b: ImageResult
 ) -> None:
-    """One image three times: the objects that flipped, A's finds, B's finds."""
+    """Write one image three times: disagreeing objects, detections of A, detections of B."""
     path = index.path(one.image)
     picture = read_image(path, rule=index.pixels)
     classes, boxes_xyxy = index.labels(one.image)

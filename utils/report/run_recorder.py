@@ -1,4 +1,4 @@
-"""The record of a run: flags, results.csv, pictures, trackers. Only rank 0 writes it."""
+"""Recorder of a training run: flags, results.csv, images and trackers, on rank 0."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ PREDICTIONS, PREDICTED = 10, 4  # epochs of a run whose predictions are render_p
 
 @dataclass(frozen=True)
 class EpochFigures:
-    """What an epoch adds to results.csv.
+    """Values of an epoch for results.csv.
 
     Attributes:
-        losses: of the training, one for each name: means over all ranks.
-        metrics: of the validation; None where there was none.
+        losses: training losses, means over all ranks.
+        metrics: of the validation; None without one.
         rates: learning rates of biases, weights, norm weights.
-        seconds, data_wait: of the whole epoch, and the share of training spent waiting for batches, 0 to 1.
-        images_per_s: trained, over all ranks; 0 where a resumed run only validated the epoch: its row has no times.
+        seconds, data_wait: of the epoch, and the fraction of training spent waiting for batches.
+        images_per_s: trained, over all ranks; 0 if a resumed run only validated the epoch, whose row then has no times.
     """
 
     losses: Sequence[float]
@@ -49,22 +49,21 @@ class EpochFigures:
 
 
 class Journal:
-    """Writes the record of a run; a context manager. On other ranks than 0 it writes nothing.
+    """Recorder of a run; a context manager. Ranks other than 0 write nothing.
 
     Args:
-        run: its folder exists already; its flags and hyperparameters are written to opt.yaml and hyp.yaml. One that is
-            resumed continues the trackers' runs and leaves the first pictures as they are; a fresh one removes the
-            event files that lie in the folder.
-        index: training images, for labels.jpg and the captions.
+        run: a resumed run continues its trackers and keeps its first images; a fresh run removes old event files from
+            its directory.
+        index: training images, for labels.jpg and captions.
         loss_names: of the criterion.
         start_epoch: first epoch that will be added; rows of results.csv from it on are removed.
 
     Raises:
-        UserError: on every rank, where the run directory cannot be written to, or holds another results.csv.
+        UserError: on every rank, if the run directory is not writable or holds another results.csv.
 
     Attributes:
         run: run directory.
-        renders: whether this rank makes pictures.
+        renders: whether this rank draws images.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Journal:
         self._loggers.__exit__(kind)
 
     def show_first(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; the first few of the run are render_page with their boxes."""
+        """Yield the batches, and draw the first few of the run with their boxes."""
         for batch in batches:
             if self._rendered < PICTURES:
                 with self._picture(f"train_batch{self._rendered}") as path:
@@ -105,11 +104,11 @@ class Journal:
             yield batch
 
     def picture_sinks(self, index: DatasetIndex, epoch: int | None = None) -> list[SampleImageCollector]:
-        """What keeps images of a validation: a few, in up to ten epochs of the run, for `predictions.jpg`.
+        """Return collectors of validation images: a few in up to ten epochs of the run, for `predictions.jpg`.
 
         Args:
-            index: the whole split that is validated.
-            epoch: counted from 0; None = of the best one, for all pictures. The last one may be the best.
+            index: the whole validation split.
+            epoch: from 0; None = the best epoch, for all images. The last epoch may be the best.
         """
         if not self.renders:
             return []
@@ -120,10 +119,10 @@ class Journal:
         return [sink for sink in (self._predictions, self._pictures) if sink is not None]
 
     def epoch(self, epoch: int, figures: EpochFigures) -> None:
-        """Add the row of an epoch, counted from 0, to results.csv and trackers; after the first, log how long is left.
+        """Add the row of an epoch to results.csv and trackers; log the remaining time after the first.
 
         Raises:
-            UserError: on every rank, where the row cannot be written.
+            UserError: on every rank, if the row cannot be written.
         """
         nan, metrics = float("nan"), figures.metrics
         measured = (metrics.precision, metrics.recall, metrics.map50, metrics.map) if metrics else (nan,) * 4
@@ -146,12 +145,12 @@ class Journal:
                 self._loggers.image("predictions", own, epoch)
 
     def finish(self, epoch: int, checkpoint: Path, confidence: float) -> None:
-        """Plot the curves of the whole run, and hand pictures and the best checkpoint to the trackers.
+        """Plot the curves of the run, and send images and the best checkpoint to the trackers.
 
         Args:
             epoch: the best one.
-            checkpoint: of it.
-            confidence: that its detections are shown at.
+            checkpoint: of that epoch.
+            confidence: threshold of the detections shown.
         """
         if self._pictures is not None:
             self._pictures.write(self.run, confidence)
@@ -183,7 +182,7 @@ class Journal:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn what the file system refuses into a user's error."""
+        """Raise errors of the file system as UserError."""
         try:
             yield
         except OSError as error:
@@ -194,7 +193,7 @@ class Journal:
 
     @contextmanager
     def _picture(self, name: str) -> Iterator[Path]:
-        """Where a picture of the run's start is to be written, of which the trackers get it."""
+        """Yield the path of an image of the run's start, and send the image to the trackers."""
         path = self.run / f"{name}.jpg"
         with tolerate(path.name):
             yield path

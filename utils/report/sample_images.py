@@ -1,4 +1,4 @@
-"""Some images of a validation with their labels and with what was found: which ones, and their pictures."""
+"""Sample images of a validation with labels and predictions: val_batch*.jpg and predictions.jpg."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SIDE = MAX_SIDE // 4  # pixels that an image of a full picture has
 
 
 class _Taken(NamedTuple):
-    """An image without its padding, what is labelled on it and what was found on it."""
+    """An image without padding, its labels and predictions."""
 
     image: Pixels
     labelled: Annotations
@@ -29,12 +29,12 @@ class _Taken(NamedTuple):
 
 
 class SampleImageCollector(DetectionCollector):
-    """Images spread evenly over this rank's share of a validation, so that all its shapes are among them.
+    """Collector of images spread evenly over this rank's part of a validation, so that all shapes occur.
 
     Args:
         index: the whole split.
         ranks: that share it.
-        images: how many; 0 keeps none.
+        images: how many to collect.
     """
 
     def __init__(self, index: DatasetIndex, ranks: int, images: int = SHOWN) -> None:
@@ -47,7 +47,7 @@ class SampleImageCollector(DetectionCollector):
         return len(self._taken)
 
     def add(self, batch: Batch, found: Sequence[Detections]) -> None:
-        """Keep those images of a batch that are shown."""
+        """Collect the sampled images of a batch."""
         with tolerate("pictures of the validation"):
             for image in range(len(batch)):
                 if self._seen % self._every == 0 and len(self._taken) < self._most:
@@ -55,7 +55,7 @@ class SampleImageCollector(DetectionCollector):
                 self._seen += 1
 
     def write(self, folder: Path, confidence: float) -> None:
-        """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images in each, with detections from a confidence on."""
+        """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images each, with detections above a confidence."""
         pictures = -(-len(self._taken) // MAX_IMAGES)
         for number in range(pictures):
             taken = self._taken[number::pictures]
@@ -65,7 +65,7 @@ class SampleImageCollector(DetectionCollector):
                 self.write_predictions(folder / f"val_batch{number}_pred.jpg", confidence, taken)
 
     def write_predictions(self, target: Path, confidence: float, taken: Sequence[_Taken] = ()) -> None:
-        """Write what was found on some images, by default on the first 16 that were kept; there is at least one."""
+        """Write the predictions on some images, by default on the first 16."""
         taken = taken or self._taken
         found = [image.found.above(confidence) for image in taken]
         captions = [f"{image.caption} ≥ {confidence:.3f}" for image in taken]

@@ -1,4 +1,4 @@
-"""The report of a validation: tables, interval, speed, charts, page, errors; of `--find-errors`: table, list, page."""
+"""Report of a validation: console tables, charts, page and error files; and of `--find-errors`."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def report_validation(
     plots: bool = True,
     epochs: Callable[[], pd.DataFrame] | None = None,
 ) -> ReportData:
-    """Print the figures, plot the charts, and write the page of a validation; on rank 0.
+    """Print metrics, plot charts and write the page of a validation, on rank 0.
 
     Args:
-        found: the metrics, curves and errors.
-        index, spec: the split, and the dataset that it is of.
-        run: the folder to write to.
-        origin: what was asked for.
+        found: metrics, curves and errors.
+        index, spec: the split and its dataset.
+        run: run directory.
+        origin: of the page.
         verbose: print every class.
-        plots: make the charts.
+        plots: draw the charts.
         epochs: reads the results.csv of a training.
 
     Returns:
-        What the page is made from, for `report_errors`.
+        The data of the page, for `report_errors`.
     """
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print_lines(
@@ -85,7 +85,7 @@ def report_validation(
 
 
 def report_errors(facts: ReportData) -> None:
-    """Write images.csv and errors.jsonl, which is the last of a run's files; on rank 0."""
+    """Write images.csv and errors.jsonl, the last of a run's files, on rank 0."""
     with tolerate(f"images.csv and {ERRORS}"):
         write_images(facts.run / "images.csv", facts.found.errors, facts.index)
         write_errors(facts.run / ERRORS, facts.items, facts.index, facts.labels)
@@ -94,17 +94,10 @@ def report_errors(facts: ReportData) -> None:
 def report_label_errors(
     evidence: Evidence, index: DatasetIndex, spec: DatasetSpec, run: Path, origin: Origin, config: ValConfig
 ) -> dict[str, Any]:
-    """Print the table, and write the list and the page; on rank 0.
-
-    Args:
-        evidence: of all images.
-        index, spec: the split, and the dataset that it is of.
-        run: the folder to write to.
-        origin: of the page.
-        config: the flags.
+    """Print the table of label errors, and write the list and the page, on rank 0.
 
     Returns:
-        Plain values, for `--json`: how many there are of each kind, and where the files are.
+        Plain values for `--json`: counts by kind, and paths of the files.
     """
     listed = suspects(evidence, index)
     kinds = [{"kind": name, "suspects": every, "likely": likely} for _, name, every, likely in counts(listed)]
@@ -127,10 +120,9 @@ def report_label_errors(
 
 
 def table_header() -> str:
-    """What the figures of a table of classes are."""
     return table_row("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
 
 
 def validation_line(metrics: Metrics) -> str:
-    """All classes together, below `table_header`."""
+    """Return the row of all classes together, below `table_header`."""
     return table_row(*next(metrics.rows()))

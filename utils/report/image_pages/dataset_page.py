@@ -1,4 +1,4 @@
-"""`--check-data --report`: what the checks of a dataset found, as one page that needs nothing but itself."""
+"""data_report.html: results of `--check-data` as one self-contained page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LINE = 600  # characters of a line
 
 
 def write_data_page(check: DatasetCheck, spec: DatasetSpec, folder: Path) -> Path:
-    """Write data_report.html into a folder, which is made where it is missing; returns the file.
+    """Write data_report.html into a folder, created if missing; return the file.
 
     Raises:
         UserError: it cannot be written.
@@ -45,7 +45,7 @@ def write_data_page(check: DatasetCheck, spec: DatasetSpec, folder: Path) -> Pat
 
 
 def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
-    """The page: the same text for the same dataset."""
+    """Render the page; equal datasets give equal text."""
     copies = ThumbnailEncoder(spec.pixels)
     told = {"Errors": check.errors, "Problems": check.problems, "Notes": check.notes}
     remarks = {kind: [remark for remark in check.remarks if kind == remark.kind] for kind in KINDS}
@@ -105,7 +105,7 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
 
 
 def in_words(check: DatasetCheck) -> dict[str, list[str]]:
-    """Questions about the dataset with their answers."""
+    """Return questions about the dataset with their answers."""
     usable = f"{'No' if check.errors else 'Yes'}: {check.verdict()}."
     if check.left_out:
         usable += f" {counted(len(check.left_out), 'image')} would be left out."
@@ -130,7 +130,7 @@ def in_words(check: DatasetCheck) -> dict[str, list[str]]:
 
 
 def _between(check: DatasetCheck) -> int:
-    """How many near-duplicates lie in two splits."""
+    """Count the near-duplicates between two splits."""
     return sum(twins.splits[0] != twins.splits[1] for twins in check.twins)
 
 

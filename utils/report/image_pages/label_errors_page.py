@@ -1,4 +1,4 @@
-"""`label_errors.html`: the labels that are likely wrong, with their pictures."""
+"""label_errors.html: likely label errors with image crops."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = "label_errors.html"
 def label_errors_page(
     name: str, suspects: Sequence[LabelError], index: DatasetIndex, labels: Mapping[int, ImageLabels], origin: Origin
 ) -> str:
-    """The page: the same text for the same suspects."""
+    """Render the page; equal errors give equal text."""
     rows = chosen([suspect.kind for suspect in suspects])
     listed = [suspects[row] for row in rows]
     dashed = [

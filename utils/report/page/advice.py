@@ -1,4 +1,4 @@
-"""What happened, and what to do next, in words: each rule says what was measured, or nothing."""
+"""Sentences of the report page: what happened, and what to do next. A rule without evidence returns ""."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HELPS = {
 
 
 def interval_line(metrics: Metrics, low: float, high: float) -> str:
-    """mAP50-95 with its 95 % interval from `bootstrap_interval`, which is NaN where there is nothing to find."""
+    """Return mAP50-95 with its 95 % interval, which is NaN without objects."""
     if math.isnan(low):
         return f"mAP50-95 cannot be measured: no object in the labels of {counted(metrics.images, 'image')}"
     return (
@@ -44,7 +44,7 @@ def interval_line(metrics: Metrics, low: float, high: float) -> str:
 
 
 def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> str:
-    """Milliseconds an image: preparation, inference, NMS; `shape` is the batch's (B, 3, H, W)."""
+    """Return milliseconds per image: preparation, inference, NMS; `shape` is the batch's (B, 3, H, W)."""
     preparation, inference, nms = speed_ms
     return (
         f"Speed: {preparation:.1f} ms preparation, {inference:.1f} ms inference, {nms:.1f} ms NMS per image "
@@ -53,7 +53,7 @@ def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> st
 
 
 def detected_fraction(confidence: float, correct: int, objects: int, false: int, *, is_taken: bool) -> str:
-    """What is found at a confidence, which detect.py takes or not."""
+    """Describe the detected objects and false positives at a confidence; `is_taken`: detect.py uses it."""
     if not objects:
         return ""
     share, wrong = correct / objects, false / max(correct + false, 1)
@@ -65,14 +65,14 @@ def detected_fraction(confidence: float, correct: int, objects: int, false: int,
 
 
 def best_epoch(best: int | None, epochs: int) -> str:
-    """Which epoch the weights are of; epochs are counted from 0, as in results.csv."""
+    """Describe the epoch of the weights, counted from 0 as in results.csv."""
     if best is None or best < 0:
         return "No epoch was better than what the run began with: best.pt holds that."
     return f"The best epoch is {best}, counted from 0, of {epochs} that were trained."
 
 
 def more_epochs(maps: NDArray[np.float64]) -> str:
-    """Whether more epochs would help, from mAP50-95 of the epochs; NaN where one was not validated."""
+    """Judge whether more epochs would help, from the mAP50-95 of the epochs; NaN without validation."""
     epochs = np.flatnonzero(np.isfinite(maps))
     known = maps[epochs]
     if len(known) < 5:
@@ -88,7 +88,7 @@ def more_epochs(maps: NDArray[np.float64]) -> str:
 
 
 def overfits(losses: NDArray[np.float64]) -> str:
-    """Whether the loss of the validation rises while training goes on: (epochs,)."""
+    """Judge whether the validation loss rises while training continues: (epochs,)."""
     epochs = np.flatnonzero(np.isfinite(losses))
     if len(epochs) < 5:
         return ""
@@ -104,7 +104,7 @@ def overfits(losses: NDArray[np.float64]) -> str:
 
 
 def lacking(names: Sequence[str], pictures: NDArray[np.int64], where: str) -> str:
-    """Which classes are in few images of a split, `where`; pictures: (C,), how many have an object of each."""
+    """Name classes with few images in a split; `images`: (C,), images that have an object of each."""
     none = np.flatnonzero(pictures == 0)
     if len(none):
         listed = _listed([names[c] for c in none.tolist()])
@@ -120,7 +120,7 @@ def lacking(names: Sequence[str], pictures: NDArray[np.int64], where: str) -> st
 
 
 def worst_class(names: Sequence[str], class_ids: NDArray[np.int64], ap: NDArray[np.float64]) -> str:
-    """The class that is found worst, of several."""
+    """Name the class with the lowest mAP50-95."""
     if len(class_ids) < 2:
         return ""
     least, mean = int(ap.argmin()), float(ap.mean())
@@ -128,7 +128,7 @@ def worst_class(names: Sequence[str], class_ids: NDArray[np.int64], ap: NDArray[
 
 
 def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int]) -> str:
-    """The kind of error that costs most, and what helps against it."""
+    """Name the kind of error that costs most, and the remedy."""
     kind = max(gains, key=lambda kind: gains[kind])
     if gains[kind] < WORTH:
         return ""
@@ -139,7 +139,7 @@ def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int]) -> str:
 
 
 def waits(share: float) -> str:
-    """Whether training waited for pictures; NaN where that is not known."""
+    """Describe the time that training waited for images; NaN = unknown."""
     if math.isnan(share):
         return ""
     helps = ": try --cache ram, or more --workers." if share > WAITS else "."
@@ -147,13 +147,13 @@ def waits(share: float) -> str:
 
 
 def skipped_steps(steps: int) -> str:
-    """Steps without a finite gradient."""
+    """Count the steps without a finite gradient."""
     said = f"{counted(steps, 'step')} skipped for a gradient that was not finite: see the log of the run."
     return said if steps else ""
 
 
 def too_small(interval: tuple[float, float], images: int) -> str:
-    """Whether the set is too small to see small changes."""
+    """Judge whether the split is too small to show small changes."""
     half = (interval[1] - interval[0]) / 2
     if not half > 0.02:
         return ""
@@ -164,7 +164,7 @@ def too_small(interval: tuple[float, float], images: int) -> str:
 
 
 def problems(count: int, data: str) -> str:
-    """What the scan of the labels found."""
+    """Count the problems of the labels."""
     if not count:
         return ""
     command = f"{started('train.py')} --data {data} --check-data"
@@ -172,12 +172,11 @@ def problems(count: int, data: str) -> str:
 
 
 def _percent(share: float) -> str:
-    """A share of 1 as a whole percentage, on one line."""
+    """Return a fraction as a whole percentage, without a line break."""
     return f"{100 * share:.0f}\u00a0%"
 
 
 def _listed(items: Sequence[str], most: int = 5) -> str:
-    """Names as a sentence has them."""
     if len(items) > most:
         return f"{', '.join(items[:most])} and {len(items) - most:,} more"
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,4 +1,4 @@
-"""The worst errors with their images."""
+"""Gallery of the worst errors with image crops."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Pair = tuple[int, int]
 
 
 def chosen(kinds: Sequence[int], cells: Sequence[Pair] = (), classes: Collection[int] = ()) -> list[int]:
-    """Which are shown: the worst of all, of each kind, of each cell of the matrix; then the next worst.
+    """Select errors to show: the worst of all, of each kind and of each cell of the matrix; then the next worst.
 
     Args:
         kinds: of the errors, the worst first.
         cells: `cells_of` them.
-        classes: that the confusion matrix has, background among them.
+        classes: of the confusion matrix shown, background included.
     """
     taken = dict.fromkeys(range(min(WORST, len(kinds))))
     shown = [frozenset(cell) <= frozenset(classes) for cell in cells] or [False] * len(kinds)
@@ -48,9 +48,9 @@ def chosen(kinds: Sequence[int], cells: Sequence[Pair] = (), classes: Collection
 
 
 def cells_of(errors: Errors, items: Sequence[ErrorItem]) -> list[Pair]:
-    """The cell of the confusion matrix that each error is in: predicted and true class, -1 of background.
+    """Return the cell of the confusion matrix of each error: predicted and true class, -1 for background.
 
-    A pair of classes has the most confident detection of another class on an object that none is correct for.
+    A pair of classes counts the most confident detection of another class on an object without a true positive.
     """
     places = dict(zip(errors.images.tolist(), errors.offsets[:-1].tolist(), strict=True))
     confused: dict[Pair, int] = {}
@@ -68,7 +68,7 @@ def cells_of(errors: Errors, items: Sequence[ErrorItem]) -> list[Pair]:
 
 
 def gallery(facts: ReportData) -> list[dict[str, Any]]:
-    """The errors that are shown, by cost, as the macro `gallery` takes them."""
+    """Return the errors shown, by cost, as the macro `gallery` takes them."""
     cells = cells_of(facts.found.errors, facts.items)
     classes, _ = most_confused(facts.found.errors.confusion, MOST_CLASSES)
     rows = chosen([item.kind for item in facts.items], cells, {-1, *classes.tolist()})
@@ -109,7 +109,7 @@ def _entry(facts: ReportData, row: int, cell: Pair, crop: Crop) -> dict[str, Any
 
 
 def place_of(index: DatasetIndex, labels: Mapping[int, ImageLabels], image: int, row: int) -> dict[str, str]:
-    """The file names of an image and of its labels, the latter with the line or the id of one of them."""
+    """Return the file names of an image and of its labels, with the line or id of one label."""
     place = ""
     if image in labels:
         line, own = labels[image].place(row)

@@ -1,4 +1,4 @@
-"""Joins the sections of the page."""
+"""report.html: the page of a training or a validation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAME = "report.html"
 
 
 def page(facts: ReportData) -> str:
-    """The page: the same text for the same facts."""
+    """Render the page; equal data gives equal text."""
     found, origin, gains = facts.found, facts.origin, facts.gains
     errors, counts = found.errors, found.errors.counts()
     panels, times = ({}, {}) if facts.results is None else training_charts(facts.results, origin.best_epoch)
@@ -79,7 +79,7 @@ def page(facts: ReportData) -> str:
 
 
 def answers(facts: ReportData) -> dict[str, list[str]]:
-    """Questions with what was measured, in words; rules that have nothing to say are left out."""
+    """Return questions with answers in words, without those that have none."""
     found, origin, results = facts.found, facts.origin, facts.results
     metrics, errors, counts = found.metrics, found.errors, found.errors.counts()
     names = [facts.name(c) for c in range(len(facts.index.names))]
@@ -116,7 +116,6 @@ def answers(facts: ReportData) -> dict[str, list[str]]:
 
 
 def _speed(facts: ReportData) -> list[str]:
-    """Whether it was fast, in words."""
     share = math.nan  # of the time that training waited for images, over the epochs that have times
     if facts.results is not None:
         times = facts.results[["time/epoch_s", "time/data_wait"]].dropna().to_numpy(float)
@@ -141,7 +140,7 @@ def _versions(facts: ReportData) -> dict[str, str]:
 
 
 def _usage(facts: ReportData) -> list[tuple[str, str]]:
-    """What can be done with the result: a heading and a command each."""
+    """Return next steps: a heading and a command each."""
     weights, data = (readable(shlex.quote(text), 200) for text in (facts.origin.weights, facts.origin.config.data))
     given = f" --data {data}" if facts.origin.config.data else ""
     tiles = f" --tile {facts.origin.config.tile}" if facts.origin.config.tile else ""

@@ -1,4 +1,4 @@
-"""Tables of the page: classes, confusion, recall by size, shape and crowd, trust in confidences, the dataset."""
+"""Tables of the report page: classes, confusion, recall by size, shape and crowd, calibration, dataset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 
 def class_rows(facts: ReportData) -> list[Row]:
-    """Figures of each class that has objects, at the confidence of the best F1, by the order of the classes."""
+    """Return metrics of each class that has objects, at the confidence of the best F1, in class order."""
     metrics, errors, trained = facts.found.metrics, facts.found.errors, facts.origin.trained_on
     counts = [metrics.images_per_class, metrics.objects_per_class]
     if trained is not None:
@@ -50,17 +50,17 @@ def class_rows(facts: ReportData) -> list[Row]:
 
 
 def images_by_class(index: DatasetIndex) -> NDArray[np.int64]:
-    """In how many images each class has an object: (C,)."""
+    """Count the images that have an object of each class: (C,)."""
     nc = len(index.names)
     return np.bincount(np.unique(_images(index) * nc + index.classes) % nc, minlength=nc)
 
 
 def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The classes that are most often confused with another, ascending, and the matrix of them.
+    """Select the most confused classes, ascending, and their matrix.
 
     Returns:
-        (c,), all where there are at most `most`; and counts (G, G) of these, of all others as one where there are
-        others, and of background.
+        (c,), all if there are at most `most`; and counts (G, G) of these, of all others as one group if any, and of
+        background.
     """
     chosen = np.sort(confusion.confusions().argsort(kind="stable")[-most:])
     group_of = np.full(confusion.nc + 1, len(chosen))
@@ -69,7 +69,7 @@ def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int
 
 
 def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Row:
-    """The confusion matrix: `names`, `left` classes that are one row and column, and cells by predicted class.
+    """Return the confusion matrix: `names`, `left` classes grouped as one, and cells by predicted class.
 
     Args:
         facts: of the run.
@@ -100,7 +100,7 @@ def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Row:
 
 
 def in_words(predicted: str | None, true: str | None) -> str:
-    """What a cell has, by the names of its row and column, None of background."""
+    """Describe a cell by the names of its row and column, None for background."""
     if predicted is None:
         return f"{true}: not found"
     if true is None:
@@ -109,7 +109,7 @@ def in_words(predicted: str | None, true: str | None) -> str:
 
 
 def breakdowns(facts: ReportData) -> list[Row]:
-    """Recall by side, by shape and by how many objects there are in the image; without objects, no table."""
+    """Return recall by size, by shape and by number of objects in the image; empty without objects."""
     errors = facts.found.errors
     if len(errors.outcomes) == 0:
         return []
@@ -131,7 +131,7 @@ def breakdowns(facts: ReportData) -> list[Row]:
 def _recalls(
     title: str, noun: str, bins: NDArray[np.int64], names: tuple[str, ...], outcomes: NDArray[np.uint8]
 ) -> Row:
-    """What became of the objects of each bin, from 1; `parts` are shares of them."""
+    """Count the outcomes of objects in each bin, from 1; `parts` are fractions."""
     table = np.zeros((len(names), len(Kind)), np.int64)
     np.add.at(table, (bins - 1, outcomes), 1)
     rows = []
@@ -145,17 +145,16 @@ def _recalls(
 def scaled_sizes(
     index: DatasetIndex, images: NDArray[np.int64], boxes_xyxy: NDArray[np.float32], imgsz: int
 ) -> NDArray[np.float64]:
-    """Root of the area of boxes (M,), in pixels of an image whose long side is `imgsz`."""
+    """Return the root of the area of boxes (M,), in pixels of an image whose long side is `imgsz`."""
     area = np.maximum((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(1), 0)
     return np.sqrt(area) * imgsz / index.sizes_hw[images].max(1)
 
 
 def calibration(ranking: Ranking) -> tuple[list[Row], float]:
-    """Of the detections in each tenth of confidence, how many are correct at IoU 0.5; of classes that have objects.
+    """Return the precision at IoU 0.5 in each tenth of confidence, for classes that have objects.
 
     Returns:
-        Rows, and the expected calibration error: how far confidence and precision are apart, on average over the
-        detections (Naeini et al. 2015).
+        Rows, and the expected calibration error (Naeini et al. 2015).
     """
     steps = ranking.above.shape[1]
     above, correct = (counts.sum(0).astype(np.int64) for counts in (ranking.above, ranking.correct_above))
@@ -174,13 +173,13 @@ def calibration(ranking: Ranking) -> tuple[list[Row], float]:
 
 
 def splits_of(facts: ReportData) -> list[DatasetIndex]:
-    """The splits that are known: both of a training, or the one that was evaluated."""
+    """Return the known splits: both of a training, or the evaluated one."""
     trained_on = facts.origin.trained_on
     return [facts.index] if trained_on is None or trained_on.split == facts.index.split else [trained_on, facts.index]
 
 
 def dataset(facts: ReportData) -> Row:
-    """The dataset at a glance: images, objects and the sizes of boxes of each split, and what is left out."""
+    """Summarise the dataset: images, objects and box sizes of each split, and what is left out."""
     splits, imgsz = splits_of(facts), facts.origin.imgsz
     shares = {index.split: _histogram(index, imgsz) for index in splits if len(index.classes)}
     chart = None
@@ -207,5 +206,5 @@ def _histogram(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
 
 
 def _images(index: DatasetIndex) -> NDArray[np.int64]:
-    """The image of each object."""
+    """Return the image of each object."""
     return np.repeat(np.arange(len(index), dtype=np.int64), np.diff(index.box_offsets))

@@ -1,4 +1,4 @@
-"""What trackers have in common, and those on servers, each written for what its package documents."""
+"""Tracker interface, and remote trackers: Weights & Biases, MLflow, Trackio, ClearML, Comet."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 
 class Tracker:
-    """What `Loggers` asks of a tracker. Every method runs in the tracker's own thread and may raise anything.
+    """Interface of a tracker. Every method runs in the tracker's own thread and may raise anything.
 
     Attributes:
-        module, package: what is imported and handed to the constructor, and the name to install it by.
-        run_id: what `--resume` continues the tracker's run by; None where the run directory is enough.
+        module, package: name to import, and name to install.
+        run_id: identifies the run for `--resume`; None if the run directory is enough.
     """
 
     module: ClassVar[str]
@@ -25,20 +25,20 @@ class Tracker:
         """Open a run of the tracker, or continue `previous_id`."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Report numbers by name."""
+        """Log numbers by name."""
 
     def image(self, tag: str, path: Path, step: int) -> None:
-        """Report a picture file under a name."""
+        """Log an image file."""
 
     def checkpoint(self, path: Path) -> None:
-        """Keep a checkpoint, where the tracker keeps files."""
+        """Upload a checkpoint, if the tracker stores files."""
 
     def close(self) -> None:
         """Send everything and end the tracker's run."""
 
 
 def project_name(config: Mapping[str, Any]) -> str:
-    """The project's name in a tracker: the folder of runs, unless that is the default one."""
+    """Return the project's name: that of the folder of runs, unless that is the default."""
     name = Path(str(config.get("project", ""))).name
     return name if name and name != "train" else "tessera"
 
@@ -81,8 +81,8 @@ class Wandb(Tracker):
 class MLflow(Tracker):
     """MLflow (mlflow.org/docs), by its client, which has no global current run. MLFLOW_TRACKING_URI applies.
 
-    Without it the runs of a project are in mlflow.db beside their folders, wherever the command is started: MLflow's
-    own default is the working folder, and from 3.13 on it refuses to keep runs in plain files.
+    Without it the runs of a project are in mlflow.db beside their run directories. MLflow's own default is the working
+    directory; from 3.13 on it refuses plain files.
     """
 
     module = package = "mlflow"
@@ -120,7 +120,7 @@ class MLflow(Tracker):
 
 
 def _mlflow_key(name: str) -> str:
-    """`name` in the characters that every MLflow server accepts."""
+    """Replace characters that some MLflow servers refuse."""
     return "".join(c if c.isalnum() or c in "_-. /" else "-" for c in name)
 
 

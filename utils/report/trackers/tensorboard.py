@@ -1,4 +1,4 @@
-"""TensorBoard, the default."""
+"""TensorBoard tracker, the default."""
 
 from __future__ import annotations
 
