@@ -19,7 +19,7 @@ from tessera.utils.report.page.curves import threshold_curves
 from tessera.utils.report.page.error_gallery import cells_of, gallery
 from tessera.utils.report.page.page import page
 from tessera.utils.report.page.page_data import ReportData
-from tessera.utils.report.page.tables import MOST_CLASSES, breakdowns, calibration, class_rows, confusion_table
+from tessera.utils.report.page.tables import MOST_CLASSES, breakdowns, class_rows, confusion_table
 from tests.utils.report.made_page import HEBREW, HOSTILE, assert_safe, made_report_data, trained
 
 
@@ -115,12 +115,6 @@ def test_counts_of_the_tables_add_up(facts: ReportData) -> None:
         assert sum(row["counts"][0] for row in table["rows"]) == counts[Kind.CORRECT]
         assert sum(row["counts"][-1] for row in table["rows"]) == counts[Kind.MISSED]
     assert sum(row["false"] for row in class_rows(facts)) <= sum(counts[kind] for kind in FALSE_KINDS)
-    ranking = facts.found.ranking
-    trust, _ = calibration(ranking)
-    assert sum(row["detections"] for row in trust) == ranking.above[:, 0].sum()
-    right = sum(round(row["precision"] * row["detections"]) for row in trust)
-    assert right == ranking.correct_above[:, 0].sum()
-    assert all(low <= row["confidence"] <= low + 0.1 for row in trust for low in [float(row["name"].split()[0])])
 
 
 def test_the_slider_has_the_figures_of_the_validation(facts: ReportData) -> None:

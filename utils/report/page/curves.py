@@ -32,9 +32,7 @@ _TIMES = {
 Chart = dict[str, Any]
 
 
-def line_chart(
-    axis: str, x: NDArray[Any], series: Mapping[str, NDArray[Any]], *, mark: float | None = None, powers: bool = False
-) -> Chart:
+def line_chart(axis: str, x: NDArray[Any], series: Mapping[str, NDArray[Any]], *, mark: float | None = None) -> Chart:
     """Return lines over one axis, as `draw` of page.js takes them.
 
     Args:
@@ -42,14 +40,10 @@ def line_chart(
         x: (K,), ascending; thinned to `POINTS`, including both ends.
         series: (K,) by name; non-finite values are gaps.
         mark: marked position on the axis.
-        powers: logarithmic axis with base 2.
     """
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), POINTS)).round().astype(np.int64))
     lines = [[name, [_short(value) for value in values[keep].tolist()]] for name, values in series.items()]
-    return {"axis": axis, "x": [_short(value) for value in x[keep].tolist()], "series": lines} | {
-        "mark": mark,
-        "powers": powers,
-    }
+    return {"axis": axis, "x": [_short(value) for value in x[keep].tolist()], "series": lines, "mark": mark}
 
 
 def _short(value: float) -> float | None:

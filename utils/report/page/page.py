@@ -14,14 +14,12 @@ from tessera.utils.checkpoints.provenance import written_by
 from tessera.utils.error_analysis.files import EXPLAINED, NAMES
 from tessera.utils.error_analysis.tide_gains import ERROR_KINDS
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
-from tessera.utils.flags.program import started
 from tessera.utils.report.page import advice
 from tessera.utils.report.page.curves import threshold_curves, training_charts
 from tessera.utils.report.page.error_gallery import gallery
 from tessera.utils.report.page.page_data import ReportData, readable
 from tessera.utils.report.page.tables import (
     breakdowns,
-    calibration,
     class_rows,
     confusion_table,
     dataset,
@@ -39,7 +37,6 @@ def page(facts: ReportData) -> str:
     errors, counts = found.errors, found.errors.counts()
     panels, times = ({}, {}) if facts.results is None else training_charts(facts.results, origin.best_epoch)
     shown, classes = gallery(facts), class_rows(facts)
-    trust, trust_error = calibration(found.ranking)
     most = max(*gains.values(), 1e-9)
     return render_page(
         own_file(__package__, "page.html"),
@@ -64,8 +61,6 @@ def page(facts: ReportData) -> str:
         ],
         errors=sum(counts[kind] for kind in ERROR_KINDS),
         breakdowns=breakdowns(facts),
-        trust=trust,
-        trust_error=trust_error,
         heat=confusion_table(facts, {error["pair"] for error in shown}),
         gallery=shown,
         gallery_kinds=[NAMES[kind] for kind in ERROR_KINDS],
@@ -74,7 +69,6 @@ def page(facts: ReportData) -> str:
         command=readable(origin.command, 2000),
         flags={name: readable(str(value), 200) for name, value in origin.config.as_dict().items()},
         versions=_versions(facts),
-        usage=_usage(facts),
     )
 
 
@@ -137,15 +131,3 @@ def _versions(facts: ReportData) -> dict[str, str]:
         "size of the pictures": f"{facts.origin.imgsz} pixels",
         "folder": readable(str(facts.run), 200),
     }
-
-
-def _usage(facts: ReportData) -> list[tuple[str, str]]:
-    """Return next steps: a heading and a command each."""
-    weights, data = (readable(shlex.quote(text), 200) for text in (facts.origin.weights, facts.origin.config.data))
-    given = f" --data {data}" if facts.origin.config.data else ""
-    tiles = f" --tile {facts.origin.config.tile}" if facts.origin.config.tile else ""
-    return [
-        ("Find objects", f"{started('detect.py')} --weights {weights} --source your/pictures{tiles}"),
-        ("Measure again", f"{started('val.py')} --weights {weights}{given}{tiles} --verbose"),
-        ("Export", f"{started('export.py')} --weights {weights} --include onnx"),
-    ]

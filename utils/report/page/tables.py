@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.confusion import ConfusionMatrix
 from tessera.utils.evaluation.error_counts import KINDS
 from tessera.utils.evaluation.matching import Kind
-from tessera.utils.report.page.curves import line_chart
 from tessera.utils.report.page.page_data import ReportData, readable
 from tessera.utils.types import DatasetIndex
 
@@ -27,8 +25,6 @@ _ASPECT_NAMES = ("tall, below 1:3", "1:3 to 2:3", "2:3 to 3:2", "3:2 to 3:1", "w
 _CROWDS = (1, 2, 5, 10, 20)
 _CROWD_NAMES = ("1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
 _OUTCOMES = (Kind.CORRECT, Kind.WRONG_CLASS, Kind.BADLY_PLACED, Kind.MISSED)
-_HISTOGRAM = 2.0 ** np.arange(1, 11.5, 0.5)  # pixels, edges of the histogram of sides
-_CONFIDENCE_BINS = 10
 
 Row = dict[str, Any]
 
@@ -150,28 +146,6 @@ def scaled_sizes(
     return np.sqrt(area) * imgsz / index.sizes_hw[images].max(1)
 
 
-def calibration(ranking: Ranking) -> tuple[list[Row], float]:
-    """Return the precision at IoU 0.5 in each tenth of confidence, for classes that have objects.
-
-    Returns:
-        Rows, and the expected calibration error (Naeini et al. 2015).
-    """
-    steps = ranking.above.shape[1]
-    above, correct = (counts.sum(0).astype(np.int64) for counts in (ranking.above, ranking.correct_above))
-    edges = np.linspace(0, steps - 1, _CONFIDENCE_BINS + 1).round().astype(int)
-    rows, apart = list[Row](), 0.0
-    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        beyond = [0, 0] if high == steps - 1 else [above[high], correct[high]]  # the last confidence is of the last bin
-        found, right = int(above[low] - beyond[0]), int(correct[low] - beyond[1])
-        if found:
-            within = above[low + 1 : high] - beyond[0]
-            mean = float((low + (within.sum() + found / 2) / found) / (steps - 1))  # of steps of confidence
-            apart += abs(found * mean - right)
-            name = f"{low / (steps - 1):.1f} to {high / (steps - 1):.1f}"
-            rows.append({"name": name, "detections": found, "confidence": mean, "precision": right / found})
-    return rows, apart / max(sum(row["detections"] for row in rows), 1)
-
-
 def splits_of(facts: ReportData) -> list[DatasetIndex]:
     """Return the known splits: both of a training, or the evaluated one."""
     trained_on = facts.origin.trained_on
@@ -180,16 +154,9 @@ def splits_of(facts: ReportData) -> list[DatasetIndex]:
 
 def dataset(facts: ReportData) -> Row:
     """Summarise the dataset: images, objects and box sizes of each split, and what is left out."""
-    splits, imgsz = splits_of(facts), facts.origin.imgsz
-    shares = {index.split: _histogram(index, imgsz) for index in splits if len(index.classes)}
-    chart = None
-    if shares:
-        there = np.flatnonzero(np.sum(list(shares.values()), 0))
-        own = slice(max(int(there[0]) - 1, 0), int(there[-1]) + 2)
-        shown = {name: values[own] for name, values in shares.items()}
-        chart = line_chart(f"side in pixels, in a picture of {imgsz}", _HISTOGRAM[:-1][own], shown, powers=True)
+    splits = splits_of(facts)
     left_out = [readable(index.left_out, 1000) for index in splits if index.left_out]
-    return {"splits": [_split(index) for index in splits], "left_out": left_out, "chart": chart}
+    return {"splits": [_split(index) for index in splits], "left_out": left_out}
 
 
 def _split(index: DatasetIndex) -> Row:
@@ -198,11 +165,6 @@ def _split(index: DatasetIndex) -> Row:
     height, width = np.median(index.sizes_hw, 0) if len(index) else (0, 0)
     counts = [len(index), len(index.classes), empty, most, ignored]
     return {"name": index.split, "counts": counts, "sizes": f"{width:.0f} × {height:.0f}"}
-
-
-def _histogram(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
-    sides = scaled_sizes(index, _images(index), index.boxes_xyxy, imgsz).clip(_HISTOGRAM[0], _HISTOGRAM[-1])
-    return np.histogram(sides, _HISTOGRAM)[0] / len(sides)
 
 
 def _images(index: DatasetIndex) -> NDArray[np.int64]:

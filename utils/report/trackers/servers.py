@@ -66,7 +66,7 @@ class Wandb(Tracker):
         self._run.log(dict(values), step=step)
 
     def image(self, tag: str, path: Path, step: int) -> None:
-        # Into the newest row: what comes for an earlier step, such as the pictures of the best epoch, would be dropped.
+        # In the newest row: images of an earlier step, such as those of the best epoch, would be dropped.
         self._run.log({tag: self._api.Image(str(path), caption=f"epoch {step}")}, commit=False)
 
     def checkpoint(self, path: Path) -> None:
@@ -124,14 +124,14 @@ def _mlflow_key(name: str) -> str:
     return "".join(c if c.isalnum() or c in "_-. /" else "-" for c in name)
 
 
-class Trackio(Tracker):
+class Trackio(Wandb):
     """Trackio (huggingface.co/docs/trackio), on this machine. TRACKIO_DIR, TRACKIO_SERVER_URL and the like apply."""
 
     module = package = "trackio"
 
     def __init__(self, api: Any, run: Path, config: Mapping[str, Any], previous_id: str | None) -> None:
         self._api = api
-        self.run_id = previous_id or f"{run.name}-{secrets.token_hex(3)}"  # it resumes by name: no other run has it
+        self.run_id = previous_id or f"{run.name}-{secrets.token_hex(3)}"  # unique, as it resumes by name
         self._run = api.init(
             project=project_name(config),
             name=self.run_id,
@@ -142,17 +142,11 @@ class Trackio(Tracker):
             auto_log_gpu=False,
         )
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
     def image(self, tag: str, path: Path, step: int) -> None:
         self._run.log({tag: self._api.Image(str(path), caption=f"epoch {step}")}, step=step)
 
     def checkpoint(self, path: Path) -> None:
         self._run.log_artifact(path, name=f"{self.run_id}-model", type="model", aliases=[path.stem])
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class ClearML(Tracker):
@@ -161,8 +155,7 @@ class ClearML(Tracker):
     module = package = "clearml"
 
     def __init__(self, api: Any, run: Path, config: Mapping[str, Any], previous_id: str | None) -> None:
-        # On Linux it would fork a process to report from, beside its own thread that asks git for the revision: that
-        # one waited for ever, and the process's end for it.
+        # On Linux it would fork a reporting process while its own thread runs git: that thread can hang for ever.
         api.Task._report_subprocess_enabled = False
         self._task = api.Task.init(
             project_name=project_name(config),
