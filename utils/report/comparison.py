@@ -53,10 +53,10 @@ def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
     flips = found.flips
     of = " (the median run of each side)" if len(found.a) + len(found.b) > 2 else ""
     yield (
-        f"Objects, A at {flips.threshold_a:.3g} and B at {flips.threshold_b:.3g}{of}: {flips.both:,} found by both, "
+        f"Objects, A at {flips.threshold_a:.3g} and B at {flips.threshold_b:.3g}{of}: {flips.both:,} detected by both, "
         f"{flips.lost:,} by A alone, {flips.gained:,} by B alone, {flips.neither:,} by none"
     )
-    yield f"Wrong finds: {flips.wrong_both:,} of both, {flips.wrong_a:,} of A alone, {flips.wrong_b:,} of B alone"
+    yield f"False positives: {flips.wrong_both:,} of both, {flips.wrong_a:,} of A alone, {flips.wrong_b:,} of B alone"
     yield found.verdict
     for asked in found.requirements:
         if asked not in found.unmet:
@@ -94,7 +94,7 @@ def write_disagreements(
     """Write `flips/worse_01.jpg` … and `flips/better_01.jpg` …, the strongest disagreements first."""
     for kind, images in (("worse", flips.worse), ("better", flips.better)):
         for number, one in enumerate(images, 1):
-            with tolerate(f"picture of flips {kind}_{number:02}"):
+            with tolerate(f"image of disagreements {kind}_{number:02}"):
                 _write_image(
                     folder / "flips" / f"{kind}_{number:02}.jpg", index, flips, one, a[one.image], b[one.image]
                 )
@@ -105,7 +105,7 @@ def _write_image(
 ) -> None:
     """Write one image three times: disagreeing objects, detections of A, detections of B."""
     path = index.path(one.image)
-    picture = read_image(path, rule=index.pixels)
+    image = read_image(path, rule=index.pixels)
     classes, boxes_xyxy = index.labels(one.image)
     flipped = np.concatenate((one.lost, one.gained))
     panels = [
@@ -117,7 +117,7 @@ def _write_image(
     ]
     captions = [
         f"{len(one.lost)} lost, {len(one.gained)} gained: {path.name}",
-        f"A: finds {a.found.sum()} of {len(a.found)}, {a.wrong.sum()} wrong",
-        f"B: finds {b.found.sum()} of {len(b.found)}, {b.wrong.sum()} wrong",
+        f"A: {a.found.sum()} of {len(a.found)} detected, {a.wrong.sum()} false positives",
+        f"B: {b.found.sum()} of {len(b.found)} detected, {b.wrong.sum()} false positives",
     ]
-    save_grid([picture] * len(panels), panels, index.names, captions, target)
+    save_grid([image] * len(panels), panels, index.names, captions, target)

@@ -20,10 +20,10 @@ from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import Batch
 
 MAX_IMAGES = 16
-MAX_SIDE = 1920  # pixels of the whole picture
+MAX_SIDE = 1920  # pixels of the whole grid
 MIN_TILE = 320  # small images are enlarged to this, else no label would be legible
 _CAPTION = (40, 40, 40)  # RGB behind a file name
-_AROUND = 255  # grey level beside an image that does not fill its place
+_AROUND = 255  # grey level beside an image that does not fill its tile
 
 
 class Style(NamedTuple):
@@ -78,9 +78,9 @@ def save_grid(
     target: Path,
 ) -> None:
     """Write `grid` as a JPEG, atomically."""
-    picture = Image.fromarray(grid(images, annotations, names, captions))
-    with atomic_write(target) as file:  # colour at full resolution, lest thin lines lose theirs
-        picture.save(file, "JPEG", quality=92, subsampling=0)
+    image = Image.fromarray(grid(images, annotations, names, captions))
+    with atomic_write(target) as file:  # full chroma resolution, for thin coloured lines
+        image.save(file, "JPEG", quality=92, subsampling=0)
 
 
 def annotated(picture: Pixels, marks: Annotations, names: Sequence[str], style: Style) -> Pixels:
@@ -137,8 +137,8 @@ def _annotate(tile: Pixels, marks: Annotations, names: Sequence[str], caption: s
     taken = [(0, 0, title.shape[1], title.shape[0])] if caption else []
     _paint(tile, marks, names, size, Style(), taken)
     if marks.scores is not None and len(marks.scores) == 0:
-        said = _label(f"nothing above {marks.threshold:.3g}", size, width, 0)
-        _stamp(tile, said, ((width - said.shape[1]) // 2, (height - said.shape[0]) // 2), _CAPTION)
+        note = _label(f"nothing above {marks.threshold:.3g}", size, width, 0)
+        _stamp(tile, note, ((width - note.shape[1]) // 2, (height - note.shape[0]) // 2), _CAPTION)
     if caption:
         _stamp(tile, title, (0, 0), _CAPTION)  # over the boxes
 

@@ -98,8 +98,8 @@ def class_text(number: int, name: str) -> str:
 @cache
 def _warn_of_fonts() -> None:
     log.warning(
-        "No font here has all characters of the classes' names: images and charts show ? for these, and the number of "
-        "the class. Install Noto fonts, such as fonts-noto-cjk (Chinese, Japanese, Korean) and fonts-noto-core (other "
+        "No installed font has all characters of the class names: images and charts show ? and the class number. "
+        "Install Noto fonts, such as fonts-noto-cjk (Chinese, Japanese, Korean) and fonts-noto-core (other "
         "scripts) of Debian and Ubuntu."
     )
 

@@ -24,8 +24,8 @@ from tessera.utils.types import Batch, DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)
 
-PICTURES = 3  # training batches that are render_page
-PREDICTIONS, PREDICTED = 10, 4  # epochs of a run whose predictions are render_page, and images each
+TRAIN_BATCHES = 3  # drawn with their boxes
+PREDICTIONS, PREDICTED = 10, 4  # epochs whose predictions are drawn, and images each
 
 
 @dataclass(frozen=True)
@@ -72,19 +72,19 @@ class Journal:
         self.run, self._index, self._world, self._loss_names = run.folder, index, run.world, loss_names
         self._period = max(-(-run.config.epochs // PREDICTIONS), 1)
         self._predictions: SampleImageCollector | None = None
-        self._pictures: SampleImageCollector | None = None
+        self._samples: SampleImageCollector | None = None
         self._start_epoch, self._epochs = start_epoch, run.config.epochs
         self.renders = run.world.is_main and not run.config.noplots
-        self._rendered = PICTURES if run.resumed or not self.renders else 0
+        self._rendered = TRAIN_BATCHES if run.resumed or not self.renders else 0
         flags = {**run.config.as_dict(), "optimizer": run.optimizer}
         flags |= {f"hyp_{key}" if key in flags else key: value for key, value in run.hyp.as_dict().items()}
         self._table: ResultsTable | None = None
-        # The others wait on the host, not in a collective of the device, and end with rank 0 where it cannot write.
+        # The others wait on the host, not in a collective of the device, and fail with rank 0.
         run.world.from_main(lambda: self._open(run, start_epoch))
         trackers = run.config.logger_names if run.world.is_main else ()
         self._loggers = Loggers(trackers, run.folder, flags, resume=run.resumed)
         if self.renders and not run.resumed:
-            with self._picture("labels") as path:
+            with self._start_image("labels") as path:
                 plot_labels(index, path)
 
     def __enter__(self) -> Journal:
@@ -96,8 +96,8 @@ class Journal:
     def show_first(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches, and draw the first few of the run with their boxes."""
         for batch in batches:
-            if self._rendered < PICTURES:
-                with self._picture(f"train_batch{self._rendered}") as path:
+            if self._rendered < TRAIN_BATCHES:
+                with self._start_image(f"train_batch{self._rendered}") as path:
                     captions = [self._index.path(i).name for i in batch.indices.tolist()]
                     render_targets(batch, self._index.names, captions, path)
                 self._rendered += 1
@@ -115,8 +115,8 @@ class Journal:
         predicted = epoch is not None and epoch % self._period == 0
         shown = epoch is None or epoch + 1 == self._epochs
         self._predictions = SampleImageCollector(index, self._world.size, PREDICTED) if predicted else None
-        self._pictures = SampleImageCollector(index, self._world.size) if shown else None
-        return [sink for sink in (self._predictions, self._pictures) if sink is not None]
+        self._samples = SampleImageCollector(index, self._world.size) if shown else None
+        return [sink for sink in (self._predictions, self._samples) if sink is not None]
 
     def epoch(self, epoch: int, figures: EpochFigures) -> None:
         """Add the row of an epoch to results.csv and trackers; log the remaining time after the first.
@@ -140,8 +140,8 @@ class Journal:
         if sink is not None and len(sink) and metrics is not None:
             with tolerate("predictions.jpg"):
                 own = self.run / f"predictions_epoch{epoch}.jpg"  # a tracker may read it many epochs later
-                for picture in (own, self.run / "predictions.jpg"):
-                    sink.write_predictions(picture, metrics.confidence)
+                for path in (own, self.run / "predictions.jpg"):
+                    sink.write_predictions(path, metrics.confidence)
                 self._loggers.image("predictions", own, epoch)
 
     def finish(self, epoch: int, checkpoint: Path, confidence: float) -> None:
@@ -152,13 +152,13 @@ class Journal:
             checkpoint: of that epoch.
             confidence: threshold of the detections shown.
         """
-        if self._pictures is not None:
-            self._pictures.write(self.run, confidence)
+        if self._samples is not None:
+            self._samples.write(self.run, confidence)
         if self.renders:
             with tolerate("results.png"):
                 plot_results(read_results(self.run / "results.csv"), self.run / "results.png")
-            for picture in sorted(self.run.glob("*.png")) + sorted(self.run.glob("val_batch*.jpg")):
-                self._loggers.image(picture.stem, picture, epoch)
+            for path in sorted(self.run.glob("*.png")) + sorted(self.run.glob("val_batch*.jpg")):
+                self._loggers.image(path.stem, path, epoch)
         if checkpoint.is_file():
             self._loggers.checkpoint(checkpoint)
 
@@ -166,9 +166,9 @@ class Journal:
         with self._writing():
             for folder in (self.run, self.run / "weights"):
                 remove_leftovers(folder, of_any_host=True)  # this run may have been killed on another
-            # First of all: it refuses a folder that holds something else.
+            # First, as it refuses a foreign results.csv.
             self._table = ResultsTable(self.run / "results.csv", self._loss_names, start_epoch)
-            (self.run / ERRORS).unlink(missing_ok=True)  # of an earlier measurement
+            (self.run / ERRORS).unlink(missing_ok=True)  # of an earlier evaluation
             if not run.resumed:
                 for events in self.run.glob("events.out.tfevents.*"):  # of the run that this one replaces
                     events.unlink()
@@ -187,12 +187,12 @@ class Journal:
             yield
         except OSError as error:
             raise UserError(
-                f"Run directory {self.run}: cannot be written to ({error.strerror or error}). Make room or fix its "
+                f"Run directory {self.run}: not writable ({error.strerror or error}). Make room or fix its "
                 f"permissions, and continue with --resume; or choose another with --project."
             ) from error
 
     @contextmanager
-    def _picture(self, name: str) -> Iterator[Path]:
+    def _start_image(self, name: str) -> Iterator[Path]:
         """Yield the path of an image of the run's start, and send the image to the trackers."""
         path = self.run / f"{name}.jpg"
         with tolerate(path.name):

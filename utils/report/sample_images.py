@@ -16,7 +16,7 @@ from tessera.utils.report.image_grid import MAX_IMAGES, MAX_SIDE, Annotations, l
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 SHOWN = 3 * MAX_IMAGES  # of a validation
-_SIDE = MAX_SIDE // 4  # pixels that an image of a full picture has
+_SIDE = MAX_SIDE // 4  # pixels of an image in a full grid
 
 
 class _Taken(NamedTuple):
@@ -48,7 +48,7 @@ class SampleImageCollector(DetectionCollector):
 
     def add(self, batch: Batch, found: Sequence[Detections]) -> None:
         """Collect the sampled images of a batch."""
-        with tolerate("pictures of the validation"):
+        with tolerate("sample images of the validation"):
             for image in range(len(batch)):
                 if self._seen % self._every == 0 and len(self._taken) < self._most:
                     self._taken.append(self._take(batch, image, found[image]))
@@ -56,11 +56,11 @@ class SampleImageCollector(DetectionCollector):
 
     def write(self, folder: Path, confidence: float) -> None:
         """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images each, with detections above a confidence."""
-        pictures = -(-len(self._taken) // MAX_IMAGES)
-        for number in range(pictures):
-            taken = self._taken[number::pictures]
+        grids = -(-len(self._taken) // MAX_IMAGES)
+        for number in range(grids):
+            taken = self._taken[number::grids]
             images, labels, _, captions = zip(*taken, strict=True)
-            with tolerate(f"val_batch{number} pictures"):
+            with tolerate(f"val_batch{number} images"):
                 save_grid(images, labels, self._index.names, captions, folder / f"val_batch{number}_labels.jpg")
                 self.write_predictions(folder / f"val_batch{number}_pred.jpg", confidence, taken)
 

@@ -69,7 +69,7 @@ def report_validation(
         print_lines(*error_table(found.errors, gains))
     items = error_items(found.errors, gains, index)
     labels: dict[int, ImageLabels] = {}
-    with tolerate("lines of the labels"):
+    with tolerate("label lines"):
         images = sorted({item.image for item in items})
         labels = label_lines(spec, index, images, single_cls=origin.config.single_cls)
     if plots:
@@ -105,7 +105,7 @@ def report_label_errors(
     judged = int(evidence.counts.supports.sum())
     print_lines(*label_error_table(listed, judged, len(index), len(index.classes) - judged))
     labels: dict[int, ImageLabels] = {}
-    with tolerate("lines of the labels"):
+    with tolerate("label lines"):
         labels = label_lines(spec, index, sorted({suspect.image for suspect in listed}))
     with tolerate(FILE):
         write_label_errors(run / FILE, listed, index, labels)

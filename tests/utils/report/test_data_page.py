@@ -96,7 +96,7 @@ def test_a_picture_that_is_gone_is_listed_without_a_copy(tmp_path: Path) -> None
     check = made_check(tmp_path / "pictures", 2, ["a", "b", "c"])
     shutil.rmtree(tmp_path / "pictures")
     text = data_page(check, DatasetSpec("a", tmp_path / "a.yaml", tmp_path, {}, ()))
-    assert "<img" not in text and text.count("No room for its picture") == 4
+    assert "<img" not in text and text.count("No image: its file") == 4
 
 
 def test_a_place_that_cannot_be_written_to_is_one_message(yaml: Path, tmp_path: Path) -> None:

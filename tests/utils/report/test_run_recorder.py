@@ -152,10 +152,10 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
 
 def test_a_folder_or_a_row_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / "exp").write_text("a file")
-    with pytest.raises(UserError, match=r"exp: cannot be written to .*--project"):
+    with pytest.raises(UserError, match=r"exp: not writable .*--project"):
         open_journal(tmp_path / "exp", noplots=True)
     with open_journal(tmp_path, noplots=True) as journal:
         (tmp_path / "results.csv").unlink()
         (tmp_path / "results.csv").mkdir()
-        with pytest.raises(UserError, match=r"cannot be written to .*--resume"):
+        with pytest.raises(UserError, match=r"not writable .*--resume"):
             journal.epoch(0, EPOCH)

@@ -33,7 +33,7 @@ from tessera.utils.report.palette import class_hex, class_text
 
 _LABELLED_CLASSES = 20  # up to here, a legend has a line for each class
 _POINTS = 201  # of a line, where there are more classes
-_NUMBERED = 41  # rows of a matrix with the share in each cell
+_NUMBERED = 41  # rows of a matrix with numbers in the cells
 _FAINT = "#9aa5b1"
 
 
@@ -51,7 +51,7 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, confidence: float, names: 
     """Plot the confusion matrix at a confidence threshold, each column divided by its sum."""
     assert confusion.nc == len(names), (confusion.nc, len(names))
     names = [class_text(number, name) for number, name in enumerate(names)]
-    title = f"Confusion matrix at confidence {confidence:.3f} and IoU 0.5 (share of each true class)"
+    title = f"Confusion matrix at confidence {confidence:.3f} and IoU 0.5 (fraction of each true class)"
     most = len(names) if len(names) <= NAMED_CLASSES else _NUMBERED - 2
     chosen, matrix = most_confused(confusion, most)
     labels = [*(names[i] for i in chosen), "background"]

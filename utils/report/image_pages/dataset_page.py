@@ -19,8 +19,8 @@ from tessera.utils.text import counted
 from tessera.utils.types import DatasetSpec
 
 NAME = "data_report.html"
-MOST_PAIRS = 60  # with their pictures
-MOST_REMARKS = 12  # of a kind, with their pictures
+MOST_PAIRS = 60  # with their images
+MOST_REMARKS = 12  # of a kind, with their images
 MOST_LINES = 200  # of errors, of problems and of notes
 MOST_MOVED = 40  # of a family
 _LINE = 600  # characters of a line
@@ -115,17 +115,17 @@ def in_words(check: DatasetCheck) -> dict[str, list[str]]:
         if drift.moved
     ]
     if rest := [f"{drift.family} of {drift.splits[1]}" for drift in check.drifts if not drift.moved]:
-        like.append(f"No sign of drift in {', '.join(rest)}: what differs is small, or may be chance.")
+        like.append(f"No sign of drift in {', '.join(rest)}: differences are small, or may be chance.")
     between = _between(check)
-    alike = f"{counted(between, 'pair')} of pictures that look the same lie in two splits, "
-    alike += f"{len(check.twins) - between:,} in one."
+    alike = f"{counted(between, 'pair')} of near-duplicates between two splits, "
+    alike += f"{len(check.twins) - between:,} within one."
     kinds = Counter(remark.kind for remark in check.remarks)
     odd = ", ".join(f"{kinds[kind]:,} {kind}" for kind in KINDS if kinds[kind])
     return {
         "Can it be trained on?": [usable],
-        "Do the splits resemble each other?": like or ["There are too few pictures to say, or one split alone."],
-        "Are pictures in it twice?": [alike if check.twins else "No two pictures look the same without being copies."],
-        "Are there unusual pictures?": [f"{odd}." if odd else "None was found."],
+        "Do the splits match?": like or ["Unknown: there are too few images, or one split alone."],
+        "Does it have near-duplicates?": [alike if check.twins else "None."],
+        "Does it have unusual images?": [f"{odd}." if odd else "None."],
     }
 
 

@@ -15,28 +15,27 @@ from tessera.utils.text import counted
 from tessera.utils.types import Metrics
 
 RISE = 0.005  # of mAP50-95 over the last fifth of the epochs: above it, the curve still rises
-FEW = 1 / 3  # of the median class's pictures: below it, a class has few
-WAITS = 0.2  # share of the time that training waits for pictures: above it, that is worth a change
+FEW = 1 / 3  # of the median class's images: below it, a class has few
+WAITS = 0.2  # fraction of the time that training waits for images: above it, a change pays
 WORSE = 1.1  # times its smallest value: above it, the loss of the validation has risen
-WORTH = 0.005  # of mAP50: below it, a kind of error is not worth a word
+WORTH = 0.005  # of mAP50: below it, a kind of error is not mentioned
 
 _HELPS = {
-    Kind.WRONG_CLASS: "More pictures of the classes that are taken for each other, clearer rules for their labels, or "
-    "one class for both: the confusion matrix names the pairs. Where two lie in one place, --agnostic-nms "
-    "keeps the more confident one.",
+    Kind.WRONG_CLASS: "Add images of the confused classes, clarify the rules for their labels, or merge the classes: "
+    "the confusion matrix names the pairs. For two boxes on one object, --agnostic-nms keeps the more confident one.",
     Kind.BADLY_PLACED: "A larger --imgsz, tighter labels, or more epochs.",
-    Kind.BOTH: "What helps against wrong classes and bad places: clearer labels, a larger --imgsz.",
-    Kind.DUPLICATE: "A lower --iou-thres for detect.py, or a head without suppression.",
-    Kind.BACKGROUND: "Look at the pictures first: many such detections are objects that lack a label. Then add "
-    "pictures without objects.",
-    Kind.MISSED: "More pictures like those that are missed; for small objects a larger --imgsz, or --tile.",
+    Kind.BOTH: "Clearer labels, or a larger --imgsz.",
+    Kind.DUPLICATE: "A lower --iou-thres for detect.py, or a head without NMS.",
+    Kind.BACKGROUND: "Look at the images first: many such detections are objects that lack a label. Then add images "
+    "without objects.",
+    Kind.MISSED: "Add images like those with missed objects; for small objects use a larger --imgsz, or --tile.",
 }
 
 
 def interval_line(metrics: Metrics, low: float, high: float) -> str:
     """Return mAP50-95 with its 95 % interval, which is NaN without objects."""
     if math.isnan(low):
-        return f"mAP50-95 cannot be measured: no object in the labels of {counted(metrics.images, 'image')}"
+        return f"mAP50-95 is undefined: no object in the labels of {counted(metrics.images, 'image')}"
     return (
         f"mAP50-95 {metrics.map:.3f}, 95 % interval {low:.3f} to {high:.3f} (bootstrap over "
         f"{counted(metrics.images, 'image')})"
@@ -57,17 +56,17 @@ def detected_fraction(confidence: float, correct: int, objects: int, false: int,
     if not objects:
         return ""
     share, wrong = correct / objects, false / max(correct + false, 1)
-    why = f"which {called('detect.py')} takes with these weights" if is_taken else "where F1 is best"
+    why = f"which {called('detect.py')} uses with these weights" if is_taken else "where F1 is best"
     return (
-        f"At confidence {confidence:.3f}, {why}, {correct:,} of {objects:,} objects are found ({_percent(share)}), "
-        f"and {false:,} of {correct + false:,} detections are false ({_percent(wrong)})."
+        f"At confidence {confidence:.3f}, {why}, {correct:,} of {objects:,} objects are detected ({_percent(share)}), "
+        f"and {false:,} of {correct + false:,} detections are false positives ({_percent(wrong)})."
     )
 
 
 def best_epoch(best: int | None, epochs: int) -> str:
     """Describe the epoch of the weights, counted from 0 as in results.csv."""
     if best is None or best < 0:
-        return "No epoch was better than what the run began with: best.pt holds that."
+        return "No epoch was better than the initial weights, which best.pt holds."
     return f"The best epoch is {best}, counted from 0, of {epochs} that were trained."
 
 
@@ -76,7 +75,7 @@ def more_epochs(maps: NDArray[np.float64]) -> str:
     epochs = np.flatnonzero(np.isfinite(maps))
     known = maps[epochs]
     if len(known) < 5:
-        return f"That cannot be told from {len(known)} validated epochs: at least five are needed."
+        return f"Unknown: {len(known)} epochs were validated, at least five are needed."
     last = max(len(known) // 5, 2)
     rise, best = float(known[-last:].mean() - known[-2 * last : -last].mean()), int(known.argmax())
     figures = f"the mean of the last {last} epochs is {rise:+.3f} from that of the {last} before"
@@ -97,26 +96,26 @@ def overfits(losses: NDArray[np.float64]) -> str:
     if known[-1] <= WORSE * known[least] or least > 0.6 * len(known):
         return ""
     return (
-        f"The loss of the validation was least in epoch {epochs[least]} ({known[least]:.3f}) and has risen since, to "
-        f"{known[-1]:.3f}: the model learns the training pictures by heart. More pictures, stronger augmentation "
-        "(--hyp), or weights to begin with (--weights) help."
+        f"The validation loss was lowest in epoch {epochs[least]} ({known[least]:.3f}) and has risen since, to "
+        f"{known[-1]:.3f}: the model overfits. More images, stronger augmentation (--hyp) or "
+        "pretrained weights (--weights) help."
     )
 
 
-def lacking(names: Sequence[str], pictures: NDArray[np.int64], where: str) -> str:
+def lacking(names: Sequence[str], images: NDArray[np.int64], where: str) -> str:
     """Name classes with few images in a split; `images`: (C,), images that have an object of each."""
-    none = np.flatnonzero(pictures == 0)
+    none = np.flatnonzero(images == 0)
     if len(none):
         listed = _listed([names[c] for c in none.tolist()])
-        return f"{listed} {'is' if len(none) == 1 else 'are'} in no picture of the {where} split."
+        return f"{listed} {'is' if len(none) == 1 else 'are'} in no image of the {where} split."
     if len(names) < 2:
         return ""
-    median = float(np.median(pictures))
-    few = [int(c) for c in np.argsort(pictures, kind="stable") if pictures[c] < FEW * median]
+    median = float(np.median(images))
+    few = [int(c) for c in np.argsort(images, kind="stable") if images[c] < FEW * median]
     if not few:
-        return f"None: every class of the {where} split is in at least {int(pictures.min()):,} pictures."
-    listed = _listed([f"{names[c]} ({pictures[c]:,})" for c in few])
-    return f"Fewest pictures of the {where} split have {listed}; the median class is in {median:,.0f}."
+        return f"None: every class of the {where} split is in at least {int(images.min()):,} images."
+    listed = _listed([f"{names[c]} ({images[c]:,})" for c in few])
+    return f"Classes with few images in the {where} split: {listed}; the median class is in {median:,.0f}."
 
 
 def worst_class(names: Sequence[str], class_ids: NDArray[np.int64], ap: NDArray[np.float64]) -> str:
@@ -124,7 +123,7 @@ def worst_class(names: Sequence[str], class_ids: NDArray[np.int64], ap: NDArray[
     if len(class_ids) < 2:
         return ""
     least, mean = int(ap.argmin()), float(ap.mean())
-    return f"{names[int(class_ids[least])]} is found worst: mAP50-95 {ap[least]:.3f}, where the mean is {mean:.3f}."
+    return f"{names[int(class_ids[least])]} has the lowest mAP50-95: {ap[least]:.3f}; the mean is {mean:.3f}."
 
 
 def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int]) -> str:
@@ -143,7 +142,7 @@ def waits(share: float) -> str:
     if math.isnan(share):
         return ""
     helps = ": try --cache ram, or more --workers." if share > WAITS else "."
-    return f"Training waited for pictures {_percent(share)} of its time{helps}"
+    return f"Training waited for images {_percent(share)} of its time{helps}"
 
 
 def skipped_steps(steps: int) -> str:
@@ -158,8 +157,8 @@ def too_small(interval: tuple[float, float], images: int) -> str:
     if not half > 0.02:
         return ""
     return (
-        f"With {counted(images, 'picture')} the figure is known to ±\u00a0{half:.3f}: a change that is smaller "
-        "may be luck. A larger set for validation would tell more."
+        f"With {counted(images, 'image')} mAP50-95 is known to ±\u00a0{half:.3f}: a smaller change "
+        "may be chance. A larger validation set would show more."
     )
 
 

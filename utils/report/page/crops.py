@@ -93,8 +93,8 @@ class ThumbnailEncoder:
             size_hw = image_size(path, Path(path).stat().st_size)
         except (BadImage, UserError, OSError):
             return ""
-        picture = self.read(Path(path), size_hw, max(size_hw))
-        return "" if picture is None else self.encode(picture).uri
+        image = self.read(Path(path), size_hw, max(size_hw))
+        return "" if image is None else self.encode(image).uri
 
 
 def render_crops(index: DatasetIndex, subjects: Sequence[Subject]) -> list[Crop]:
@@ -107,13 +107,13 @@ def render_crops(index: DatasetIndex, subjects: Sequence[Subject]) -> list[Crop]
         height, width = index.sizes_hw[image].tolist()
         windows = [_window(subjects[place], width, height) for place in own]
         least = min(max(x2 - x1, y2 - y1) for x1, y1, x2, y2 in windows)
-        picture = copies.read(index.path(image), (height, width), least)
-        if picture is None:
+        pixels = copies.read(index.path(image), (height, width), least)
+        if pixels is None:
             continue
         for place, (left, top, right, bottom) in zip(own, windows, strict=True):
-            scale = picture.shape[1] / width
+            scale = pixels.shape[1] / width
             x1, y1, x2, y2 = (round(side * scale) for side in (left, top, right, bottom))
-            crop = copies.encode(picture[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)])
+            crop = copies.encode(pixels[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)])
             zoom = crop.width / (right - left)
             boxes = (("true", subjects[place].labelled), ("found", subjects[place].found))
             marks = [_mark(kind, np.subtract(box, [left, top] * 2) * zoom) for kind, box in boxes if box is not None]

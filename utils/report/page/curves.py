@@ -26,7 +26,7 @@ _PANELS = {
 _RATES = {"Learning rate": {"x/lr1": "weights", "x/lr2": "norm weights"}}
 _TIMES = {
     "Images per second": {"images_per_s": "training"},
-    "Share of the time spent waiting for pictures": {"time/data_wait": "waiting"},
+    "Fraction of the time spent waiting for images": {"time/data_wait": "waiting"},
 }
 
 Chart = dict[str, Any]

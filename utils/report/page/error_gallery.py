@@ -88,12 +88,12 @@ def _entry(facts: ReportData, row: int, cell: Pair, crop: Crop) -> dict[str, Any
     figures = [f"confidence {item.score:.2f}", *([] if item.iou is None else [f"IoU {item.iou:.2f}"]), size]
     also = "also " * (item.kind is Kind.WRONG_CLASS and cell[1] < 0)  # a more confident detection is in the cell
     says = {
-        Kind.WRONG_CLASS: f"{true} {also}taken for {predicted}",
+        Kind.WRONG_CLASS: f"{true} {also}predicted as {predicted}",
         Kind.BADLY_PLACED: f"{predicted}, badly placed",
         Kind.BOTH: f"{predicted} near {true}",
-        Kind.DUPLICATE: f"{predicted} found twice",
+        Kind.DUPLICATE: f"{predicted} detected twice",
         Kind.BACKGROUND: f"{predicted} where nothing is labelled",
-        Kind.MISSED: f"{true} not found",
+        Kind.MISSED: f"{true} not detected",
     }
     return {
         "number": row + 1,

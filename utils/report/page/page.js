@@ -108,7 +108,7 @@ if (data) {
     out("confidence", confidence[step].toFixed(3));
     out("note", step === group.best ? "the best" : `the best is ${confidence[group.best].toFixed(3)}`);
     const found = group.c[step].toLocaleString("en"), objects = group.objects.toLocaleString("en");
-    out("counts", `${found} of ${objects} objects found, ${(group.n[step] - group.c[step]).toLocaleString("en")} false`);
+    out("counts", `${found} of ${objects} objects detected, ${(group.n[step] - group.c[step]).toLocaleString("en")} false`);
     slider.setAttribute("aria-valuetext", confidence[step].toFixed(3));
     move(step);
   };

@@ -94,7 +94,7 @@ def answers(facts: ReportData) -> dict[str, list[str]]:
     asked = {
         "Did it go well?": went,
         "Would more epochs help?": longer,
-        "Which class lacks pictures?": [
+        "Which class lacks images?": [
             advice.lacking(names, images_by_class(split), split.split),
             advice.worst_class(names, metrics.class_ids, metrics.per_class[:, 3]),
         ],
@@ -128,6 +128,6 @@ def _versions(facts: ReportData) -> dict[str, str]:
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
         "device": readable(facts.origin.device) + (f", {facts.origin.ranks} ranks" if facts.origin.ranks > 1 else ""),
-        "size of the pictures": f"{facts.origin.imgsz} pixels",
+        "image size": f"{facts.origin.imgsz} pixels",
         "folder": readable(str(facts.run), 200),
     }

@@ -14,7 +14,7 @@ from tessera.utils.evaluation.matching import Kind
 from tessera.utils.report.page.page_data import ReportData, readable
 from tessera.utils.types import DatasetIndex
 
-MOST_ROWS = 1500  # of the table of classes: those found worst
+MOST_ROWS = 1500  # of the table of classes: the lowest mAP50-95
 MOST_CLASSES = 24  # of the confusion matrix: the most confused
 SHADES = 8
 # Lower edges of bins, and their names: pixels, width over height, objects.
@@ -98,10 +98,10 @@ def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Row:
 def in_words(predicted: str | None, true: str | None) -> str:
     """Describe a cell by the names of its row and column, None for background."""
     if predicted is None:
-        return f"{true}: not found"
+        return f"{true}: not detected"
     if true is None:
-        return f"{predicted}: detections without an object of their own"
-    return f"{true}: taken for {predicted}" if predicted != true else f"{true}: found"
+        return f"{predicted}: false positives"
+    return f"{true}: predicted as {predicted}" if predicted != true else f"{true}: detected"
 
 
 def breakdowns(facts: ReportData) -> list[Row]:
@@ -115,12 +115,12 @@ def breakdowns(facts: ReportData) -> list[Row]:
     boxes = facts.index.boxes_xyxy[rows]
     width, height = (boxes[:, 2:] - boxes[:, :2]).T
     sides = scaled_sizes(facts.index, images, boxes, facts.origin.imgsz)
-    seen = f"side in pixels, in a picture of {facts.origin.imgsz}"
+    seen = f"side in pixels, in an image of {facts.origin.imgsz}"
     ratios, crowds, outcomes = width / np.maximum(height, 1e-6), np.repeat(counts, counts), errors.outcomes
     return [
         _recalls("Recall by size", seen, np.digitize(sides, _SIDES), _SIDE_NAMES, outcomes),
         _recalls("Recall by shape", "width to height", np.digitize(ratios, _ASPECTS), _ASPECT_NAMES, outcomes),
-        _recalls("Recall by crowd", "objects in the picture", np.digitize(crowds, _CROWDS), _CROWD_NAMES, outcomes),
+        _recalls("Recall by crowd", "objects in the image", np.digitize(crowds, _CROWDS), _CROWD_NAMES, outcomes),
     ]
 
 
