@@ -1,13 +1,12 @@
-"""Compare two detectors, A and B, on the same images: what differs, and whether by more than chance.
+"""Compare two detectors, A and B, on the same images, with confidence intervals and p-values.
 
-    uv run compare.py runs/train/exp runs/train/exp2                          # two runs, on what they were trained on
+    uv run compare.py runs/train/exp runs/train/exp2                          # two runs, on their dataset
     uv run compare.py yolov5n.pt runs/train/exp/weights/best.onnx --data coco128.yaml
     uv run compare.py --a runs/train/old1 runs/train/old2 --b runs/train/new1 runs/train/new2    # seeds of a side
-    uv run compare.py old.pt new.pt --data my.yaml --require "map >= -0.01" "ms <= 1"    # for CI: ends with 1 else
+    uv run compare.py old.pt new.pt --data my.yaml --require "map >= -0.01" "ms <= 1"    # for CI: exit code 1 if unmet
     uv run torchrun --standalone --nproc-per-node 2 compare.py old.pt new.pt --data coco.yaml
 
-Differences are B − A. Each run is measured once, as val.py measures it. The exit code is 1 where a requirement is not
-met. docs/compare.md explains the figures and compare.json.
+Differences are B − A. Each run is validated once, as by val.py. docs/compare.md explains the output and compare.json.
 
 From Python: `tessera.compare("old.pt", "new.pt", data="my.yaml").map.difference`.
 """
@@ -36,9 +35,9 @@ from tessera.models.nms import Suppression
 from tessera.utils.checkpoints.resolve import resolve_run
 from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures, median_run
+from tessera.utils.evaluation.comparison.comparison import Comparison, RunMetrics, median_run
 from tessera.utils.evaluation.comparison.differences import differences
-from tessera.utils.evaluation.comparison.disagreements import find_flips, finds_of
+from tessera.utils.evaluation.comparison.disagreements import detections_above, find_disagreements
 from tessera.utils.evaluation.evaluate import Evaluation, measure
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.exporting.parity.file_content import size_of
@@ -48,7 +47,7 @@ from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint,
 from tessera.utils.ranks.failures import PeerError, run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tessera.utils.report.comparison import report_comparison, write_flips
+from tessera.utils.report.comparison import report_comparison, write_disagreements
 from tessera.utils.report.console import setup_logging
 from tessera.utils.runtime.evaluation_data import check_pixels, classes_of, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
@@ -63,7 +62,7 @@ OUT_OF_MEMORY_REMEDIES = "Give a smaller --batch-size or a smaller --imgsz, or f
 
 
 class Opened(NamedTuple):
-    """A run of a side: how messages call it, its file, its SHA-256, its megabytes, what computes."""
+    """A run of a side: its name in messages, its file, SHA-256 and megabytes, and its model."""
 
     called: str
     file: Path
@@ -73,14 +72,14 @@ class Opened(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """A run of a side after its measurement."""
+    """A validated run of a side."""
 
-    figures: RunFigures
+    figures: RunMetrics
     evaluation: Evaluation
 
 
 def compare(config: CompareConfig, world: World) -> Comparison:
-    """Measure both sides; print and write what differs."""
+    """Validate both sides; print and write the differences."""
     require_same_command(config, world)
     opened = [[open_run(side, name, config, world) for name in getattr(config, side)] for side in ("a", "b")]
     everyone = [run for side in opened for run in side]
@@ -105,7 +104,9 @@ def compare(config: CompareConfig, world: World) -> Comparison:
         one_a, one_b = (side[median_run([run.figures.map for run in side])] for side in (a, b))
 
         def joined() -> Comparison:
-            finds_a, finds_b = (finds_of(one.evaluation.matches, one.figures.threshold) for one in (one_a, one_b))
+            finds_a, finds_b = (
+                detections_above(one.evaluation.matches, one.figures.threshold) for one in (one_a, one_b)
+            )
             found = Comparison(
                 tuple(run.figures for run in a),
                 tuple(run.figures for run in b),
@@ -113,10 +114,10 @@ def compare(config: CompareConfig, world: World) -> Comparison:
                 config.task,
                 index.names,
                 differences(rankings[0], rankings[1], matches),
-                find_flips(finds_a, finds_b, index, one_a.figures.threshold, one_b.figures.threshold),
+                find_disagreements(finds_a, finds_b, index, one_a.figures.threshold, one_b.figures.threshold),
                 config.requirements,
             )
-            write_flips(folder, index, found.flips, finds_a, finds_b)
+            write_disagreements(folder, index, found.flips, finds_a, finds_b)
             report_comparison(found, folder, verbose=config.verbose)
             return found
 
@@ -124,7 +125,7 @@ def compare(config: CompareConfig, world: World) -> Comparison:
 
 
 def open_run(side: str, name: str, config: CompareConfig, world: World) -> Opened:
-    """Open what names a run of a side; messages say which side it is."""
+    """Open a run of a side."""
     with about(side, name):
         file = world.from_main(lambda: resolve_run(name))
         model = open_model(
@@ -141,7 +142,7 @@ def open_run(side: str, name: str, config: CompareConfig, world: World) -> Opene
 
 @contextmanager
 def about(side: str, name: str) -> Iterator[None]:
-    """Inside, a mistake about `--weights` is one about a run of a side."""
+    """Make errors about `--weights` name the run of a side."""
     try:
         yield
     except PeerError:
@@ -153,10 +154,10 @@ def about(side: str, name: str) -> Iterator[None]:
 
 
 def trained_on(runs: Sequence[Opened], config: CompareConfig) -> tuple[str, str]:
-    """The run that says on which dataset the runs were trained, and that; "" where none does.
+    """Return the name of a run and the dataset it was trained on; "" where no run names one.
 
     Raises:
-        ConfigError: they were trained on different ones, and `--data` does not say which to take.
+        ConfigError: the runs were trained on different datasets, and `--data` does not choose one.
     """
     said = {run.model.data: run.called for run in reversed(runs) if run.model.data}
     if len(said) > 1 and not config.data:
@@ -166,15 +167,15 @@ def trained_on(runs: Sequence[Opened], config: CompareConfig) -> tuple[str, str]
 
 
 def check_comparable(runs: Sequence[Opened], index: DatasetIndex) -> None:
-    """Refuse a dataset without an object, and warn of files that are the same.
+    """Refuse a dataset without objects; warn of runs that are the same file.
 
     Raises:
-        UserError: there is no object to find.
+        UserError: the split has no object.
     """
     if len(index.classes) == 0:
         raise UserError(
-            f"--data: no object in the labels of the {counted(len(index), 'image')} of {index.split!r}: "
-            "nothing to measure."
+            f"--data: no object in the labels of the {counted(len(index), 'image')} of {index.split!r}, so there is "
+            "nothing to compare. Choose another split with --task, or check the labels with train.py --check-data."
         )
     for number, run in enumerate(runs):
         for other in runs[:number]:
@@ -185,7 +186,7 @@ def check_comparable(runs: Sequence[Opened], index: DatasetIndex) -> None:
 def measure_run(
     run: Opened, index: DatasetIndex, class_of: tuple[int, ...], config: CompareConfig, world: World
 ) -> Measured:
-    """Measure a run as val.py does; `class_of` is as of Settings."""
+    """Validate a run as val.py does; `class_of` as in Settings."""
     log.info(f"{run.called}:")
     imgsz = image_size(run.model, config)
     log.info(run.model.describe(imgsz))
@@ -202,7 +203,7 @@ def measure_run(
             workers=config.workers,
         )
     metrics = found.metrics
-    figures = RunFigures(
+    figures = RunMetrics(
         file=str(run.file),
         sha256=run.sha256,
         source=run.model.source,
@@ -220,7 +221,7 @@ def measure_run(
 
 
 def warm_up(model: Backend | PictureBackend, imgsz: int, batch_size: int) -> None:
-    """Compute an empty picture: the first one takes much longer, and would count against the side that begins."""
+    """Predict on an empty image: the first call is much slower, and would count against the first side."""
     if isinstance(model, PictureBackend):
         model.detect(np.zeros((imgsz, imgsz, 3), np.uint8), Suppression(DEFAULT_CONF, DEFAULT_IOU, 1))
     else:
@@ -229,7 +230,7 @@ def warm_up(model: Backend | PictureBackend, imgsz: int, batch_size: int) -> Non
 
 
 def start(given: dict[str, Any]) -> Comparison:
-    """Join the job and do what the flags ask for; every rank."""
+    """Join the job and compare, on every rank."""
     config = CompareConfig(**given)
     with open_world(config.device, config.local_rank, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
@@ -247,7 +248,7 @@ def run(*models: str, **kwargs: Any) -> Comparison:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     return run_command(CompareConfig, sys.argv[1:] if argv is None else argv, start)
 
 

@@ -105,7 +105,6 @@ def train(
         report_recipe(run, schedule, state.model.head)
 
         journal = stack.enter_context(Journal(run, data.train, criterion.names, start_epoch=progress.epoch))
-        journal.graph(state.model)
         profile = stack.enter_context(open_profile(run.config.profile, run.folder, world))
         model = smart_DDP(state.model, run.config.sync_bn, run.config.compile, dynamic=run.varies_sizes, world=world)
         step = TrainStep(model, state, criterion, run, profile)

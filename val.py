@@ -1,14 +1,12 @@
-"""Measure a detector: every rank, every image once.
+"""Validate a detector.
 
     uv run val.py --weights yolov5n.pt --data coco128.yaml
-    uv run val.py --weights runs/train/exp/weights/best.pt --verbose --save-json    # on what it was trained on
-    uv run val.py --weights runs/train/exp/weights/best.onnx           # a file of export.py, in its own runtime
+    uv run val.py --weights runs/train/exp/weights/best.pt --verbose --save-json    # on the dataset of its training
+    uv run val.py --weights runs/train/exp/weights/best.onnx           # an exported file, in its own runtime
     uv run torchrun --standalone --nproc-per-node 2 val.py --weights yolov5n.pt --data coco.yaml
-    uv run val.py --weights runs/train/exp/weights/best.pt --find-errors            # which labels are likely wrong
+    uv run val.py --weights runs/train/exp/weights/best.pt --find-errors            # likely label errors
 
-Results do not depend on the batch size nor on the number of ranks: an image's shape is its own, images are divided
-among the ranks without padding, and the matches of all ranks are put in the order of the images before any figure is
-computed.
+Metrics depend neither on the batch size nor on the number of ranks.
 
 From Python: `tessera.val(weights="yolov5n.pt", data="coco128.yaml")` takes the names of the flags.
 """
@@ -34,9 +32,9 @@ from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.coco import results_ids, save_coco_results
 from tessera.utils.evaluation.evaluate import measure
-from tessera.utils.evaluation.label_files import LabelFileSink
-from tessera.utils.evaluation.predictors import Settings, Sink
-from tessera.utils.label_errors.candidates import EvidenceSink
+from tessera.utils.evaluation.label_files import LabelFileWriter
+from tessera.utils.evaluation.predictors import DetectionCollector, Settings
+from tessera.utils.label_errors.candidates import EvidenceCollector
 from tessera.utils.label_errors.evidence import Evidence
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
@@ -45,8 +43,8 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import plain_folder, plain_metrics, setup_logging
 from tessera.utils.report.page.page_data import Origin
-from tessera.utils.report.sample_images import SHOWN, PictureSink
-from tessera.utils.report.validation import report_errors, report_suspects, report_validation
+from tessera.utils.report.sample_images import SHOWN, SampleImageCollector
+from tessera.utils.report.validation import report_errors, report_label_errors, report_validation
 from tessera.utils.runtime.evaluation_data import check_pixels, classes_of, image_size, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
 from tessera.utils.runtime.open_model import open_model
@@ -61,13 +59,12 @@ OUT_OF_MEMORY_REMEDIES = (
 
 
 class Validated(NamedTuple):
-    """What a validation found, and where it is.
+    """Metrics of a validation and its run directory.
 
     Attributes:
         metrics: the same on every rank.
         interval: of mAP; None on other ranks than 0.
-        weights: what `--weights` names.
-        data: the dataset's YAML.
+        data: path of the dataset YAML.
         imgsz: long side of the images in pixels.
         label_errors: plain values of `--find-errors`; None without it.
     """
@@ -83,14 +80,14 @@ class Validated(NamedTuple):
     exit_code: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for `--json`."""
+        """Return plain values for `--json`."""
         named = {name: getattr(self, name) for name in ("weights", "data", "split", "imgsz", "label_errors")}
         interval = self.interval and self.interval._asdict()
         return {**named, "metrics": plain_metrics(self.metrics), "interval": interval, **plain_folder(self.folder)}
 
 
 def validate(config: ValConfig, world: World) -> Validated:
-    """Measure config.weights; print and write what the flags ask for."""
+    """Validate `config.weights`; print and write what the flags ask for."""
     require_same_command(config, world)
     flags = {"augment": config.augment, "half": config.half, "end2end": config.end2end}
     model = open_model(config.weights, world, **flags, trust_file=config.trust_file)
@@ -111,10 +108,10 @@ def validate(config: ValConfig, world: World) -> Validated:
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
         origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
-        labels = LabelFileSink(run / "labels", index, config.save_conf) if config.save_txt else None
-        pictures = PictureSink(index, world.size, SHOWN if world.is_main else 0)
-        evidence = EvidenceSink(index, class_of) if config.find_errors else None
-        sinks: list[Sink] = [sink for sink in (labels, pictures, evidence) if sink is not None]
+        labels = LabelFileWriter(run / "labels", index, config.save_conf) if config.save_txt else None
+        pictures = SampleImageCollector(index, world.size, SHOWN if world.is_main else 0)
+        evidence = EvidenceCollector(index, class_of) if config.find_errors else None
+        sinks: list[DetectionCollector] = [sink for sink in (labels, pictures, evidence) if sink is not None]
 
         found = measure(
             Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
@@ -136,37 +133,36 @@ def validate(config: ValConfig, world: World) -> Validated:
         suspected = None
         if evidence is not None:
             every = Evidence.joined(spec.nc, world.gather(evidence.evidence()))
-            suspected = world.from_main(lambda: report_suspects(every, index, spec, run, origin, config))
+            suspected = world.from_main(lambda: report_label_errors(every, index, spec, run, origin, config))
         world.barrier()
         interval = listed.interval if world.is_main else None
         return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspected)
 
 
 def settings_of(config: ValConfig, class_of: tuple[int, ...]) -> Settings:
-    """What the flags ask of a validation; `class_of` as of Settings."""
     if config.task == "speed":
         log.info(
-            f"--task speed: above confidence {DEFAULT_CONF:g}, as a detector is deployed. P, R and mAP do not measure "
-            "its accuracy there: leave --task speed out for them."
+            f"--task speed: detections above confidence {DEFAULT_CONF:g}, as in deployment. P, R and mAP are "
+            "lower than those of other tasks: leave out --task speed for them."
         )
         return Settings(DEFAULT_CONF, DEFAULT_IOU, config.max_det, class_of=class_of)
     return Settings(config.conf_thres, config.iou_thres, config.max_det, class_of=class_of)
 
 
 def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:
-    """What of the flags has no effect beside the others, a line each; `given` are the fields that were given."""
-    found = []
+    """Return a message for each flag that has no effect; `given` are the fields that were given."""
+    messages = []
     if config.save_conf and not config.save_txt:
-        found.append("--save-conf: without effect, no label files are written. Give --save-txt too.")
+        messages.append("--save-conf: without effect, no label files are written. Give --save-txt too.")
     if config.end2end and "iou_thres" in given:
-        found.append("--iou-thres: without effect, --end2end suppresses nothing.")
+        messages.append("--iou-thres: without effect, --end2end runs no NMS.")
     if config.task == "speed" and not {"conf_thres", "iou_thres"}.isdisjoint(given):
-        found.append("--conf-thres and --iou-thres: without effect, --task speed has those of a deployed detector.")
-    return found
+        messages.append("--conf-thres and --iou-thres: without effect, --task speed uses those of deployment.")
+    return messages
 
 
 def start(given: dict[str, Any]) -> Validated:
-    """Join the job and do what the flags ask for; every rank."""
+    """Join the job and validate, on every rank."""
     config = ValConfig(**given)
     with open_world(config.device, config.local_rank, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
@@ -177,7 +173,7 @@ def start(given: dict[str, Any]) -> Validated:
 
 @documented(ValConfig)
 def run(**kwargs: Any) -> Metrics:
-    """Measure from Python; takes the names of the flags.
+    """Validate from Python; takes the names of the flags.
 
     Raises:
         UserError: a mistake in the flags, the data or the weights.
@@ -186,7 +182,7 @@ def run(**kwargs: Any) -> Metrics:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     return run_command(ValConfig, sys.argv[1:] if argv is None else argv, start)
 
 

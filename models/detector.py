@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,15 +22,6 @@ from tessera.models.model_yaml import IMAGE, ModelSpec, read_model
 from tessera.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-
-class GraphNode(NamedTuple):
-    """A layer of a model."""
-
-    name: str  # its own, such as "4_C3"
-    kind: str  # of layer, such as "C3"
-    inputs: tuple[str, ...] = ()  # names of the nodes that it takes its input from
-    parameters: int = 0  # numbers that training can change
 
 
 class DetectionModel(nn.Module):
@@ -95,15 +86,6 @@ class DetectionModel(nn.Module):
     def nc(self) -> int:
         """Number of classes."""
         return self.head.nc
-
-    def graph(self) -> tuple[GraphNode, ...]:
-        """The images, then the layers in their order, with what each takes its input from. Nothing is run."""
-        names = {IMAGE: "images"} | {i: f"{i}_{type(layer).__name__}" for i, layer in enumerate(self.model)}
-        nodes = [GraphNode(names[IMAGE], "Images")]
-        for i, (layer, sources) in enumerate(zip(self.model, self._sources, strict=True)):
-            parameters = sum(parameter.numel() for parameter in layer.parameters())
-            nodes.append(GraphNode(names[i], type(layer).__name__, tuple(names[s] for s in sources), parameters))
-        return tuple(nodes)
 
     def usable_imgsz(self, imgsz: int) -> int:
         """As the function."""

@@ -68,7 +68,7 @@ def test_requirements_decide_the_exit_code(runs: tuple[Path, Path, Path], tmp_pa
     a, best = str(runs[0]), str(runs[0] / "weights" / "best.pt")
     met = command(compare.main, a, best, *args(tmp_path), "--require", "map >= 0", "map.low >= 0", "mb <= 0")
     assert met.code == 0 and met.out.count(": met, found") == 3, met.said
-    assert "are the same file." in met.err and "A and B measure the same in every class." in met.out
+    assert "are the same file." in met.err and "A and B have equal metrics in every class." in met.out
     unmet = command(compare.main, a, best, *args(tmp_path), "--require", "map >= 0", "map > 0.01")
     assert unmet.code == 1 and '--require "map > 0.01": not met, found +0.0000' in unmet.err, unmet.said
     met_by = json.loads((tmp_path / "exp2" / "compare.json").read_text())["requirements"]

@@ -52,7 +52,7 @@ def test_errors_of_official_weights(shared: Path, tmp_path: Path, command: Comma
     np.testing.assert_allclose(listed, tide_gains(images), atol=1e-9)
 
     (line,) = [line for line in done.out.splitlines() if line.startswith("At confidence ")]
-    confidence = float(line.split()[2].rstrip(","))
+    confidence = float(line.split()[2].rstrip(":"))
     rows = [json.loads(row) for row in (tmp_path / "exp" / "errors.jsonl").read_text().splitlines()]
     said = {
         row[:22].strip(): row[22:].split()[:2] for row in done.out.splitlines() if row[:22].strip() in NAMES.values()

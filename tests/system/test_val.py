@@ -180,9 +180,9 @@ def test_an_imgsz_is_one_size_for_checkpoints_and_exported_files(
     [
         ("--save-conf", "--save-conf: without effect, no label files are written. Give --save-txt too."),
         ("--save-conf --save-txt --iou-thres 0.5 --conf 0.1", ""),
-        ("--end2end --iou 0.6", "--iou-thres: without effect, --end2end suppresses nothing."),
+        ("--end2end --iou 0.6", "--iou-thres: without effect, --end2end runs no NMS."),
         ("--end2end", ""),
-        ("--task speed --conf 0.1", "--conf-thres and --iou-thres: without effect, --task speed has"),
+        ("--task speed --conf 0.1", "--conf-thres and --iou-thres: without effect, --task speed uses"),
     ],
 )
 def test_flags_without_effect_beside_others(argv: str, idle: str) -> None:

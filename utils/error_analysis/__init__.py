@@ -1,1 +1,1 @@
-"""What a validation got wrong: what each kind of error costs, the worst ones and their labels, and files of them."""
+"""Error analysis: cost of each kind of error in mAP50, the worst errors, and files that list them."""

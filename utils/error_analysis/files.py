@@ -1,8 +1,7 @@
-"""The errors of a validation one by one, the most costly first, in `errors.jsonl`; `images.csv`; the table.
+"""`errors.jsonl` and `images.csv` of a validation, and the console table of errors.
 
-What fixing all errors of a kind would gain in mAP50 is divided among them in proportion to how wrong the confidence of
-each is: that is an error's cost. So costs of different kinds compare, and those of all errors of a kind add up to its
-gain.
+The cost of an error is its part of the mAP50 that fixing all errors of its kind would gain, in proportion to how wrong
+its confidence is. Costs compare across kinds; those of a kind add up to its gain.
 """
 
 from __future__ import annotations
@@ -23,34 +22,31 @@ from tessera.utils.files import atomic_write
 from tessera.utils.text import harmless_cell, strict_json
 from tessera.utils.types import DatasetIndex
 
-ERRORS = "errors.jsonl"  # the last file of a run: where it is, the best epoch has been measured
-NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}  # as people read them
+ERRORS = "errors.jsonl"  # the last file of a run: if it exists, the best epoch was evaluated
+NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}
 _COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
 EXPLAINED = {
     Kind.WRONG_CLASS: "on an object of another class",
     Kind.BADLY_PLACED: "near an object of its class, IoU below 0.5",
     Kind.BOTH: "near an object of another class",
-    Kind.DUPLICATE: "of an object that is found already",
+    Kind.DUPLICATE: "of an object that is detected already",
     Kind.BACKGROUND: "where nothing is labelled",
     Kind.MISSED: "objects without a detection on or near them",
 }
-
-
 Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
 class ErrorItem:
-    """An error.
+    """An error of a validation.
 
     Attributes:
-        cost: of mAP50.
-        image, object: index of the image, and row of the object among those of it; -1 without one.
-        predicted: class of the detection; None of a missed object.
-        true: class of the object that it is about; None where a detection is about none.
-        score: of the detection; of a missed object the highest of a detection below the confidence that is about it, 0
-            without one.
-        iou: of the two boxes; None where there are not two.
+        cost: mAP50.
+        image, object: dataset index, and row of the object among those of the image; -1 without one.
+        predicted: class of the detection; None for a missed object.
+        true: class of the object that the error is about, or None.
+        score: of the detection; for a missed object, the highest of a detection about it below the confidence, else 0.
+        iou: of the two boxes; None unless there are two.
         box, true_box: of the detection and of the object, xyxy pixels of the original image.
     """
 
@@ -67,7 +63,7 @@ class ErrorItem:
 
 
 def error_items(errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex) -> list[ErrorItem]:
-    """The errors that were kept, at most `MOST_ERRORS` of each kind: by cost, then by image, then by score."""
+    """Return at most `MOST_ERRORS` errors of each kind, sorted by cost, image and score."""
     rows = errors.worst
     rates = np.zeros(len(Kind))
     for kind, gain in gains.items():
@@ -103,7 +99,7 @@ def error_items(errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex
 def write_errors(
     target: Path, items: Sequence[ErrorItem], index: DatasetIndex, labels: Mapping[int, ImageLabels]
 ) -> None:
-    """Write a line of JSON for each error, whole or not at all."""
+    """Write one JSON line per error, atomically."""
     with atomic_write(target) as file:
         for item in items:
             file.write(f"{strict_json(_row(item, index, labels.get(item.image)))}\n".encode())
@@ -128,13 +124,13 @@ def _row(item: ErrorItem, index: DatasetIndex, labels: ImageLabels | None) -> di
 
 
 def write_images(target: Path, errors: Errors, index: DatasetIndex) -> None:
-    """Write a row of counts for each image, whole or not at all."""
+    """Write one row of counts per image, atomically."""
     with atomic_write(target) as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
         writer = csv.writer(text)
         writer.writerow((*_COLUMNS, "f1"))
         writer.writerows(_image_rows(errors, index))
-        text.detach()  # written, but open: it is for the caller to close
+        text.detach()  # flushes, and leaves closing to the caller
 
 
 def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
@@ -142,21 +138,21 @@ def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
     missed_before = np.concatenate(([0], np.cumsum(errors.outcomes == Kind.MISSED)))
     missed = np.diff(missed_before[errors.offsets])
     columns = errors.images.tolist(), objects.tolist(), errors.finds.tolist(), missed.tolist()
-    for image, count, finds, unseen in zip(*columns, strict=True):
-        correct, found = finds[KINDS.index(Kind.CORRECT)], sum(finds)
-        ratios = (correct, found), (correct, count), (2 * correct, found + count)
-        figures = [f"{part / whole:.4f}" if whole else "" for part, whole in ratios]
-        false = [finds[KINDS.index(kind)] for kind in FALSE_KINDS]
-        yield [harmless_cell(str(index.path(image))), count, found, correct, *false, unseen, *figures]
+    for image, count, kinds, unseen in zip(*columns, strict=True):
+        correct, detections = kinds[KINDS.index(Kind.CORRECT)], sum(kinds)
+        ratios = (correct, detections), (correct, count), (2 * correct, detections + count)
+        metrics = [f"{part / whole:.4f}" if whole else "" for part, whole in ratios]
+        false = [kinds[KINDS.index(kind)] for kind in FALSE_KINDS]
+        yield [harmless_cell(str(index.path(image))), count, detections, correct, *false, unseen, *metrics]
 
 
 def error_table(errors: Errors, gains: Mapping[Kind, float]) -> list[str]:
-    """Lines for the console: how many errors of each kind, and what mAP50 would gain without them."""
+    """Return console lines: count of each kind of error, and the mAP50 gained without it."""
     counts = errors.counts()
-    learnt, hardly = f"At confidence {errors.confidence:.3f}", "The best F1 is at confidence 0, it hardly learnt: there"
+    at = f"At confidence {errors.confidence:.3f}" if errors.confidence else "The model has hardly learned anything"
     lines = [
-        f"{learnt if errors.confidence else hardly}, {counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects are "
-        "found. Errors there, and what mAP50 would gain without each kind:"
+        f"{at}: {counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects detected at the best F1. Error analysis "
+        "(count, mAP50 gain if fixed):"
     ]
     for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind]):
         lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {EXPLAINED[kind]}")

@@ -1,1 +1,1 @@
-"""Detections become metrics. Imports models, data and the packages of utils before it."""
+"""Evaluation: from detections to metrics. Imports models, data and the packages of utils before it."""

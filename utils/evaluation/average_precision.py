@@ -1,13 +1,13 @@
-"""Average precision as COCO computes it.
+"""COCO average precision, equal to pycocotools on the same detections.
 
-The precision envelope sampled at 101 recalls, detections ranked by score over images in ascending order, classes
-without objects left out of the mean. It equals pycocotools on the same detections.
+The precision envelope is sampled at 101 recalls. Detections are ranked by score, then by image. Classes without objects
+are left out of the mean.
 
-Every AP is computed with a weight an image. Ones give the metric; the multiplicities of a resampled set of images give
-the bootstrap, without matching or sorting again.
+Every AP takes a weight per image. Ones give the metric; the multiplicities of a resampled set of images give the
+bootstrap, without matching or sorting again.
 
 Legend: N images, D detections, M objects, C classes that have objects, H hits (detections correct at some threshold),
-I detections that are ignored at some threshold, T = 10 IoU thresholds, R columns of weights.
+I detections ignored at some threshold, T = 10 IoU thresholds, R columns of weights.
 """
 
 from __future__ import annotations
@@ -30,25 +30,24 @@ STEPS = len(CONFIDENCES) + 1  # how many of them a score may reach: none, or up 
 
 @dataclass(frozen=True)
 class Ranking:
-    """The sort behind every figure, done once: by class, then score descending, then image, then order in the image.
+    """Detections sorted by class, descending score, image and order in the image; only classes that have objects.
 
-    Only classes that have objects are in it. Precision can only rise at a hit, so average precision needs no more than
-    the hits and how many detections were listed up to each.
+    Precision can only rise at a hit. So AP needs the hits, and the number of detections listed up to each.
 
     Attributes:
-        class_ids: (C,), classes that have objects, ascending; class c has hits `hit_offsets[c]:hit_offsets[c + 1]`, and
-            so objects and rungs.
-        listed_images: (L,), row of each ranked detection's image; what follows a class's last hit is left out.
-        listed_starts: (H + 1,), where in it the detections start that lead up to and include each hit.
-        hits: (H, T), at which thresholds each hit is correct; `hit_images` (H,), row of its image.
-        target_images: (M,), row of each object's image, by class.
-        ignored: (I, T), at which thresholds listed detections are ignored, for they lie in ignored regions;
-            `ignored_images` (I,), row of their images; `ignored_hits` (I,), the hit that each leads up to, or is.
-        rungs: (E,), the `Kind` of what is listed as correct at IoU 0.5, and of what would be were its class or its
-            place right: that lies in the class of its object.
-        false_above: (E, 5), how many of each of `FALSE_KINDS` are listed above each rung.
+        class_ids: (C,), ascending; class c has hits `hit_offsets[c]:hit_offsets[c + 1]`, likewise objects and
+            candidates.
+        listed_images: (L,), image row of each ranked detection, up to the last hit of its class.
+        listed_starts: (H + 1,), where the detections start that lead up to and include each hit.
+        hits: (H, T), the thresholds at which each hit is correct; `hit_images` (H,), its image row.
+        target_images: (M,), image row of each object, by class.
+        ignored: (I, T), the thresholds at which a listed detection is ignored, as it lies in an ignored region;
+            `ignored_images` (I,), image rows; `ignored_hits` (I,), the hit that each leads up to, or is.
+        candidates: (E,), the `Kind` of each true positive at IoU 0.5, and of each detection that would be one with the
+            right class or location; that counts in the class of its object.
+        false_positives_above: (E, 5), detections of each of `FALSE_KINDS` listed above each candidate.
         above, correct_above: (C, 1000), detections at least as confident as each of `CONFIDENCES` that count at IoU
-            0.5, and those of them that are correct.
+            0.5, and the correct ones of them.
     """
 
     n_images: int
@@ -63,15 +62,15 @@ class Ranking:
     ignored: NDArray[np.bool_]
     ignored_images: NDArray[np.int32]
     ignored_hits: NDArray[np.int64]
-    rung_offsets: NDArray[np.int64]
-    rungs: NDArray[np.uint8]
-    false_above: NDArray[np.int32]
+    candidate_offsets: NDArray[np.int64]
+    candidates: NDArray[np.uint8]
+    false_positives_above: NDArray[np.int32]
     above: NDArray[np.int32]
     correct_above: NDArray[np.int32]
 
 
 class _Detections(NamedTuple):
-    """Detections of classes that have objects: rows of the classes and of the images (D,), else as in `Matches`."""
+    """Detections of classes that have objects: class and image rows (D,), else as in `Matches`."""
 
     classes: NDArray[np.int32]
     scores: NDArray[np.float32]
@@ -81,12 +80,11 @@ class _Detections(NamedTuple):
     ignored: NDArray[np.uint16]
 
     def at(self, rows: slice | NDArray[np.int64]) -> _Detections:
-        """Those of `rows`."""
         return _Detections._make(column[rows] for column in self)
 
 
 def rank(matches: Matches) -> Ranking:
-    """Sort what was found."""
+    """Sort the detections of a validation."""
     class_ids = np.unique(matches.target_classes).astype(np.int64)
     bounds = np.arange(len(class_ids) + 1)
     target_rows = np.searchsorted(class_ids, matches.target_classes)
@@ -110,7 +108,7 @@ def rank(matches: Matches) -> Ranking:
     del reached, steps
 
     # Near misses are listed too, in the class of their object.
-    correct, nearest = matches.finders()
+    correct, nearest = matches.object_matches()
     missed = np.flatnonzero((correct < 0) & (nearest >= 0))
     near_misses = every.at(nearest[missed])._replace(classes=target_rows[missed].astype(np.int32))
     del every
@@ -118,7 +116,9 @@ def rank(matches: Matches) -> Ranking:
     both = _Detections._make(np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((both.images, -both.scores, both.classes))
     is_near_miss = order >= len(found.scores)
-    rung_offsets, rungs, false_above = _rungs(both.classes[order], both.kinds[order], is_near_miss, bounds)
+    candidate_offsets, candidates, false_positives_above = _candidates(
+        both.classes[order], both.kinds[order], is_near_miss, bounds
+    )
     classes, _, images, _, right, ignored = found.at(order[~is_near_miss])
     is_hit: NDArray[np.bool_] = right > 0
     hit_at = np.flatnonzero(is_hit)
@@ -139,56 +139,56 @@ def rank(matches: Matches) -> Ranking:
         _flags(ignored[ignored_at]),
         images[ignored_at],
         hits_before[ignored_at],
-        rung_offsets,
-        rungs,
-        false_above,
+        candidate_offsets,
+        candidates,
+        false_positives_above,
         above,
         correct_above,
     )
 
 
-def _rungs(
+def _candidates(
     classes: NDArray[np.int32], kinds: NDArray[np.uint8], is_near_miss: NDArray[np.bool_], bounds: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.int32]]:
-    """`Ranking.rung_offsets`, `rungs` and `false_above` of sorted detections and near misses."""
+    """Return `candidate_offsets`, `candidates` and `false_positives_above` of a `Ranking`."""
     at = np.flatnonzero(is_near_miss | (kinds == Kind.CORRECT))
     starts = np.searchsorted(classes, bounds)
-    false_above = np.empty((len(at), len(FALSE_KINDS)), np.int32)
+    false_positives_above = np.empty((len(at), len(FALSE_KINDS)), np.int32)
     for column, kind in enumerate(FALSE_KINDS):
         before = np.concatenate(([0], np.cumsum((kinds == kind) & ~is_near_miss)))
-        false_above[:, column] = before[at] - before[starts[classes[at]]]
-    return np.searchsorted(at, starts), kinds[at], false_above
+        false_positives_above[:, column] = before[at] - before[starts[classes[at]]]
+    return np.searchsorted(at, starts), kinds[at], false_positives_above
 
 
 def _above(counts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Detections by class and step, (C · STEPS,), to those that reach each of `CONFIDENCES`, (C, 1000)."""
+    """Turn counts by class and step (C · STEPS,) into counts that reach each of `CONFIDENCES` (C, 1000)."""
     return counts.reshape(-1, STEPS)[:, :0:-1].cumsum(1, dtype=np.int32)[:, ::-1]
 
 
 def _flags(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:
-    """(n,) to (n, T), column t from bit t."""
+    """Unpack bits (n,) to (n, T), column t from bit t."""
     return bits[:, None] >> np.arange(len(IOU_THRESHOLDS), dtype=np.uint16) & 1 == 1
 
 
 def average_precision(ranking: Ranking, weights: NDArray[np.float32]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """COCO's average precision where image i counts `weights[i]` times.
+    """Compute COCO's average precision where image i counts `weights[i]` times.
 
-    `weights` are float32 (N, R), whole numbers; each column is a reading of the data of its own.
+    `weights` are float32 (N, R), whole numbers; each column is a resampling of its own.
 
     Returns:
-        AP float64 (C, T, R), 0 where the class has no object in that reading; and bool (C, R), whether it has one.
+        AP float64 (C, T, R), 0 where the class has no object; and bool (C, R), whether it has one.
     """
     ap = np.zeros((len(ranking.class_ids), len(IOU_THRESHOLDS), weights.shape[1]))
-    for c, thresholds in enumerate(class_steps(ranking, weights)):
+    for c, thresholds in enumerate(class_precision_steps(ranking, weights)):
         for t, (envelope, gained) in enumerate(thresholds):
             ap[c, t] = np.einsum("hr,hr->r", envelope, gained) / len(RECALLS)
     return ap, _segment_sums(weights, ranking.target_images, ranking.target_offsets) > 0
 
 
-def class_steps(
+def class_precision_steps(
     ranking: Ranking, weights: NDArray[np.float32]
 ) -> Iterator[Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]]:
-    """`precision_steps` of one class after the other, each at one of `IOU_THRESHOLDS` after the other."""
+    """Yield for each class an iterator of its `precision_steps` at each of `IOU_THRESHOLDS`."""
     objects = _segment_sums(weights, ranking.target_images, ranking.target_offsets)
     listed = _segment_sums(weights, ranking.listed_images, ranking.listed_starts)
     for c, class_objects in enumerate(objects):
@@ -204,7 +204,7 @@ def _threshold_steps(
     counts: NDArray[np.float64],
     objects: NDArray[np.float32],
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
-    """Of the class whose hits are `rows`, from the (H, R) detections listed up to each and its (R,) objects."""
+    """Yield the steps of the class whose hits are `rows`, from its listed detections (H, R) and objects (R,)."""
     hit_weights = weights[ranking.hit_images[rows]]
     ignored = _ignored_counts(ranking, rows, weights)
     for t, correct in enumerate(ranking.hits[rows].T):
@@ -214,7 +214,7 @@ def _threshold_steps(
 
 
 def _ignored_counts(ranking: Ranking, rows: slice, weights: NDArray[np.float32]) -> NDArray[np.float64] | None:
-    """How many of the detections listed up to each hit `rows` are ignored at each threshold: (T, H, R), or None."""
+    """Count the ignored detections listed up to each hit of `rows` at each threshold, (T, H, R); None without any."""
     own = slice(*np.searchsorted(ranking.ignored_hits, (rows.start, rows.stop)).tolist())
     if own.start == own.stop:
         return None
@@ -227,9 +227,9 @@ def _ignored_counts(ranking: Ranking, rows: slice, weights: NDArray[np.float32])
 def precision_steps(
     found: NDArray[np.float64], listed: NDArray[np.float64], objects: NDArray[np.float32]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Interpolated precision as a step function of recall.
+    """Return interpolated precision as a step function of recall.
 
-    From the objects found and the detections listed up to each hit, (H, R), and all objects of the class, (R,): the
+    Takes true positives and listed detections up to each hit, (H, R), and the objects of the class, (R,). Returns the
     best precision from each hit on, and how many of `RECALLS` that hit is the first to reach, (H, R).
     """
     precision = found / np.maximum(listed, 1)
@@ -245,9 +245,9 @@ def precision_steps(
 def _segment_sums(
     weights: NDArray[np.float32], images: NDArray[np.int32], offsets: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Sums of `weights[images]` over the segments between `offsets`: (N, R) to (len(offsets) - 1, R).
+    """Sum `weights[images]` over the segments between `offsets`: (N, R) to (len(offsets) - 1, R).
 
-    An embedding bag gathers and adds in one pass; its float32 is exact, for whole numbers stay below 2**24.
+    An embedding bag gathers and adds in one pass. Its float32 is exact: whole numbers stay below 2**24.
     """
     if len(offsets) == 1:
         return np.zeros((0, weights.shape[1]), np.float32)

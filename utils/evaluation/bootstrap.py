@@ -1,4 +1,4 @@
-"""How far mAP would move with another set of images of the same kind: a percentile bootstrap (Efron 1979)."""
+"""Confidence intervals of mAP by a percentile bootstrap over the images (Efron 1979)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from numpy.typing import NDArray
 from tessera.utils.evaluation.average_precision import Ranking, average_precision
 
 ROUNDS = 500  # resampled sets
-LEVEL = 0.95  # share of them between the bounds
-_CHUNK = 50  # rounds at a time: bounds memory, and keeps a class's working set in the processor's cache
+LEVEL = 0.95  # fraction of them between the bounds
+_CHUNK = 50  # rounds at a time, to bound memory and fit the processor's cache
 
 
 class Intervals(NamedTuple):
-    """Bounds (low, high) of mAP50 and of mAP50-95; NaN without images or objects."""
+    """Bounds (low, high) of mAP50 and mAP50-95; NaN without images or objects."""
 
     map50: tuple[float, float]
     map: tuple[float, float]
 
 
 def bootstrap_interval(ranking: Ranking, rng: np.random.Generator) -> Intervals:
-    """95 % interval of mAP over sets of N images sampled with replacement from the N images of `ranking`.
+    """Return the 95 % interval of mAP over sets of N images sampled with replacement.
 
-    An image sampled k times counts k times, its matches unchanged; a class without objects in a round is left out of
-    that round's mean, as it would be in a validation.
+    An image sampled k times counts k times. A class without objects in a round is left out of that round's mean.
     """
     samples = bootstrap_maps(ranking, rng, ROUNDS)
     if np.isnan(samples).all():
@@ -37,12 +36,12 @@ def bootstrap_interval(ranking: Ranking, rng: np.random.Generator) -> Intervals:
 
 
 def bootstrap_maps(ranking: Ranking, rng: np.random.Generator, rounds: int) -> NDArray[np.float64]:
-    """mAP50 and mAP50-95 of `rounds` resampled sets, (2, rounds); NaN where a set has no object at all."""
+    """Return mAP50 and mAP50-95 of `rounds` resampled sets, (2, rounds); NaN for a set without objects."""
     return resampled(ranking, rng, rounds).maps()
 
 
 class ClassPrecisions(NamedTuple):
-    """Average precision of C classes in R readings of the data.
+    """Average precision of C classes in R resampled sets.
 
     Attributes:
         ap50, ap: float64 (C, R), at IoU 0.5 and over 0.5:0.05:0.95; 0 where the class has no object.
@@ -54,14 +53,14 @@ class ClassPrecisions(NamedTuple):
     present: NDArray[np.bool_]
 
     def maps(self) -> NDArray[np.float64]:
-        """Means over the classes that are present, mAP50 and mAP50-95: (2, R); NaN where none is."""
+        """Return mAP50 and mAP50-95 over the classes that are present, (2, R); NaN where none is."""
         classes = self.present.sum(0)
         means = np.stack((self.ap50.sum(0), self.ap.sum(0))) / np.maximum(classes, 1)
         return np.where(classes > 0, means, np.nan)
 
 
 def resampled(ranking: Ranking, rng: np.random.Generator, rounds: int) -> ClassPrecisions:
-    """Of `rounds` sets of N images sampled with replacement; the same ones for as many images and one rng."""
+    """Evaluate `rounds` sets of N images sampled with replacement; equal sets for equal N and `rng` state."""
     n = ranking.n_images
 
     def counts(size: int) -> NDArray[np.float32]:
@@ -72,12 +71,12 @@ def resampled(ranking: Ranking, rng: np.random.Generator, rounds: int) -> ClassP
 
 
 def chunks(rounds: int) -> list[int]:
-    """Numbers of columns of weights to compute at a time, `rounds` in all."""
+    """Split `rounds` into numbers of weight columns that are computed together."""
     return [min(_CHUNK, rounds - start) for start in range(0, rounds, _CHUNK)]
 
 
 def class_precisions(ranking: Ranking, weights: Iterable[NDArray[np.float32]]) -> ClassPrecisions:
-    """Of each column of weights (N, r), one after the other."""
+    """Evaluate each column of the weights (N, r)."""
     none = np.zeros((len(ranking.class_ids), 0))
     ap50, means, there = [none], [none], [none.astype(np.bool_)]
     for some in weights:

@@ -1,7 +1,6 @@
-"""COCO's numbering of classes, and `--save-json`: detections in the format of COCO's results (Lin et al. 2014).
+"""COCO category ids, and `--save-json`: detections in COCO's results format (Lin et al. 2014).
 
-Images and classes that come from a COCO file have its ids. COCO numbers its 80 classes in a row, but their category ids
-from 1 to 90 with ten left out.
+Images and classes that come from a COCO file keep its ids.
 """
 
 from __future__ import annotations
@@ -23,30 +22,26 @@ COCO_IDS = tuple(i for i in range(1, 91) if i not in _UNUSED_IDS)
 
 
 def coco_category_ids(names: Sequence[str]) -> tuple[int, ...]:
-    """Category id of each class: COCO's own where `names` are COCO's 80 in order, else the class index."""
+    """Return the category id of each class: COCO's own where `names` are COCO's 80 in order, else the class index."""
     return COCO_IDS if tuple(names) == COCO_NAMES else tuple(range(len(names)))
 
 
 def results_ids(index: DatasetIndex) -> CocoIds:
-    """The ids of the COCO file that the images come from; else their files' names, and COCO's ids or the classes."""
+    """Return the ids of the COCO file that the images come from, else those of file names and classes."""
     stems = output_stems([index.path(i) for i in range(len(index))])
     return index.coco_ids() or CocoIds(tuple(coco_image_ids(stems)), coco_category_ids(index.names))
 
 
 def coco_image_ids(stems: Sequence[str]) -> list[int | str]:
-    """COCO's image_id of each image: a stem that is a number as that number, unless two meet so, as "1" and "01" do."""
+    """Return the image_id of each image: a numeric stem as a number, unless two would be equal, as "1" and "01"."""
     ids = [int(stem) if stem.isascii() and stem.isdecimal() else stem for stem in stems]
     return ids if len(set(ids)) == len(ids) else list(stems)
 
 
 def coco_results(found: Matches, ids: CocoIds) -> Iterator[dict[str, object]]:
-    """Results in COCO's format, by ascending image: image_id, category_id, bbox (left, top, width, height), score.
+    """Yield results in COCO's format by ascending image; bbox is (left, top, width, height).
 
-    Pixels to five decimals, scores with all digits that float32 has: those that differ must not become ties.
-
-    Args:
-        found: with boxes.
-        ids: of images and classes.
+    Boxes have five decimals. Scores keep all digits of float32, so that different ones do not become ties.
     """
     boxes = found.boxes_xyxy.astype(np.float64)
     boxes[:, 2:] -= boxes[:, :2]
@@ -61,7 +56,7 @@ def coco_results(found: Matches, ids: CocoIds) -> Iterator[dict[str, object]]:
 
 
 def save_coco_results(target: Path, found: Matches, ids: CocoIds) -> None:
-    """Write `target` whole or not at all, one result a line."""
+    """Write `target` atomically, one result per line."""
     with atomic_write(target) as file:
         separator = b"[\n"
         for row in coco_results(found, ids):

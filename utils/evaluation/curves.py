@@ -1,4 +1,4 @@
-"""Precision, recall and F1 over confidence, precision over recall; and all figures of a validation.
+"""Metrics and curves of a validation: precision, recall and F1 over confidence, precision over recall.
 
 Legend: C classes that have objects.
 """
@@ -10,26 +10,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.average_precision import RECALLS, Ranking, average_precision, class_steps
+from tessera.utils.evaluation.average_precision import RECALLS, Ranking, average_precision, class_precision_steps
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.types import Metrics
 
-SMOOTHING = 0.1  # width of the box filter over a confidence curve, as a share of the axis
+SMOOTHING = 0.1  # width of the box filter over a confidence curve, as a fraction of the axis
 
 
 @dataclass(frozen=True)
 class Curves:
-    """What the plots of a validation show; rows are the classes that have objects.
+    """Curves of the classes that have objects.
 
     Attributes:
         class_ids: int64 (C,).
         confidence: float64 (1000,), the axis of the next three.
-        precision, recall, f1: float64 (C, 1000), of the detections at least that confident, at IoU 0.5. Precision is 1
-            above a class's highest score.
+        precision, recall, f1: float64 (C, 1000), at IoU 0.5. Precision is 1 above a class's highest score.
         recall_axis: float64 (101,).
-        precision_at_recall: float64 (C, 101), interpolated precision at IoU 0.5; its mean over the axis is AP50.
+        precision_at_recall: float64 (C, 101), interpolated precision at IoU 0.5; its mean is AP50.
         ap50: float64 (C,).
-        best: index into `confidence` where the mean smoothed F1 is highest.
+        best: index into `confidence` of the highest smoothed mean F1.
     """
 
     class_ids: NDArray[np.int64]
@@ -43,17 +42,17 @@ class Curves:
     best: int
 
     def class_best(self) -> NDArray[np.int64]:
-        """As `best`, of each class (C,): where its own smoothed F1 is highest; `best` where nothing of it is found."""
+        """Return the index of each class's own highest smoothed F1, (C,); `best` for a class without true positives."""
         return np.array([best_step(f1) if f1.any() else self.best for f1 in self.f1], np.int64)
 
 
 def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
-    """Every figure of a validation of `nc` classes but losses and speed. Without a single object all means are 0."""
+    """Compute all metrics but losses and speed, for `nc` classes; means are 0 without objects."""
     ap = average_precision(ranking, np.ones((ranking.n_images, 1), np.float32))[0][..., 0]
     objects_per_class, images_per_class = np.zeros(nc, np.int64), np.zeros(nc, np.int64)
     objects_per_class[ranking.class_ids] = np.diff(ranking.target_offsets)
     images_per_class[ranking.class_ids] = images_of_classes(ranking)
-    curves = measure_curves(ranking)
+    curves = compute_curves(ranking)
     precision, recall = curves.precision[:, curves.best], curves.recall[:, curves.best]
     class_confidences = np.full(nc, curves.confidence[curves.best])
     class_confidences[curves.class_ids] = curves.confidence[curves.class_best()]
@@ -79,18 +78,18 @@ def _mean(values: NDArray[np.float64]) -> float:
 
 
 def images_of_classes(ranking: Ranking) -> NDArray[np.int64]:
-    """How many images have an object of each class, (C,)."""
+    """Count the images that have an object of each class, (C,)."""
     objects = np.diff(ranking.target_offsets)
     pairs = np.unique(np.arange(len(objects)).repeat(objects) * ranking.n_images + ranking.target_images)
     return np.bincount(pairs // max(ranking.n_images, 1), minlength=len(objects))
 
 
-def measure_curves(ranking: Ranking) -> Curves:
+def compute_curves(ranking: Ranking) -> Curves:
     n = len(ranking.class_ids)
     objects = np.diff(ranking.target_offsets)
     precision, recall, f1 = (np.zeros((n, len(CONFIDENCES))) for _ in range(3))
     precision_at_recall = np.zeros((n, len(RECALLS)))
-    steps = class_steps(ranking, np.ones((ranking.n_images, 1), np.float32))
+    steps = class_precision_steps(ranking, np.ones((ranking.n_images, 1), np.float32))
     for c, (listed, found, thresholds) in enumerate(zip(ranking.above, ranking.correct_above, steps, strict=True)):
         if listed[0] == 0:
             continue
@@ -115,12 +114,12 @@ def measure_curves(ranking: Ranking) -> Curves:
 
 
 def best_step(f1: NDArray[np.float64]) -> int:
-    """Index of the confidence to use, from an F1 curve (n,): where the smoothed curve is highest."""
+    """Return the index of the highest smoothed F1 of a curve (n,)."""
     return int(smooth(f1).argmax())
 
 
 def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Moving average over a tenth of a curve (n,), the ends held: a single lucky point must not decide."""
+    """Average a curve (n,) over a tenth of its length, so that no single lucky point decides."""
     half = round(len(values) * SMOOTHING) // 2
     padded = np.pad(values, half, mode="edge")
     return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")

@@ -1,4 +1,4 @@
-"""Errors at the confidence that is best: how many of each kind, what became of each object, and the worst of them.
+"""Error counts at the best confidence: by kind, image and class, with the worst errors.
 
 Legend: N images, M objects, E errors, C classes.
 """
@@ -16,21 +16,20 @@ from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.types import DatasetIndex
 
-MOST_ERRORS = 1000  # of each kind, that are kept one by one
+MOST_ERRORS = 1000  # of each kind, listed one by one
 KINDS = (Kind.CORRECT, *FALSE_KINDS)  # of detections that count
 
 
 class ErrorRows(NamedTuple):
-    """Errors one by one.
+    """Single errors.
 
     Attributes:
         kinds: uint8 (E,), `Kind`.
-        sizes: float32 (E,), how wrong the confidence is: that of a false detection; what that of a missed object lacks
-            to 1.
+        sizes: float32 (E,), how wrong the confidence is: the score of a false positive, 1 - score of a missed object.
         images: int64 (E,), dataset indices.
-        places: int32 (E,), among the detections of the image by descending score; of a missed object, its row.
-        classes: int32 (E,), of the detection, or of the missed object.
-        objects: int32 (E,), row of the object that it is about among those of the image; -1 without one.
+        places: int32 (E,), rank among the detections of the image by score; for a missed object, its row.
+        classes: int32 (E,), of the detection or the missed object.
+        objects: int32 (E,), row of the object concerned among those of the image; -1 without one.
         boxes_xyxy: float32 (E, 4), pixels of the original image.
     """
 
@@ -43,7 +42,7 @@ class ErrorRows(NamedTuple):
     boxes_xyxy: NDArray[np.float32]
 
     def worst(self) -> ErrorRows:
-        """At most `MOST_ERRORS` of each kind, by kind: most wrong first, then largest, then in the order of images."""
+        """Return at most `MOST_ERRORS` of each kind, sorted by kind, size, area and image."""
         areas = (self.boxes_xyxy[:, 2:] - self.boxes_xyxy[:, :2]).prod(1)
         order = np.lexsort((self.places, self.images, -areas, -self.sizes, self.kinds))
         kinds = self.kinds[order]
@@ -53,22 +52,22 @@ class ErrorRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Errors:
-    """What a validation got wrong.
+    """Errors of a validation.
 
     Attributes:
-        confidence: detections below it do not count.
-        images: int64 (N,), dataset indices of the images, ascending.
-        finds, class_finds: int64 (N, 6) and (C, 6), detections of each of `KINDS` by image and by class.
-        outcomes: uint8 (M,), what became of each object, `CORRECT`, `WRONG_CLASS`, `BADLY_PLACED` or `MISSED`.
-        offsets: int64 (N + 1,), where in it the objects of each image start.
-        sizes: float64 (8,), sums of `ErrorRows.sizes` by kind, of all errors.
+        confidence: threshold of the detections that count.
+        images: int64 (N,), dataset indices, ascending.
+        finds, class_kind_counts: int64 (N, 6) and (C, 6), detections of each of `KINDS` by image and by class.
+        outcomes: uint8 (M,), of each object: `CORRECT`, `WRONG_CLASS`, `BADLY_PLACED` or `MISSED`.
+        offsets: int64 (N + 1,), where the objects of each image start in `outcomes`.
+        sizes: float64 (8,), sums of `ErrorRows.sizes` by kind, over all errors.
         worst: at most `MOST_ERRORS` of each kind.
     """
 
     confidence: float
     images: NDArray[np.int64]
     finds: NDArray[np.int64]
-    class_finds: NDArray[np.int64]
+    class_kind_counts: NDArray[np.int64]
     outcomes: NDArray[np.uint8]
     offsets: NDArray[np.int64]
     sizes: NDArray[np.float64]
@@ -76,21 +75,21 @@ class Errors:
     worst: ErrorRows
 
     def counts(self) -> dict[Kind, int]:
-        """Detections of each of `KINDS`, and missed objects."""
+        """Return the number of detections of each of `KINDS`, and of missed objects."""
         found = dict(zip(KINDS, self.finds.sum(0).tolist(), strict=True))
         return {**found, Kind.MISSED: int((self.outcomes == Kind.MISSED).sum())}
 
 
 def count_errors(found: Matches, index: DatasetIndex, confidence: float) -> Errors:
-    """Count the errors among the detections of a split, with boxes, that are at least so confident."""
+    """Count the errors among the detections with at least this confidence."""
     nc = background = len(index.names)
     sure = found.scores.astype(np.float64) >= confidence
     counts = sure & (found.kinds != Kind.IGNORED)
     is_correct = sure & (found.kinds == Kind.CORRECT)
 
-    correct, near_misses = found.finders()
+    correct, near_misses = found.object_matches()
     outcomes = _outcomes(found.kinds, sure, correct, near_misses)
-    true = np.where(is_correct, found.classes, background)  # class that each detection takes from the objects
+    true = np.where(is_correct, found.classes, background)  # true class of each detection
     confused = outcomes == Kind.WRONG_CLASS
     true[near_misses[confused]] = found.target_classes[confused]
     unfound = found.target_classes[np.isin(outcomes, (Kind.BADLY_PLACED, Kind.MISSED))].astype(np.int64)
@@ -134,7 +133,7 @@ def count_errors(found: Matches, index: DatasetIndex, confidence: float) -> Erro
 def _outcomes(
     kinds: NDArray[np.uint8], sure: NDArray[np.bool_], correct: NDArray[np.int64], near_misses: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """What became of each object (M,), from `Matches.finders` and from which detections are sure enough."""
+    """Return the outcome of each object (M,), from `Matches.object_matches` and which detections count."""
     kinds, sure = np.append(kinds, np.uint8(Kind.MISSED)), np.append(sure, False)  # row -1 is no detection
     outcomes = np.where(sure[near_misses], kinds[near_misses], np.uint8(Kind.MISSED))
     return np.where(sure[correct], np.uint8(Kind.CORRECT), outcomes)
@@ -143,14 +142,14 @@ def _outcomes(
 def _missed(
     found: Matches,
     objects: NDArray[np.int64],
-    finders: tuple[NDArray[np.int64], NDArray[np.int64]],
+    object_matches: tuple[NDArray[np.int64], NDArray[np.int64]],
     index: DatasetIndex,
 ) -> ErrorRows:
-    """The missed `objects`, as rows of all; those that are found, but less confidently, count for less."""
+    """Return the rows of the missed `objects`; those detected below the confidence weigh less."""
     images = np.repeat(np.arange(len(found.images)), found.target_counts)[objects]
     rows = objects - (np.cumsum(found.target_counts) - found.target_counts)[images]
     scores = np.append(found.scores, np.float32(0))  # of row -1
-    correct, near_misses = finders
+    correct, near_misses = object_matches
     images = found.images[images]
     return ErrorRows(
         np.full(len(objects), Kind.MISSED, np.uint8),

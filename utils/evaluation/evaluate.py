@@ -1,4 +1,4 @@
-"""Measure a model on a split: every rank its share of the images, then the shares of all ranks joined on rank 0."""
+"""Distributed evaluation of a model on a split: each rank its images, gathered on rank 0."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.error_counts import Errors, count_errors
 from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.predictors import Measurable, Measurement, Settings, Sink, Stopwatch
+from tessera.utils.evaluation.predictors import DetectionCollector, EvaluatedModel, Measurement, Settings, Stopwatch
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline
@@ -29,14 +29,14 @@ VOTE_S = 5.0  # seconds between two votes on stopping
 
 
 class Abandoned(Exception):
-    """A rank was asked to stop, and all have given up the validation."""
+    """A rank was asked to stop, and all ranks have ended the validation."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a validation found. All but the metrics is on rank 0 alone, and of no image on the other ranks.
+    """Result of a validation. All but the metrics is on rank 0 alone, and empty on the others.
 
-    The errors are those at the best confidence; of no image where they are not counted.
+    `errors` are those at the best confidence; empty where they are not counted.
     """
 
     metrics: Metrics
@@ -55,15 +55,14 @@ def measure(
     *,
     batch_size: int,
     workers: int,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[DetectionCollector] = (),
 ) -> Evaluation:
-    """Measure what `--weights` names on a split, as `evaluate`: every rank its share of the images, each image once.
+    """Evaluate an opened model, or a pipeline around it, on a split.
 
     Args:
-        model: opened, or a pipeline around it.
         imgsz: long side of the images in pixels.
         batch_size: largest batch of a rank.
-        workers: loader workers asked for.
+        workers: loader workers per rank.
     """
     backend = model.backend if isinstance(model, Pipeline) else model
     with (
@@ -81,24 +80,20 @@ def measure(
 
 
 def evaluate(
-    model: Measurable,
+    model: EvaluatedModel,
     loader: ValLoader,
     world: World,
     settings: Settings | None = None,
     *,
     criterion: Criterion[Any] | None = None,
-    sinks: Sequence[Sink] = (),
+    sinks: Sequence[DetectionCollector] = (),
 ) -> Evaluation:
-    """Measure `model` on this rank's share of the images, and join the shares of all ranks.
+    """Evaluate `model` on this rank's images, and gather the results of all ranks.
 
     Args:
-        model: the raw model of a training, in evaluation mode, on world.device; what `--weights` names, opened; or a
-            pipeline around it.
-        loader: this rank's share of a split.
-        world: all ranks call this together.
-        settings: how to measure.
+        model: raw model of a training, in evaluation mode, on world.device; an opened model; or a pipeline around one.
         criterion: for the validation losses of a raw model; None = no losses.
-        sinks: receive the detections as they are found.
+        sinks: receive the detections batch by batch.
 
     Raises:
         Abandoned: on every rank, where one was asked to stop.
@@ -113,10 +108,10 @@ def evaluate(
 
 
 def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, world: World) -> Iterator[Batch]:
-    """The batches; after the first, and then about every `VOTE_S`, the ranks vote on stopping.
+    """Yield the batches; after the first, and then about every `VOTE_S`, the ranks vote on stopping.
 
-    Ranks may have different numbers of batches: one that has none left keeps voting until all are done. Each vote also
-    sets how many batches come before the next one, by the pace of the slowest rank.
+    A rank that has no batch left keeps voting until all are done. Each vote sets the number of batches until the next
+    one, by the pace of the slowest rank.
 
     Raises:
         Abandoned: on every rank, where one was asked to stop.
@@ -139,7 +134,7 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
 
 
 def _joined(found: Measurement, index: DatasetIndex, world: World) -> Evaluation:
-    """What all ranks have found so far: gathered by rank 0, which hands on the metrics."""
+    """Gather the results of all ranks on rank 0, and broadcast the metrics."""
     totals = None if found.meter is None else found.meter.total()
     shares = world.gather((Matches.joined(found.matches), totals, found.clock.seconds()))
     matches = Matches.joined([of_rank for of_rank, _, _ in shares])

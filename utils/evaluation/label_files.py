@@ -1,4 +1,4 @@
-"""`--save-txt`: detections as label files, one an image; names of results."""
+"""`--save-txt`: detections as YOLO label files, and unique file names for results."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch
 
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.boxes import xyxy_to_cxcywh
-from tessera.utils.evaluation.predictors import Sink
+from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.files import LONGEST_NAME, short_name, suffix_of, write_whole
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
-LABELS, CROPS = "labels", "crops"  # folders of results beside pictures
-MOST_BYTES = 190  # of a name without its ending
+LABELS, CROPS = "labels", "crops"  # result folders beside images
+MOST_BYTES = 190  # of a name without suffix
 _MOST_BYTES_OF_FOLDERS = 2000
-_FILES = IMAGE_SUFFIXES | {".mp4", ".txt", ".csv", ".jsonl", ".part"}  # what files of results end in
+_FILES = IMAGE_SUFFIXES | {".mp4", ".txt", ".csv", ".jsonl", ".part"}  # suffixes of result files
 
 
-class LabelFileSink(Sink):
-    """A label file for each image of this rank, in `folder`."""
+class LabelFileWriter(DetectionCollector):
+    """Writer of a label file for each image of this rank."""
 
     def __init__(self, folder: Path, index: DatasetIndex, save_conf: bool) -> None:
         self._folder, self._save_conf = folder, save_conf
@@ -37,15 +37,10 @@ class LabelFileSink(Sink):
 
 
 def output_stems(paths: Sequence[Path]) -> list[str]:
-    """A name for the results of each image of a dataset, such that no two images share one.
+    """Return a unique result name for each image of a dataset, the same on every rank.
 
-    The file's stem where all stems differ; else, for all images, the path below their common folder, as in
-    "cam1/0001"; with its suffix where even that is not enough ("0001.jpg" beside "0001.png"), and with a number last of
-    all. Names that a file system may take for one count as equal. A pure function of the whole list, the same on every
-    rank.
-
-    Args:
-        paths: all images, in the order of the dataset.
+    The name is the file's stem where all differ, else the path below the common folder ("cam1/0001"), else with the
+    suffix ("0001.jpg" beside "0001.png") and a number. Names that a file system may not distinguish count as equal.
     """
     stems = [path.stem for path in paths]
     if _all_differ(stems):
@@ -65,7 +60,7 @@ def _all_differ(names: Sequence[str]) -> bool:
 
 
 def numbered(name: str, taken: set[str]) -> str:
-    """The name, with a number where it is `taken` already; it is from now on."""
+    """Return the name, with a number if it is `taken`, and add it to `taken`."""
     free = next(
         text for number in count(1) if name_key(text := f"{name}-{number}" if number > 1 else name) not in taken
     )
@@ -74,7 +69,7 @@ def numbered(name: str, taken: set[str]) -> str:
 
 
 def usable_place(name: PurePath) -> PurePath:
-    """A relative path for results: with room for endings, and none of its folders is called as a file of results."""
+    """Return a relative path for results: short enough, and no folder of it named like a result file."""
     *folders, last = ("_" if part == ".." else part for part in name.parts)
     for i, folder in enumerate(folders):
         if suffix_of(folder) in _FILES or (i == 0 and name_key(folder) in (LABELS, CROPS)):
@@ -85,7 +80,7 @@ def usable_place(name: PurePath) -> PurePath:
 
 
 def name_key(name: PurePath | str) -> str:
-    """Equal for names that a file system may take for one: by case, or by the forms of an accent."""
+    """Return a key that is equal for names that a file system may not distinguish, by case or Unicode form."""
     text = str(name)
     return (
         text.lower() if text.isascii() else unicodedata.normalize("NFC", unicodedata.normalize("NFD", text).casefold())
@@ -100,22 +95,23 @@ def save_txt(
     save_conf: bool,
     ids: Sequence[int] | None = None,
 ) -> Path:
-    """Write one image's detections to `folder`/`stem`.txt, in place of what was there; an empty file where none.
+    """Write the detections of one image to `folder`/`stem`.txt, replacing the file; empty without detections.
 
-    Rows `class x y w h [conf] [id]`: centre and size as shares of the image, which has `size_hw` pixels.
+    Rows are `class x y w h [conf] [id]`: centre and size as fractions of the image.
 
     Args:
-        stem: from `output_stems`, so that images of one name in two folders keep apart.
-        ids: of tracked objects, one a detection; -1 = none.
+        stem: from `output_stems`.
+        size_hw: of the image in pixels.
+        ids: of tracked objects, one per detection; -1 = none.
     """
     height, width = size_hw
-    shares = xyxy_to_cxcywh(detections.boxes_xyxy.cpu().double()) / torch.tensor([width, height, width, height])
-    rows = zip(detections.classes.tolist(), shares.tolist(), detections.scores.tolist(), strict=True)
+    boxes = xyxy_to_cxcywh(detections.boxes_xyxy.cpu().double()) / torch.tensor([width, height, width, height])
+    rows = zip(detections.classes.tolist(), boxes.tolist(), detections.scores.tolist(), strict=True)
     lines = []
-    for number, (class_id, share, score) in enumerate(rows):
-        figures = [*share, score] if save_conf else share
+    for number, (class_id, box, score) in enumerate(rows):
+        numbers = [*box, score] if save_conf else box
         end = "" if ids is None else f" {ids[number]}"
-        lines.append(f"{class_id} {' '.join(f'{x:.6g}' for x in figures)}{end}\n")
+        lines.append(f"{class_id} {' '.join(f'{x:.6g}' for x in numbers)}{end}\n")
     target = folder / f"{stem}.txt"
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, "".join(lines).encode())

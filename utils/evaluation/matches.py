@@ -1,6 +1,4 @@
-"""Matches of many images: collected on every rank, joined on rank 0 in the order of the images.
-
-So that the outcome depends neither on ranks nor on batches.
+"""Matches of many images, collected on every rank and joined in dataset order.
 
 Legend: N images, D detections, M objects, T = 10 IoU thresholds.
 """
@@ -19,18 +17,18 @@ CONFIDENCES: NDArray[np.float64] = np.linspace(0.0, 1.0, 1000)  # the axis of th
 
 
 class Matches(NamedTuple):
-    """Of images in the order of the dataset; objects and detections image after image, these by descending score.
+    """Objects and detections of images in dataset order; the detections of an image by descending score.
 
     Attributes:
         images: int64 (N,), dataset indices, ascending.
         target_counts, detection_counts: int64 (N,), objects and detections of each.
         target_classes: int32 (M,).
         scores: float32 (D,), classes: int32 (D,).
-        correct: uint16 (D,), bit t: at threshold t it has an object of its own.
-        ignored: uint16 (D,), bit t: at threshold t it has none, and an ignored region covers it.
-        kinds: uint8 (D,), the `Kind` of each.
-        objects: signed (D,), the object that it is about, as in `ImageMatches`: a row of those of its image.
-        boxes_xyxy: float32 (D, 4), pixels of the original image; (D, 0) where they are not kept.
+        correct: uint16 (D,), bit t: a true positive at threshold t.
+        ignored: uint16 (D,), bit t: none at threshold t, and covered by an ignored region.
+        kinds: uint8 (D,), `Kind`.
+        objects: signed (D,), the object concerned, as in `ImageMatches`: its row among those of its image.
+        boxes_xyxy: float32 (D, 4), pixels of the original image; (D, 0) without boxes.
     """
 
     images: NDArray[np.int64]
@@ -47,7 +45,7 @@ class Matches(NamedTuple):
 
     @classmethod
     def of_image(cls, image: int, found: ImageMatches, *, keep_boxes: bool = True) -> Matches:
-        """Of the image of that index in the dataset."""
+        """Return the matches of one image; `image` is its dataset index."""
         ignored = ~found.correct & (np.arange(len(IOU_THRESHOLDS)) < found.in_regions[:, None])
         return cls(
             np.array([image], np.int64),
@@ -65,11 +63,7 @@ class Matches(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence[Matches]) -> Matches:
-        """Of the images of all parts. Each image must be in one part only: counted twice, it would falsify everything.
-
-        Args:
-            parts: in any order, and so are their images.
-        """
+        """Join the matches of all parts, in any order. Each image must be in one part only."""
         parts = [part for part in parts if len(part.images)] or [_NOTHING]
         every = cls._make(np.concatenate(column) for column in zip(*parts, strict=True))
         order = np.argsort(every.images, kind="stable")
@@ -80,10 +74,10 @@ class Matches(NamedTuple):
         counts = every.target_counts[order], every.detection_counts[order]
         return cls._make((images, *counts, every.target_classes[targets], *(column[rows] for column in every[4:])))
 
-    def finders(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of each object, as rows of the detections, -1 for none, twice (M,): which is correct, and its near miss.
+    def object_matches(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return for each object (M,) the row of its true positive and of its near miss, -1 for none.
 
-        The near miss is the most confident detection which is about the object, but whose class or place is wrong.
+        The near miss is the most confident detection about the object whose class or location is wrong.
         """
         starts = np.cumsum(self.target_counts) - self.target_counts
         about = np.flatnonzero(self.kinds <= Kind.BADLY_PLACED)
@@ -102,5 +96,5 @@ _NOTHING = Matches._make([*(np.zeros(0, dtype) for dtype in _DTYPES), np.zeros((
 
 
 def _as_bits(flags: NDArray[np.bool_]) -> NDArray[np.uint16]:
-    """(D, T) to uint16 (D,), bit t from column t."""
+    """Pack (D, T) into uint16 (D,), bit t from column t."""
     return flags @ (1 << np.arange(flags.shape[1], dtype=np.uint16))

@@ -1,12 +1,12 @@
-"""Detections of one image against its objects, by COCO's rules.
+"""Matching of the detections of one image with its objects, by COCO's rules.
 
-Within each class, detections choose in the order of descending score; each takes the unmatched object of highest IoU
-that reaches the threshold. A detection that takes none is neutral where as much of its own area lies in an ignored
-region of its class or of any class, however many do. This is `COCOeval.evaluateImg` of pycocotools with area "all" and
-regions as crowds, ties included: of equal scores the earlier detection goes first, of equal IoUs the later object is
-taken.
+Within each class, detections choose in descending order of score. Each takes the unmatched object of highest IoU that
+reaches the threshold. A detection without an object is neutral if a fraction of its area as large as the threshold lies
+in an ignored region of its class, or of any class. This is `COCOeval.evaluateImg` of pycocotools with area "all" and
+regions as crowds, including ties: of equal scores the earlier detection goes first, of equal IoUs the later object
+wins.
 
-What is not correct is an error of one kind, by the rules of TIDE (Bolya et al. 2020).
+Errors are classified by the rules of TIDE (Bolya et al. 2020).
 
 Legend: D detections, G objects and R ignored regions of the image, T = 10 IoU thresholds.
 """
@@ -28,20 +28,20 @@ from tessera.utils.types import Detections
 Regions = tuple[NDArray[np.int32], NDArray[np.float32]]
 
 IOU_THRESHOLDS: NDArray[np.float64] = np.linspace(0.5, 0.95, 10)
-BACKGROUND_IOU = 0.1  # up to here, a detection shows nothing
+BACKGROUND_IOU = 0.1  # a detection with no higher IoU is on background
 
 
 class Kind(IntEnum):
-    """What a detection or an object is, at IoU 0.5."""
+    """Kind of a detection or an object, at IoU 0.5."""
 
-    CORRECT = 0  # a detection with an object of its own; an object with such a detection
+    CORRECT = 0  # a true positive; an object with one
     WRONG_CLASS = 1  # on an object of another class
     BADLY_PLACED = 2  # near an object of its class, with an IoU from 0.1 to 0.5
     BOTH = 3  # near an object of another class, with an IoU above 0.1 and below 0.5
-    DUPLICATE = 4  # on an object that another detection has
-    BACKGROUND = 5  # on nothing
-    MISSED = 6  # an object of which no detection is correct, nor would be if its class or its place were right
-    IGNORED = 7  # a detection in an ignored region, which counts as nothing
+    DUPLICATE = 4  # on an object that has a true positive
+    BACKGROUND = 5  # on no object
+    MISSED = 6  # an object without a detection that is correct, or would be with the right class or location
+    IGNORED = 7  # a detection in an ignored region, which does not count
 
 
 FALSE_KINDS = (Kind.WRONG_CLASS, Kind.BADLY_PLACED, Kind.BOTH, Kind.DUPLICATE, Kind.BACKGROUND)  # of detections
@@ -49,18 +49,18 @@ FALSE_KINDS = (Kind.WRONG_CLASS, Kind.BADLY_PLACED, Kind.BOTH, Kind.DUPLICATE, K
 
 @dataclass(frozen=True)
 class ImageMatches:
-    """What one image adds to the metric.
+    """Matches of one image.
 
     Attributes:
-        correct: bool (D, T), whether the detection has an object of its own at each of `IOU_THRESHOLDS`.
+        correct: bool (D, T), whether the detection is a true positive at each of `IOU_THRESHOLDS`.
         scores: float32 (D,), descending.
         classes: int32 (D,).
         target_classes: int32 (G,).
-        in_regions: uint8 (D,), at how many of the thresholds, from the first on, a region covers the detection; it is
+        in_regions: uint8 (D,), the number of thresholds, from the first, at which a region covers the detection. It is
             neutral at those where it is not correct.
-        kinds: uint8 (D,), the `Kind` of each.
-        objects: signed (D,), the object that it is about: its own at IoU 0.5, that which it duplicates, or the nearest
-            one, of its class where it is badly placed, of another where its class is wrong; -1 without one.
+        kinds: uint8 (D,), `Kind`.
+        objects: signed (D,), the object concerned: its own at IoU 0.5, the one it duplicates, or the nearest one, of
+            its class if it is badly placed, of another if its class is wrong; -1 without one.
         boxes_xyxy: float32 (D, 4).
     """
 
@@ -80,10 +80,10 @@ def match_image(
     target_classes: NDArray[np.int32],
     regions: Regions | None = None,
 ) -> ImageMatches:
-    """Match one image's detections with its objects.
+    """Match the detections of one image with its objects.
 
     Args:
-        detections: on any device, in any order; one copy to the host beforehand is cheaper than one an image.
+        detections: on any device, in any order.
         target_boxes: (G, 4) xyxy pixels in the frame of the detections.
         target_classes: (G,) integers.
         regions: classes (R,), -1 for any, and boxes (R, 4) of the ignored regions.
@@ -114,7 +114,7 @@ def match_image(
 def _judge(
     iou: NDArray[np.float64], same: NDArray[np.float64], own: NDArray[np.int64], ignored: NDArray[np.bool_]
 ) -> tuple[NDArray[np.uint8], NDArray[np.signedinteger]]:
-    """`ImageMatches.kinds` and `.objects`, from the IoUs (D, G); those within classes; the object of each, or -1."""
+    """Return `ImageMatches.kinds` and `.objects` from IoUs (D, G), IoUs within classes, and own objects (D,)."""
     other = np.where(same > 0, 0.0, iou)
     best_same, best_other = same.max(1), other.max(1)
     enough = IOU_THRESHOLDS[0]
@@ -137,7 +137,7 @@ def _judge(
 
 
 def region_cover(detections: Detections, regions: Regions) -> NDArray[np.float64]:
-    """How much of each detection's area lies in the region of its class, or of any, that covers most of it: (D,)."""
+    """Return the largest fraction of each detection's area that an ignored region covers, (D,)."""
     classes, boxes_xyxy = regions
     if len(classes) == 0:
         return np.zeros(len(detections))
@@ -150,21 +150,21 @@ def region_cover(detections: Detections, regions: Regions) -> NDArray[np.float64
 
 
 def pairwise_iou(a_xyxy: NDArray[np.float32] | Tensor, b_xyxy: NDArray[np.float32] | Tensor) -> NDArray[np.float64]:
-    """IoU of every pair, (N, 4) and (M, 4) to (N, M), in double precision, as in pycocotools."""
-    # Copied by NumPy: labels are mapped read-only, which torch would warn of.
+    """Compute the IoU of every pair, (N, 4) and (M, 4) to (N, M), in double precision, as pycocotools."""
+    # NumPy copies: torch would warn of labels that are mapped read-only.
     a, b = (torch.from_numpy(to_host(boxes).astype(np.float64).reshape(-1, 4)) for boxes in (a_xyxy, b_xyxy))
     return box_iou(a, b).nan_to_num_(0).numpy()  # 0 / 0: two boxes without an area
 
 
 def to_host(array: NDArray[Any] | Tensor) -> NDArray[Any]:
-    """The array in the host's memory, without a copy where it is there already."""
+    """Return a NumPy array, without a copy if it is on the host already."""
     return array.cpu().numpy() if isinstance(array, Tensor) else np.asarray(array)
 
 
 def _assign(iou: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Greedy assignment at every threshold, from the IoUs (D, G) by descending score, 0 between classes.
+    """Assign objects greedily at every threshold, from the IoUs (D, G) by descending score, 0 between classes.
 
-    Returns `ImageMatches.correct`, and the object of each detection at the first threshold (D,), -1 where it has none.
+    Return `ImageMatches.correct`, and the object of each detection at the first threshold (D,), -1 for none.
     """
     candidate = iou >= IOU_THRESHOLDS[0]
     has_choice = candidate.sum(1) > 1

@@ -1,12 +1,10 @@
-"""What one rank measures in one precision: batches become detections, matches, counts and losses.
+"""Predictors for validation: a batched network with NMS, or a per-image pipeline; and the evaluation of one rank.
 
-Objects are found by a network whose rows are suppressed here, on the images of a batch as the loader letterboxed them;
-or by a pipeline (a file that has all of it inside, or tiles), which sees each picture as it was decoded.
+A pipeline is an exported file with NMS inside, or tiled prediction. It reads images at their original size.
 
-A device with a queue of its own computes the next batch while the host suppresses and matches this one. The host waits
-for one copy a batch, and hands the images to a few threads. Where threads compute a network picture by picture, another
-one suppresses and matches. All start after the loader's workers were forked and end with the measurement, so that no
-fork copies a lock which they hold.
+On a device with a queue, the next batch is computed while the host runs NMS and matching on this one. The host waits
+for one copy per batch, and uses a few threads. All threads start after the loader has forked its workers and end with
+the evaluation, so that no fork copies a held lock.
 """
 
 from __future__ import annotations
@@ -43,14 +41,14 @@ from tessera.utils.runtime.model import Backend, PictureBackend
 from tessera.utils.runtime.pipeline import Pipeline, rules_of_network
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
-_MOST_THREADS = 4  # beyond it they wait for each other: only suppression runs outside the interpreter's lock
-Measurable = DetectionModel | Backend | PictureBackend | Pipeline
-# Waits for a batch; then a function for each image, whose detections are on the host in its own pixels.
-Images = Callable[[], Sequence[Callable[[], Detections]]]
+_MOST_THREADS = 4  # more would wait for each other: only NMS runs without the GIL
+EvaluatedModel = DetectionModel | Backend | PictureBackend | Pipeline
+# Waits for a batch; returns a function per image, whose detections are on the host in pixels of the original image.
+PendingDetections = Callable[[], Sequence[Callable[[], Detections]]]
 
 
-class Sink(ABC):
-    """Receives the detections of this rank's images, batch by batch."""
+class DetectionCollector(ABC):
+    """Receiver of the detections of this rank's images."""
 
     @abstractmethod
     def add(self, batch: Batch, found: Sequence[Detections]) -> None:
@@ -58,7 +56,7 @@ class Sink(ABC):
 
 
 class Stopwatch:
-    """Seconds that the device spends in each stage; measured without waiting for it."""
+    """Seconds that the device spends in each stage, measured without synchronising."""
 
     STAGES = ("preparation", "inference", "nms")
 
@@ -73,16 +71,16 @@ class Stopwatch:
         self._last = self._accelerator.record_event()
 
     def lap(self, stage: str) -> None:
-        """Book the time since the last reading on `stage`."""
+        """Add the time since the last call to `stage`."""
         before, self._last = self._last, self._accelerator.record_event()
         self._laps.append((stage, before, self._last))
 
     def add(self, stage: str, seconds: float) -> None:
-        """Book time that the host spent."""
+        """Add host time to `stage`."""
         self._seconds[stage] += seconds
 
     def seconds(self) -> dict[str, float]:
-        """The totals, once the device has done what was measured."""
+        """Wait for the device and return the totals."""
         for stage, start, end in self._laps:
             self._seconds[stage] += self._accelerator.seconds_between(start, end)
         self._laps.clear()
@@ -91,15 +89,15 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure.
+    """Settings of an evaluation.
 
     Attributes:
-        conf, iou, max_det: of non-maximum suppression.
-        precision: for a raw model to compute in; None = float32.
-        errors: keep the boxes of the detections, and count the errors by kind.
-        asked_to_stop: whether this rank was; the ranks vote on it meanwhile. None = they do not.
-        class_of: class of the dataset for each of the model's, -1 = none, whose detections do not count; () = the same.
-            They go after NMS and `max_det`: the others are what they are without it.
+        conf, iou, max_det: of NMS.
+        precision: of a raw model; None = float32.
+        errors: count the errors by kind, which needs the boxes of all detections.
+        asked_to_stop: whether this rank was; the ranks vote on it. None = no votes.
+        class_of: dataset class of each model class, -1 = none; () = the same. Detections without a class are dropped
+            after NMS and `max_det`.
     """
 
     conf: float = 0.001
@@ -112,17 +110,17 @@ class Settings:
 
 
 class Measurement:
-    """What this rank has found so far; arguments as of `evaluate`, `index` is the whole split.
+    """Evaluation of this rank's images; arguments as of `evaluate`, `index` is the whole split.
 
     Attributes:
-        matches: a part for each image so far.
-        clock: of these images.
-        meter: their losses; None without a criterion.
+        matches: one part per image.
+        clock: time per stage.
+        meter: losses; None without a criterion.
     """
 
     def __init__(
         self,
-        model: Measurable,
+        model: EvaluatedModel,
         index: DatasetIndex,
         world: World,
         settings: Settings,
@@ -134,7 +132,7 @@ class Measurement:
         self.meter = LossMeter(criterion) if criterion is not None else None
         self.settings, self._index, self._accelerator = settings, index, world.accelerator
         self._class_of = torch.tensor(settings.class_of) if settings.class_of else None
-        one_class = set(settings.class_of or range(len(index.names))) == {0}  # then labels of one box are duplicates
+        one_class = set(settings.class_of or range(len(index.names))) == {0}  # several classes of a box are duplicates
         rules = Suppression(
             settings.conf,
             settings.iou,
@@ -144,32 +142,34 @@ class Measurement:
         )
         if isinstance(model, PictureBackend):
             model = Pipeline(model, model.imgsz)
-        self._finder = (
-            PictureFinder(model, rules, index)
+        self._predictor = (
+            ImagePredictor(model, rules, index)
             if isinstance(model, Pipeline)
-            else NetworkFinder(model, rules, precision, world.accelerator)
+            else NetworkPredictor(model, rules, precision, world.accelerator)
         )
-        self._finishes_apart = self._finder.apart > 1
-        self._threads = 1 if self._finishes_apart else min(_MOST_THREADS, world.cpus)
+        self._finishes_in_thread = self._predictor.concurrent_images > 1
+        self._threads = 1 if self._finishes_in_thread else min(_MOST_THREADS, world.cpus)
 
     @torch.no_grad()
-    def add(self, batches: Iterable[Batch], sinks: Sequence[Sink] = ()) -> None:
-        """Measure batches whose images are on the device, or on their way to it."""
+    def add(self, batches: Iterable[Batch], sinks: Sequence[DetectionCollector] = ()) -> None:
+        """Evaluate batches whose images are on the device, or on their way to it."""
         waiting: deque[Callable[[], None]] = deque()
         with ThreadPoolExecutor(self._threads, "evaluation") as pool:  # without work it starts no thread
             for batch in batches:
-                found = self._finder.launch(batch, self.clock, self.meter)
-                if self._finishes_apart:
+                found = self._predictor.launch(batch, self.clock, self.meter)
+                if self._finishes_in_thread:
                     waiting.append(pool.submit(self._finish, batch, found, map, sinks).result)
                 else:
                     apply = pool.map if self._accelerator.queue_depth else map
                     waiting.append(partial(self._finish, batch, found, apply, sinks))
-                if len(waiting) > max(self._accelerator.queue_depth, int(self._finishes_apart)):
+                if len(waiting) > max(self._accelerator.queue_depth, int(self._finishes_in_thread)):
                     waiting.popleft()()
             while waiting:
                 waiting.popleft()()
 
-    def _finish(self, batch: Batch, found: Images, apply: Callable[..., Any], sinks: Sequence[Sink]) -> None:
+    def _finish(
+        self, batch: Batch, found: PendingDetections, apply: Callable[..., Any], sinks: Sequence[DetectionCollector]
+    ) -> None:
         """Match a batch's detections, in the order of its images."""
         images = batch.indices.tolist()
         results = list(apply(self._image, images, found()))
@@ -179,13 +179,13 @@ class Measurement:
         for sink in sinks:
             sink.add(batch, [detections for detections, *_ in results])
 
-    def _image(self, image: int, find: Callable[[], Detections]) -> tuple[Detections, ImageMatches, float]:
-        """Detections and matches of one image, and the seconds that its suppression takes on the host.
+    def _image(self, image: int, predict: Callable[[], Detections]) -> tuple[Detections, ImageMatches, float]:
+        """Return detections and matches of one image, and seconds of NMS on the host.
 
-        It changes nothing, for it may run in several threads.
+        It may run in several threads and changes nothing.
         """
         started = time.perf_counter()
-        found = find()
+        found = predict()
         seconds = time.perf_counter() - started
         if self._class_of is not None:
             own = self._class_of[found.classes]
@@ -194,16 +194,16 @@ class Measurement:
         return found, match_image(found, boxes_xyxy, classes, self._index.ignored(image)), seconds
 
 
-class NetworkFinder:
-    """A network on the device, with the suppression of this program.
+class NetworkPredictor:
+    """A network on the device, with NMS by this program.
 
     Args:
-        model: the raw model of a training, in evaluation mode, on the device; or what `--weights` names, opened.
-        rules: which predictions count; what follows from the network is added here.
-        precision: for a raw model; the others have one of their own.
+        model: raw model of a training, in evaluation mode, on the device; or an opened model.
+        rules: of NMS, without what follows from the network.
+        precision: of a raw model; opened models have their own.
 
     Attributes:
-        apart: pictures that it computes at once, a thread each; 1 = all threads compute one.
+        concurrent_images: images computed concurrently, one thread each; 1 = all threads compute one image.
     """
 
     def __init__(
@@ -211,10 +211,11 @@ class NetworkFinder:
     ) -> None:
         self._model, self._precision, self._accelerator = model, precision, accelerator
         self._rules = rules_of_network(rules, model.head if isinstance(model, DetectionModel) else model)
-        self.apart = model.compute_apart() if isinstance(model, Backend) and model.divides_batches else 1
+        divides = isinstance(model, Backend) and model.divides_batches
+        self.concurrent_images = model.compute_apart() if divides else 1
 
-    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
-        """Let the device compute a batch; the functions change nothing, for they may run in several threads."""
+    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> PendingDetections:
+        """Start the computation of a batch; the returned functions may run in several threads and change nothing."""
         clock.begin()
         images = batch.images_on(self._accelerator.device)
         clock.lap("preparation")
@@ -232,7 +233,7 @@ class NetworkFinder:
         ]
 
     def _predict(self, images: Tensor) -> tuple[Tensor, Any]:
-        """The rows, and of a raw model what its losses are made of."""
+        """Return decoded predictions, and the raw outputs of a raw model."""
         if isinstance(self._model, Backend):
             return self._model(images), None
         with self._precision.autocast():
@@ -240,52 +241,51 @@ class NetworkFinder:
         return decoded, raw
 
     def _select(self, decoded: Tensor, clock: Stopwatch) -> Callable[[], list[Callable[[], Detections]]]:
-        """Detections of a batch. Without a queue on the device, the fewest operations; with one, no waiting.
+        """Run NMS on a batch: with few operations without a device queue, without waiting with one.
 
-        Of pictures that are computed apart all is left for the thread that finishes the batch.
+        PendingDetections that are computed concurrently leave NMS to the thread that finishes the batch.
         """
         if self._accelerator.queue_depth:
             copied = self._accelerator.read_back(strongest_candidates(decoded, self._rules))
             clock.lap("nms")
             return lambda: [partial(suppress_candidates, rows, self._rules) for rows in copied()]
-        if self.apart > 1:
-            return lambda: self._suppressed(decoded, clock)
+        if self.concurrent_images > 1:
+            return lambda: self._nms_on_host(decoded, clock)
         found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
         clock.lap("nms")
         return lambda: [partial(_on_host, detections) for detections in found]
 
-    def _suppressed(self, decoded: Tensor, clock: Stopwatch) -> list[Callable[[], Detections]]:
-        """The same on the host, in the thread that asks for it."""
+    def _nms_on_host(self, decoded: Tensor, clock: Stopwatch) -> list[Callable[[], Detections]]:
         started = time.perf_counter()
         found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
         clock.add("nms", time.perf_counter() - started)
         return [partial(_on_host, detections) for detections in found]
 
 
-class PictureFinder:
-    """A pipeline, whose pictures are decoded by the reader of training and validation; as NetworkFinder."""
+class ImagePredictor:
+    """A per-image pipeline, with images decoded as for training; interface of NetworkPredictor."""
 
     def __init__(self, pipeline: Pipeline, rules: Suppression, index: DatasetIndex) -> None:
         self._pipeline, self._rules, self._index = pipeline, rules, index
-        self.apart = pipeline.backend.compute_apart()
+        self.concurrent_images = pipeline.backend.compute_apart()
 
-    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> Images:
-        """Detect on as many pictures at once as the pipeline computes apart."""
+    def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> PendingDetections:
+        """Detect on the images of a batch, as many concurrently as the pipeline allows."""
         assert meter is None, "a pipeline has no losses"
         images = batch.indices.tolist()
-        if self.apart == 1:
-            looked = [self._look(image) for image in images]
+        if self.concurrent_images == 1:
+            predicted = [self._predict(image) for image in images]
         else:
-            with threads_apart(self.apart, "finding") as pool:
-                looked = list(pool.map(self._look, images))
-        clock.add("inference", sum(seconds for _, seconds in looked) / self.apart)
-        return lambda: [lambda one=one: one for one, _ in looked]  # type: ignore[misc]
+            with threads_apart(self.concurrent_images, "prediction") as pool:
+                predicted = list(pool.map(self._predict, images))
+        clock.add("inference", sum(seconds for _, seconds in predicted) / self.concurrent_images)
+        return lambda: [lambda one=one: one for one, _ in predicted]  # type: ignore[misc]
 
-    def _look(self, image: int) -> tuple[Detections, float]:
-        """What is on an image, and the seconds that finding it takes."""
-        picture = read_image(self._index.path(image), rule=self._index.pixels)
+    def _predict(self, image: int) -> tuple[Detections, float]:
+        """Return the detections of an image, and the seconds of prediction."""
+        pixels = read_image(self._index.path(image), rule=self._index.pixels)
         started = time.perf_counter()
-        detections = self._pipeline(picture, self._rules).detections
+        detections = self._pipeline(pixels, self._rules).detections
         return detections, time.perf_counter() - started
 
 

@@ -1,1 +1,1 @@
-"""Labels that are likely wrong: found by a detector, ranked and listed."""
+"""Likely label errors: suggested by a detector, ranked, and listed."""

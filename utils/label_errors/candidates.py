@@ -1,4 +1,4 @@
-"""What the detections of a validation say of the labels.
+"""Candidate label errors: disagreements of detections with labels.
 
 Legend: D detections and G labels.
 """
@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.matching import BACKGROUND_IOU, ImageMatches, Kind, match_image, pairwise_iou, to_host
-from tessera.utils.evaluation.predictors import Sink
+from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.label_errors.evidence import (
     MOST,
     ROW,
     Counts,
     Evidence,
+    LabelErrorKind,
     Rows,
-    Suspicion,
     bins_of,
     most_likely,
     sizes_of,
@@ -27,10 +27,10 @@ from tessera.utils.label_errors.evidence import (
 )
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
-LEAST = 0.05  # confidence of a detection that says anything
-SURE = 0.25  # support from which on a label is no spurious one
-LEAST_SHIFT = 0.85  # IoU from which on a label lies well
-TWICE = 0.6  # IoU from which on two labels of a class may be of one object
+MIN_CONFIDENCE = 0.05  # of a detection that says anything about a label
+SUPPORTED = 0.25  # support from which on a label is not spurious
+WELL_PLACED_IOU = 0.85
+DUPLICATE_IOU = 0.6  # of two labels of a class that may be of one object
 
 
 class Labels(NamedTuple):
@@ -43,10 +43,10 @@ class Labels(NamedTuple):
 
 
 class _Scene(NamedTuple):
-    """An image: its detections by descending score, with what `match_image` says of them, and its labels.
+    """An image: its matches, detections by descending score, and labels.
 
     Attributes:
-        own: int64 (G,), the detection that is correct for each label; -1 without one.
+        own: int64 (G,), the true positive of each label; -1 without one.
         support: float32 (G,), its score.
         iou: float64 (D, G).
     """
@@ -60,14 +60,14 @@ class _Scene(NamedTuple):
     iou: NDArray[np.float64]
 
 
-def judge(image: int, detections: Detections, labels: Labels, counts: Counts) -> Rows:
-    """What may be wrong with the labels of an image; `counts` are added to.
+def find_candidates(image: int, detections: Detections, labels: Labels, counts: Counts) -> Rows:
+    """Return the candidate label errors of an image, and add to `counts`.
 
     Args:
         image: its dataset index.
-        detections: down to low confidences, in pixels of the original image; scores are taken to four digits, so that
+        detections: down to low confidences, in pixels of the original image. Scores are rounded to four digits, so that
             the last bits of a float decide nothing.
-        labels: of it.
+        labels: of the image.
         counts: of the images so far.
     """
     order = np.argsort(-to_host(detections.scores).astype(np.float32), kind="stable")  # that of the matches
@@ -78,25 +78,26 @@ def judge(image: int, detections: Detections, labels: Labels, counts: Counts) ->
     scores = matches.scores.round(4)
     support = np.where(own >= 0, np.append(scores, np.float32(0))[own], np.float32(0))
     scene = _Scene(matches, scores, boxes, labels, own, support, pairwise_iou(boxes, labels.boxes_xyxy))
-    twins = _twins(scene)
-    shifted, confused = _best(scene, Kind.BADLY_PLACED, twins), _best(scene, Kind.WRONG_CLASS, twins)
+    duplicates = _duplicates(scene)
+    shifted, confused = _best(scene, Kind.BADLY_PLACED, duplicates), _best(scene, Kind.WRONG_CLASS, duplicates)
     explained = support.copy()  # by any detection
     for d, g in (*shifted, *confused):
         explained[g] = max(explained[g], scores[d])
-    placed = [(d, g) for g, d in enumerate(own.tolist()) if d >= 0 and scores[d] >= LEAST]
+    placed = [(d, g) for g, d in enumerate(own.tolist()) if d >= 0 and scores[d] >= MIN_CONFIDENCE]
     _count(scene, explained, [*placed, *shifted], counts)
-    beside = [(d, g) for d, g in placed if scene.iou[d, g] < LEAST_SHIFT and g not in twins]
+    beside = [(d, g) for d, g in placed if scene.iou[d, g] < WELL_PLACED_IOU and g not in duplicates]
+    unsupported = np.flatnonzero(explained < SUPPORTED).tolist()
     found = [
-        (Suspicion.MISSING, [(d, -1) for d in _uncovered(scene, {d for d, _ in shifted})]),
-        (Suspicion.SPURIOUS, [(-1, g) for g in range(len(explained)) if explained[g] < SURE and g not in twins]),
-        (Suspicion.SHIFTED, [*shifted, *beside]),
-        (Suspicion.WRONG_CLASS, confused),
-        (Suspicion.DUPLICATE, [(-1, g) for g in twins]),
+        (LabelErrorKind.MISSING, [(d, -1) for d in _uncovered(scene, {d for d, _ in shifted})]),
+        (LabelErrorKind.SPURIOUS, [(-1, g) for g in unsupported if g not in duplicates]),
+        (LabelErrorKind.SHIFTED, [*shifted, *beside]),
+        (LabelErrorKind.WRONG_CLASS, confused),
+        (LabelErrorKind.DUPLICATE, [(-1, g) for g in duplicates]),
     ]
     reached = scene.iou > BACKGROUND_IOU
     rows = []
     for kind, d, g in ((kind, d, g) for kind, pairs in found for d, g in pairs):
-        other, iou = twins.get(g, (-1, 0.0))
+        other, iou = duplicates.get(g, (-1, 0.0))
         if d < 0:
             near, of = False, (labels.classes[g], explained[g], labels.boxes_xyxy[g])
         else:
@@ -108,7 +109,7 @@ def judge(image: int, detections: Detections, labels: Labels, counts: Counts) ->
 
 
 def _count(scene: _Scene, explained: NDArray[np.float32], placed: Sequence[tuple[int, int]], counts: Counts) -> None:
-    """Count the detections, and the labels by what is found there and by how well they lie."""
+    """Count detections, and labels by support and IoU."""
     counted = np.flatnonzero(scene.matches.kinds != Kind.IGNORED)
     correct = scene.matches.kinds[counted] == Kind.CORRECT
     near = (scene.iou[counted] > BACKGROUND_IOU).sum(1) > correct
@@ -122,49 +123,49 @@ def _count(scene: _Scene, explained: NDArray[np.float32], placed: Sequence[tuple
         counts.overlaps[labels.classes[g], bins_of(scene.iou[d, g])] += 1
 
 
-def _twins(scene: _Scene) -> dict[int, tuple[int, float]]:
-    """Labels that repeat another one of their class: the other, and the IoU of the two.
+def _duplicates(scene: _Scene) -> dict[int, tuple[int, float]]:
+    """Return the labels that repeat another one of their class, with the other and the IoU.
 
-    Of two the one stays that the detector supports more; of equal ones the earlier. Two that it finds apart are two.
+    Of two, the one with more support stays, else the earlier. Two that are both supported are two objects.
     """
     of, found = scene.labels, dict[int, tuple[int, float]]()
     if len(of.classes) < 2:
         return found
     iou = np.triu(pairwise_iou(of.boxes_xyxy, of.boxes_xyxy), 1)
     iou[of.classes[:, None] != of.classes] = 0
-    first, second = np.nonzero(iou >= TWICE)
+    first, second = np.nonzero(iou >= DUPLICATE_IOU)
     for i, j in sorted(zip(first.tolist(), second.tolist(), strict=True), key=lambda pair: (-iou[pair], pair)):
-        if i in found or j in found or min(scene.support[i], scene.support[j]) >= SURE:
+        if i in found or j in found or min(scene.support[i], scene.support[j]) >= SUPPORTED:
             continue
         stays, goes = (i, j) if scene.support[i] >= scene.support[j] else (j, i)
         found[goes] = (stays, float(iou[i, j]))
     return found
 
 
-def _best(scene: _Scene, kind: Kind, twins: dict[int, tuple[int, float]]) -> list[tuple[int, int]]:
-    """The most confident detection of a kind about each label that is surer than what agrees with the label."""
+def _best(scene: _Scene, kind: Kind, duplicates: dict[int, tuple[int, float]]) -> list[tuple[int, int]]:
+    """Return the most confident detection of a kind about each label that clearly beats the label's support."""
     best: dict[int, int] = {}
-    for d in np.flatnonzero((scene.matches.kinds == kind) & (scene.scores >= LEAST)).tolist():
+    for d in np.flatnonzero((scene.matches.kinds == kind) & (scene.scores >= MIN_CONFIDENCE)).tolist():
         g = int(scene.matches.objects[d])
-        if g not in twins and scene.scores[d] > 2 * scene.support[g]:
+        if g not in duplicates and scene.scores[d] > 2 * scene.support[g]:
             best.setdefault(g, d)
     return [(d, g) for g, d in sorted(best.items())]
 
 
 def _uncovered(scene: _Scene, used: set[int]) -> list[int]:
-    """Detections that show what no label is about; of several in one place the most confident one."""
-    sure = np.flatnonzero(scene.scores >= LEAST)
+    """Return detections that no label covers; of several in one location the most confident one."""
+    sure = np.flatnonzero(scene.scores >= MIN_CONFIDENCE)
     free = np.isin(scene.matches.kinds[sure], (Kind.BACKGROUND, Kind.BADLY_PLACED, Kind.BOTH))
     covered = np.triu(pairwise_iou(scene.boxes[sure], scene.boxes[sure]) >= 0.5, 1).any(0)
     return [d for d in sure[free & ~covered].tolist() if d not in used]
 
 
-class EvidenceSink(Sink):
-    """Gathers the evidence of this rank's images.
+class EvidenceCollector(DetectionCollector):
+    """Collector of the evidence from this rank's images.
 
     Args:
         index: the whole split.
-        class_of: as of Settings; labels of classes that the model lacks are taken for ignored regions.
+        class_of: as in Settings; labels of classes that the model lacks are treated as ignored regions.
     """
 
     def __init__(self, index: DatasetIndex, class_of: Sequence[int]) -> None:
@@ -172,7 +173,7 @@ class EvidenceSink(Sink):
         self._counts, self._rows, self._new = Counts.none(len(index.names)), list[Rows](), 0
 
     def add(self, batch: Batch, found: Sequence[Detections]) -> None:
-        """Judge the labels of a batch."""
+        """Add the images of a batch."""
         for image, detections in zip(batch.indices.tolist(), found, strict=True):
             classes, boxes = self._index.labels(image)
             of_regions, regions = self._index.ignored(image)
@@ -180,10 +181,10 @@ class EvidenceSink(Sink):
             of_regions = np.append(of_regions, np.full((~known).sum(), -1, np.int32))
             regions = np.concatenate((regions, boxes[~known]))
             size_hw = tuple(self._index.sizes_hw[image].tolist())
-            rows = judge(
+            rows = find_candidates(
                 image, detections, Labels(classes[known], boxes[known], (of_regions, regions), size_hw), self._counts
             )
-            places = np.append(np.flatnonzero(known), -1).astype(np.int32)  # among all labels; -1 stays
+            places = np.append(np.flatnonzero(known), -1).astype(np.int32)  # rows among all labels; -1 stays
             rows["object"], rows["other"] = places[rows["object"]], places[rows["other"]]
             self._rows.append(rows)
             self._new += len(rows)
@@ -191,6 +192,6 @@ class EvidenceSink(Sink):
             self.evidence()
 
     def evidence(self) -> Evidence:
-        """Of the images so far."""
+        """Return the evidence of the images so far."""
         self._rows, self._new = [most_likely(np.concatenate([np.zeros(0, ROW), *self._rows]))], 0
         return Evidence(self._rows[0], self._counts)

@@ -1,7 +1,6 @@
-"""What is kept of the pictures: what may be wrong with single labels, and how detector and labels agree otherwise.
+"""Evidence for label errors: bounded candidates and counts, joined over ranks.
 
-Whether a detector is right to disagree is known only once all pictures are seen. So each rank keeps a bounded number of
-rows, and counts.
+How far a detector can be trusted is known only after all images. So each rank keeps candidates and counts.
 
 Legend: R rows, C classes.
 """
@@ -20,11 +19,11 @@ BINS = 20  # of confidence and of IoU
 SUPPORTS: NDArray[np.float32] = np.array(
     [1e-6, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, *np.arange(0.2, 0.95, 0.1)], np.float32
 )  # edges of bins
-SIZES = (0.05, 0.15)  # side of a label as a share of the picture's: edges of its three sizes
+SIZES = (0.05, 0.15)  # edges of three sizes: side of a label as a fraction of the image's
 
 
-class Suspicion(IntEnum):
-    """What may be wrong with a label."""
+class LabelErrorKind(IntEnum):
+    """Kind of a label error."""
 
     MISSING = 0  # a detection that no label covers
     SPURIOUS = 1  # a label that no detection supports
@@ -33,18 +32,16 @@ class Suspicion(IntEnum):
     DUPLICATE = 4  # a second label of an object
 
 
-Rows = NDArray[np.void]  # (R,) of ROW: what may be wrong, one by one
+Rows = NDArray[np.void]  # (R,) of ROW: candidate label errors
 ROW = np.dtype(
     [
-        ("kind", np.uint8),  # `Suspicion`
+        ("kind", np.uint8),  # `LabelErrorKind`
         ("image", np.int64),  # dataset index
         ("object", np.int32),  # row of the label among those of the image; -1 of a missing one
         ("other", np.int32),  # the label that a duplicate repeats; else -1
         ("class", np.int32),  # of the detection; of a spurious or duplicate label its own
-        (
-            "confidence",
-            np.float32,
-        ),  # of the detection; of a spurious label that of the best one about it, 0 without one
+        # Of the detection; of a spurious label that of the best detection about it, else 0.
+        ("confidence", np.float32),
         ("support", np.float32),  # confidence of the best detection that agrees with the label; 0 without one
         ("iou", np.float32),  # of label and detection, or of two labels; 0 where there are not two
         ("near", np.bool_),  # whether the detection reaches a label that the row is not about
@@ -54,9 +51,9 @@ ROW = np.dtype(
 
 
 def most_likely(rows: Rows) -> Rows:
-    """At most `MOST` rows of each kind, those that are most likely before anything is known of the detector."""
+    """Return at most `MOST` rows of each kind, the most likely ones by detection confidence."""
     first = np.select(
-        [rows["kind"] == Suspicion.SPURIOUS, rows["kind"] == Suspicion.DUPLICATE],
+        [rows["kind"] == LabelErrorKind.SPURIOUS, rows["kind"] == LabelErrorKind.DUPLICATE],
         [1 - rows["confidence"], rows["iou"]],
         rows["confidence"],
     )
@@ -65,12 +62,12 @@ def most_likely(rows: Rows) -> Rows:
 
 
 class Counts(NamedTuple):
-    """How detector and labels agree otherwise.
+    """Counts of how well detector and labels agree.
 
     Attributes:
         finds, correct: (2, C, BINS), detections by whether they reach a label that is not theirs, class and confidence;
-            and those that are correct at IoU 0.5.
-        supports: (C, 3, len(SUPPORTS) + 1), labels by class, size, and confidence of what is found there.
+            and the true positives of them at IoU 0.5.
+        supports: (C, 3, len(SUPPORTS) + 1), labels by class, size and confidence of the best detection there.
         overlaps: (C, BINS), labels by class and IoU with the best detection of their class.
     """
 
@@ -81,37 +78,37 @@ class Counts(NamedTuple):
 
     @classmethod
     def none(cls, nc: int) -> Counts:
-        """Of no image; `nc` classes."""
+        """Return zero counts of `nc` classes."""
         shapes = (2, nc, BINS), (2, nc, BINS), (nc, len(SIZES) + 1, len(SUPPORTS) + 1), (nc, BINS)
         return cls._make(np.zeros(shape, np.int64) for shape in shapes)
 
 
 class Evidence(NamedTuple):
-    """Of some images: what may be wrong, and how detector and labels agree otherwise."""
+    """Candidates and counts of some images."""
 
     rows: Rows
     counts: Counts
 
     @classmethod
     def joined(cls, nc: int, parts: Sequence[Evidence]) -> Evidence:
-        """Of the images of all parts; the same however they are divided."""
+        """Join the evidence of all parts; the result does not depend on how images are divided."""
         counts = Counts._make(
             sum(tables) for tables in zip(Counts.none(nc), *(part.counts for part in parts), strict=True)
         )
         return cls(most_likely(np.concatenate([np.zeros(0, ROW), *(part.rows for part in parts)])), counts)
 
 
-def bins_of(shares: NDArray[np.floating] | np.floating) -> NDArray[np.int64]:
-    """The bin of each confidence or IoU."""
-    return np.minimum(np.asarray(shares) * BINS, BINS - 1).astype(np.int64)
+def bins_of(values: NDArray[np.floating] | np.floating) -> NDArray[np.int64]:
+    """Return the bin of each confidence or IoU."""
+    return np.minimum(np.asarray(values) * BINS, BINS - 1).astype(np.int64)
 
 
 def steps_of(supports: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The bin of each support, 0 of none."""
+    """Return the bin of each support, 0 of none."""
     return np.searchsorted(SUPPORTS, supports, side="right")
 
 
 def sizes_of(boxes_xyxy: NDArray[np.float32], sizes_hw: NDArray[np.int32] | tuple[int, ...]) -> NDArray[np.int64]:
-    """Small, medium or large: 0, 1 or 2, by the root of the area as a share of that of the picture."""
+    """Return 0, 1 or 2 for small, medium or large, by the root of the area relative to the image."""
     area = (boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).clip(0).prod(1)
     return np.searchsorted(SIZES, np.sqrt(area / np.prod(np.asarray(sizes_hw, np.float64), -1)), side="right")

@@ -1,4 +1,4 @@
-"""`label_errors.jsonl`, and the table on the console."""
+"""`label_errors.jsonl` and the console table of label errors."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from pathlib import Path
 
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.files import atomic_write
-from tessera.utils.label_errors.evidence import Suspicion
-from tessera.utils.label_errors.ranking import Suspect
+from tessera.utils.label_errors.evidence import LabelErrorKind
+from tessera.utils.label_errors.ranking import LabelError
 from tessera.utils.text import counted, strict_json
 from tessera.utils.types import DatasetIndex
 
 FILE = "label_errors.jsonl"
-LIKELY = 0.5  # score of the suspects that the table counts apart
-NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Suspicion}  # as people read them
+LIKELY = 0.5  # score of the errors that the table counts separately
+NAMES = {kind: kind.name.lower().replace("_", " ") for kind in LabelErrorKind}
 EXPLAINED = {
-    Suspicion.MISSING: "something is found where nothing is labelled",
-    Suspicion.SPURIOUS: "nothing is found where something is labelled",
-    Suspicion.SHIFTED: "the object is found beside its label",
-    Suspicion.WRONG_CLASS: "an object of another class is found there",
-    Suspicion.DUPLICATE: "two labels of one object",
+    LabelErrorKind.MISSING: "a detection where nothing is labelled",
+    LabelErrorKind.SPURIOUS: "a label where nothing is detected",
+    LabelErrorKind.SHIFTED: "the object is detected beside its label",
+    LabelErrorKind.WRONG_CLASS: "an object of another class is detected there",
+    LabelErrorKind.DUPLICATE: "two labels of one object",
 }
 
 
-def write_suspects(
-    target: Path, suspects: Sequence[Suspect], index: DatasetIndex, labels: Mapping[int, ImageLabels]
+def write_label_errors(
+    target: Path, suspects: Sequence[LabelError], index: DatasetIndex, labels: Mapping[int, ImageLabels]
 ) -> None:
-    """Write a line of JSON for each suspect, whole or not at all."""
+    """Write one JSON line per label error, atomically."""
     with atomic_write(target) as file:
         for suspect in suspects:
             file.write(f"{strict_json(_row(suspect, index, labels.get(suspect.image)))}\n".encode())
 
 
-def _row(suspect: Suspect, index: DatasetIndex, labels: ImageLabels | None) -> dict[str, object]:
+def _row(suspect: LabelError, index: DatasetIndex, labels: ImageLabels | None) -> dict[str, object]:
     line, own = labels.place(suspect.object) if labels else (None, None)
     other_line, other = labels.place(suspect.other) if labels else (None, None)
 
@@ -61,28 +61,27 @@ def _row(suspect: Suspect, index: DatasetIndex, labels: ImageLabels | None) -> d
     }
 
 
-def counts(suspects: Sequence[Suspect]) -> list[tuple[Suspicion, str, int, int]]:
-    """Of each kind its name, how many there are, and of how many of them the score is `LIKELY` and more."""
+def counts(suspects: Sequence[LabelError]) -> list[tuple[LabelErrorKind, str, int, int]]:
+    """Return for each kind its name, the number of errors, and the number with a score of at least `LIKELY`."""
     found = []
-    for kind in Suspicion:
+    for kind in LabelErrorKind:
         scores = [suspect.score for suspect in suspects if suspect.kind is kind]
         found.append((kind, NAMES[kind], len(scores), sum(score >= LIKELY for score in scores)))
     return found
 
 
-def suspect_table(suspects: Sequence[Suspect], labels: int, images: int, left_out: int = 0) -> list[str]:
-    """Lines for the console: how many suspects of each kind, and of how many the score is `LIKELY` and more.
+def label_error_table(suspects: Sequence[LabelError], labels: int, images: int, left_out: int = 0) -> list[str]:
+    """Return console lines: the number of errors of each kind, and of those with a score of at least `LIKELY`.
 
     Args:
-        suspects: all of them.
-        labels, images: how many there are.
-        left_out: more labels, of classes that the weights do not know.
+        labels, images: numbers that were checked.
+        left_out: labels of classes that the weights do not know.
     """
     among = f"among {counted(labels, 'label')} of {counted(images, 'image')}"
     if left_out:
         among += f" (left out: {counted(left_out, 'label')} of classes that the weights do not know)"
     if not suspects:
-        return [f"Label errors: none is suspected {among}."]
+        return [f"Label errors: none suspected {among}."]
     rows = counts(suspects)
     lines = [
         f"Label errors: {counted(len(suspects), 'suspect')} {among}, {sum(likely for *_, likely in rows):,} with a "

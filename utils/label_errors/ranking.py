@@ -1,11 +1,10 @@
-"""Suspects: what is likely wrong with which label, with a score from 0 to 1 that compares across kinds.
+"""Ranking of likely label errors, with a score from 0 to 1 that compares across kinds.
 
-The score says how likely the detector is right to disagree, by how often it agrees with the labels otherwise:
+The score estimates how likely the detector is right to disagree, by how often it agrees with the other labels:
 
-- trust in a detection is the share of correct ones among those of its confidence, as far as its class does as well as
-  the others;
-- a label without support counts for much where the detector finds nearly all labels of that class and size;
-- a label that lies badly counts for much where the others of its class lie well.
+- trust in a detection is the precision at its confidence, scaled by that of its class;
+- a label without support scores high where the detector detects nearly all labels of that class and size;
+- a badly placed label scores high where the others of its class are placed well.
 
 Legend: R rows, C classes, B bins.
 """
@@ -17,32 +16,41 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.label_errors.evidence import BINS, Counts, Evidence, Rows, Suspicion, bins_of, sizes_of, steps_of
+from tessera.utils.label_errors.evidence import (
+    BINS,
+    Counts,
+    Evidence,
+    LabelErrorKind,
+    Rows,
+    bins_of,
+    sizes_of,
+    steps_of,
+)
 from tessera.utils.types import DatasetIndex
 
-LEAST_SCORE = 0.1  # of a suspect that is listed
-_WEIGHT = 10.0  # of what is known of all classes, in objects, beside what is known of one
-_DOUBT = 4.0  # exponent of the share of labels that look better
-_FAR, _CLOSE = 0.3, 0.1  # IoU: from the first on a label is surely about what is detected, up to the second not at all
+MIN_SCORE = 0.1  # of a listed error
+_WEIGHT = 10.0  # of the prior from all classes, in objects
+_DOUBT = 4.0  # exponent of the fraction of better labels
+_FAR, _CLOSE = 0.3, 0.1  # IoU from which on a label surely is about a detection, and up to which it is not
 
 Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
-class Suspect:
+class LabelError:
     """A label that is likely wrong.
 
     Attributes:
-        image, object: index of the image, and row of the label among those of it; -1 of a missing one.
+        image, object: dataset index, and row of the label among those of the image; -1 for a missing one.
         other: the label that a duplicate repeats; else -1.
-        labelled, suggested: its class, None of a missing one; the class it should have, None where it should not exist.
-        confidence: of the detection; of a spurious label of the best one about it, 0 without one.
-        iou: of label and detection, or of two labels; None where there are not two.
+        labelled, suggested: class of the label, None if missing; the class it should have, None if it should not exist.
+        confidence: of the detection; for a spurious label that of the best detection about it, else 0.
+        iou: of label and detection, or of two labels; else None.
         box, suggested_box: of the label, and where it should be; xyxy pixels of the original image, or None.
     """
 
     score: float
-    kind: Suspicion
+    kind: LabelErrorKind
     image: int
     object: int
     other: int
@@ -54,13 +62,13 @@ class Suspect:
     suggested_box: Box | None
 
 
-def suspects(evidence: Evidence, index: DatasetIndex) -> list[Suspect]:
-    """What is likely wrong, by descending score; at most one suspect a label. Of equal scores the earlier image."""
+def suspects(evidence: Evidence, index: DatasetIndex) -> list[LabelError]:
+    """Return likely label errors by descending score, at most one per label."""
     rows = evidence.rows
     scores = _scores(rows, evidence.counts, index).round(4)
     order = np.lexsort((*rows["box_xyxy"].T, rows["kind"], rows["object"], rows["image"], -scores))
-    taken, listed = set[tuple[int, int]](), list[Suspect]()
-    for row in order[scores[order] >= LEAST_SCORE].tolist():
+    taken, listed = set[tuple[int, int]](), list[LabelError]()
+    for row in order[scores[order] >= MIN_SCORE].tolist():
         place = int(rows["image"][row]), int(rows["object"][row])
         if place[1] < 0 or place not in taken:
             taken.add(place)
@@ -68,14 +76,14 @@ def suspects(evidence: Evidence, index: DatasetIndex) -> list[Suspect]:
     return listed
 
 
-def _suspect(row: np.void, score: float, index: DatasetIndex) -> Suspect:
-    kind, image, own = Suspicion(row["kind"]), int(row["image"]), int(row["object"])
+def _suspect(row: np.void, score: float, index: DatasetIndex) -> LabelError:
+    kind, image, own = LabelErrorKind(row["kind"]), int(row["image"]), int(row["object"])
     classes, boxes = index.labels(image)
-    goes = kind in (Suspicion.SPURIOUS, Suspicion.DUPLICATE)
+    goes = kind in (LabelErrorKind.SPURIOUS, LabelErrorKind.DUPLICATE)
     box = tuple(boxes[own].tolist()) if own >= 0 else None
     height, width = index.sizes_hw[image].tolist()
     found = tuple(row["box_xyxy"].clip(0, [width, height, width, height]).tolist())
-    return Suspect(
+    return LabelError(
         score,
         kind,
         image,
@@ -86,12 +94,12 @@ def _suspect(row: np.void, score: float, index: DatasetIndex) -> Suspect:
         float(row["confidence"]),
         float(row["iou"]) if row["iou"] > 0 else None,
         box,
-        None if goes else box if kind is Suspicion.WRONG_CLASS else found,
+        None if goes else box if kind is LabelErrorKind.WRONG_CLASS else found,
     )
 
 
 def _scores(rows: Rows, counts: Counts, index: DatasetIndex) -> NDArray[np.float64]:
-    """Of each row, (R,)."""
+    """Score each row, (R,)."""
     trust = _trust(counts)[rows["near"].astype(np.int64), rows["class"], bins_of(rows["confidence"])]
     sizes = sizes_of(rows["box_xyxy"], index.sizes_hw[rows["image"]])
     supported = _better(counts.supports)[rows["class"], sizes, steps_of(rows["confidence"])]
@@ -101,7 +109,7 @@ def _scores(rows: Rows, counts: Counts, index: DatasetIndex) -> NDArray[np.float
     agrees = rows["support"] / np.maximum(rows["confidence"], 1e-6)
     reach = ((rows["iou"] - _CLOSE) / (_FAR - _CLOSE)).clip(0, 1) * ((1 - rows["iou"]) * 2).clip(0, 1)
     return np.select(
-        [rows["kind"] == kind for kind in Suspicion],
+        [rows["kind"] == kind for kind in LabelErrorKind],
         [
             trust,
             (1 - trust) * supported**_DOUBT * known,
@@ -113,7 +121,7 @@ def _scores(rows: Rows, counts: Counts, index: DatasetIndex) -> NDArray[np.float
 
 
 def _trust(counts: Counts) -> NDArray[np.float64]:
-    """How likely a detection is correct: (2, C, B), as `Counts.finds`; it rises with the confidence."""
+    """Estimate the precision of detections, (2, C, B) as `Counts.finds`; it rises with the confidence."""
     finds, correct = (table.sum(1) for table in (counts.finds, counts.correct))
     usual = np.stack([_rising((c + 1) / (n + 2), n + 2.0) for c, n in zip(correct, finds, strict=True)])
     sure = slice(BINS // 4, None)  # of the others nearly all are false
@@ -124,7 +132,7 @@ def _trust(counts: Counts) -> NDArray[np.float64]:
 
 
 def _rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The nearest values that never fall, by weighted squares: neighbours that do are pooled (Ayer et al. 1955)."""
+    """Fit values that never fall by weighted least squares: pool adjacent violators (Ayer et al. 1955)."""
     pools: list[tuple[float, float, int]] = []  # mean, weight, length
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         pools.append((value, weight, 1))
@@ -135,9 +143,9 @@ def _rising(values: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArra
 
 
 def _better(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The share of the other labels that are beyond the bin of one: (C, Z, B) of classes, sizes, bins, as the result.
+    """Return the fraction of other labels beyond each bin: (C, Z, B) of classes, sizes and bins, as the result.
 
-    Where there are few of a class and size, those of that size count beside them; where few of these, all labels.
+    Few labels of a class and size are complemented by those of that size; few of these, by all labels.
     """
     worse: NDArray[np.float64] = np.zeros(counts.shape[-1])
     for part, weight in ((counts.sum((0, 1)), 0.0), (counts.sum(0), _WEIGHT), (counts, _WEIGHT)):

@@ -1,1 +1,1 @@
-"""What a run prints, plots and writes. Imports every package before it."""
+"""Output of a run: console, charts, pages, files and trackers. Imports every package before it."""

@@ -1,4 +1,4 @@
-"""The report of a comparison: table, classes, flips, verdict; compare.json; images of what flipped."""
+"""Report of a comparison: console table, compare.json, and images of disagreements."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from tessera.data.source.decode import read_image
 from tessera.utils.errors import tolerate
-from tessera.utils.evaluation.comparison.comparison import Comparison, RunFigures, p_value
+from tessera.utils.evaluation.comparison.comparison import Comparison, RunMetrics, p_value
 from tessera.utils.evaluation.comparison.differences import Difference
-from tessera.utils.evaluation.comparison.disagreements import Finds, Flips, ImageFlips
+from tessera.utils.evaluation.comparison.disagreements import Disagreements, ImageDisagreements, ImageResult
 from tessera.utils.evaluation.comparison.permutation_test import LEVEL
 from tessera.utils.files import write_whole
 from tessera.utils.flags.compare import CompareConfig, Requirement
@@ -28,7 +28,7 @@ _CLASSES = 20  # that the table shows without --verbose
 
 
 def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
-    """Print a comparison, and write compare.json into the run's folder; on rank 0.
+    """Print a comparison and write compare.json, on rank 0.
 
     Raises:
         OSError: the file cannot be written.
@@ -53,10 +53,10 @@ def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
     flips = found.flips
     of = " (the median run of each side)" if len(found.a) + len(found.b) > 2 else ""
     yield (
-        f"Objects, A at {flips.threshold_a:.3g} and B at {flips.threshold_b:.3g}{of}: {flips.both:,} found by both, "
+        f"Objects, A at {flips.threshold_a:.3g} and B at {flips.threshold_b:.3g}{of}: {flips.both:,} detected by both, "
         f"{flips.lost:,} by A alone, {flips.gained:,} by B alone, {flips.neither:,} by none"
     )
-    yield f"Wrong finds: {flips.wrong_both:,} of both, {flips.wrong_a:,} of A alone, {flips.wrong_b:,} of B alone"
+    yield f"False positives: {flips.wrong_both:,} of both, {flips.wrong_a:,} of A alone, {flips.wrong_b:,} of B alone"
     yield found.verdict
     for asked in found.requirements:
         if asked not in found.unmet:
@@ -67,13 +67,13 @@ def _named(asked: Requirement) -> str:
     return f'--require "{one_line(asked.text, 80)}"'
 
 
-def _described(one: RunFigures) -> str:
+def _described(one: RunMetrics) -> str:
     size = f"{one.parameters:,} parameters, " if one.parameters is not None else ""
     return f"{one.file}, {one.source}, {one.imgsz} px, {size}{one.mb:.2f} MB"
 
 
 def _class_lines(found: Comparison, verbose: bool) -> Iterator[str]:
-    """With `--verbose` every class; else those that differ beyond chance."""
+    """Return rows of all classes with `--verbose`, else of those that differ significantly."""
     beyond = [one for one in found.differences.classes if one.p_holm < LEVEL]
     shown = found.differences.classes if verbose else sorted(beyond, key=lambda one: -abs(one.ap.difference))[:_CLASSES]
     for one in shown:
@@ -88,20 +88,24 @@ def _figures(a: float, b: float, *differences: float, digits: int = 4) -> list[s
     return [f"{a:.{digits}f}", f"{b:.{digits}f}", *(f"{one:+.{digits}f}" for one in differences)]
 
 
-def write_flips(
-    folder: Path, index: DatasetIndex, flips: Flips, a: Mapping[int, Finds], b: Mapping[int, Finds]
+def write_disagreements(
+    folder: Path, index: DatasetIndex, flips: Disagreements, a: Mapping[int, ImageResult], b: Mapping[int, ImageResult]
 ) -> None:
-    """Write `flips/worse_01.jpg` …, the worst first, and `flips/better_01.jpg` …, by what A and B found."""
+    """Write `flips/worse_01.jpg` … and `flips/better_01.jpg` …, the strongest disagreements first."""
     for kind, images in (("worse", flips.worse), ("better", flips.better)):
         for number, one in enumerate(images, 1):
-            with tolerate(f"picture of flips {kind}_{number:02}"):
-                _write_flip(folder / "flips" / f"{kind}_{number:02}.jpg", index, flips, one, a[one.image], b[one.image])
+            with tolerate(f"image of disagreements {kind}_{number:02}"):
+                _write_image(
+                    folder / "flips" / f"{kind}_{number:02}.jpg", index, flips, one, a[one.image], b[one.image]
+                )
 
 
-def _write_flip(target: Path, index: DatasetIndex, flips: Flips, one: ImageFlips, a: Finds, b: Finds) -> None:
-    """One image three times: the objects that flipped, A's finds, B's finds."""
+def _write_image(
+    target: Path, index: DatasetIndex, flips: Disagreements, one: ImageDisagreements, a: ImageResult, b: ImageResult
+) -> None:
+    """Write one image three times: disagreeing objects, detections of A, detections of B."""
     path = index.path(one.image)
-    picture = read_image(path, rule=index.pixels)
+    image = read_image(path, rule=index.pixels)
     classes, boxes_xyxy = index.labels(one.image)
     flipped = np.concatenate((one.lost, one.gained))
     panels = [
@@ -113,7 +117,7 @@ def _write_flip(target: Path, index: DatasetIndex, flips: Flips, one: ImageFlips
     ]
     captions = [
         f"{len(one.lost)} lost, {len(one.gained)} gained: {path.name}",
-        f"A: finds {a.found.sum()} of {len(a.found)}, {a.wrong.sum()} wrong",
-        f"B: finds {b.found.sum()} of {len(b.found)}, {b.wrong.sum()} wrong",
+        f"A: {a.found.sum()} of {len(a.found)} detected, {a.wrong.sum()} false positives",
+        f"B: {b.found.sum()} of {len(b.found)} detected, {b.wrong.sum()} false positives",
     ]
-    save_grid([picture] * len(panels), panels, index.names, captions, target)
+    save_grid([image] * len(panels), panels, index.names, captions, target)

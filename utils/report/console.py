@@ -1,4 +1,4 @@
-"""What a run says: the log, where rank 0 prints everything and the others only errors; plain values for `--json`."""
+"""Logging and console output of a run, and plain values for `--json`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _PACKAGES = frozenset({"__main__", "tessera", "train", "val", "detect", "export"
 
 
 def setup_logging(rank: int, size: int) -> None:
-    """Send log records to stderr: from information up on rank 0; errors alone, each with its rank, on the others.
+    """Log to stderr: from level info on rank 0, errors with the rank on the others.
 
-    Of other packages, errors are shown, and what they report through `warnings`. A second call replaces the first.
+    Of other packages, errors and Python warnings are shown. A second call replaces the first.
     """
     root = logging.getLogger()
     for handler in [h for h in root.handlers if isinstance(h, _Console)]:
@@ -36,12 +36,12 @@ def setup_logging(rank: int, size: int) -> None:
 
 
 def print_lines(*lines: str) -> None:
-    """Print lines to stdout; what a terminal would obey, such as a name of a class may hold, as escapes."""
+    """Print lines to stdout with terminal control characters escaped."""
     print("\n".join(map(printable, lines)), flush=True)
 
 
 class _Console(logging.Handler):
-    """Writes between progress bars, not into them."""
+    """Handler that writes between progress bars."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -51,7 +51,7 @@ class _Console(logging.Handler):
 
 
 class _Formatter(logging.Formatter):
-    """The message alone for information, after the level's name otherwise; what a terminal would obey as escapes."""
+    """Formatter that prefixes the level above info, and escapes terminal control characters."""
 
     def __init__(self, prefix: str) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def _is_shown(record: logging.LogRecord) -> bool:
 
 
 def plain_metrics(metrics: Metrics) -> dict[str, Any]:
-    """Of all classes together, and of each that has objects; docs/json.md explains the keys."""
+    """Return metrics of all classes together and of each; docs/json.md explains the keys."""
     _, *rows = metrics.rows()
     columns = ("name", "images", "objects", "precision", "recall", "ap50", "ap")
     classes = metrics.class_ids.tolist()
@@ -90,6 +90,6 @@ def plain_metrics(metrics: Metrics) -> dict[str, Any]:
 
 
 def plain_folder(run: Path | None) -> dict[str, Any]:
-    """A run's folder, and what lies in it: files, and folders with a slash; None where there is no folder."""
+    """Return the run directory and its entries, directories with a slash; None without a run directory."""
     entries = sorted(path for path in run.iterdir() if path.name != LOCK) if run is not None else []
     return {"run": run and str(run), "files": [path.name + "/" * path.is_dir() for path in entries]}

@@ -1,4 +1,4 @@
-"""Progress of one epoch on the console: header, losses, speed, waiting."""
+"""Progress bar of an epoch: losses, speed and data wait."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ T = TypeVar("T")
 
 
 class EpochBar:
-    """Header and progress bar of one epoch; a context manager.
+    """Header and progress bar of an epoch; a context manager.
 
-    On a terminal the bar moves; elsewhere, as in a log file, there is a plain line at the end of the epoch, and one a
-    minute before. Ranks other than 0 print nothing, but measure as rank 0 does.
+    On a terminal the bar moves. Elsewhere, as in a log file, a plain line is printed at the end of the epoch and once a
+    minute before. Ranks other than 0 only measure.
 
     Args:
         label: of the epoch, such as "3/99".
-        batches: in the whole epoch; `start` of them were done before a resume in its middle.
+        batches: in the whole epoch.
         loss_names: of the criterion.
+        start: batches done before a resume in the middle of the epoch.
     """
 
     def __init__(self, label: str, batches: int, world: World, loss_names: Sequence[str], start: int = 0) -> None:
@@ -74,21 +75,21 @@ class EpochBar:
 
     @property
     def seconds(self) -> float:
-        """Since the epoch began; when it is over, how long it took."""
+        """Seconds since the epoch began, or its duration once it has ended."""
         return (self._ended or time.monotonic()) - self._started
 
     @property
     def data_wait(self) -> float:
-        """Share, 0 to 1, of the time so far that was spent waiting for batches."""
+        """Fraction of the time so far spent waiting for batches."""
         return min(self.wait_s / max(self.seconds, 1e-9), 1.0)
 
     @property
     def batches_per_s(self) -> float:
-        """Batches a second so far, over all ranks; of this call of the run, where it was resumed in the epoch."""
+        """Batches per second over all ranks, since the epoch began or was resumed."""
         return (self.done - self._start) / max(self.seconds, 1e-9)
 
     def timed(self, batches: Iterable[T]) -> Iterator[T]:
-        """The same batches, with the time that each is waited for added to `wait_s`."""
+        """Yield the batches, adding the time waited for each to `wait_s`."""
         iterator = iter(batches)
         while True:
             before = time.monotonic()
@@ -99,11 +100,11 @@ class EpochBar:
             yield batch
 
     def update(self, batches: int, losses: Tensor | Sequence[float], instances: int, size: int) -> None:
-        """Count `batches` more as done, and show the rest when it is time to.
+        """Count `batches` as done, and refresh the output when it is due.
 
         Args:
             batches: since the last call.
-            losses: means of the epoch so far, one for each of `loss_names`; read only when they are shown.
+            losses: means of the epoch so far, in the order of `loss_names`; read only when they are shown.
             instances: objects in the batch.
             size: its longer side in pixels.
         """
@@ -115,7 +116,7 @@ class EpochBar:
             self._show()
 
     def line(self) -> str:
-        """The figures of the latest batch, below `columns`."""
+        """Format the values of the latest batch, aligned with `columns`."""
         assert self._latest is not None, "no batch yet"
         losses, instances, size = self._latest
         cells = [self.label, f"{self._accelerator.reserved_memory() / 2**30:.3g}G"]
@@ -124,7 +125,6 @@ class EpochBar:
         return "".join(f"{cell:>{_WIDTH}}" for cell in cells)
 
     def _show(self) -> None:
-        """Print the line, or put it in front of the bar."""
         self._shown = time.monotonic()
         if not self._prints or self._latest is None:
             return

@@ -1,4 +1,4 @@
-"""Images with boxes, side by side in one JPEG."""
+"""Grids of images with boxes, as one JPEG."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.types import Batch
 
 MAX_IMAGES = 16
-MAX_SIDE = 1920  # pixels of the whole picture
+MAX_SIDE = 1920  # pixels of the whole grid
 MIN_TILE = 320  # small images are enlarged to this, else no label would be legible
 _CAPTION = (40, 40, 40)  # RGB behind a file name
-_AROUND = 255  # grey level beside an image that does not fill its place
+_AROUND = 255  # grey level beside an image that does not fill its tile
 
 
 class Style(NamedTuple):
-    """How boxes are drawn: their width in pixels, 0 for what suits the image; names of classes; confidences."""
+    """Style of drawn boxes: line width in pixels (0 = automatic), class names, confidences."""
 
     line_width: int = 0
     labels: bool = True
@@ -35,14 +35,14 @@ class Style(NamedTuple):
 
 
 class Annotations(NamedTuple):
-    """What to mark on one image.
+    """Boxes to draw on one image.
 
     Attributes:
         boxes_xyxy: float (n, 4), pixels of that image.
-        classes: int (n,), -1 of an ignored region, which is white in black.
-        scores: float (n,), or None for labels, which have no confidence.
-        ids: int64 (n,), written as #3 behind the name, negative ones not; or None.
-        threshold: that the scores reach, said where there are none.
+        classes: int (n,), -1 for an ignored region, drawn in white and black.
+        scores: float (n,), or None for labels.
+        ids: int64 (n,), track ids, written as #3 after the name if not negative; or None.
+        threshold: of the scores, named where nothing was detected.
     """
 
     boxes_xyxy: NDArray[np.float32]
@@ -52,7 +52,7 @@ class Annotations(NamedTuple):
     threshold: float = DEFAULT_CONF
 
     def above(self, confidence: float) -> Annotations:
-        """Those of detections that are at least so confident."""
+        """Return the detections with at least this confidence."""
         assert self.scores is not None and self.ids is None
         keep = self.scores.astype(np.float64) >= confidence
         return Annotations(self.boxes_xyxy[keep], self.classes[keep], self.scores[keep], threshold=confidence)
@@ -65,7 +65,7 @@ def render_targets(batch: Batch, names: Sequence[str], captions: Sequence[str], 
 
 
 def labelled(batch: Batch, image: int) -> Annotations:
-    """The objects and ignored regions of one image of a batch."""
+    """Return the objects and ignored regions of one image of a batch."""
     rows = batch.targets[batch.targets[:, 0] == image].cpu().numpy()
     return Annotations(rows[:, 2:6], rows[:, 1].astype(np.int64))
 
@@ -77,14 +77,14 @@ def save_grid(
     captions: Sequence[str],
     target: Path,
 ) -> None:
-    """Write `grid` as a JPEG, whole or not at all."""
-    picture = Image.fromarray(grid(images, annotations, names, captions))
-    with atomic_write(target) as file:  # colour at full resolution, lest thin lines lose theirs
-        picture.save(file, "JPEG", quality=92, subsampling=0)
+    """Write `grid` as a JPEG, atomically."""
+    image = Image.fromarray(grid(images, annotations, names, captions))
+    with atomic_write(target) as file:  # full chroma resolution, for thin coloured lines
+        image.save(file, "JPEG", quality=92, subsampling=0)
 
 
 def annotated(picture: Pixels, marks: Annotations, names: Sequence[str], style: Style) -> Pixels:
-    """A copy of an image, uint8 (h, w, 3) RGB, with boxes in its pixels and labels."""
+    """Return a copy of an image, uint8 (h, w, 3) RGB, with boxes and labels."""
     copy = np.array(picture, np.uint8, order="C")
     longest = max(copy.shape)
     size = round(max(longest / 80, min(max(longest / 40, 11), 20)))
@@ -95,13 +95,13 @@ def annotated(picture: Pixels, marks: Annotations, names: Sequence[str], style: 
 def grid(
     images: Sequence[Pixels], annotations: Sequence[Annotations], names: Sequence[str], captions: Sequence[str]
 ) -> Pixels:
-    """Up to 16 images with their boxes, side by side at one scale, each in the middle of its place.
+    """Arrange up to 16 images with their boxes at one scale.
 
     Args:
-        images: uint8 (h, w, 3) RGB, each of its own size.
-        annotations: one an image; boxes are cut at its border.
+        images: uint8 (h, w, 3) RGB, of any size.
+        annotations: one per image; boxes are clipped to it.
         names: class names by index.
-        captions: one an image, or none.
+        captions: one per image, or none.
 
     Returns:
         uint8 (H, W, 3) RGB, no side above 1920.
@@ -130,15 +130,15 @@ def grid(
 
 
 def _annotate(tile: Pixels, marks: Annotations, names: Sequence[str], caption: str) -> None:
-    """Paint boxes, then their labels, then the caption into `tile`, in place."""
+    """Draw boxes, labels and caption into `tile`, in place."""
     height, width = tile.shape[:2]
     size = int(np.clip(max(height, width) / 40, 11, 20))
     title = _label(caption, size, width, 0)
     taken = [(0, 0, title.shape[1], title.shape[0])] if caption else []
     _paint(tile, marks, names, size, Style(), taken)
     if marks.scores is not None and len(marks.scores) == 0:
-        said = _label(f"nothing above {marks.threshold:.3g}", size, width, 0)
-        _stamp(tile, said, ((width - said.shape[1]) // 2, (height - said.shape[0]) // 2), _CAPTION)
+        note = _label(f"nothing above {marks.threshold:.3g}", size, width, 0)
+        _stamp(tile, note, ((width - note.shape[1]) // 2, (height - note.shape[0]) // 2), _CAPTION)
     if caption:
         _stamp(tile, title, (0, 0), _CAPTION)  # over the boxes
 
@@ -151,7 +151,7 @@ def _paint(
     style: Style,
     taken: list[tuple[int, int, int, int]],
 ) -> None:
-    """Paint boxes, then their labels of `size` pixels, which keep off the places that are `taken`, in place."""
+    """Draw boxes and labels of `size` pixels in place; labels avoid the rectangles in `taken`."""
     height, width = tile.shape[:2]
     thickness = style.line_width or max(round(max(height, width) / 240), 2)
     area = np.prod(marks.boxes_xyxy[:, 2:] - marks.boxes_xyxy[:, :2], axis=1)
@@ -188,7 +188,7 @@ def _free_place(
     taken: Sequence[tuple[int, int, int, int]],
     thickness: int,
 ) -> tuple[int, int] | None:
-    """Left and top of a label: above the box, in it or below; the first place in the image that is free, or None."""
+    """Return left and top of the first free position for a label above, inside or below its box; None without one."""
     (x1, y1, x2, y2), edge = box, thickness // 2
     height, width = label_hw[:2]
     right, bottom = max(tile_hw[1] - width, 0), max(tile_hw[0] - height, 0)
@@ -203,7 +203,7 @@ def _free_place(
 def _stamp(
     tile: Pixels, mask: NDArray[np.uint8], place: tuple[int, int], background: tuple[int, int, int]
 ) -> tuple[int, int, int, int]:
-    """Paint a label, cut at the tile's border; return where: left, top, right, bottom."""
+    """Draw a label, clipped to the tile; return its rectangle: left, top, right, bottom."""
     x, y = place
     region = tile[y : y + mask.shape[0], x : x + mask.shape[1]]
     region[:] = _shades(background)[mask[: region.shape[0], : region.shape[1]]]
@@ -212,7 +212,7 @@ def _stamp(
 
 @lru_cache(maxsize=128)
 def _shades(background: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """uint8 (256, 3): the colour of a label at each coverage by its text."""
+    """Return uint8 (256, 3): the label's colour at each coverage by text."""
     alpha = np.arange(256, dtype=np.float32)[:, None] / 255
     shades = np.round(np.array(background) * (1 - alpha) + np.array(text_colour(background)) * alpha)
     return cast("NDArray[np.uint8]", shades.astype(np.uint8))
@@ -225,9 +225,9 @@ def _font(file: Path, size: int) -> ImageFont.FreeTypeFont:
 
 @lru_cache(maxsize=4096)  # names with each of their scores
 def _label(text: str, size: int, width: int, keep_end: int) -> NDArray[np.uint8]:
-    """Coverage 0-255 (h, w) of a line of text with a margin; OpenCV's own fonts have only ASCII.
+    """Render a line of text as coverage 0-255 (h, w); OpenCV's own fonts have only ASCII.
 
-    Its middle is left out where it is wider than `width` pixels; its last `keep_end` characters stay.
+    Text wider than `width` pixels loses its middle, and keeps its last `keep_end` characters.
     """
     text, margin = drawable(text, 200) or " ", size // 4
     head, end = text[: len(text) - keep_end], text[len(text) - keep_end :]

@@ -1,6 +1,6 @@
-"""Colours of classes, and text that pictures can show: what images with boxes and charts share.
+"""Class colours and fonts of images and charts.
 
-Fonts are those that come with matplotlib or are installed on the machine; nothing is downloaded.
+Fonts come with matplotlib or are installed on the machine; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ log = logging.getLogger(__name__)
 
 
 def class_colour(class_id: int) -> tuple[int, int, int]:
-    """RGB, 0-255, of a class: always the same; after 24 classes the colours repeat."""
+    """Return the RGB colour of a class, 0-255; the 24 colours repeat."""
     code = _COLOURS[class_id % len(_COLOURS)]
     return code >> 16, code >> 8 & 255, code & 255
 
 
 def class_hex(class_id: int) -> str:
-    """`class_colour` as "#rrggbb"."""
+    """Return `class_colour` as "#rrggbb"."""
     return f"#{_COLOURS[class_id % len(_COLOURS)]:06x}"
 
 
 def text_colour(background: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Black or white, whichever has the higher contrast on an RGB background (WCAG 2.1 relative luminance)."""
+    """Return black or white, whichever contrasts more with an RGB background (WCAG 2.1 relative luminance)."""
     linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in background)]
     luminance = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
     return (0, 0, 0) if (luminance + 0.05) ** 2 > 0.05 * 1.05 else (255, 255, 255)
@@ -58,7 +58,7 @@ def text_colour(background: tuple[int, int, int]) -> tuple[int, int, int]:
 
 @cache
 def font_families() -> tuple[str, ...]:
-    """Font families for charts, each the fallback of the one before."""
+    """Return font families for charts, each the fallback of the one before."""
     manager = font_manager.fontManager
     known = {entry.fname for entry in manager.ttflist}
     for file in font_manager.findSystemFonts():  # matplotlib keeps its list of fonts, also when more are installed
@@ -70,7 +70,7 @@ def font_families() -> tuple[str, ...]:
 
 @cache
 def _fonts() -> tuple[tuple[Path, frozenset[int]], ...]:
-    """File and covered code points of each of `font_families`."""
+    """Return file and covered code points of each of `font_families`."""
     files = [Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"]
     files += [Path(font_manager.findfont(family)) for family in font_families()[1:]]
     return tuple((file, frozenset(FT2Font(str(file)).get_charmap())) for file in dict.fromkeys(files))
@@ -87,7 +87,7 @@ def font_runs(text: str) -> list[tuple[Path, str]]:
 
 @cache
 def class_text(number: int, name: str) -> str:
-    """The name of a class, and its number before it where characters of it are in no font."""
+    """Return the class name, preceded by the class number if some characters are in no font."""
     shown = drawable(name)
     if shown == " ".join(name.split()):
         return name
@@ -98,13 +98,13 @@ def class_text(number: int, name: str) -> str:
 @cache
 def _warn_of_fonts() -> None:
     log.warning(
-        "No font here has all characters of the classes' names: images and charts show ? for these, and the number of "
-        "the class. Install Noto fonts, such as fonts-noto-cjk (Chinese, Japanese, Korean) and fonts-noto-core (other "
+        "No installed font has all characters of the class names: images and charts show ? and the class number. "
+        "Install Noto fonts, such as fonts-noto-cjk (Chinese, Japanese, Korean) and fonts-noto-core (other "
         "scripts) of Debian and Ubuntu."
     )
 
 
 def drawable(text: str, limit: int = 1000) -> str:
-    """`text` in one line of at most `limit` characters, with "?" for each character that is in none of the fonts."""
+    """Return `text` in one line of at most `limit` characters, with "?" for characters that no font has."""
     text = "".join(c if any(ord(c) in known for _, known in _fonts()) else "?" for c in " ".join(text.split()))
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,4 +1,4 @@
-"""results.csv: one row an epoch. Only rank 0 writes it."""
+"""results.csv: one row per epoch, written by rank 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tessera.utils.text import shown
 
 
 def result_columns(loss_names: Sequence[str]) -> tuple[str, ...]:
-    """Columns of results.csv for a criterion's `names`, such as ("box", "obj", "cls")."""
+    """Return the columns of results.csv for the loss names of a criterion, such as ("box", "obj", "cls")."""
     train, val = ([f"{part}/{name}_loss" for name in loss_names] for part in ("train", "val"))
     metrics = ("metrics/precision", "metrics/recall", "metrics/mAP_0.5", "metrics/mAP_0.5:0.95")
     rates_and_times = ("x/lr0", "x/lr1", "x/lr2", "time/epoch_s", "time/data_wait", "images_per_s")
@@ -24,18 +24,18 @@ def result_columns(loss_names: Sequence[str]) -> tuple[str, ...]:
 
 
 class ResultsTable:
-    """results.csv: one row an epoch, columns `result_columns(loss_names)`.
+    """Writer of results.csv with the columns `result_columns(loss_names)`.
 
-    Each row is on the disk when `append` returns. On opening, rows of epochs that are about to be run again go, and so
-    does a last line that a crash cut short, so that no epoch is ever in the file twice.
+    A row is on disk when `append` returns. Opening removes rows of epochs that will run again, and a last line cut
+    short by a crash, so that no epoch is in the file twice.
     """
 
     def __init__(self, path: Path, loss_names: Sequence[str], start_epoch: int = 0) -> None:
-        """Open `path` for appending, or make it.
+        """Open `path` for appending, or create it.
 
         Args:
             path: the file.
-            loss_names: of the run's criterion.
+            loss_names: of the criterion.
             start_epoch: first epoch that will be appended; rows from it on are removed.
 
         Raises:
@@ -58,7 +58,7 @@ class ResultsTable:
 
 
 def read_results(path: Path) -> pd.DataFrame:
-    """results.csv of any head as float columns, "epoch" as integers, without a last line that was cut short.
+    """Read results.csv of any head: float columns, integer "epoch", without a last line that was cut short.
 
     Raises:
         UserError: the file is not such a table.
@@ -69,12 +69,7 @@ def read_results(path: Path) -> pd.DataFrame:
 
 
 def _read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tuple[str, ...], list[list[str]]]:
-    """Columns, and the cells of every whole row below the header.
-
-    Args:
-        path: the file.
-        columns: that it must have; None = those of any head, as its header names the losses.
-    """
+    """Return the columns and the cells of every complete row; `columns` = None accepts the losses of any head."""
     # What follows the last line end was cut short by a crash; so was a tail of zeros, which some file systems leave.
     try:
         with open_plain(path) as file:
@@ -102,7 +97,7 @@ def _read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tupl
 
 
 def _is_row(cells: Sequence[str], count: int) -> bool:
-    """Whether these are so many numbers, the first an epoch."""
+    """Return whether the cells are `count` numbers, the first an epoch."""
     try:
         epoch, *others = map(float, cells)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The record of a run: flags, results.csv, pictures, trackers. Only rank 0 writes it."""
+"""Recorder of a training run: flags, results.csv, images and trackers, on rank 0."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.run_directory import write_flags, write_yaml
 from tessera.utils.engine.context import RunContext
 from tessera.utils.error_analysis.files import ERRORS
@@ -18,27 +17,27 @@ from tessera.utils.report.charts.labels import plot_labels
 from tessera.utils.report.charts.training import plot_results
 from tessera.utils.report.image_grid import render_targets
 from tessera.utils.report.results import ResultsTable, read_results, result_columns
-from tessera.utils.report.sample_images import PictureSink
+from tessera.utils.report.sample_images import SampleImageCollector
 from tessera.utils.report.trackers.loggers import Loggers
 from tessera.utils.text import counted, duration
 from tessera.utils.types import Batch, DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)
 
-PICTURES = 3  # training batches that are rendered
-PREDICTIONS, PREDICTED = 10, 4  # epochs of a run whose predictions are rendered, and images each
+TRAIN_BATCHES = 3  # drawn with their boxes
+PREDICTIONS, PREDICTED = 10, 4  # epochs whose predictions are drawn, and images each
 
 
 @dataclass(frozen=True)
 class EpochFigures:
-    """What an epoch adds to results.csv.
+    """Values of an epoch for results.csv.
 
     Attributes:
-        losses: of the training, one for each name: means over all ranks.
-        metrics: of the validation; None where there was none.
+        losses: training losses, means over all ranks.
+        metrics: of the validation; None without one.
         rates: learning rates of biases, weights, norm weights.
-        seconds, data_wait: of the whole epoch, and the share of training spent waiting for batches, 0 to 1.
-        images_per_s: trained, over all ranks; 0 where a resumed run only validated the epoch: its row has no times.
+        seconds, data_wait: of the epoch, and the fraction of training spent waiting for batches.
+        images_per_s: trained, over all ranks; 0 if a resumed run only validated the epoch, whose row then has no times.
     """
 
     losses: Sequence[float]
@@ -50,22 +49,21 @@ class EpochFigures:
 
 
 class Journal:
-    """Writes the record of a run; a context manager. On other ranks than 0 it writes nothing.
+    """Recorder of a run; a context manager. Ranks other than 0 write nothing.
 
     Args:
-        run: its folder exists already; its flags and hyperparameters are written to opt.yaml and hyp.yaml. One that is
-            resumed continues the trackers' runs and leaves the first pictures as they are; a fresh one removes the
-            event files that lie in the folder.
-        index: training images, for labels.jpg and the captions.
+        run: a resumed run continues its trackers and keeps its first images; a fresh run removes old event files from
+            its directory.
+        index: training images, for labels.jpg and captions.
         loss_names: of the criterion.
         start_epoch: first epoch that will be added; rows of results.csv from it on are removed.
 
     Raises:
-        UserError: on every rank, where the run directory cannot be written to, or holds another results.csv.
+        UserError: on every rank, if the run directory is not writable or holds another results.csv.
 
     Attributes:
         run: run directory.
-        renders: whether this rank makes pictures.
+        renders: whether this rank draws images.
     """
 
     def __init__(
@@ -73,21 +71,20 @@ class Journal:
     ) -> None:
         self.run, self._index, self._world, self._loss_names = run.folder, index, run.world, loss_names
         self._period = max(-(-run.config.epochs // PREDICTIONS), 1)
-        self._predictions: PictureSink | None = None
-        self._pictures: PictureSink | None = None
-        self._resumed = run.resumed
+        self._predictions: SampleImageCollector | None = None
+        self._samples: SampleImageCollector | None = None
         self._start_epoch, self._epochs = start_epoch, run.config.epochs
         self.renders = run.world.is_main and not run.config.noplots
-        self._rendered = PICTURES if run.resumed or not self.renders else 0
+        self._rendered = TRAIN_BATCHES if run.resumed or not self.renders else 0
         flags = {**run.config.as_dict(), "optimizer": run.optimizer}
         flags |= {f"hyp_{key}" if key in flags else key: value for key, value in run.hyp.as_dict().items()}
         self._table: ResultsTable | None = None
-        # The others wait on the host, not in a collective of the device, and end with rank 0 where it cannot write.
+        # The others wait on the host, not in a collective of the device, and fail with rank 0.
         run.world.from_main(lambda: self._open(run, start_epoch))
         trackers = run.config.logger_names if run.world.is_main else ()
         self._loggers = Loggers(trackers, run.folder, flags, resume=run.resumed)
         if self.renders and not run.resumed:
-            with self._picture("labels") as path:
+            with self._start_image("labels") as path:
                 plot_labels(index, path)
 
     def __enter__(self) -> Journal:
@@ -97,40 +94,35 @@ class Journal:
         self._loggers.__exit__(kind)
 
     def show_first(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; the first few of the run are rendered with their boxes."""
+        """Yield the batches, and draw the first few of the run with their boxes."""
         for batch in batches:
-            if self._rendered < PICTURES:
-                with self._picture(f"train_batch{self._rendered}") as path:
+            if self._rendered < TRAIN_BATCHES:
+                with self._start_image(f"train_batch{self._rendered}") as path:
                     captions = [self._index.path(i).name for i in batch.indices.tolist()]
                     render_targets(batch, self._index.names, captions, path)
                 self._rendered += 1
             yield batch
 
-    def graph(self, model: DetectionModel) -> None:
-        """Hand the layers of a model to the trackers of a fresh run."""
-        if not self._resumed:
-            self._loggers.graph(model.graph())
-
-    def picture_sinks(self, index: DatasetIndex, epoch: int | None = None) -> list[PictureSink]:
-        """What keeps images of a validation: a few, in up to ten epochs of the run, for `predictions.jpg`.
+    def picture_sinks(self, index: DatasetIndex, epoch: int | None = None) -> list[SampleImageCollector]:
+        """Return collectors of validation images: a few in up to ten epochs of the run, for `predictions.jpg`.
 
         Args:
-            index: the whole split that is validated.
-            epoch: counted from 0; None = of the best one, for all pictures. The last one may be the best.
+            index: the whole validation split.
+            epoch: from 0; None = the best epoch, for all images. The last epoch may be the best.
         """
         if not self.renders:
             return []
         predicted = epoch is not None and epoch % self._period == 0
         shown = epoch is None or epoch + 1 == self._epochs
-        self._predictions = PictureSink(index, self._world.size, PREDICTED) if predicted else None
-        self._pictures = PictureSink(index, self._world.size) if shown else None
-        return [sink for sink in (self._predictions, self._pictures) if sink is not None]
+        self._predictions = SampleImageCollector(index, self._world.size, PREDICTED) if predicted else None
+        self._samples = SampleImageCollector(index, self._world.size) if shown else None
+        return [sink for sink in (self._predictions, self._samples) if sink is not None]
 
     def epoch(self, epoch: int, figures: EpochFigures) -> None:
-        """Add the row of an epoch, counted from 0, to results.csv and trackers; after the first, log how long is left.
+        """Add the row of an epoch to results.csv and trackers; log the remaining time after the first.
 
         Raises:
-            UserError: on every rank, where the row cannot be written.
+            UserError: on every rank, if the row cannot be written.
         """
         nan, metrics = float("nan"), figures.metrics
         measured = (metrics.precision, metrics.recall, metrics.map50, metrics.map) if metrics else (nan,) * 4
@@ -148,25 +140,25 @@ class Journal:
         if sink is not None and len(sink) and metrics is not None:
             with tolerate("predictions.jpg"):
                 own = self.run / f"predictions_epoch{epoch}.jpg"  # a tracker may read it many epochs later
-                for picture in (own, self.run / "predictions.jpg"):
-                    sink.write_predictions(picture, metrics.confidence)
+                for path in (own, self.run / "predictions.jpg"):
+                    sink.write_predictions(path, metrics.confidence)
                 self._loggers.image("predictions", own, epoch)
 
     def finish(self, epoch: int, checkpoint: Path, confidence: float) -> None:
-        """Plot the curves of the whole run, and hand pictures and the best checkpoint to the trackers.
+        """Plot the curves of the run, and send images and the best checkpoint to the trackers.
 
         Args:
             epoch: the best one.
-            checkpoint: of it.
-            confidence: that its detections are shown at.
+            checkpoint: of that epoch.
+            confidence: threshold of the detections shown.
         """
-        if self._pictures is not None:
-            self._pictures.write(self.run, confidence)
+        if self._samples is not None:
+            self._samples.write(self.run, confidence)
         if self.renders:
             with tolerate("results.png"):
                 plot_results(read_results(self.run / "results.csv"), self.run / "results.png")
-            for picture in sorted(self.run.glob("*.png")) + sorted(self.run.glob("val_batch*.jpg")):
-                self._loggers.image(picture.stem, picture, epoch)
+            for path in sorted(self.run.glob("*.png")) + sorted(self.run.glob("val_batch*.jpg")):
+                self._loggers.image(path.stem, path, epoch)
         if checkpoint.is_file():
             self._loggers.checkpoint(checkpoint)
 
@@ -174,9 +166,9 @@ class Journal:
         with self._writing():
             for folder in (self.run, self.run / "weights"):
                 remove_leftovers(folder, of_any_host=True)  # this run may have been killed on another
-            # First of all: it refuses a folder that holds something else.
+            # First, as it refuses a foreign results.csv.
             self._table = ResultsTable(self.run / "results.csv", self._loss_names, start_epoch)
-            (self.run / ERRORS).unlink(missing_ok=True)  # of an earlier measurement
+            (self.run / ERRORS).unlink(missing_ok=True)  # of an earlier evaluation
             if not run.resumed:
                 for events in self.run.glob("events.out.tfevents.*"):  # of the run that this one replaces
                     events.unlink()
@@ -190,18 +182,18 @@ class Journal:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turn what the file system refuses into a user's error."""
+        """Raise errors of the file system as UserError."""
         try:
             yield
         except OSError as error:
             raise UserError(
-                f"Run directory {self.run}: cannot be written to ({error.strerror or error}). Make room or fix its "
+                f"Run directory {self.run}: not writable ({error.strerror or error}). Make room or fix its "
                 f"permissions, and continue with --resume; or choose another with --project."
             ) from error
 
     @contextmanager
-    def _picture(self, name: str) -> Iterator[Path]:
-        """Where a picture of the run's start is to be written, of which the trackers get it."""
+    def _start_image(self, name: str) -> Iterator[Path]:
+        """Yield the path of an image of the run's start, and send the image to the trackers."""
         path = self.run / f"{name}.jpg"
         with tolerate(path.name):
             yield path

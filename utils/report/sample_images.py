@@ -1,4 +1,4 @@
-"""Some images of a validation with their labels and with what was found: which ones, and their pictures."""
+"""Sample images of a validation with labels and predictions: val_batch*.jpg and predictions.jpg."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import tolerate
-from tessera.utils.evaluation.predictors import Sink
+from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.report.image_grid import MAX_IMAGES, MAX_SIDE, Annotations, labelled, save_grid
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 SHOWN = 3 * MAX_IMAGES  # of a validation
-_SIDE = MAX_SIDE // 4  # pixels that an image of a full picture has
+_SIDE = MAX_SIDE // 4  # pixels of an image in a full grid
 
 
 class _Taken(NamedTuple):
-    """An image without its padding, what is labelled on it and what was found on it."""
+    """An image without padding, its labels and predictions."""
 
     image: Pixels
     labelled: Annotations
@@ -28,13 +28,13 @@ class _Taken(NamedTuple):
     caption: str
 
 
-class PictureSink(Sink):
-    """Images spread evenly over this rank's share of a validation, so that all its shapes are among them.
+class SampleImageCollector(DetectionCollector):
+    """Collector of images spread evenly over this rank's part of a validation, so that all shapes occur.
 
     Args:
         index: the whole split.
         ranks: that share it.
-        images: how many; 0 keeps none.
+        images: how many to collect.
     """
 
     def __init__(self, index: DatasetIndex, ranks: int, images: int = SHOWN) -> None:
@@ -47,25 +47,25 @@ class PictureSink(Sink):
         return len(self._taken)
 
     def add(self, batch: Batch, found: Sequence[Detections]) -> None:
-        """Keep those images of a batch that are shown."""
-        with tolerate("pictures of the validation"):
+        """Collect the sampled images of a batch."""
+        with tolerate("sample images of the validation"):
             for image in range(len(batch)):
                 if self._seen % self._every == 0 and len(self._taken) < self._most:
                     self._taken.append(self._take(batch, image, found[image]))
                 self._seen += 1
 
     def write(self, folder: Path, confidence: float) -> None:
-        """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images in each, with detections from a confidence on."""
-        pictures = -(-len(self._taken) // MAX_IMAGES)
-        for number in range(pictures):
-            taken = self._taken[number::pictures]
+        """Write `val_batch{0,1,2}_{labels,pred}.jpg`, 16 images each, with detections above a confidence."""
+        grids = -(-len(self._taken) // MAX_IMAGES)
+        for number in range(grids):
+            taken = self._taken[number::grids]
             images, labels, _, captions = zip(*taken, strict=True)
-            with tolerate(f"val_batch{number} pictures"):
+            with tolerate(f"val_batch{number} images"):
                 save_grid(images, labels, self._index.names, captions, folder / f"val_batch{number}_labels.jpg")
                 self.write_predictions(folder / f"val_batch{number}_pred.jpg", confidence, taken)
 
     def write_predictions(self, target: Path, confidence: float, taken: Sequence[_Taken] = ()) -> None:
-        """Write what was found on some images, by default on the first 16 that were kept; there is at least one."""
+        """Write the predictions on some images, by default on the first 16."""
         taken = taken or self._taken
         found = [image.found.above(confidence) for image in taken]
         captions = [f"{image.caption} ≥ {confidence:.3f}" for image in taken]

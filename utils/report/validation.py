@@ -1,4 +1,4 @@
-"""The report of a validation: tables, interval, speed, charts, page, errors; of `--find-errors`: table, list, page."""
+"""Report of a validation: console tables, charts, page and error files; and of `--find-errors`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.label_errors.evidence import Evidence
-from tessera.utils.label_errors.files import FILE, counts, suspect_table, write_suspects
+from tessera.utils.label_errors.files import FILE, counts, label_error_table, write_label_errors
 from tessera.utils.label_errors.ranking import suspects
 from tessera.utils.report.charts.validation import plot_validation
 from tessera.utils.report.console import print_lines
-from tessera.utils.report.image_pages.label_errors_page import PAGE, suspects_page
+from tessera.utils.report.image_pages.label_errors_page import PAGE, label_errors_page
 from tessera.utils.report.page.advice import interval_line, speed_line
 from tessera.utils.report.page.page import NAME, page
-from tessera.utils.report.page.page_data import Facts, Origin
+from tessera.utils.report.page.page_data import Origin, ReportData
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
@@ -42,20 +42,20 @@ def report_validation(
     verbose: bool,
     plots: bool = True,
     epochs: Callable[[], pd.DataFrame] | None = None,
-) -> Facts:
-    """Print the figures, plot the charts, and write the page of a validation; on rank 0.
+) -> ReportData:
+    """Print metrics, plot charts and write the page of a validation, on rank 0.
 
     Args:
-        found: the metrics, curves and errors.
-        index, spec: the split, and the dataset that it is of.
-        run: the folder to write to.
-        origin: what was asked for.
+        found: metrics, curves and errors.
+        index, spec: the split and its dataset.
+        run: run directory.
+        origin: of the page.
         verbose: print every class.
-        plots: make the charts.
+        plots: draw the charts.
         epochs: reads the results.csv of a training.
 
     Returns:
-        What the page is made from, for `report_errors`.
+        The data of the page, for `report_errors`.
     """
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print_lines(
@@ -69,13 +69,13 @@ def report_validation(
         print_lines(*error_table(found.errors, gains))
     items = error_items(found.errors, gains, index)
     labels: dict[int, ImageLabels] = {}
-    with tolerate("lines of the labels"):
+    with tolerate("label lines"):
         images = sorted({item.image for item in items})
         labels = label_lines(spec, index, images, single_cls=origin.config.single_cls)
     if plots:
         with tolerate("plots of the validation"):
             plot_validation(run, found.curves, found.errors.confusion, index.names)
-    facts = Facts(found, index, interval, gains, items, labels, origin, run)
+    facts = ReportData(found, index, interval, gains, items, labels, origin, run)
     if not origin.config.noreport:
         with tolerate(NAME):
             write_whole(run / NAME, page(replace(facts, results=epochs and epochs())).encode())
@@ -84,53 +84,45 @@ def report_validation(
     return facts
 
 
-def report_errors(facts: Facts) -> None:
-    """Write images.csv and errors.jsonl, which is the last of a run's files; on rank 0."""
+def report_errors(facts: ReportData) -> None:
+    """Write images.csv and errors.jsonl, the last of a run's files, on rank 0."""
     with tolerate(f"images.csv and {ERRORS}"):
         write_images(facts.run / "images.csv", facts.found.errors, facts.index)
         write_errors(facts.run / ERRORS, facts.items, facts.index, facts.labels)
 
 
-def report_suspects(
+def report_label_errors(
     evidence: Evidence, index: DatasetIndex, spec: DatasetSpec, run: Path, origin: Origin, config: ValConfig
 ) -> dict[str, Any]:
-    """Print the table, and write the list and the page; on rank 0.
-
-    Args:
-        evidence: of all images.
-        index, spec: the split, and the dataset that it is of.
-        run: the folder to write to.
-        origin: of the page.
-        config: the flags.
+    """Print the table of label errors, and write the list and the page, on rank 0.
 
     Returns:
-        Plain values, for `--json`: how many there are of each kind, and where the files are.
+        Plain values for `--json`: counts by kind, and paths of the files.
     """
     listed = suspects(evidence, index)
     kinds = [{"kind": name, "suspects": every, "likely": likely} for _, name, every, likely in counts(listed)]
     said: dict[str, Any] = {"kinds": kinds, "file": None, "page": None}
     judged = int(evidence.counts.supports.sum())
-    print_lines(*suspect_table(listed, judged, len(index), len(index.classes) - judged))
+    print_lines(*label_error_table(listed, judged, len(index), len(index.classes) - judged))
     labels: dict[int, ImageLabels] = {}
-    with tolerate("lines of the labels"):
+    with tolerate("label lines"):
         labels = label_lines(spec, index, sorted({suspect.image for suspect in listed}))
     with tolerate(FILE):
-        write_suspects(run / FILE, listed, index, labels)
+        write_label_errors(run / FILE, listed, index, labels)
         said["file"] = str(run / FILE)
         print_lines(f"Suspects: {run / FILE}")
     if not config.noreport:
         with tolerate(PAGE):
-            write_whole(run / PAGE, suspects_page(run.name, listed, index, labels, origin).encode())
+            write_whole(run / PAGE, label_errors_page(run.name, listed, index, labels, origin).encode())
             said["page"] = str(run / PAGE)
             print_lines(f"Page: {run / PAGE}")
     return said
 
 
 def table_header() -> str:
-    """What the figures of a table of classes are."""
     return table_row("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
 
 
 def validation_line(metrics: Metrics) -> str:
-    """All classes together, below `table_header`."""
+    """Return the row of all classes together, below `table_header`."""
     return table_row(*next(metrics.rows()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from tessera.utils.evaluation.error_counts import Errors, count_errors
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import Regions, match_image
 from tessera.utils.types import DatasetIndex, Detections
+from tests.data.made_index import make_index
 
 Image = tuple[Detections, NDArray[np.float32], NDArray[np.int32]]
 
@@ -96,19 +98,11 @@ def ranked(shares: Sequence[Matches]) -> Ranking:
 
 def index_of(images: list[Image], nc: int) -> DatasetIndex:
     """A split of these images, of which there are no files."""
-    nothing, offsets = np.zeros(0, np.int64), np.cumsum([0, *(len(classes) for _, _, classes in images)])
-    return DatasetIndex(
-        "val",
-        tuple(f"class {c}" for c in range(nc)),
-        np.zeros(0, np.uint8),
-        np.zeros(len(images) + 1, np.int64),
-        np.full((len(images), 2), 500, np.int32),
-        offsets,
-        np.concatenate([np.zeros(0, np.int32), *(classes for _, _, classes in images)]),
-        np.concatenate([np.zeros((0, 4), np.float32), *(boxes for _, boxes, _ in images)]),
-        nothing,
-        np.zeros((0, 2), np.float32),
-        "",
+    return replace(
+        make_index([(500, 500)] * len(images), classes=[classes.tolist() for *_, classes in images]),
+        split="val",
+        names=tuple(f"class {c}" for c in range(nc)),
+        boxes_xyxy=np.concatenate([np.zeros((0, 4), np.float32), *(boxes for _, boxes, _ in images)]),
     )
 
 
@@ -124,9 +118,13 @@ def errors_of(
     return count_errors(found, index_of(images, nc), confidence)
 
 
-def assert_same_ranking(a: Ranking, b: Ranking) -> None:
-    """Bit by bit."""
-    for item in fields(Ranking):
-        ours, theirs = np.asarray(getattr(a, item.name)), np.asarray(getattr(b, item.name))
-        assert ours.dtype == theirs.dtype, item.name
-        np.testing.assert_array_equal(ours, theirs, item.name)
+def assert_same_bits(a: Any, b: Any) -> None:
+    """Two `Ranking`s or `Errors` are equal bit by bit."""
+    if is_dataclass(a):
+        a, b = ([getattr(side, item.name) for item in fields(a)] for side in (a, b))
+    if isinstance(a, (list, tuple)):
+        for own, other in zip(a, b, strict=True):
+            assert_same_bits(own, other)
+        return
+    assert np.asarray(a).dtype == np.asarray(b).dtype
+    np.testing.assert_array_equal(a, b)

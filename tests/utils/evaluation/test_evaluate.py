@@ -13,10 +13,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tessera.data.feed.cache import open_images
-from tessera.data.feed.loader import ValLoader, build_val_loader
-from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.index import build_index
+from tessera.data.feed.loader import ValLoader
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
 from tessera.utils.evaluation.evaluate import Abandoned, Evaluation, _voting, evaluate
@@ -24,8 +21,7 @@ from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch
-from tests.system.tiny import make_data
-from tests.utils.evaluation.made_images import assert_same_ranking
+from tests.utils.evaluation.made_images import assert_same_bits
 from tests.utils.machine.stand_in import StandIn
 
 BATCHES = 4  # of two images
@@ -63,23 +59,13 @@ def on(accelerator: Accelerator) -> World:
     return world
 
 
-@pytest.fixture(scope="module")
-def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValLoader]:
-    index = build_index(load_spec(make_data(tmp_path_factory.mktemp("data"), train=1, val=2 * BATCHES)), "val")
-    with (
-        open_images(index, 64, "none", "area", World()) as store,
-        build_val_loader(store, World(), batch_size=2, stride=32, workers=1) as loader,
-    ):
-        yield loader
-
-
 def measured(model: DetectionModel, loader: ValLoader, accelerator: Accelerator, **settings: object) -> Evaluation:
     criterion = model.head.criterion(load_hyp("hyp.scratch-low.yaml"), imgsz=64)
     return evaluate(model, loader, on(accelerator), Settings(conf=0.0, **settings), criterion=criterion)  # type: ignore[arg-type]
 
 
 def assert_same(a: Evaluation, b: Evaluation) -> None:
-    assert_same_ranking(a.ranking, b.ranking)
+    assert_same_bits(a.ranking, b.ranking)
     np.testing.assert_array_equal(a.errors.confusion.matrix, b.errors.confusion.matrix)
     assert a.errors.confusion.matrix[:-1].any() and a.errors.confusion.matrix[-1].any()
     assert a.metrics.losses == b.metrics.losses and a.ranking.above[:, 0].sum() >= 40
@@ -157,27 +143,15 @@ def test_a_queue_changes_no_figure_and_is_waited_for_once_a_batch(
 
 
 def test_the_next_batch_is_launched_before_this_one_is_waited_for(model: DetectionModel, loader: ValLoader) -> None:
+    """And kernels are not tuned to each shape."""
     order: list[str] = []
 
     class Logged(Queued):
         def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
-            order.append("launched")
+            order.append(f"launched, tuned: {self.tuned}")
             arrived = super().read_back(tensor)
+            return lambda: order.append("read") or arrived()
 
-            def logged() -> Tensor:
-                order.append("read")
-                return arrived()
-
-            return logged
-
-    measured(model, loader, Logged())
-    assert order == ["launched", *["launched", "read"] * (BATCHES - 1), "read"]
-
-
-def test_kernels_are_not_tuned_to_each_shape(model: DetectionModel, loader: ValLoader) -> None:
-    queued = Queued()
-    tuned: list[bool] = []
-    hook = model.register_forward_pre_hook(lambda *_: tuned.append(queued.tuned))
+    queued, launched = Logged(), "launched, tuned: False"
     measured(model, loader, queued)
-    hook.remove()
-    assert tuned == [False] * BATCHES and queued.tuned
+    assert order == [launched, *[launched, "read"] * (BATCHES - 1), "read"] and queued.tuned

@@ -57,19 +57,11 @@ def test_a_detection_takes_an_object_before_a_region() -> None:
     assert of_any.in_regions.tolist() == found.in_regions.tolist()
 
 
-def test_precision_does_not_count_what_is_in_a_region() -> None:
-    image = make_image([BOX, [20, 20, 30, 30]], [0.5, 0.9], [0, 0], [BOX], [0])
-    alone, among = (
-        summarize(accumulate([image], regions=regions), 1)[0] for regions in ((), [region([0], [[15, 15, 90, 90]])])
-    )
-    assert alone.map50 == pytest.approx(0.5) and alone.precision == pytest.approx(0.5)
+def test_precision_and_the_confusion_matrix_leave_out_what_is_in_a_region() -> None:
+    image = make_image([BOX, [20, 20, 30, 30], [20, 20, 30, 30]], [0.5, 0.9, 0.9], [0, 0, 1], [BOX], [0])
+    of_class, of_any = (region([c], [[15, 15, 90, 90]]) for c in (0, -1))
+    alone, among = (summarize(accumulate([image], regions), 2)[0] for regions in ((), [of_class]))
+    assert alone.map50 == alone.precision == pytest.approx(0.5)
     assert among.map50 == among.precision == among.recall == 1
-
-
-def test_the_confusion_matrix_leaves_them_out() -> None:
-    image = make_image([BOX, [20, 20, 30, 30], [20, 20, 30, 30]], [0.9, 0.8, 0.8], [0, 0, 1], [BOX], [0])
-    of_class, of_any = (
-        errors_of([image], 2, regions=[region([c], [[15, 15, 90, 90]])]).confusion.matrix.tolist() for c in (0, -1)
-    )
-    assert of_class == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
-    assert of_any == [[1, 0, 0], [0, 0, 0], [0, 0, 0]], "a region of any class"
+    matrices = [errors_of([image], 2, regions=[own]).confusion.matrix.tolist() for own in (of_class, of_any)]
+    assert matrices == [[[1, 0, 0], [0, 0, 1], [0, 0, 0]], [[1, 0, 0], [0, 0, 0], [0, 0, 0]]]

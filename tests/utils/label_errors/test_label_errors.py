@@ -11,10 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tessera.utils.label_errors.candidates import EvidenceSink, Labels, judge
-from tessera.utils.label_errors.evidence import Counts, Evidence, Suspicion
-from tessera.utils.label_errors.files import suspect_table
-from tessera.utils.label_errors.ranking import Suspect, suspects
+from tessera.utils.label_errors.candidates import EvidenceCollector, Labels, find_candidates
+from tessera.utils.label_errors.evidence import Counts, Evidence, LabelErrorKind
+from tessera.utils.label_errors.files import label_error_table
+from tessera.utils.label_errors.ranking import LabelError, suspects
 from tessera.utils.types import DatasetIndex, Detections
 from tests.data.made_index import make_index
 
@@ -50,7 +50,7 @@ def seen(scene: Scene, rng: np.random.Generator) -> Detections:
     return Detections(torch.tensor(boxes).float(), torch.tensor(scores).float(), torch.tensor(classes).long())
 
 
-def listed(labelled: Sequence[Scene], true: Sequence[Scene], regions: object = NO_REGIONS) -> list[Suspect]:
+def listed(labelled: Sequence[Scene], true: Sequence[Scene], regions: object = NO_REGIONS) -> list[LabelError]:
     """The suspects among labels, by what a good detector finds; whatever two parts the pictures are divided into."""
     rng, index = np.random.default_rng(1), index_of(labelled)
     found = [seen(scene, rng) for scene in true]
@@ -58,7 +58,7 @@ def listed(labelled: Sequence[Scene], true: Sequence[Scene], regions: object = N
     def evidence(images: Sequence[int]) -> Evidence:
         counts, rows = Counts.none(NC), []
         for i in images:
-            rows.append(judge(i, found[i], Labels(*labelled[i], regions, (SIZE, SIZE)), counts))  # type: ignore[arg-type]
+            rows.append(find_candidates(i, found[i], Labels(*labelled[i], regions, (SIZE, SIZE)), counts))  # type: ignore[arg-type]
         return Evidence(np.concatenate(rows), counts)
 
     everything = range(len(labelled))
@@ -75,36 +75,36 @@ def index_of(labelled: Sequence[Scene]) -> DatasetIndex:
     return made
 
 
-def with_error(scene: Scene, kind: Suspicion) -> Scene:
+def with_error(scene: Scene, kind: LabelErrorKind) -> Scene:
     """The same labels, with an error in the first, or about it."""
     classes, boxes = scene.classes.copy(), scene.boxes.copy()
-    if kind is Suspicion.MISSING:
+    if kind is LabelErrorKind.MISSING:
         return Scene(classes[1:], boxes[1:])
-    if kind is Suspicion.WRONG_CLASS:
+    if kind is LabelErrorKind.WRONG_CLASS:
         classes[0] = (classes[0] + 1) % NC
-    if kind is Suspicion.SHIFTED:
+    if kind is LabelErrorKind.SHIFTED:
         boxes[0] += (boxes[0, [2, 3, 2, 3]] - boxes[0, [0, 1, 0, 1]]) * 0.25
     spurious, twin = np.array([[2, 192, 40, 199]]), boxes[:1] + np.array([0, 0, 2, 1])
-    more = {Suspicion.SPURIOUS: spurious, Suspicion.DUPLICATE: twin}.get(kind, np.zeros((0, 4)))
+    more = {LabelErrorKind.SPURIOUS: spurious, LabelErrorKind.DUPLICATE: twin}.get(kind, np.zeros((0, 4)))
     return Scene(np.append(classes, classes[: len(more)]), np.concatenate((boxes, more)).astype(np.float32))
 
 
 def test_perfect_labels_have_no_suspects() -> None:
     true = scenes()
     assert listed(true, true) == []
-    assert suspect_table([], 180, 30) == ["Label errors: none is suspected among 180 labels of 30 images."]
+    assert label_error_table([], 180, 30) == ["Label errors: none suspected among 180 labels of 30 images."]
 
 
-@pytest.mark.parametrize("kind", Suspicion)
-def test_a_planted_error_is_the_first_suspect(kind: Suspicion) -> None:
+@pytest.mark.parametrize("kind", LabelErrorKind)
+def test_a_planted_error_is_the_first_suspect(kind: LabelErrorKind) -> None:
     true = scenes()
     labelled = [*true[:7], with_error(true[7], kind), *true[8:]]
     first, *others = listed(labelled, true)
     assert others == [] and (first.kind, first.image) == (kind, 7) and first.score > 0.6
     box, c = true[7].boxes[0], int(true[7].classes[0])
-    at = {Suspicion.MISSING: -1, Suspicion.SPURIOUS: 6, Suspicion.DUPLICATE: 6}.get(kind, 0)
-    assert first.object == at and first.other == (0 if kind is Suspicion.DUPLICATE else -1)
-    if kind in (Suspicion.SPURIOUS, Suspicion.DUPLICATE):
+    at = {LabelErrorKind.MISSING: -1, LabelErrorKind.SPURIOUS: 6, LabelErrorKind.DUPLICATE: 6}.get(kind, 0)
+    assert first.object == at and first.other == (0 if kind is LabelErrorKind.DUPLICATE else -1)
+    if kind in (LabelErrorKind.SPURIOUS, LabelErrorKind.DUPLICATE):
         assert first.suggested is None and first.suggested_box is None
     else:
         assert first.suggested == c and first.suggested_box is not None
@@ -113,15 +113,15 @@ def test_a_planted_error_is_the_first_suspect(kind: Suspicion) -> None:
 
 def test_one_label_is_one_suspect_and_all_kinds_are_found_together() -> None:
     true = scenes()
-    labelled = [*(with_error(scene, kind) for scene, kind in zip(true, Suspicion, strict=False)), *true[5:]]
+    labelled = [*(with_error(scene, kind) for scene, kind in zip(true, LabelErrorKind, strict=False)), *true[5:]]
     found = listed(labelled, true)
-    assert sorted((s.image, s.kind) for s in found) == [(n, kind) for n, kind in enumerate(Suspicion)]
+    assert sorted((s.image, s.kind) for s in found) == [(n, kind) for n, kind in enumerate(LabelErrorKind)]
     assert [s.score for s in found] == sorted((s.score for s in found), reverse=True)
 
 
 def test_what_lies_in_an_ignored_region_is_no_suspect() -> None:
     true = scenes()
-    labelled = [with_error(true[0], Suspicion.MISSING), *true[1:]]
+    labelled = [with_error(true[0], LabelErrorKind.MISSING), *true[1:]]
     everywhere = np.array([-1], np.int32), np.array([[0, 0, SIZE, SIZE]], np.float32)
     assert len(listed(labelled, true)) == 1
     assert listed(labelled, true, everywhere) == []
@@ -130,14 +130,14 @@ def test_what_lies_in_an_ignored_region_is_no_suspect() -> None:
 def test_labels_of_classes_that_the_weights_lack_are_left_out() -> None:
     """What is found there is no missing label either, and those of other classes keep their places."""
     true = scenes()
-    kinds = (Suspicion.SPURIOUS, Suspicion.DUPLICATE)
+    kinds = (LabelErrorKind.SPURIOUS, LabelErrorKind.DUPLICATE)
     labelled = [*(with_error(scene, kind) for scene, kind in zip(true, kinds, strict=False)), *true[2:]]
     index, rng = index_of(labelled), np.random.default_rng(1)
     unknown = int(true[2].classes[0])
     found = [seen(scene, rng) for scene in true]
     for detections in found:  # the weights take such an object for one of the next class
         detections.classes[detections.classes == unknown] = (unknown + 1) % NC
-    sink = EvidenceSink(index, [c for c in range(NC) if c != unknown])
+    sink = EvidenceCollector(index, [c for c in range(NC) if c != unknown])
     batch = SimpleNamespace(indices=torch.arange(len(true)))
     sink.add(batch, found)  # type: ignore[arg-type]
     evidence = sink.evidence()
@@ -146,7 +146,7 @@ def test_labels_of_classes_that_the_weights_lack_are_left_out() -> None:
     planted = [scene.classes[-1] for scene in labelled[:2]]
     expected = [(n, kind, 6) for n, kind in enumerate(kinds) if planted[n] != unknown]
     assert expected and [(s.image, s.kind, s.object) for s in suspects(evidence, index)] == expected
-    (line,) = suspect_table([], 5, 2, 1)
+    (line,) = label_error_table([], 5, 2, 1)
     assert line.endswith("among 5 labels of 2 images (left out: 1 label of classes that the weights do not know).")
 
 
@@ -154,7 +154,7 @@ def test_a_class_that_is_often_found_falsely_counts_for_less() -> None:
     """Two labels are missing, of two classes; of one of them the detector finds many others that are not there."""
     true = scenes()
     a, b = (next(i for i, scene in enumerate(true) if scene.classes[0] == c) for c in (0, 1))
-    labelled = [with_error(s, Suspicion.MISSING) if i in (a, b) else s for i, s in enumerate(true)]
+    labelled = [with_error(s, LabelErrorKind.MISSING) if i in (a, b) else s for i, s in enumerate(true)]
     ghosts = Scene(np.array([1], np.int32), np.array([[150, 192, 190, 199]], np.float32))
     haunted = [
         Scene(*(np.concatenate(pair) for pair in zip(scene, ghosts, strict=True))) if i not in (a, b) else scene
@@ -169,4 +169,4 @@ def test_detections_in_any_order_keep_their_boxes() -> None:
     box = np.array([[0, 0, 50, 50], [100, 100, 150, 150]], np.float32)
     found = Detections(torch.tensor(box), torch.tensor([0.90001, 0.90004]), torch.tensor([0, 0]))
     labels = Labels(np.zeros(2, np.int32), box + 1, NO_REGIONS, (SIZE, SIZE))
-    assert len(judge(0, found, labels, Counts.none(NC))) == 0
+    assert len(find_candidates(0, found, labels, Counts.none(NC))) == 0

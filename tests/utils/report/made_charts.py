@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from tessera.utils.evaluation.confusion import ConfusionMatrix
 from tessera.utils.evaluation.curves import Curves
 from tessera.utils.types import DatasetIndex
+from tests.data.made_index import make_index
 
 LONG = "a very long class name that goes on and on and on"
 
@@ -19,23 +21,17 @@ def names(count: int, kind: str) -> list[str]:
 
 
 def index(class_names: list[str], objects: int) -> DatasetIndex:
+    """Images of 640 x 480 pixels with boxes of any size and place."""
     rng = np.random.default_rng(objects)
     images = max(objects // 5, 1)
-    offsets = np.concatenate(([0], np.sort(rng.integers(0, objects + 1, images - 1)), [objects])).astype(np.int64)
     centres, half = rng.uniform(0, 1, (objects, 2)), rng.beta(1, 5, (objects, 2)) / 2
     boxes = np.concatenate((centres - half, centres + half), 1).clip(0, 1) * [640, 480, 640, 480]
-    return DatasetIndex(
-        split="train",
+    return dataclasses.replace(
+        make_index([(480, 640)] * images),
         names=tuple(class_names),
-        path_bytes=np.zeros(0, np.uint8),
-        path_offsets=np.zeros(images + 1, np.int64),
-        sizes_hw=np.tile(np.array([[480, 640]], np.int32), (images, 1)),
-        box_offsets=offsets,
+        box_offsets=np.array([0, *np.sort(rng.integers(0, objects + 1, images - 1)), objects]),
         classes=rng.integers(0, len(class_names), objects).astype(np.int32),
         boxes_xyxy=boxes.astype(np.float32),
-        segment_offsets=np.zeros(0, np.int64),
-        segment_points=np.zeros((0, 2), np.float32),
-        digest="0",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +18,65 @@ from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.page.page_data import Facts, Origin
+from tessera.utils.report.page.page_data import Origin, ReportData
 from tessera.utils.report.results import result_columns
 from tessera.utils.seeding import sample_rng
 from tests.data.made_index import write_images
 from tests.utils.evaluation.made_images import accumulate, errors_of, index_of, random_images, share
 
 SIZE = 200  # pixels of the images: made_images' boxes lie in them
+HEBREW = "\u05e9\u05dc\u05d5\u05dd"
+HOSTILE = ["<script>alert(1)</script>", "\u202eright to left", HEBREW, "a\x1b[2J\x00b", '" onload="alert(1)']
 
 
-def made_facts(folder: Path, names: Sequence[str], images: int = 12, *, seed: int = 1, **more: Any) -> Facts:
-    """Facts of a validation of random images.
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes; a tag that is left open fails."""
+
+    VOID = frozenset({"meta", "link", "input", "br", "image", "rect", "line", "polyline", "circle", "img"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, (tag, self.getpos())
+
+    def count(self, tag: str) -> int:
+        return sum(tag == name for name, _ in self.found)
+
+
+def assert_safe(text: str, *, scripts: int) -> Tags:
+    """The page is small, loads nothing, has no handlers or inline styles, and shows names as text."""
+    tags = Tags(text)
+    assert len(text.encode()) < 5_000_000 and tags.count("script") == scripts
+    for tag, attrs in tags.found:
+        assert not any(name.startswith("on") or name == "style" for name in attrs), (tag, attrs)
+        for name in ("src", "href"):
+            assert (attrs.get(name) or "#").startswith(("#", "data:")), (tag, attrs)
+    assert "<script>alert" not in text and not {"\u202e", "\x1b", "\x00"} & set(text)
+    return tags
+
+
+def made_report_data(folder: Path, names: Sequence[str], images: int = 12, *, seed: int = 1, **more: Any) -> ReportData:
+    """ReportData of a validation of random images.
 
     Args:
         folder: gets the images, and is the run's.
         names: of the classes.
         images: how many.
         seed: of them.
-        more: other values of `Facts`.
+        more: other values of `ReportData`.
     """
     scenes = random_images(seed, images, len(names), coarse=False)
     paths = [str(path).encode() for path in write_images(folder / "images", [(SIZE, SIZE)] * images)]
@@ -50,7 +92,7 @@ def made_facts(folder: Path, names: Sequence[str], images: int = 12, *, seed: in
     metrics = dataclasses.replace(metrics, names=tuple(names))
     errors = errors_of(scenes, len(names), metrics.confidence)
     gains = error_gains(ranking)
-    facts = Facts(
+    facts = ReportData(
         Evaluation(metrics, curves, ranking, errors, share(scenes)),
         index,
         bootstrap_interval(ranking, sample_rng(0, 0, 0, "bootstrap")),
@@ -69,7 +111,7 @@ def made_results(maps: Sequence[float]) -> pd.DataFrame:
     return table.assign(**{"epoch": range(len(maps)), "metrics/mAP_0.5:0.95": maps})
 
 
-def trained(facts: Facts, maps: Sequence[float]) -> Facts:
+def trained(facts: ReportData, maps: Sequence[float]) -> ReportData:
     """The same at the end of a training with these epochs."""
     origin = Origin(TrainConfig(), "best.pt", 640, "cpu", 2, facts.index, int(np.argmax(maps)))
     return dataclasses.replace(facts, origin=origin, results=made_results(maps))

@@ -7,7 +7,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pandas as pd
 import pytest
@@ -71,16 +70,9 @@ def panel(figure: Figure, title: str) -> Axes:
     return found
 
 
-def size_of(path: Path) -> tuple[int, int]:
-    picture = cv2.imread(str(path))
-    assert picture is not None
-    return picture.shape[0], picture.shape[1]
-
-
 @pytest.mark.parametrize("epochs", [1, 5, 300])
 def test_results_are_legible_for_any_number_of_epochs(epochs: int, tmp_path: Path, figures: list[Figure]) -> None:
     plot_results(results(epochs), tmp_path / "results.png")
-    assert size_of(tmp_path / "results.png") == (1200, 1500)
     assert len(figures[0].axes) == 8
     assert_legible(figures[0])
 
@@ -111,11 +103,13 @@ def test_a_run_without_validation_has_no_empty_panels(tmp_path: Path, figures: l
     assert all(axes.lines for axes in figures[0].axes)
 
 
-def test_gaps_infinities_and_an_empty_table_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:
+def test_gaps_infinities_and_empty_charts_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:
     plot_results(results(20, **{"train/box_loss": [np.inf, np.nan] * 5 + [1.0] * 10}), tmp_path / "gaps.png")
     assert len(panel(figures[0], "Loss: box").lines[0].get_ydata()) == 10
     plot_results(results(0), tmp_path / "empty.png")
     assert figures[1].axes[0].texts[0].get_text() == "no epoch has been completed yet"
+    plot_labels(index(["a", "b"], 0), tmp_path / "labels.jpg")
+    assert [axes.texts[0].get_text() for axes in figures[2].axes[1:]] == ["no objects"] * 3
 
 
 @pytest.mark.parametrize("kind", ["short", "long"])
@@ -129,15 +123,6 @@ def test_labels_name_every_class_legibly(count: int, kind: str, tmp_path: Path, 
     assert_legible(figures[0])
 
 
-def test_labels_of_many_objects_and_of_many_classes(tmp_path: Path, figures: list[Figure]) -> None:
-    plot_labels(index(names(300, "short"), 30_000), tmp_path / "labels.jpg")
-    histogram, overlay, centres, sizes = figures[0].axes
-    assert histogram.get_xlabel() == "Class index"
-    assert len(overlay.collections[0].get_paths()) == 1000
-    assert np.nansum(centres.collections[0].get_array()) == np.nansum(sizes.collections[0].get_array()) == 30_000
-    assert_legible(figures[0])
-
-
 def test_sizes_and_centres_are_those_of_the_boxes(tmp_path: Path, figures: list[Figure]) -> None:
     data = index(["a"], 1)
     data.boxes_xyxy[:] = [0, 240, 320, 480]  # left half, lower half of 640 x 480
@@ -146,11 +131,6 @@ def test_sizes_and_centres_are_those_of_the_boxes(tmp_path: Path, figures: list[
     for axes, place in ((centres, [37, 12]), (sizes, [25, 25])):  # rows by y of 50 cells a side
         assert np.argwhere(axes.collections[0].get_array()).tolist() == [place]
     assert centres.get_ylim() == (1, 0)  # as in an image, y points down
-
-
-def test_a_dataset_without_objects_says_so(tmp_path: Path, figures: list[Figure]) -> None:
-    plot_labels(index(["a", "b"], 0), tmp_path / "labels.jpg")
-    assert [axes.texts[0].get_text() for axes in figures[0].axes[1:]] == ["no objects"] * 3
 
 
 def test_columns_of_the_confusion_matrix_are_shares_of_the_true_class(tmp_path: Path, figures: list[Figure]) -> None:
@@ -171,11 +151,10 @@ def test_columns_of_the_confusion_matrix_are_shares_of_the_true_class(tmp_path: 
 def test_the_confusion_matrix_is_legible(count: int, kind: str, tmp_path: Path, figures: list[Figure]) -> None:
     matrix = np.eye(count + 1) + np.eye(count + 1, k=1)
     plot_confusion_matrix(confusion_of(matrix), 0.25, names(count, kind), tmp_path / "confusion_matrix.png")
-    axes = figures[0].axes[0]
+    (axes, *_) = figures[0].axes
     assert len(shown(axes.get_xticklabels())) == len(shown(axes.get_yticklabels())) == count + 1
     assert_legible(figures[0])
-    cell = axes.get_window_extent().width / (count + 1)
-    assert all(text.get_window_extent().width < cell for text in axes.texts)
+    assert all(text.get_window_extent().width < axes.get_window_extent().width / (count + 1) for text in axes.texts)
 
 
 @pytest.mark.parametrize("count", [1, 20, 21])
@@ -193,41 +172,29 @@ def test_curves_have_a_bold_mean_and_a_legend_that_fits(count: int, tmp_path: Pa
     assert f"{data.ap50.mean():.3f}" in figures[1].axes[0].get_legend().get_texts()[0].get_text()
 
 
-def test_rows_are_named_by_their_class_id(tmp_path: Path, figures: list[Figure]) -> None:
-    data = dataclasses.replace(curves(2), class_ids=np.array([3, 1]))
-    plot_confidence_curve(data, data.recall, ["a", "b", "c", "d"], "Recall", tmp_path / "R_curve.png")
-    labels = [text.get_text() for text in figures[0].axes[0].get_legend().get_texts()]
-    assert [label[0] for label in labels[1:]] == ["d", "b"]
-
-
 def test_the_curves_mark_the_confidence_that_is_used(tmp_path: Path, figures: list[Figure]) -> None:
     """Of the best smoothed F1, which best.pt keeps; a single lucky point is higher, and is not marked."""
     f1 = np.full((2, 1000), 0.2)
     f1[0, 300:500], f1[1, 400:600], f1[:, 900] = 0.6, 0.5, 0.9
-    made = curves(2)
-    data = dataclasses.replace(made, f1=f1, best=best_step(f1.mean(0)))
+    data = dataclasses.replace(curves(2), class_ids=np.array([3, 1]), f1=f1, best=best_step(f1.mean(0)))
     assert 400 <= data.best < 500 and [300 <= step < 600 for step in data.class_best()] == [True, True]
-    plot_validation(tmp_path, data, confusion_of(np.eye(3)), ["a", "b"])
+    plot_validation(tmp_path, data, confusion_of(np.eye(5)), ["a", "b", "c", "d"])
     for figure, values in zip(figures[1:4], (data.precision, data.recall, data.f1), strict=True):
         (mark,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
         used = data.confidence[data.best]
         assert [float(np.squeeze(at)) for at in mark.get_data()] == [used, values[:, data.best].mean()]
         labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-        own = [(values[i, k], data.confidence[k]) for i, k in enumerate(data.class_best())]
-        shown = [(values[:, data.best].mean(), used), *own]
-        assert [label.partition(" ")[2] for label in labels[1:]] == [f"{v:.3f} at {c:.3f}" for v, c in own]
-        assert labels[0] == f"all classes {shown[0][0]:.3f} at {used:.3f}"
+        own = [
+            (name, values[i, k], data.confidence[k]) for name, i, k in zip("db", (0, 1), data.class_best(), strict=True)
+        ]
+        assert labels[1:] == [f"{name} {value:.3f} at {at:.3f}" for name, value, at in own]
+        assert labels[0] == f"all classes {values[:, data.best].mean():.3f} at {used:.3f}"
 
 
-def test_a_validation_without_objects_still_has_its_pictures(tmp_path: Path, figures: list[Figure]) -> None:
+def test_a_validation_without_objects_still_has_its_charts(tmp_path: Path, figures: list[Figure]) -> None:
     plot_validation(tmp_path, curves(0), confusion_of(np.zeros((3, 3))), ["a", "b"])
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "confusion_matrix.png",
-        "P_curve.png",
-        "R_curve.png",
-        "F1_curve.png",
-        "PR_curve.png",
-    }
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"confusion_matrix.png", *(f"{kind}_curve.png" for kind in ("P", "R", "F1", "PR"))}
     assert [figure.axes[0].texts[0].get_text() for figure in figures[1:]] == ["no labelled objects"] * 4
 
 

@@ -53,7 +53,8 @@ def test_labels_of_many_objects_are_counted_in_pieces(
     monkeypatch.setattr(labels, "_AT_ONCE", 999)
     data = index(names(600, "short"), 30_000)
     plot_labels(data, tmp_path / "labels.jpg")
-    histogram, _, centres, sizes = figures[0].axes
+    histogram, overlay, centres, sizes = figures[0].axes
+    assert histogram.get_xlabel() == "Class index" and len(overlay.collections[0].get_paths()) == 1000
     scale = np.array([640, 480])
     low, high = data.boxes_xyxy[:, :2] / scale, data.boxes_xyxy[:, 2:] / scale
     for axes, points in ((centres, (low + high) / 2), (sizes, high - low)):

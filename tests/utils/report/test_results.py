@@ -22,39 +22,30 @@ def row(epoch: int, value: float = 0.5) -> Mapping[str, float]:
 
 
 class TestResultsTable:
-    def test_columns_are_plain(self, tmp_path: Path) -> None:
+    def test_written_and_read(self, tmp_path: Path) -> None:
         table = ResultsTable(tmp_path / "results.csv", NAMES)
+        assert read_results(table.path).empty
         table.append(row(0, 0.123456789))
-        header, line = table.path.read_text().splitlines()
+        table.append({**row(1), "val/box_loss": float("nan")})
+        header, line, _ = table.path.read_text().splitlines()
         assert header.startswith("epoch,train/box_loss,train/obj_loss,train/cls_loss,metrics/precision,")
         assert header.endswith(",x/lr0,x/lr1,x/lr2,time/epoch_s,time/data_wait,images_per_s")
         assert line.startswith("0,0.123457,")
-
-    def test_read(self, tmp_path: Path) -> None:
-        table = ResultsTable(tmp_path / "results.csv", NAMES)
-        assert read_results(table.path).empty
-        table.append(row(0))
-        table.append({**row(1), "val/box_loss": float("nan")})
         frame = read_results(table.path)
-        assert tuple(frame.columns) == RESULT_COLUMNS
         assert frame["epoch"].tolist() == [0, 1] and pd.api.types.is_integer_dtype(frame["epoch"])
-        assert np.isnan(frame["val/box_loss"][1]) and frame["images_per_s"].tolist() == [0.5, 0.5]
+        assert np.isnan(frame["val/box_loss"][1])
         pd.testing.assert_frame_equal(pd.read_csv(table.path), frame)
 
-    def test_resume_repeats_no_row(self, tmp_path: Path) -> None:
+    def test_a_resume_repeats_no_row_and_a_new_run_starts_empty(self, tmp_path: Path) -> None:
         table = ResultsTable(tmp_path / "results.csv", NAMES)
         for epoch in range(5):
             table.append(row(epoch, 0.1))
-        resumed = ResultsTable(table.path, NAMES, start_epoch=3)
-        resumed.append(row(3, 0.2))
+        ResultsTable(table.path, NAMES, start_epoch=3).append(row(3, 0.2))
         frame = read_results(table.path)
         assert frame["epoch"].tolist() == [0, 1, 2, 3]
         assert frame["x/lr0"].tolist() == [0.1, 0.1, 0.1, 0.2]
-
-    def test_a_new_run_starts_empty(self, tmp_path: Path) -> None:
-        ResultsTable(tmp_path / "results.csv", NAMES).append(row(0))
-        ResultsTable(tmp_path / "results.csv", NAMES)
-        assert read_results(tmp_path / "results.csv").empty
+        ResultsTable(table.path, NAMES)
+        assert read_results(table.path).empty
 
     @pytest.mark.parametrize("tail", ["2,0.5,0.", "2", "\0\0\0\0", ",".join(["2"] * len(RESULT_COLUMNS))])
     def test_a_torn_last_line_is_dropped(self, tmp_path: Path, tail: str) -> None:
@@ -93,10 +84,6 @@ class TestResultsTable:
         table.path.write_text(table.path.read_text() + bad + "\n" + table.path.read_text().splitlines()[1] + "\n")
         with pytest.raises(UserError, match=r"results\.csv:3: found .* expected 17 numbers"):
             read_results(table.path)
-
-    def test_wrong_keys_are_a_defect(self, tmp_path: Path) -> None:
-        with pytest.raises(AssertionError, match="extra"):
-            ResultsTable(tmp_path / "results.csv", NAMES).append({**row(0), "extra": 1})
 
     @pytest.mark.parametrize("content", [bytes(range(256)) * 40, b"x" * 200_000 + b"\n", b"epoch\r\r,\n\xff\xfe\n"])
     def test_what_is_no_table_is_one_short_message(self, tmp_path: Path, content: bytes) -> None:

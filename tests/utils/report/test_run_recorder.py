@@ -6,8 +6,8 @@ import dataclasses
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -22,23 +22,19 @@ from tessera.utils.files import atomic_write
 from tessera.utils.ranks.world import World
 from tessera.utils.report.results import read_results
 from tessera.utils.report.run_recorder import EpochFigures, Journal
-from tessera.utils.report.sample_images import PictureSink
+from tessera.utils.report.sample_images import SampleImageCollector
 from tessera.utils.report.trackers.loggers import Loggers
-from tessera.utils.types import DatasetIndex
+from tests.data.made_index import make_index
 from tests.utils.evaluation.made_images import accumulate
 
 HYP = load_hyp("hyp.scratch-low.yaml")
+INDEX = make_index([])
 EPOCH = EpochFigures((0.1, 0.2, 0.3), None, (0.01, 0.01, 0.01), seconds=1.0, data_wait=0.5, images_per_s=10.0)
-
-
-def index() -> DatasetIndex:
-    zeros = {f.name: np.zeros(0) for f in dataclasses.fields(DatasetIndex)}
-    return DatasetIndex(**{**zeros, "split": "train", "names": ("a",), "digest": "0", "problems": ()})
 
 
 def open_journal(run: Path, start_epoch: int = 0, hyp: Hyp = HYP, **flags: Any) -> Journal:
     context = RunContext(TrainConfig(loggers="none", **flags), hyp, World(), 64, 32, run, resumed=start_epoch > 0)
-    return Journal(context, index(), ("box", "obj", "cls"), start_epoch=start_epoch)
+    return Journal(context, INDEX, ("box", "obj", "cls"), start_epoch=start_epoch)
 
 
 def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
@@ -64,21 +60,15 @@ def test_the_first_epoch_says_how_long_the_others_take(tmp_path: Path, caplog: p
     assert [text for text in caplog.messages if "pace" in text] == ["7 more epochs at this pace: about 4 min"]
 
 
-def test_trackers_are_told_the_optimizer_that_is_used_and_both_of_two_values_of_one_name(
+def test_trackers_get_the_optimizer_that_is_used_and_both_of_two_values_of_one_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: dict[str, object] = {}
-
-    class Noted(Loggers):
-        def __init__(self, names: tuple[str, ...], run: Path, config: dict[str, object], **more: bool) -> None:
-            told.update(config)
-            super().__init__(names, run, config, **more)
-
-    monkeypatch.setattr("tessera.utils.report.run_recorder.Loggers", Noted)
-    with open_journal(tmp_path, hyp=dataclasses.replace(HYP, optimizer="AdamW", close_mosaic=0.25), noplots=True):
-        pass
-    assert told["optimizer"] == "AdamW" and told["lr0"] == 0.01
-    assert (told["close_mosaic"], told["hyp_close_mosaic"]) == (-1, 0.25)
+    opened = MagicMock()
+    monkeypatch.setattr("tessera.utils.report.run_recorder.Loggers", opened)
+    open_journal(tmp_path, hyp=dataclasses.replace(HYP, optimizer="AdamW", close_mosaic=0.25), noplots=True)
+    config = opened.call_args.args[2]
+    assert config["optimizer"] == "AdamW" and config["lr0"] == 0.01
+    assert (config["close_mosaic"], config["hyp_close_mosaic"]) == (-1, 0.25)
 
 
 def test_other_ranks_write_no_picture_and_start_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +76,7 @@ def test_other_ranks_write_no_picture_and_start_no_tracker(tmp_path: Path, monke
     world.rank = 1
     monkeypatch.setattr(World, "from_main", lambda self, action: None)
     before = threading.active_count()
-    with Journal(RunContext(TrainConfig(), HYP, world, 64, 32, tmp_path), index(), ("box",)) as journal:
+    with Journal(RunContext(TrainConfig(), HYP, world, 64, 32, tmp_path), INDEX, ("box",)) as journal:
         journal.epoch(0, dataclasses.replace(EPOCH, losses=(0.1,)))
         journal.finish(0, tmp_path / "best.pt", 0.5)
         assert not journal.renders and threading.active_count() == before
@@ -133,10 +123,10 @@ def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path:
 def test_predictions_are_rendered_in_ten_epochs_of_a_run(tmp_path: Path) -> None:
     """The last epoch may be the best, of which all pictures are."""
     with open_journal(tmp_path, start_epoch=1, epochs=95) as journal:
-        assert [epoch for epoch in range(95) if journal.picture_sinks(index(), epoch)] == [*range(0, 95, 10), 94]
-        assert journal.picture_sinks(index())
+        assert [epoch for epoch in range(95) if journal.picture_sinks(INDEX, epoch)] == [*range(0, 95, 10), 94]
+        assert journal.picture_sinks(INDEX)
     with open_journal(tmp_path / "noplots", noplots=True) as journal:
-        assert not journal.picture_sinks(index()) and not journal.picture_sinks(index(), 0)
+        assert not journal.picture_sinks(INDEX) and not journal.picture_sinks(INDEX, 0)
 
 
 def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_them(
@@ -145,28 +135,27 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
     handed, epochs = list[Path](), list[int]()
     measured, _ = summarize(accumulate([]), 1)
     monkeypatch.setattr(Loggers, "image", lambda self, tag, path, epoch: handed.append(path))
-    monkeypatch.setattr(PictureSink, "__len__", lambda self: 1)
+    monkeypatch.setattr(SampleImageCollector, "__len__", lambda self: 1)
     monkeypatch.setattr(
-        PictureSink, "write_predictions", lambda self, path, confidence: path.write_text(f"{epochs[-1]}, {confidence}")
+        SampleImageCollector,
+        "write_predictions",
+        lambda self, path, confidence: path.write_text(f"{epochs[-1]}, {confidence}"),
     )
     with open_journal(tmp_path, start_epoch=1, epochs=2) as journal:
         for epoch in range(2):
             epochs.append(epoch)
-            assert journal.picture_sinks(index(), epoch)
+            assert journal.picture_sinks(INDEX, epoch)
             journal.epoch(epoch, dataclasses.replace(EPOCH, metrics=measured))
     assert [path.read_text() for path in handed] == ["0, 0.0", "1, 0.0"]
     assert (tmp_path / "predictions.jpg").read_text() == "1, 0.0"
 
 
-def test_a_folder_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
+def test_a_folder_or_a_row_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     (tmp_path / "exp").write_text("a file")
-    with pytest.raises(UserError, match=r"exp: cannot be written to .*--project"):
+    with pytest.raises(UserError, match=r"exp: not writable .*--project"):
         open_journal(tmp_path / "exp", noplots=True)
-
-
-def test_a_row_that_cannot_be_written_is_explained(tmp_path: Path) -> None:
     with open_journal(tmp_path, noplots=True) as journal:
         (tmp_path / "results.csv").unlink()
         (tmp_path / "results.csv").mkdir()
-        with pytest.raises(UserError, match=r"cannot be written to .*--resume"):
+        with pytest.raises(UserError, match=r"not writable .*--resume"):
             journal.epoch(0, EPOCH)

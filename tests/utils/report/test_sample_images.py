@@ -13,7 +13,7 @@ from tessera.utils.bit_depth import Pixels
 from tessera.utils.report import sample_images
 from tessera.utils.report.image_grid import Annotations
 from tessera.utils.report.palette import class_colour
-from tessera.utils.report.sample_images import PictureSink
+from tessera.utils.report.sample_images import SampleImageCollector
 from tessera.utils.types import Batch, Detections
 from tests.utils.report.made_charts import index
 
@@ -49,7 +49,9 @@ def test_a_picture_shows_images_of_all_shapes(
     tmp_path: Path, written: dict[str, tuple[list[Pixels], list[Annotations]]]
 ) -> None:
     """Spread over the share of a rank, which comes sorted by shape; two images in the last batch are enough."""
-    sink = PictureSink(index(["a", "b"], 5 * 192), ranks=2)  # 96 images for this rank: every other one is shown
+    sink = SampleImageCollector(
+        index(["a", "b"], 5 * 192), ranks=2
+    )  # 96 images for this rank: every other one is shown
     for first, count, size_hw in ((0, 40, (64, 64)), (40, 40, (48, 64)), (80, 16, (64, 32))):
         shown = batch(first, count, size_hw, padding=8)
         sink.add(shown, [NOTHING] * count)
@@ -66,7 +68,7 @@ def test_a_picture_shows_images_of_all_shapes(
 def test_few_images_fill_one_picture_and_large_ones_are_kept_small(
     tmp_path: Path, written: dict[str, tuple[list[Pixels], list[Annotations]]]
 ) -> None:
-    sink = PictureSink(index(["a", "b"], 25), ranks=1)
+    sink = SampleImageCollector(index(["a", "b"], 25), ranks=1)
     sink.add(batch(0, 5, (960, 1280)), [NOTHING] * 5)
     sink.write(tmp_path, 0.25)
     assert sorted(written) == ["val_batch0_labels.jpg", "val_batch0_pred.jpg"]
@@ -76,7 +78,7 @@ def test_few_images_fill_one_picture_and_large_ones_are_kept_small(
 
 
 def test_a_sink_that_shows_nothing_keeps_nothing(tmp_path: Path) -> None:
-    sink = PictureSink(index(["a", "b"], 25), ranks=1, images=0)
+    sink = SampleImageCollector(index(["a", "b"], 25), ranks=1, images=0)
     sink.add(batch(0, 5, (64, 64)), [NOTHING] * 5)
     sink.write(tmp_path, 0.25)
     assert len(sink) == 0 and not list(tmp_path.iterdir())
@@ -85,7 +87,7 @@ def test_a_sink_that_shows_nothing_keeps_nothing(tmp_path: Path) -> None:
 def test_detections_below_the_confidence_are_left_out(tmp_path: Path) -> None:
     boxes = torch.tensor([[20, 100, 200, 200], [20, 220, 200, 300]], dtype=torch.float32)
     found = Detections(boxes, torch.tensor([0.9, 0.1]), torch.tensor([0, 1]))
-    sink = PictureSink(index(["a", "b"], 10), ranks=1)
+    sink = SampleImageCollector(index(["a", "b"], 10), ranks=1)
     sink.add(batch(0, 2, (320, 320), padding=8), [found, NOTHING])
     sink.write_predictions(tmp_path / "p.png", 0.5)
     picture = cv2.imread(str(tmp_path / "p.png"))

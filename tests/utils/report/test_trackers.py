@@ -16,8 +16,6 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tessera.models.detector import DetectionModel
-from tessera.models.summary import count_parameters
 from tessera.utils.config import LOGGER_NAMES
 from tessera.utils.errors import ConfigError
 from tessera.utils.report.trackers import loggers
@@ -56,21 +54,6 @@ def test_pictures_in_an_event_file_stay_small_and_legible(tmp_path: Path) -> Non
     assert (chart.width, chart.height) == (800, 640)
 
 
-def test_tensorboard_shows_the_layers_and_where_they_take_their_input_from(tmp_path: Path) -> None:
-    model = DetectionModel("yolov5n.yaml")
-    with Loggers(["tensorboard"], tmp_path, {}) as log:
-        log.graph(model.graph())
-    nodes = {node.name: node for node in EventAccumulator(str(tmp_path)).Reload().Graph().node}
-    assert len(nodes) == 1 + len(model.model)
-    assert list(nodes["0_Conv"].input) == ["images"] and nodes["0_Conv"].op == "Conv"
-    assert list(nodes["12_Concat"].input) == ["11_Upsample", "6_C3"]
-    assert list(nodes["24_Detect"].input) == ["17_C3", "20_C3", "23_C3"]
-    assert sum(node.attr["parameters"].i for node in nodes.values()) == count_parameters(model)
-    assert all(name in nodes for node in nodes.values() for name in node.input)
-    (events,) = tmp_path.glob("events.*")
-    assert events.stat().st_size < 10_000
-
-
 def test_wandb(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch, "wandb")
     use(["wandb"], tmp_path, picture)
@@ -86,40 +69,30 @@ def test_wandb(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -
     assert fake.named("wandb.init")[1][1]["id"] == "id-1"
 
 
-def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    entities = SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a)
-    fake = install(monkeypatch, "mlflow", entities=entities, is_tracking_uri_set=lambda: True)
-    use(["mlflow"], tmp_path, picture)
-    client = "mlflow.MlflowClient()"
-    assert fake.named("mlflow.MlflowClient") == [((None,), {})], "MLFLOW_TRACKING_URI applies"
-    assert fake.named(f"{client}.get_experiment_by_name") == [(("tessera",), {})]
-    (_, params), (_, metrics) = fake.named(f"{client}.log_batch")
-    assert ("epochs", "3") in params["params"]
+@pytest.mark.parametrize("has_server", [True, False])
+def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, has_server: bool) -> None:
+    """Without a server runs are in their project; parameters go in batches of 100."""
+    entities, client = SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a), "mlflow.MlflowClient()"
+    fake = install(monkeypatch, "mlflow", entities=entities, is_tracking_uri_set=lambda: has_server)
+    run = tmp_path / "exp"
+    run.mkdir()
+    for resume in (False, True):
+        with Loggers(["mlflow"], run, {f"key{i}": i for i in range(250)}, resume=resume) as log:
+            log.scalars({"metrics/mAP_0.5:0.95": 0.25}, 2)
+            log.image("val_batch0_pred", picture, 2)
+            log.checkpoint(run / "best.pt")
+    uri = None if has_server else f"sqlite:///{tmp_path / 'mlflow.db'}"
+    assert fake.named("mlflow.MlflowClient") == [((uri,), {})] * 2, "MLFLOW_TRACKING_URI applies"
+    *params, (_, metrics), _ = fake.named(f"{client}.log_batch")
+    assert [len(kwargs["params"]) for _, kwargs in params] == [100, 100, 50]
     ((key, value, milliseconds, step),) = metrics["metrics"]
-    assert (key, value, step) == ("train/box_loss", 0.5, 2)
+    assert (key, value, step) == ("metrics/mAP_0.5-0.95", 0.25, 2)
     assert milliseconds == pytest.approx(time.time() * 1000, abs=60_000)
-    artifacts = fake.named(f"{client}.log_artifact")
-    assert [(args, kwargs["artifact_path"]) for args, kwargs in artifacts] == [
-        (("id-1", str(picture)), "images"),
-        (("id-1", str(tmp_path / "best.pt")), "weights"),
-    ]
-    assert fake.named(f"{client}.set_terminated") == [(("id-1",), {})]
-    use(["mlflow"], tmp_path, picture, resume=True)
+    artifacts = [(args, kwargs["artifact_path"]) for args, kwargs in fake.named(f"{client}.log_artifact")]
+    assert artifacts == [(("id-1", str(picture)), "images"), (("id-1", str(run / "best.pt")), "weights")] * 2
+    assert fake.named(f"{client}.set_terminated") == [(("id-1",), {})] * 2
     assert fake.named(f"{client}.update_run") == [(("id-1",), {"status": "RUNNING"})]
     assert len(fake.named(f"{client}.create_run")) == 1
-
-
-def test_mlflow_without_a_server_keeps_runs_in_their_project_and_parameters_go_in_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entities = SimpleNamespace(Metric=lambda *a: a, Param=lambda *a: a)
-    fake = install(monkeypatch, "mlflow", entities=entities, is_tracking_uri_set=lambda: False)
-    with Loggers(["mlflow"], tmp_path / "exp", {f"key{i}": i for i in range(250)}) as log:
-        log.scalars({"metrics/mAP_0.5:0.95": 0.25}, 0)
-    *params, (_, metrics) = fake.named("mlflow.MlflowClient().log_batch")
-    assert fake.named("mlflow.MlflowClient") == [((f"sqlite:///{tmp_path / 'mlflow.db'}",), {})]
-    assert [len(kwargs["params"]) for _, kwargs in params] == [100, 100, 50]
-    assert metrics["metrics"][0][0] == "metrics/mAP_0.5-0.95"
 
 
 def test_trackio(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Two sides beside each other: their figures, what differs, what was asked of the difference, a verdict in words."""
+"""Result of compare.py: metrics of both sides, differences, requirements, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tessera.utils.evaluation.comparison.differences import Difference, Differences
-from tessera.utils.evaluation.comparison.disagreements import Flips
+from tessera.utils.evaluation.comparison.disagreements import Disagreements
 from tessera.utils.evaluation.comparison.permutation_test import LEVEL, images_needed
 from tessera.utils.flags.compare import Requirement
 from tessera.utils.text import counted, first_of
 
-MATTERS = 0.01  # of mAP50-95: a smaller difference is none in practice
+MATTERS = 0.01  # mAP50-95; a smaller difference does not matter in practice
 _NAMED = 5  # classes
 
 
-class RunFigures(NamedTuple):
-    """A run of a side, as val.py measures it.
+class RunMetrics(NamedTuple):
+    """Metrics of a run of a side, as from val.py.
 
     Attributes:
-        sha256: of the file; "" where it is several.
-        source: what it says of itself.
-        threshold: the confidence that it detects with, where flips are counted.
-        ms: milliseconds an image: preparation, inference, suppression; measured once.
+        sha256: of the file; "" for several files.
+        source: how the file describes itself.
+        threshold: its confidence for detection, used for disagreements.
+        ms: milliseconds per image: preparation, inference and NMS.
         mb: megabytes of its files.
-        parameters: None of an exported file.
+        parameters: None for an exported file.
     """
 
     file: str
@@ -44,22 +44,22 @@ class RunFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """What compare.py found; the same on every rank.
+    """Result of a comparison, the same on every rank.
 
     Attributes:
         a, b: the runs of the sides.
         differences: B − A, with intervals and p-values.
-        flips: of one run of each side, the median by mAP50-95.
-        requirements: what was asked of the differences.
+        flips: disagreements of the median run of each side by mAP50-95.
+        requirements: of `--require`.
     """
 
-    a: tuple[RunFigures, ...]
-    b: tuple[RunFigures, ...]
+    a: tuple[RunMetrics, ...]
+    b: tuple[RunMetrics, ...]
     data: str
     split: str
     names: tuple[str, ...]
     differences: Differences
-    flips: Flips
+    flips: Disagreements
     requirements: tuple[Requirement, ...] = ()
 
     @property
@@ -76,7 +76,7 @@ class Comparison:
 
     @property
     def unmet(self) -> tuple[Requirement, ...]:
-        """The requirements that the differences do not meet."""
+        """Requirements that the differences do not meet."""
         return tuple(one for one in self.requirements if not one.allows(self.value(one)))
 
     @property
@@ -84,19 +84,19 @@ class Comparison:
         return int(bool(self.unmet))
 
     def means(self, metric: str) -> tuple[float, float]:
-        """A figure of `RunFigures`, the mean of each side."""
+        """Return the mean of a field of `RunMetrics` over each side."""
         a, b = (float(sum(getattr(run, metric) for run in side)) / len(side) for side in (self.a, self.b))
         return a, b
 
     def value(self, asked: Requirement) -> float:
-        """What a requirement is about."""
+        """Return the value that a requirement constrains."""
         if asked.end:
             return float(getattr(getattr(self, asked.metric), asked.end))
         a, b = self.means(asked.metric)
         return b - a
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values with stable names, for compare.json and `--json`; docs/compare.md explains them."""
+        """Return plain values with stable names for compare.json and `--json`; docs/compare.md explains them."""
         found, flips = self.differences, self.flips
         others = {name: self.means(name) for name in ("precision", "recall", "ms", "mb")}
         plain = {name: {"a": a, "b": b, "difference": b - a} for name, (a, b) in others.items()}
@@ -126,19 +126,19 @@ class Comparison:
 
 
 def median_run(maps: Sequence[float]) -> int:
-    """The run that stands for a side where it must be one: the median by mAP50-95, of an even number the lower one."""
+    """Return the index of the median run by mAP50-95; of an even number, the lower one."""
     return sorted(range(len(maps)), key=lambda run: maps[run])[(len(maps) - 1) // 2]
 
 
 def verdict(found: Differences, names: Sequence[str]) -> str:
-    """Whether B is better than A, and where that cannot be told, what it would take."""
+    """Return whether B is better than A; if undecided, how many images it would take."""
     return f"{_overall(found)} {_of_classes(found, names)}"
 
 
 def _overall(found: Differences) -> str:
     overall = found.map
     if not any(one.ap.difference or one.ap.high - one.ap.low for one in found.classes):
-        return "A and B measure the same in every class."
+        return "A and B have equal metrics in every class."
     said = f"mAP50-95 {described(overall)}"
     if overall.p < LEVEL and overall.low > 0:
         return f"B is better than A: {said}."
@@ -146,38 +146,29 @@ def _overall(found: Differences) -> str:
         return f"B is worse than A: {said}."
     if max(abs(overall.low), abs(overall.high)) <= MATTERS:
         return f"No difference of {MATTERS:g} or more: {said}."
-    return f"Cannot be told apart: {said}. {_what_it_takes(found)}"
+    return f"Undecided: {said}. {_what_it_takes(found)}"
 
 
 def described(one: Difference) -> str:
-    """The difference, its interval and its p-value: "+0.021 (95 % interval +0.012 to +0.030, p 0.004)"."""
     return f"{one.difference:+.3f} (95 % interval {one.low:+.3f} to {one.high:+.3f}, {p_value(one.p)})"
 
 
 def p_value(p: float) -> str:
-    """Such as "p 0.03"."""
     return "p < 0.001" if p < 0.001 else f"p {p:.2g}"
 
 
 def _what_it_takes(found: Differences) -> str:
-    sizes = [(MATTERS, f"a difference of {MATTERS:g}"), (abs(found.map.difference), "one as large as measured")]
+    sizes = [(MATTERS, f"a difference of {MATTERS:g}"), (abs(found.map.difference), "one as large as observed")]
     takes = []
     for size, named in sizes:
         needed = images_needed(size, found.images, found.image_variance, found.seed_variance) if size else None
         if needed is not None and needed > found.images:
-            takes.append(f"about {_rounded(needed):,} images to see {named}")
+            takes.append(f"about {float(f'{needed:.1e}'):,.0f} images to see {named}")
     few = f"{found.images:,} images are too few" if takes else "The trainings of a side differ by too much"
-    if (
-        found.seed_variance > 0
-        and images_needed(MATTERS, found.images, found.image_variance, found.seed_variance) is None
-    ):
-        takes.append(f"more trainings a side to see {sizes[0][1]}, however many the images")
-    return f"{few}: it takes {', and '.join(takes)} (in four of five cases)." if takes else "It is near the edge."
-
-
-def _rounded(count: int) -> int:
-    """Two digits of a number."""
-    return int(float(f"{count:.1e}"))
+    needed = images_needed(MATTERS, found.images, found.image_variance, found.seed_variance)
+    if found.seed_variance > 0 and needed is None:
+        takes.append(f"more trainings a side to see {sizes[0][1]}, however many images")
+    return f"{few}: it takes {', and '.join(takes)} (in four of five cases)." if takes else "It is a borderline case."
 
 
 def _of_classes(found: Differences, names: Sequence[str]) -> str:
@@ -188,4 +179,4 @@ def _of_classes(found: Differences, names: Sequence[str]) -> str:
         if listed:
             parts.append(f"{word} {first_of(listed, _NAMED)}")
     of = f"{counted(len(found.classes), 'class')}, Holm's correction"
-    return f"Classes beyond chance: {'; '.join(parts) or 'none'} ({of})."
+    return f"Classes that differ significantly: {'; '.join(parts) or 'none'} ({of})."

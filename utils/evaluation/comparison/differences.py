@@ -1,18 +1,16 @@
-"""B − A: of mAP and of each class, with interval and p-value.
+"""Differences B − A of mAP and of each class's AP, with confidence intervals and p-values.
 
-One run a side: if A and B are equally good, it does not matter which of the two measured an image, so their results are
-swapped on a random half of the images (a permutation test; Fisher 1935, Good 2005). Interval and p-value both come from
-that, and so agree: the interval reaches as far as chance does in 95 % of the rounds, and leaves 0 out where p is below
-0.05. A bootstrap does not do here: a class on one image is in a resampled set as it is or not at all, so that its share
-of the noise is missing and the interval is lopsided.
+One run a side: results are swapped between the sides on a random half of the images (a permutation test; Fisher 1935,
+Good 2005). Interval and p-value come from the same rounds and agree: the interval excludes 0 where p is below 0.05. A
+bootstrap would not do: a class on one image is in a resampled set unchanged or not at all, so that its noise is
+missing.
 
-Several runs a side: the difference of their means varies with the images, as a paired bootstrap of those means shows,
-and with the trainings, as the runs of a side show. The two variances add up, and the interval and p-value are Student's
-t with Satterthwaite's degrees of freedom: two or three runs that are resampled themselves promise far too narrow an
-interval. A part of what separates two runs is that of the images again, so this errs on the wide side.
+Several runs a side: the variance of the difference of means is that of a paired bootstrap over the images, plus that of
+the runs of a side. Interval and p-value are Student's t with Satterthwaite's degrees of freedom. Resampling two or
+three runs would give far too narrow an interval. Part of the variance between runs is counted twice, on the safe side.
 
 Legend: N images, C classes that have objects, D detections of a side, K runs of a side, R rounds,
-F = 2 + C figures: mAP50, mAP50-95, the APs.
+F = 2 + C metrics: mAP50, mAP50-95, the APs.
 """
 
 from __future__ import annotations
@@ -29,26 +27,23 @@ from tessera.utils.evaluation.bootstrap import ClassPrecisions, chunks, class_pr
 from tessera.utils.evaluation.comparison.permutation_test import (
     LEVEL,
     holm,
+    permutation_half_width,
+    permutation_p_value,
     student_quantile,
     student_tail,
-    swap_p,
-    swap_reach,
 )
 from tessera.utils.evaluation.curves import images_of_classes
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.seeding import sample_rng
 
 ROUNDS = 1000  # of the bootstrap
-SWAPS = 999  # with what was observed a thousand
+PERMUTATIONS = 999  # with the observed one, a thousand
 
 Floats = NDArray[np.float64]
 
 
 class Difference(NamedTuple):
-    """A figure of both sides, means over their runs; b - a with the bounds of its 95 % interval.
-
-    `p` is how often chance alone gives as large a difference, in either direction.
-    """
+    """A metric of both sides, means over their runs; b - a with its 95 % interval and two-sided p-value."""
 
     a: float
     b: float
@@ -59,7 +54,7 @@ class Difference(NamedTuple):
 
 
 class ClassDifference(NamedTuple):
-    """AP of a class, which has so many images and objects; `p_holm` is `ap.p`, corrected for the number of classes."""
+    """AP of a class; `p_holm` is `ap.p`, corrected for the number of classes."""
 
     class_id: int
     images: int
@@ -69,12 +64,12 @@ class ClassDifference(NamedTuple):
 
 
 class Differences(NamedTuple):
-    """All of them; of the classes that have objects, ascending.
+    """All differences; classes that have objects, ascending.
 
     Attributes:
         images: N.
-        image_variance: of the difference of mAP50-95, by the choice of the images.
-        seed_variance: by the choice of the trainings; 0 where each side is one run.
+        image_variance: of the difference of mAP50-95, by the choice of images.
+        seed_variance: by the choice of trainings; 0 with one run a side.
     """
 
     map50: Difference
@@ -86,7 +81,7 @@ class Differences(NamedTuple):
 
 
 class _Spread(NamedTuple):
-    """Variances (F,) of the differences by images and by trainings; bounds and p-values (F,)."""
+    """Variances (F,) by images and by trainings; bounds and p-values (F,)."""
 
     by_images: Floats
     by_seeds: Floats
@@ -96,7 +91,7 @@ class _Spread(NamedTuple):
 
 
 def differences(a: Sequence[Ranking], b: Sequence[Ranking], matches: tuple[Matches, Matches] | None) -> Differences:
-    """Compare the runs of two sides on the same images; with the matches of both where each is one run."""
+    """Compare the runs of two sides on the same images; `matches` of both if each side is one run."""
     ranking = a[0]
     assert all(np.array_equal(ranking.target_images, other.target_images) for other in (*a, *b)), "the same images"
     images = images_of_classes(ranking)
@@ -124,27 +119,27 @@ def differences(a: Sequence[Ranking], b: Sequence[Ranking], matches: tuple[Match
 
 
 def _measured(side: Sequence[Ranking]) -> Floats:
-    """Figures of each run, (K, F)."""
+    """Return the metrics of each run, (K, F)."""
     ones = [np.ones((side[0].n_images, 1), np.float32)]
     return np.stack([_figures(class_precisions(ranking, ones))[:, 0] for ranking in side])
 
 
 def _resampled_mean(side: Sequence[Ranking]) -> Floats:
-    """Mean figures of the runs on resampled images, (F, R); the same images for every side."""
+    """Return mean metrics of the runs on resampled images, (F, R); the same images for every side."""
     return np.mean([_figures(resampled(run, sample_rng(0, 0, 0, "bootstrap"), ROUNDS)) for run in side], axis=0)
 
 
 def _figures(found: ClassPrecisions) -> Floats:
-    """(F, R); NaN where a class has no object in a reading."""
+    """Return metrics (F, R); NaN where a class has no object in a round."""
     return np.concatenate((found.maps(), np.where(found.present, found.ap, np.nan)))
 
 
 def _of_one_run(observed: Floats, matches: tuple[Matches, Matches], images: NDArray[np.int64]) -> _Spread:
-    swapped_a, swapped_b = map(_figures, swapped_sides(*matches, sample_rng(0, 0, 1, "bootstrap")))
+    swapped_a, swapped_b = map(_figures, permuted_sides(*matches, sample_rng(0, 0, 1, "bootstrap")))
     swapped = swapped_b - swapped_a
     by_images = (swapped**2).mean(1)
-    reach = swap_reach(swapped)
-    p = np.array([swap_p(*row) for row in zip(observed.tolist(), swapped, images.tolist(), strict=True)])
+    reach = permutation_half_width(swapped)
+    p = np.array([permutation_p_value(*row) for row in zip(observed.tolist(), swapped, images.tolist(), strict=True)])
     return _Spread(by_images, np.zeros_like(by_images), observed - reach, observed + reach, p)
 
 
@@ -153,7 +148,7 @@ def _of_several_runs(a: Floats, b: Floats, by_images: Floats, images: NDArray[np
     several = [side for side in (a, b) if len(side) > 1]
     if len(several) == 2:
         parts = [(runs.var(0, ddof=1) / len(runs), len(runs) - 1) for runs in several]
-    else:  # the trainings of the side with one run are taken to vary as those of the other
+    else:  # assume that the trainings of the side with one run vary as those of the other
         (runs,) = several
         parts = [(runs.var(0, ddof=1) * (1 + 1 / len(runs)), len(runs) - 1)]
     by_seeds = np.sum([variance for variance, _ in parts], axis=0)
@@ -168,17 +163,17 @@ def _of_several_runs(a: Floats, b: Floats, by_images: Floats, images: NDArray[np
     return _Spread(by_images, by_seeds, low, high, p)
 
 
-def swapped_sides(a: Matches, b: Matches, rng: np.random.Generator) -> tuple[ClassPrecisions, ClassPrecisions]:
-    """Average precision of the two sides after each of `SWAPS` swaps of images that `rng` chooses."""
+def permuted_sides(a: Matches, b: Matches, rng: np.random.Generator) -> tuple[ClassPrecisions, ClassPrecisions]:
+    """Evaluate the two sides after each of `PERMUTATIONS` random swaps of images."""
     images = a.images
     assert np.array_equal(images, b.images), "both sides are of the same images"
     offset = int(images.max(initial=-1)) + 1
-    ranking = rank(Matches.joined([_by_place(a), _by_place(b)._replace(images=images + offset)]))
-    swapped = rng.integers(2, size=(len(images), SWAPS), dtype=np.uint8)
+    ranking = rank(Matches.joined([_with_rank_scores(a), _with_rank_scores(b)._replace(images=images + offset)]))
+    swapped = rng.integers(2, size=(len(images), PERMUTATIONS), dtype=np.uint8)
 
     def weights(of_b: int) -> Iterator[NDArray[np.float32]]:
         start = 0
-        for size in chunks(SWAPS):
+        for size in chunks(PERMUTATIONS):
             taken = swapped[:, start : start + size] ^ of_b  # 1 = the side's result on an image is B's
             yield np.concatenate((1 - taken, taken)).astype(np.float32)
             start += size
@@ -186,12 +181,11 @@ def swapped_sides(a: Matches, b: Matches, rng: np.random.Generator) -> tuple[Cla
     return class_precisions(ranking, weights(0)), class_precisions(ranking, weights(1))
 
 
-def _by_place(matches: Matches) -> Matches:
-    """The matches of a side with scores that say the place alone: 0, -1, -2 …, of classes that have objects.
+def _with_rank_scores(matches: Matches) -> Matches:
+    """Replace scores by ranks 0, -1, -2 … among all detections of a side, of classes that have objects.
 
-    Scores of two models need not mean the same: one may be sure at 0.9, the other at 0.3. The place among all
-    detections of a side changes no side's average precision. Not that in the class: of a rare class it says too little,
-    and more than 5 % of equal sides were told apart.
+    Scores of two models may differ in scale. Ranks among all detections change no AP. Ranks within a class say too
+    little of a rare class: more than 5 % of equal sides were found to differ.
     """
     at = np.flatnonzero(np.isin(matches.classes, matches.target_classes))
     images = np.repeat(np.arange(len(matches.images)), matches.detection_counts)[at]

@@ -1,6 +1,6 @@
-"""Objects that one side finds and the other misses, and wrong finds that one side alone has.
+"""Disagreements of two detectors: objects that one alone detects, and false positives of one alone.
 
-Each side is taken as it is used: at its own threshold, at IoU 0.5.
+Each side uses its own confidence threshold, at IoU 0.5.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from tessera.utils.types import DatasetIndex
 SHOWN = 8  # images that B worsens most, and as many that it improves most
 
 
-class Finds(NamedTuple):
-    """Detections of an image that reach the threshold, by descending score, in pixels of the original image.
+class ImageResult(NamedTuple):
+    """Detections of an image above the threshold, by descending score, in pixels of the original image.
 
-    Those that are `wrong` (D,) have no object of their own, and lie outside ignored regions; `found` (G,) are the
-    objects that a detection has.
+    `wrong` (D,) marks false positives; `found` (G,) marks detected objects.
     """
 
     boxes_xyxy: NDArray[np.float32]
@@ -32,15 +31,15 @@ class Finds(NamedTuple):
     found: NDArray[np.bool_]
 
 
-def finds_of(matches: Matches, threshold: float) -> dict[int, Finds]:
-    """What is found on each image from a confidence on; weaker detections take no object from stronger ones."""
+def detections_above(matches: Matches, threshold: float) -> dict[int, ImageResult]:
+    """Return the detections of each image above a confidence threshold."""
     finds, start = {}, 0
     sizes = zip(*(column.tolist() for column in matches[:3]), strict=True)
     for image, objects, detections in sizes:
         end = start + int((matches.scores[start : start + detections] >= threshold).sum())
         kinds, found = matches.kinds[start:end], np.zeros(objects, np.bool_)
         found[matches.objects[start:end][kinds == Kind.CORRECT]] = True
-        finds[image] = Finds(
+        finds[image] = ImageResult(
             matches.boxes_xyxy[start:end],
             matches.scores[start:end],
             matches.classes[start:end],
@@ -51,12 +50,12 @@ def finds_of(matches: Matches, threshold: float) -> dict[int, Finds]:
     return finds
 
 
-class ImageFlips(NamedTuple):
-    """Flips on one image of the dataset.
+class ImageDisagreements(NamedTuple):
+    """Disagreements on one image of the dataset.
 
     Attributes:
-        lost, gained: int64 (k,), its objects that A found and B misses, and the other way round.
-        wrong_a, wrong_b: int64 (k,), detections of A, and of B, that are wrong and have no like on the other side.
+        lost, gained: int64 (k,), objects that A alone detects, and B alone.
+        wrong_a, wrong_b: int64 (k,), false positives of A alone, and of B alone.
     """
 
     image: int
@@ -67,18 +66,18 @@ class ImageFlips(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """How much B worsens the image: mistakes that it makes anew, less those that it no longer makes."""
+        """Mistakes that B adds to the image, minus those it removes."""
         return len(self.lost) + len(self.wrong_b) - len(self.gained) - len(self.wrong_a)
 
 
-class Flips(NamedTuple):
-    """Of all images.
+class Disagreements(NamedTuple):
+    """Disagreements on all images.
 
     Attributes:
-        both, lost, gained, neither: objects that both find, A alone, B alone, none.
-        wrong_both, wrong_a, wrong_b: wrong finds of both sides (the same class at IoU 0.5), of A alone, of B alone.
+        both, lost, gained, neither: objects detected by both, A alone, B alone, none.
+        wrong_both, wrong_a, wrong_b: false positives of both sides (same class, IoU 0.5), of A alone, of B alone.
         lost_of_class, gained_of_class: int64 (nc,).
-        worse, better: the images with the most flips for the worse, and for the better; the worst, and the best, first.
+        worse, better: the images that B worsens, and improves, most; the strongest first.
     """
 
     threshold_a: float
@@ -92,14 +91,18 @@ class Flips(NamedTuple):
     wrong_b: int
     lost_of_class: NDArray[np.int64]
     gained_of_class: NDArray[np.int64]
-    worse: tuple[ImageFlips, ...]
-    better: tuple[ImageFlips, ...]
+    worse: tuple[ImageDisagreements, ...]
+    better: tuple[ImageDisagreements, ...]
 
 
-def find_flips(
-    a: Mapping[int, Finds], b: Mapping[int, Finds], index: DatasetIndex, threshold_a: float, threshold_b: float
-) -> Flips:
-    """Compare what both sides find on the same images of the split `index`, each from its threshold on."""
+def find_disagreements(
+    a: Mapping[int, ImageResult],
+    b: Mapping[int, ImageResult],
+    index: DatasetIndex,
+    threshold_a: float,
+    threshold_b: float,
+) -> Disagreements:
+    """Compare the detections of both sides on the same images of the split `index`."""
     assert a.keys() == b.keys(), "both sides are of the same images"
     counts = dict.fromkeys(("both", "lost", "gained", "neither", "wrong_both", "wrong_a", "wrong_b"), 0)
     lost_of_class, gained_of_class = (np.zeros(len(index.names), np.int64) for _ in range(2))
@@ -107,7 +110,7 @@ def find_flips(
     for image, of_a in a.items():
         of_b, classes = b[image], index.labels(image)[0]
         alone_a, alone_b, shared = _alone(of_a, of_b)
-        flips = ImageFlips(
+        flips = ImageDisagreements(
             image, np.flatnonzero(of_a.found & ~of_b.found), np.flatnonzero(of_b.found & ~of_a.found), alone_a, alone_b
         )
         counts["both"] += int((of_a.found & of_b.found).sum())
@@ -122,7 +125,7 @@ def find_flips(
     flipped.sort(key=lambda flips: (-flips.cost, flips.image))
     worse = [flips for flips in flipped[:SHOWN] if flips.cost > 0]
     better = [flips for flips in flipped[: -SHOWN - 1 : -1] if flips.cost < 0]
-    return Flips(
+    return Disagreements(
         threshold_a,
         threshold_b,
         **counts,
@@ -133,8 +136,8 @@ def find_flips(
     )
 
 
-def _alone(a: Finds, b: Finds) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Wrong finds of each side without a like on the other, and how many have one; A's surest choose first."""
+def _alone(a: ImageResult, b: ImageResult) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return the false positives of each side alone, and the number of pairs; confident ones of A choose first."""
     rows_a, rows_b = np.flatnonzero(a.wrong), np.flatnonzero(b.wrong)
     iou = pairwise_iou(a.boxes_xyxy[rows_a], b.boxes_xyxy[rows_b])
     iou[(a.classes[rows_a][:, None] != b.classes[rows_b]) | (iou < IOU_THRESHOLDS[0])] = 0

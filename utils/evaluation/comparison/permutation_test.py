@@ -1,6 +1,6 @@
-"""What chance does alone: p-values, Holm's correction, Student's t, and how many images it takes.
+"""Statistics of a comparison: permutation p-values, Holm's correction, Student's t, required number of images.
 
-In NumPy, for SciPy is no dependency.
+In NumPy, as SciPy is no dependency.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-LEVEL = 0.05  # a p-value below it is no chance
-_COUNTED = 10  # rounds as extreme as what was seen, from which on their share is taken as it is
+LEVEL = 0.05  # of significance
+_COUNTED = 10  # extreme rounds from which on their fraction is the p-value
 _POINTS = 1001  # of an integral
 _TWO_SIDED, _FOUR_OF_FIVE = 1.959964, 0.841621  # quantiles of the normal distribution: 97.5 %, 80 %
 
 
-def swap_p(observed: float, swapped: NDArray[np.float64], images: int) -> float:
-    """Two-sided p-value of a difference, from what it is after the sides were swapped on random images.
+def permutation_p_value(observed: float, swapped: NDArray[np.float64], images: int) -> float:
+    """Return the two-sided p-value of a difference by a permutation test.
 
-    The share of rounds that differ as much, with what was observed as one of them. Where they are too few to count, the
-    normal tail of the same spread goes on, down to 2^(1 - images): with so many images no smaller one is possible.
+    It is the fraction of rounds with as large a difference, the observed one included. Where they are too few to count,
+    the normal tail of the same variance is used, at least 2^(1 - images), the smallest possible value.
 
     Args:
         observed: the difference.
         swapped: (R,) differences with random images swapped.
-        images: that can move it.
+        images: number of images that can change it.
     """
     extreme = int((np.abs(swapped) >= abs(observed) - 1e-12).sum())
     p = (1 + extreme) / (1 + len(swapped))
@@ -35,14 +35,14 @@ def swap_p(observed: float, swapped: NDArray[np.float64], images: int) -> float:
     return float(min(p, max(tail, 2.0 ** (1 - images))))
 
 
-def swap_reach(swapped: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far from 0 a difference (n,) must be for a `swap_p` below `LEVEL`; `swapped` is (n, R)."""
-    extreme = math.ceil(LEVEL * (1 + swapped.shape[1])) - 2  # so many rounds may be as far
+def permutation_half_width(swapped: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far from 0 a difference (n,) must be for a p-value below `LEVEL`; `swapped` is (n, R)."""
+    extreme = math.ceil(LEVEL * (1 + swapped.shape[1])) - 2  # rounds that may be as far
     return -np.partition(-np.abs(swapped), extreme, axis=1)[:, extreme]
 
 
 def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
-    """p-values (n,) so corrected that among all of them a false one below a level is as rare as it says (Holm 1979)."""
+    """Correct p-values (n,) for multiple comparisons (Holm 1979)."""
     order = np.argsort(p, kind="stable")
     corrected = np.empty_like(p)
     corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1.0)
@@ -50,7 +50,7 @@ def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def student_tail(t: float, freedom: int) -> float:
-    """How likely Student's t with `freedom` degrees of freedom is at least as far from 0 as `t`.
+    """Return the two-sided tail probability of Student's t with `freedom` degrees of freedom.
 
     With t = √freedom · tan θ its density is proportional to cos θ ^ (freedom - 1) (Abramowitz and Stegun 26.7).
     """
@@ -59,8 +59,8 @@ def student_tail(t: float, freedom: int) -> float:
 
 
 def _integral(start: float, freedom: int) -> float:
-    """∫ cos θ ^ (freedom - 1) from `start` to π/2, for freedom of 1 and more."""
-    # Beyond some twenty standard deviations nothing is left; the points lie where there is something.
+    """Integrate cos θ ^ (freedom - 1) from `start` to π/2, for freedom >= 1."""
+    # Nothing is left beyond twenty standard deviations: the points lie within them.
     end = min(math.pi / 2, start + 20 / math.sqrt(freedom))
     values = np.cos(np.linspace(start, end, _POINTS)).clip(0) ** (freedom - 1)
     weights = np.ones(_POINTS)  # Simpson's rule
@@ -69,7 +69,7 @@ def _integral(start: float, freedom: int) -> float:
 
 
 def student_quantile(level: float, freedom: int) -> float:
-    """The t that is exceeded on either side with the probability `level`."""
+    """Return the t whose two-sided tail probability is `level`."""
     low, high = 0.0, 1.0
     while student_tail(high, freedom) > level:
         high *= 2
@@ -80,13 +80,13 @@ def student_quantile(level: float, freedom: int) -> float:
 
 
 def images_needed(difference: float, images: int, image_variance: float, seed_variance: float) -> int | None:
-    """How many images would show a difference in four of five cases; None where no number of them would.
+    """Return how many images would show a difference in four of five cases; None where no number would.
 
     Args:
         difference: to be seen, not 0.
-        images: that were measured.
-        image_variance: of the measured difference, by the choice of these images; it falls as their number grows.
-        seed_variance: by the choice of the trainings; it does not.
+        images: that were evaluated.
+        image_variance: of the difference, by the choice of these images; it falls as their number grows.
+        seed_variance: by the choice of trainings; it does not fall.
     """
     allowed = (difference / (_TWO_SIDED + _FOUR_OF_FIVE)) ** 2 - seed_variance
     return math.ceil(images * image_variance / allowed) if allowed > 0 else None

@@ -1,4 +1,4 @@
-"""What all charts share: colours, size, the look of a panel, writing the file."""
+"""Figure setup shared by all charts: colours, size, panel style, saving."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ NAMED_CLASSES = 130  # above it, names along an axis would run into each other: 
 
 
 def class_label(text: str, limit: int) -> str:
-    """A class name that matplotlib takes literally: no mathematics between dollars, not hidden by an underscore."""
+    """Return a class name that matplotlib takes literally: no mathtext between dollars, not hidden by an underscore."""
     shown = drawable(text, limit).replace("$", r"\$")
     return f"\u200a{shown}" if shown.startswith("_") else shown
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Empty figure, in inches at 100 dots an inch."""
+    """Return an empty figure, in inches at 100 dpi."""
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 
 
 def style(axes: Axes, title: str, x: str, y: str) -> None:
-    """The look that all panels share."""
+    """Apply the style of all panels."""
     axes.set_title(title, fontsize=11)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -41,13 +41,13 @@ def style(axes: Axes, title: str, x: str, y: str) -> None:
 
 
 def explain_empty(axes: Axes, why: str) -> None:
-    """Say why a panel shows nothing."""
+    """Write in a panel why it is empty."""
     axes.text(0.5, 0.5, why, ha="center", va="center", transform=axes.transAxes, color=INK, fontsize=12)
     axes.set(xticks=[], yticks=[])
 
 
 def save(figure: Figure, target: Path) -> None:
-    """Write the figure, whole or not at all."""
+    """Write the figure atomically."""
     for text in figure.findobj(lambda artist: hasattr(artist, "set_fontfamily")):
         text.set_fontfamily(list(font_families()))  # type: ignore[attr-defined]
     options = {"quality": 92} if target.suffix.lower() in {".jpg", ".jpeg"} else {}

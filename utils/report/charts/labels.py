@@ -1,4 +1,4 @@
-"""What a dataset's labels look like."""
+"""Chart of a dataset's labels (`labels.jpg`)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ _AT_ONCE = 1 << 16  # objects
 
 
 def plot_labels(index: DatasetIndex, target: Path) -> None:
-    """What a dataset's labels look like: classes, places, sizes, shapes (`labels.jpg`).
-
-    Args:
-        index: any split; an index without objects gives a picture that says so.
-    """
+    """Plot classes, positions, sizes and shapes of the labels of a split."""
     total = len(index.classes)
     counts = np.zeros(len(index.names), np.int64)
     bins = 50 if total < 20_000 else 100
@@ -70,7 +66,7 @@ def plot_labels(index: DatasetIndex, target: Path) -> None:
 
 
 def _places(index: DatasetIndex, objects: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Centres and sizes, each (n, 2) as shares of their image's width and height, of some objects (n,)."""
+    """Return centres and sizes of some objects (n,), each (n, 2) as fractions of the image."""
     images = np.searchsorted(index.box_offsets, objects, side="right") - 1
     scale = np.maximum(index.sizes_hw[images][:, [1, 0, 1, 0]], 1)
     boxes = np.clip(index.boxes_xyxy[objects] / scale, 0, 1)
@@ -78,13 +74,13 @@ def _places(index: DatasetIndex, objects: NDArray[np.int64]) -> tuple[NDArray[np
 
 
 def _cells(points: NDArray[np.float64], bins: int) -> NDArray[np.int64]:
-    """How many of the points (n, 2) of the unit square lie in each of its cells: (bins, bins), rows by y."""
+    """Count the points (n, 2) of the unit square in each cell, (bins, bins), rows by y."""
     column, row = np.minimum((points * bins).astype(np.int64), bins - 1).T
     return np.bincount(row * bins + column, minlength=bins * bins).reshape(bins, bins)
 
 
 def _class_histogram(axes: Axes, counts: NDArray[np.int64], names: Sequence[str], images: int) -> None:
-    """Bars of objects a class, with their names while these are legible."""
+    """Draw bars of objects per class, with class names while they are legible."""
     names = [class_text(number, name) for number, name in enumerate(names)]
     positions = np.arange(len(counts))
     if len(counts) <= NAMED_CLASSES:
@@ -114,7 +110,7 @@ def _class_histogram(axes: Axes, counts: NDArray[np.int64], names: Sequence[str]
 
 
 def _density(axes: Axes, cells: NDArray[np.int64]) -> None:
-    """How many points lie in each cell of the unit square, on a logarithmic scale."""
+    """Draw the number of points in each cell on a logarithmic scale."""
     edges = np.linspace(0, 1, len(cells) + 1)
     axes.set(xlim=(0, 1), ylim=(0, 1), aspect="equal")
     axes.pcolormesh(edges, edges, cells, cmap="Blues", norm=LogNorm(vmin=0.5), zorder=2)

@@ -1,4 +1,4 @@
-"""The course of a training: losses, metrics, rates and speed over the epochs."""
+"""Chart of a training over the epochs (`results.png`)."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from tessera.utils.types import fitness
 
 
 def plot_results(results: pd.DataFrame, target: Path) -> None:
-    """Losses, precision, recall, mAP, learning rates and speed over the epochs (`results.png`).
-
-    Panels without a single finite value are left out, so that a run without validation has no empty ones.
+    """Plot losses, precision, recall, mAP, learning rates and speed; panels without a finite value are left out.
 
     Args:
-        results: columns of results.csv, of which only "epoch" must be there, one row an epoch.
+        results: columns of results.csv, one row per epoch; only "epoch" is required.
     """
     epochs, panels = results["epoch"].to_numpy(float), training_series(results)
     figure = new_figure(15, 4 * max(-(-len(panels) // 3), 1))
@@ -48,7 +46,7 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
 def _curve_over_epochs(
     axes: Axes, epochs: NDArray[np.float64], values: NDArray[np.float64], name: str, colour: str, *, smooth: bool
 ) -> None:
-    """A series as measured; above a handful of epochs that is a faint line under its smoothed self."""
+    """Draw a series; with many epochs as a faint line below its moving average."""
     finite = np.isfinite(values)
     x, y = epochs[finite], values[finite]
     if smooth and len(y) >= 8:
@@ -62,7 +60,7 @@ def _curve_over_epochs(
 
 
 def _best_epoch(table: pd.DataFrame) -> int | None:
-    """Row of the highest fitness; None where nothing was validated."""
+    """Return the row of the highest fitness, of equal ones the later; None without validation."""
     if not {"metrics/mAP_0.5", "metrics/mAP_0.5:0.95"} <= set(table.columns):
         return None
     values = fitness(table["metrics/mAP_0.5"], table["metrics/mAP_0.5:0.95"]).to_numpy(float)

@@ -1,6 +1,6 @@
-"""What a validation found: the confusion matrix, and curves over confidence and recall.
+"""Charts of a validation: confusion matrix, and curves over confidence and recall.
 
-What a chart holds is bounded, however many classes there are: above so many it shows a part of them, and says so.
+With many classes a chart shows a part of them, and says so.
 
 Legend: C classes, C' classes that have objects, K confidences, R recalls.
 """
@@ -33,17 +33,12 @@ from tessera.utils.report.palette import class_hex, class_text
 
 _LABELLED_CLASSES = 20  # up to here, a legend has a line for each class
 _POINTS = 201  # of a line, where there are more classes
-_NUMBERED = 41  # rows of a matrix with the share in each cell
+_NUMBERED = 41  # rows of a matrix with numbers in the cells
 _FAINT = "#9aa5b1"
 
 
 def plot_validation(run: Path, curves: Curves, confusion: ConfusionMatrix, names: Sequence[str]) -> None:
-    """All charts of a validation into its folder: `confusion_matrix.png` and `{P,R,F1,PR}_curve.png`.
-
-    Args:
-        curves: as `summarize` returns them.
-        names: of the classes, by index.
-    """
+    """Write `confusion_matrix.png` and `{P,R,F1,PR}_curve.png` into the run directory."""
     confidence = float(curves.confidence[curves.best])
     plot_confusion_matrix(confusion, confidence, names, run / "confusion_matrix.png")
     plot_confidence_curve(curves, curves.precision, names, "Precision", run / "P_curve.png")
@@ -53,16 +48,10 @@ def plot_validation(run: Path, curves: Curves, confusion: ConfusionMatrix, names
 
 
 def plot_confusion_matrix(confusion: ConfusionMatrix, confidence: float, names: Sequence[str], target: Path) -> None:
-    """Which class is taken for which (`confusion_matrix.png`), each column divided by its sum.
-
-    Args:
-        confusion: which class is taken for which.
-        confidence: that of the detections in it is at least so high.
-        names: class names by index, C.
-    """
+    """Plot the confusion matrix at a confidence threshold, each column divided by its sum."""
     assert confusion.nc == len(names), (confusion.nc, len(names))
     names = [class_text(number, name) for number, name in enumerate(names)]
-    title = f"Confusion matrix at confidence {confidence:.3f} and IoU 0.5 (share of each true class)"
+    title = f"Confusion matrix at confidence {confidence:.3f} and IoU 0.5 (fraction of each true class)"
     most = len(names) if len(names) <= NAMED_CLASSES else _NUMBERED - 2
     chosen, matrix = most_confused(confusion, most)
     labels = [*(names[i] for i in chosen), "background"]
@@ -101,16 +90,15 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, confidence: float, names: 
 def plot_confidence_curve(
     curves: Curves, values: NDArray[np.float64], names: Sequence[str], quantity: str, target: Path
 ) -> None:
-    """Precision, recall or F1 over the confidence (`P_curve.png`, `R_curve.png`, `F1_curve.png`).
+    """Plot precision, recall or F1 over the confidence.
 
-    Marked is the confidence that the figures of a validation are given at; in the legend, each class has its own, as of
-    `--conf-thres auto`.
+    The mark is the confidence at which metrics are reported. The legend has each class's own, as of `--conf-thres
+    auto`.
 
     Args:
-        curves: whose confidences, classes and choices count.
         values: (C', K), of `curves`.
         names: class names by index.
-        quantity: "Precision", "Recall" or "F1": the axis and the legend.
+        quantity: "Precision", "Recall" or "F1".
     """
     details, best = [], curves.best
     if len(values):
@@ -127,7 +115,7 @@ def plot_confidence_curve(
 
 
 def plot_pr_curve(curves: Curves, names: Sequence[str], target: Path) -> None:
-    """Precision over recall at IoU 0.5 (`PR_curve.png`); in the legend, the area under each curve."""
+    """Plot precision over recall at IoU 0.5, with the area under each curve in the legend."""
     details = [f"{ap:.3f}" for ap in curves.ap50[:_LABELLED_CLASSES]]
     details += [f"{curves.ap50.mean():.3f} mAP 0.5"] if details else []
     figure = new_figure(10, 6.5)
@@ -145,11 +133,11 @@ def _curves(
     values: NDArray[np.float64],
     details: Sequence[str],
 ) -> None:
-    """A thin line for each class, a bold one for their mean, and a legend beside the axes.
+    """Draw a thin line per class, a bold one for the mean, and a legend beside the axes.
 
     Args:
         x, values: (K,) and (C', K), of the classes of `curves`.
-        details: for the legend, of each class as far as it names them, and of the mean.
+        details: legend text per class, as far as it names them, and of the mean.
     """
     count = len(values)
     if count == 0:

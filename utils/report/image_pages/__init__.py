@@ -1,1 +1,1 @@
-"""Pages that show pictures of a dataset: what `--check-data` found, and labels that are likely wrong."""
+"""HTML pages with dataset images: `--check-data --report` and label errors."""

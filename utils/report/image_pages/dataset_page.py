@@ -1,4 +1,4 @@
-"""`--check-data --report`: what the checks of a dataset found, as one page that needs nothing but itself."""
+"""data_report.html: results of `--check-data` as one self-contained page."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from tessera.data.source.checks.results import DatasetCheck, Drift
 from tessera.utils.errors import UserError
 from tessera.utils.files import write_whole
 from tessera.utils.flags.program import started
-from tessera.utils.report.page.crops import Copies
+from tessera.utils.report.page.crops import ThumbnailEncoder
 from tessera.utils.report.page.page_data import readable
 from tessera.utils.report.page.tables import MOST_ROWS
-from tessera.utils.report.page.template import own_file, rendered
+from tessera.utils.report.page.template import own_file, render_page
 from tessera.utils.text import counted
 from tessera.utils.types import DatasetSpec
 
 NAME = "data_report.html"
-MOST_PAIRS = 60  # with their pictures
-MOST_REMARKS = 12  # of a kind, with their pictures
+MOST_PAIRS = 60  # with their images
+MOST_REMARKS = 12  # of a kind, with their images
 MOST_LINES = 200  # of errors, of problems and of notes
 MOST_MOVED = 40  # of a family
 _LINE = 600  # characters of a line
 
 
 def write_data_page(check: DatasetCheck, spec: DatasetSpec, folder: Path) -> Path:
-    """Write data_report.html into a folder, which is made where it is missing; returns the file.
+    """Write data_report.html into a folder, created if missing; return the file.
 
     Raises:
         UserError: it cannot be written.
@@ -45,13 +45,13 @@ def write_data_page(check: DatasetCheck, spec: DatasetSpec, folder: Path) -> Pat
 
 
 def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
-    """The page: the same text for the same dataset."""
-    copies = Copies(spec.pixels)
+    """Render the page; equal datasets give equal text."""
+    copies = ThumbnailEncoder(spec.pixels)
     told = {"Errors": check.errors, "Problems": check.problems, "Notes": check.notes}
     remarks = {kind: [remark for remark in check.remarks if kind == remark.kind] for kind in KINDS}
     columns = [column for own in check.counts for column in (own.class_images, own.class_objects)]
     rows = zip(check.names, *columns, strict=True) if columns else ()
-    return rendered(
+    return render_page(
         own_file(__package__, "data.html"),
         title=f"{readable(spec.yaml_path.name)}: dataset report",
         verdict=check.lines()[-1],
@@ -105,36 +105,36 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
 
 
 def in_words(check: DatasetCheck) -> dict[str, list[str]]:
-    """Questions about the dataset with their answers."""
+    """Return questions about the dataset with their answers."""
     usable = f"{'No' if check.errors else 'Yes'}: {check.verdict()}."
     if check.left_out:
         usable += f" {counted(len(check.left_out), 'image')} would be left out."
     like = [
-        f"{drift.family[0].upper()}{drift.family[1:]} of {drift.splits[1]} differ: {_moved(drift)}."
+        f"{drift.family[0].upper()}{drift.family[1:]} of {drift.splits[1]} differ: {_describe_drift(drift)}."
         for drift in check.drifts
         if drift.moved
     ]
     if rest := [f"{drift.family} of {drift.splits[1]}" for drift in check.drifts if not drift.moved]:
-        like.append(f"No sign of drift in {', '.join(rest)}: what differs is small, or may be chance.")
+        like.append(f"No sign of drift in {', '.join(rest)}: differences are small, or may be chance.")
     between = _between(check)
-    alike = f"{counted(between, 'pair')} of pictures that look the same lie in two splits, "
-    alike += f"{len(check.twins) - between:,} in one."
+    alike = f"{counted(between, 'pair')} of near-duplicates between two splits, "
+    alike += f"{len(check.twins) - between:,} within one."
     kinds = Counter(remark.kind for remark in check.remarks)
     odd = ", ".join(f"{kinds[kind]:,} {kind}" for kind in KINDS if kinds[kind])
     return {
         "Can it be trained on?": [usable],
-        "Do the splits resemble each other?": like or ["There are too few pictures to say, or one split alone."],
-        "Are pictures in it twice?": [alike if check.twins else "No two pictures look the same without being copies."],
-        "Are there unusual pictures?": [f"{odd}." if odd else "None was found."],
+        "Do the splits match?": like or ["Unknown: there are too few images, or one split alone."],
+        "Does it have near-duplicates?": [alike if check.twins else "None."],
+        "Does it have unusual images?": [f"{odd}." if odd else "None."],
     }
 
 
 def _between(check: DatasetCheck) -> int:
-    """How many near-duplicates lie in two splits."""
+    """Count the near-duplicates between two splits."""
     return sum(twins.splits[0] != twins.splits[1] for twins in check.twins)
 
 
-def _moved(drift: Drift) -> str:
+def _describe_drift(drift: Drift) -> str:
     first, second = drift.splits
     shares = ((readable(one.name), *(100 * share for share in one.shares)) for one in drift.moved[:3])
     return "; ".join(f"{name} {a:.0f} % in {first}, {b:.0f} % in {second}" for name, a, b in shares)

@@ -1,4 +1,4 @@
-"""`label_errors.html`: the labels that are likely wrong, with their pictures."""
+"""label_errors.html: likely label errors with image crops."""
 
 from __future__ import annotations
 
@@ -6,29 +6,31 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tessera.data.source.scan import ImageLabels
-from tessera.utils.label_errors.evidence import Suspicion
+from tessera.utils.label_errors.evidence import LabelErrorKind
 from tessera.utils.label_errors.files import EXPLAINED, LIKELY, NAMES, counts
-from tessera.utils.label_errors.ranking import Suspect
-from tessera.utils.report.page.crops import Crop, Subject, crops_of
+from tessera.utils.label_errors.ranking import LabelError
+from tessera.utils.report.page.crops import Crop, Subject, render_crops
 from tessera.utils.report.page.error_gallery import chosen, place_of
 from tessera.utils.report.page.page_data import Origin, readable
-from tessera.utils.report.page.template import own_file, rendered
+from tessera.utils.report.page.template import own_file, render_page
 from tessera.utils.types import DatasetIndex
 
 PAGE = "label_errors.html"
 
 
-def suspects_page(
-    name: str, suspects: Sequence[Suspect], index: DatasetIndex, labels: Mapping[int, ImageLabels], origin: Origin
+def label_errors_page(
+    name: str, suspects: Sequence[LabelError], index: DatasetIndex, labels: Mapping[int, ImageLabels], origin: Origin
 ) -> str:
-    """The page: the same text for the same suspects."""
+    """Render the page; equal errors give equal text."""
     rows = chosen([suspect.kind for suspect in suspects])
     listed = [suspects[row] for row in rows]
-    dashed = [None if one.kind is Suspicion.WRONG_CLASS else one.suggested_box for one in listed]  # beside the label's
+    dashed = [
+        None if one.kind is LabelErrorKind.WRONG_CLASS else one.suggested_box for one in listed
+    ]  # beside the label's
     boxes = [Subject(one.image, one.box, box) for one, box in zip(listed, dashed, strict=True)]
-    crops = zip(rows, crops_of(index, boxes), strict=True)
-    return rendered(
-        own_file(__package__, "suspects.html"),
+    crops = zip(rows, render_crops(index, boxes), strict=True)
+    return render_page(
+        own_file(__package__, "label_errors.html"),
         title=f"{name}: label errors",
         suspects=len(suspects),
         sure=sum(suspect.score >= LIKELY for suspect in suspects),
@@ -43,17 +45,17 @@ def suspects_page(
 
 
 def _entry(
-    row: int, suspect: Suspect, index: DatasetIndex, labels: Mapping[int, ImageLabels], crop: Crop
+    row: int, suspect: LabelError, index: DatasetIndex, labels: Mapping[int, ImageLabels], crop: Crop
 ) -> dict[str, Any]:
     own, other = ("" if c is None else readable(index.names[c]) for c in (suspect.labelled, suspect.suggested))
     figures = [f"score {suspect.score:.2f}", f"confidence {suspect.confidence:.2f}"]
     figures += [] if suspect.iou is None else [f"IoU {suspect.iou:.2f}"]
     says = {
-        Suspicion.MISSING: f"{other} without a label?",
-        Suspicion.SPURIOUS: f"no {own} here?",
-        Suspicion.SHIFTED: f"{own} lies beside its label?",
-        Suspicion.WRONG_CLASS: f"{own}: rather {other}?",
-        Suspicion.DUPLICATE: f"{own} labelled twice?",
+        LabelErrorKind.MISSING: f"{other} without a label?",
+        LabelErrorKind.SPURIOUS: f"no {own} here?",
+        LabelErrorKind.SHIFTED: f"{own} lies beside its label?",
+        LabelErrorKind.WRONG_CLASS: f"{own}: rather {other}?",
+        LabelErrorKind.DUPLICATE: f"{own} labelled twice?",
     }
     return {
         "number": row + 1,

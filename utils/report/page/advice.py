@@ -1,4 +1,4 @@
-"""What happened, and what to do next, in words: each rule says what was measured, or nothing."""
+"""Sentences of the report page: what happened, and what to do next. A rule without evidence returns ""."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ from tessera.utils.text import counted
 from tessera.utils.types import Metrics
 
 RISE = 0.005  # of mAP50-95 over the last fifth of the epochs: above it, the curve still rises
-FEW = 1 / 3  # of the median class's pictures: below it, a class has few
-WAITS = 0.2  # share of the time that training waits for pictures: above it, that is worth a change
+FEW = 1 / 3  # of the median class's images: below it, a class has few
+WAITS = 0.2  # fraction of the time that training waits for images: above it, a change pays
 WORSE = 1.1  # times its smallest value: above it, the loss of the validation has risen
-WORTH = 0.005  # of mAP50: below it, a kind of error is not worth a word
+WORTH = 0.005  # of mAP50: below it, a kind of error is not mentioned
 
 _HELPS = {
-    Kind.WRONG_CLASS: "More pictures of the classes that are taken for each other, clearer rules for their labels, or "
-    "one class for both: the confusion matrix names the pairs. Where two lie in one place, --agnostic-nms "
-    "keeps the more confident one.",
+    Kind.WRONG_CLASS: "Add images of the confused classes, clarify the rules for their labels, or merge the classes: "
+    "the confusion matrix names the pairs. For two boxes on one object, --agnostic-nms keeps the more confident one.",
     Kind.BADLY_PLACED: "A larger --imgsz, tighter labels, or more epochs.",
-    Kind.BOTH: "What helps against wrong classes and bad places: clearer labels, a larger --imgsz.",
-    Kind.DUPLICATE: "A lower --iou-thres for detect.py, or a head without suppression.",
-    Kind.BACKGROUND: "Look at the pictures first: many such detections are objects that lack a label. Then add "
-    "pictures without objects.",
-    Kind.MISSED: "More pictures like those that are missed; for small objects a larger --imgsz, or --tile.",
+    Kind.BOTH: "Clearer labels, or a larger --imgsz.",
+    Kind.DUPLICATE: "A lower --iou-thres for detect.py, or a head without NMS.",
+    Kind.BACKGROUND: "Look at the images first: many such detections are objects that lack a label. Then add images "
+    "without objects.",
+    Kind.MISSED: "Add images like those with missed objects; for small objects use a larger --imgsz, or --tile.",
 }
 
 
 def interval_line(metrics: Metrics, low: float, high: float) -> str:
-    """mAP50-95 with its 95 % interval from `bootstrap_interval`, which is NaN where there is nothing to find."""
+    """Return mAP50-95 with its 95 % interval, which is NaN without objects."""
     if math.isnan(low):
-        return f"mAP50-95 cannot be measured: no object in the labels of {counted(metrics.images, 'image')}"
+        return f"mAP50-95 is undefined: no object in the labels of {counted(metrics.images, 'image')}"
     return (
         f"mAP50-95 {metrics.map:.3f}, 95 % interval {low:.3f} to {high:.3f} (bootstrap over "
         f"{counted(metrics.images, 'image')})"
@@ -44,7 +43,7 @@ def interval_line(metrics: Metrics, low: float, high: float) -> str:
 
 
 def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> str:
-    """Milliseconds an image: preparation, inference, NMS; `shape` is the batch's (B, 3, H, W)."""
+    """Return milliseconds per image: preparation, inference, NMS; `shape` is the batch's (B, 3, H, W)."""
     preparation, inference, nms = speed_ms
     return (
         f"Speed: {preparation:.1f} ms preparation, {inference:.1f} ms inference, {nms:.1f} ms NMS per image "
@@ -52,31 +51,31 @@ def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> st
     )
 
 
-def found_share(confidence: float, correct: int, objects: int, false: int, *, is_taken: bool) -> str:
-    """What is found at a confidence, which detect.py takes or not."""
+def detected_fraction(confidence: float, correct: int, objects: int, false: int, *, is_taken: bool) -> str:
+    """Describe the detected objects and false positives at a confidence; `is_taken`: detect.py uses it."""
     if not objects:
         return ""
     share, wrong = correct / objects, false / max(correct + false, 1)
-    why = f"which {called('detect.py')} takes with these weights" if is_taken else "where F1 is best"
+    why = f"which {called('detect.py')} uses with these weights" if is_taken else "where F1 is best"
     return (
-        f"At confidence {confidence:.3f}, {why}, {correct:,} of {objects:,} objects are found ({_percent(share)}), "
-        f"and {false:,} of {correct + false:,} detections are false ({_percent(wrong)})."
+        f"At confidence {confidence:.3f}, {why}, {correct:,} of {objects:,} objects are detected ({_percent(share)}), "
+        f"and {false:,} of {correct + false:,} detections are false positives ({_percent(wrong)})."
     )
 
 
 def best_epoch(best: int | None, epochs: int) -> str:
-    """Which epoch the weights are of; epochs are counted from 0, as in results.csv."""
+    """Describe the epoch of the weights, counted from 0 as in results.csv."""
     if best is None or best < 0:
-        return "No epoch was better than what the run began with: best.pt holds that."
+        return "No epoch was better than the initial weights, which best.pt holds."
     return f"The best epoch is {best}, counted from 0, of {epochs} that were trained."
 
 
 def more_epochs(maps: NDArray[np.float64]) -> str:
-    """Whether more epochs would help, from mAP50-95 of the epochs; NaN where one was not validated."""
+    """Judge whether more epochs would help, from the mAP50-95 of the epochs; NaN without validation."""
     epochs = np.flatnonzero(np.isfinite(maps))
     known = maps[epochs]
     if len(known) < 5:
-        return f"That cannot be told from {len(known)} validated epochs: at least five are needed."
+        return f"Unknown: {len(known)} epochs were validated, at least five are needed."
     last = max(len(known) // 5, 2)
     rise, best = float(known[-last:].mean() - known[-2 * last : -last].mean()), int(known.argmax())
     figures = f"the mean of the last {last} epochs is {rise:+.3f} from that of the {last} before"
@@ -88,7 +87,7 @@ def more_epochs(maps: NDArray[np.float64]) -> str:
 
 
 def overfits(losses: NDArray[np.float64]) -> str:
-    """Whether the loss of the validation rises while training goes on: (epochs,)."""
+    """Judge whether the validation loss rises while training continues: (epochs,)."""
     epochs = np.flatnonzero(np.isfinite(losses))
     if len(epochs) < 5:
         return ""
@@ -97,38 +96,38 @@ def overfits(losses: NDArray[np.float64]) -> str:
     if known[-1] <= WORSE * known[least] or least > 0.6 * len(known):
         return ""
     return (
-        f"The loss of the validation was least in epoch {epochs[least]} ({known[least]:.3f}) and has risen since, to "
-        f"{known[-1]:.3f}: the model learns the training pictures by heart. More pictures, stronger augmentation "
-        "(--hyp), or weights to begin with (--weights) help."
+        f"The validation loss was lowest in epoch {epochs[least]} ({known[least]:.3f}) and has risen since, to "
+        f"{known[-1]:.3f}: the model overfits. More images, stronger augmentation (--hyp) or "
+        "pretrained weights (--weights) help."
     )
 
 
-def lacking(names: Sequence[str], pictures: NDArray[np.int64], where: str) -> str:
-    """Which classes are in few images of a split, `where`; pictures: (C,), how many have an object of each."""
-    none = np.flatnonzero(pictures == 0)
+def lacking(names: Sequence[str], images: NDArray[np.int64], where: str) -> str:
+    """Name classes with few images in a split; `images`: (C,), images that have an object of each."""
+    none = np.flatnonzero(images == 0)
     if len(none):
         listed = _listed([names[c] for c in none.tolist()])
-        return f"{listed} {'is' if len(none) == 1 else 'are'} in no picture of the {where} split."
+        return f"{listed} {'is' if len(none) == 1 else 'are'} in no image of the {where} split."
     if len(names) < 2:
         return ""
-    median = float(np.median(pictures))
-    few = [int(c) for c in np.argsort(pictures, kind="stable") if pictures[c] < FEW * median]
+    median = float(np.median(images))
+    few = [int(c) for c in np.argsort(images, kind="stable") if images[c] < FEW * median]
     if not few:
-        return f"None: every class of the {where} split is in at least {int(pictures.min()):,} pictures."
-    listed = _listed([f"{names[c]} ({pictures[c]:,})" for c in few])
-    return f"Fewest pictures of the {where} split have {listed}; the median class is in {median:,.0f}."
+        return f"None: every class of the {where} split is in at least {int(images.min()):,} images."
+    listed = _listed([f"{names[c]} ({images[c]:,})" for c in few])
+    return f"Classes with few images in the {where} split: {listed}; the median class is in {median:,.0f}."
 
 
 def worst_class(names: Sequence[str], class_ids: NDArray[np.int64], ap: NDArray[np.float64]) -> str:
-    """The class that is found worst, of several."""
+    """Name the class with the lowest mAP50-95."""
     if len(class_ids) < 2:
         return ""
     least, mean = int(ap.argmin()), float(ap.mean())
-    return f"{names[int(class_ids[least])]} is found worst: mAP50-95 {ap[least]:.3f}, where the mean is {mean:.3f}."
+    return f"{names[int(class_ids[least])]} has the lowest mAP50-95: {ap[least]:.3f}; the mean is {mean:.3f}."
 
 
 def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int]) -> str:
-    """The kind of error that costs most, and what helps against it."""
+    """Name the kind of error that costs most, and the remedy."""
     kind = max(gains, key=lambda kind: gains[kind])
     if gains[kind] < WORTH:
         return ""
@@ -139,32 +138,32 @@ def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int]) -> str:
 
 
 def waits(share: float) -> str:
-    """Whether training waited for pictures; NaN where that is not known."""
+    """Describe the time that training waited for images; NaN = unknown."""
     if math.isnan(share):
         return ""
     helps = ": try --cache ram, or more --workers." if share > WAITS else "."
-    return f"Training waited for pictures {_percent(share)} of its time{helps}"
+    return f"Training waited for images {_percent(share)} of its time{helps}"
 
 
 def skipped_steps(steps: int) -> str:
-    """Steps without a finite gradient."""
+    """Count the steps without a finite gradient."""
     said = f"{counted(steps, 'step')} skipped for a gradient that was not finite: see the log of the run."
     return said if steps else ""
 
 
 def too_small(interval: tuple[float, float], images: int) -> str:
-    """Whether the set is too small to see small changes."""
+    """Judge whether the split is too small to show small changes."""
     half = (interval[1] - interval[0]) / 2
     if not half > 0.02:
         return ""
     return (
-        f"With {counted(images, 'picture')} the figure is known to ±\u00a0{half:.3f}: a change that is smaller "
-        "may be luck. A larger set for validation would tell more."
+        f"With {counted(images, 'image')} mAP50-95 is known to ±\u00a0{half:.3f}: a smaller change "
+        "may be chance. A larger validation set would show more."
     )
 
 
 def problems(count: int, data: str) -> str:
-    """What the scan of the labels found."""
+    """Count the problems of the labels."""
     if not count:
         return ""
     command = f"{started('train.py')} --data {data} --check-data"
@@ -172,12 +171,11 @@ def problems(count: int, data: str) -> str:
 
 
 def _percent(share: float) -> str:
-    """A share of 1 as a whole percentage, on one line."""
+    """Return a fraction as a whole percentage, without a line break."""
     return f"{100 * share:.0f}\u00a0%"
 
 
 def _listed(items: Sequence[str], most: int = 5) -> str:
-    """Names as a sentence has them."""
     if len(items) > most:
         return f"{', '.join(items[:most])} and {len(items) - most:,} more"
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"

@@ -1,4 +1,4 @@
-"""Images and parts of them as JPEG data addresses for a page, within a budget of bytes and of pixels to decode."""
+"""Image crops as JPEG data URIs for a page, within a budget of bytes and decoded pixels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _QUALITY = 78
 
 
 class Subject(NamedTuple):
-    """What a crop shows: an image's index, the box of a label and that of a detection, either of which may be None."""
+    """Subject of a crop: dataset index of the image, box of a label and of a detection, either may be None."""
 
     image: int
     labelled: Box | None
@@ -43,7 +43,7 @@ class Mark(NamedTuple):
 
 
 class Crop(NamedTuple):
-    """A JPEG, its size and the boxes on it; `uri` is "" where the file cannot be read, or the budget is spent."""
+    """A JPEG, its size and boxes; `uri` is "" if the file cannot be read or the budget is spent."""
 
     uri: str = ""
     width: int = 0
@@ -51,19 +51,15 @@ class Crop(NamedTuple):
     marks: Sequence[Mark] = ()
 
 
-class Copies:
-    """Small copies of images, until the budget is spent.
-
-    Args:
-        rule: for levels of more than 8 bits.
-    """
+class ThumbnailEncoder:
+    """Encoder of small image copies within the budget; `rule` maps more than 8 bits per channel."""
 
     def __init__(self, rule: PixelRule | None) -> None:
         self._rule, self._bytes, self._pixels = rule, 0, 0
         self._whole: dict[str, str] = {}
 
     def read(self, path: Path, size_hw: tuple[int, int], longest: int) -> Pixels | None:
-        """The image, reduced while `longest` of its pixels stay `SIDE`; None without it, or without a budget."""
+        """Return the image, reduced while `longest` stays at least `SIDE`; None if unreadable or over budget."""
         reduction = next((by for by in REDUCTIONS if longest >= SIDE * by), 1)
         self._pixels += size_hw[0] * size_hw[1] // reduction
         if self._bytes > BYTES or self._pixels > DECODED:
@@ -87,7 +83,7 @@ class Copies:
         return Crop(uri, width, height)
 
     def whole(self, path: str) -> str:
-        """The data address of a copy of a whole image; "" without one."""
+        """Return the data URI of a whole image; "" without one."""
         if path not in self._whole:
             self._whole[path] = self._copy(path)
         return self._whole[path]
@@ -97,13 +93,13 @@ class Copies:
             size_hw = image_size(path, Path(path).stat().st_size)
         except (BadImage, UserError, OSError):
             return ""
-        picture = self.read(Path(path), size_hw, max(size_hw))
-        return "" if picture is None else self.encode(picture).uri
+        image = self.read(Path(path), size_hw, max(size_hw))
+        return "" if image is None else self.encode(image).uri
 
 
-def crops_of(index: DatasetIndex, subjects: Sequence[Subject]) -> list[Crop]:
-    """A crop of each subject; each file is decoded once, the first ones first, until the budget is spent."""
-    copies, crops = Copies(index.pixels), [Crop()] * len(subjects)
+def render_crops(index: DatasetIndex, subjects: Sequence[Subject]) -> list[Crop]:
+    """Return a crop for each subject; each file is decoded once, in order, until the budget is spent."""
+    copies, crops = ThumbnailEncoder(index.pixels), [Crop()] * len(subjects)
     by_image: dict[int, list[int]] = {}
     for place, subject in enumerate(subjects):
         by_image.setdefault(subject.image, []).append(place)
@@ -111,13 +107,13 @@ def crops_of(index: DatasetIndex, subjects: Sequence[Subject]) -> list[Crop]:
         height, width = index.sizes_hw[image].tolist()
         windows = [_window(subjects[place], width, height) for place in own]
         least = min(max(x2 - x1, y2 - y1) for x1, y1, x2, y2 in windows)
-        picture = copies.read(index.path(image), (height, width), least)
-        if picture is None:
+        pixels = copies.read(index.path(image), (height, width), least)
+        if pixels is None:
             continue
         for place, (left, top, right, bottom) in zip(own, windows, strict=True):
-            scale = picture.shape[1] / width
+            scale = pixels.shape[1] / width
             x1, y1, x2, y2 = (round(side * scale) for side in (left, top, right, bottom))
-            crop = copies.encode(picture[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)])
+            crop = copies.encode(pixels[y1 : max(y2, y1 + 1), x1 : max(x2, x1 + 1)])
             zoom = crop.width / (right - left)
             boxes = (("true", subjects[place].labelled), ("found", subjects[place].found))
             marks = [_mark(kind, np.subtract(box, [left, top] * 2) * zoom) for kind, box in boxes if box is not None]
@@ -126,7 +122,7 @@ def crops_of(index: DatasetIndex, subjects: Sequence[Subject]) -> list[Crop]:
 
 
 def _window(subject: Subject, width: int, height: int) -> tuple[int, int, int, int]:
-    """What is shown of an image around its subject: x1, y1, x2, y2."""
+    """Return the window shown around a subject: x1, y1, x2, y2."""
     boxes = np.array([box for box in (subject.found, subject.labelled) if box is not None])
     (x1, y1), (x2, y2) = boxes[:, :2].min(0), boxes[:, 2:].max(0)
     side = max(x2 - x1, y2 - y1)

@@ -1,4 +1,4 @@
-"""Curves of the page, which page.js draws: of a training over its epochs, and over confidence for the slider."""
+"""Chart data of the report page, drawn by page.js: curves over epochs, and over confidence for the slider."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.report.page.page_data import Facts
+from tessera.utils.report.page.page_data import ReportData
 
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without
@@ -26,30 +26,24 @@ _PANELS = {
 _RATES = {"Learning rate": {"x/lr1": "weights", "x/lr2": "norm weights"}}
 _TIMES = {
     "Images per second": {"images_per_s": "training"},
-    "Share of the time spent waiting for pictures": {"time/data_wait": "waiting"},
+    "Fraction of the time spent waiting for images": {"time/data_wait": "waiting"},
 }
 
 Chart = dict[str, Any]
 
 
-def line_chart(
-    axis: str, x: NDArray[Any], series: Mapping[str, NDArray[Any]], *, mark: float | None = None, powers: bool = False
-) -> Chart:
-    """Lines over one axis, as `draw` of page.js takes them.
+def line_chart(axis: str, x: NDArray[Any], series: Mapping[str, NDArray[Any]], *, mark: float | None = None) -> Chart:
+    """Return lines over one axis, as `draw` of page.js takes them.
 
     Args:
         axis: its name.
-        x: (K,), ascending; of more than `POINTS` so many are kept, the first and the last among them.
-        series: (K,) by name; what is not finite is a gap.
-        mark: where on the axis something is marked.
-        powers: whether the axis has equal room for each power of two.
+        x: (K,), ascending; thinned to `POINTS`, including both ends.
+        series: (K,) by name; non-finite values are gaps.
+        mark: marked position on the axis.
     """
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), POINTS)).round().astype(np.int64))
     lines = [[name, [_short(value) for value in values[keep].tolist()]] for name, values in series.items()]
-    return {"axis": axis, "x": [_short(value) for value in x[keep].tolist()], "series": lines} | {
-        "mark": mark,
-        "powers": powers,
-    }
+    return {"axis": axis, "x": [_short(value) for value in x[keep].tolist()], "series": lines, "mark": mark}
 
 
 def _short(value: float) -> float | None:
@@ -57,10 +51,10 @@ def _short(value: float) -> float | None:
 
 
 def training_series(results: pd.DataFrame) -> dict[str, dict[str, NDArray[np.float64]]]:
-    """What results.png and the page show over the epochs: series by name, by title; without those that have no value.
+    """Return the series of results.png and the page by title and name, without empty ones.
 
     Args:
-        results: as `read_results` returns them; only "epoch" must be there.
+        results: as of `read_results`; only "epoch" is required.
     """
     losses = [match[1] for match in map(_LOSS.fullmatch, results.columns) if match]
     panels = {f"Loss: {name}": {f"train/{name}_loss": "train", f"val/{name}_loss": "val"} for name in losses}
@@ -73,7 +67,7 @@ def training_series(results: pd.DataFrame) -> dict[str, dict[str, NDArray[np.flo
 
 
 def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, Chart], dict[str, Chart]]:
-    """Charts over the epochs by title: what was computed, and what a clock measured; `best` is the epoch to mark."""
+    """Return charts over the epochs by title: metrics, and times; `best` is the epoch to mark."""
     epochs = results["epoch"].to_numpy(float)
     mark = best if best in epochs else None
     charts = {
@@ -83,11 +77,10 @@ def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, 
     return charts, times
 
 
-def threshold_curves(facts: Facts) -> dict[str, Any] | None:
-    """Precision, recall and F1 at every confidence, for the slider; None where there is no object.
+def threshold_curves(facts: ReportData) -> dict[str, Any] | None:
+    """Return precision, recall and F1 at every confidence for the slider, in thousandths; None without objects.
 
-    Ratios are in thousandths. Beside the means over the classes are the counts: detections, those of them that are
-    correct, and objects.
+    Counts are detections, true positives and objects.
     """
     curves, ranking = facts.found.curves, facts.found.ranking
     if len(curves.class_ids) == 0:

@@ -1,4 +1,4 @@
-"""The worst errors with their images."""
+"""Gallery of the worst errors with image crops."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tessera.data.source.scan import ImageLabels
 from tessera.utils.error_analysis.files import NAMES, ErrorItem
 from tessera.utils.evaluation.error_counts import Errors
 from tessera.utils.evaluation.matching import Kind
-from tessera.utils.report.page.crops import Crop, Subject, crops_of
-from tessera.utils.report.page.page_data import Facts, readable
-from tessera.utils.report.page.tables import MOST_CLASSES, in_words, most_confused, sides_as_seen
+from tessera.utils.report.page.crops import Crop, Subject, render_crops
+from tessera.utils.report.page.page_data import ReportData, readable
+from tessera.utils.report.page.tables import MOST_CLASSES, in_words, most_confused, scaled_sizes
 from tessera.utils.types import DatasetIndex
 
 WORST = 60  # errors that are shown for their cost alone
@@ -27,12 +27,12 @@ Pair = tuple[int, int]
 
 
 def chosen(kinds: Sequence[int], cells: Sequence[Pair] = (), classes: Collection[int] = ()) -> list[int]:
-    """Which are shown: the worst of all, of each kind, of each cell of the matrix; then the next worst.
+    """Select errors to show: the worst of all, of each kind and of each cell of the matrix; then the next worst.
 
     Args:
         kinds: of the errors, the worst first.
         cells: `cells_of` them.
-        classes: that the confusion matrix has, background among them.
+        classes: of the confusion matrix shown, background included.
     """
     taken = dict.fromkeys(range(min(WORST, len(kinds))))
     shown = [frozenset(cell) <= frozenset(classes) for cell in cells] or [False] * len(kinds)
@@ -48,9 +48,9 @@ def chosen(kinds: Sequence[int], cells: Sequence[Pair] = (), classes: Collection
 
 
 def cells_of(errors: Errors, items: Sequence[ErrorItem]) -> list[Pair]:
-    """The cell of the confusion matrix that each error is in: predicted and true class, -1 of background.
+    """Return the cell of the confusion matrix of each error: predicted and true class, -1 for background.
 
-    A pair of classes has the most confident detection of another class on an object that none is correct for.
+    A pair of classes counts the most confident detection of another class on an object without a true positive.
     """
     places = dict(zip(errors.images.tolist(), errors.offsets[:-1].tolist(), strict=True))
     confused: dict[Pair, int] = {}
@@ -67,33 +67,33 @@ def cells_of(errors: Errors, items: Sequence[ErrorItem]) -> list[Pair]:
     return cells
 
 
-def gallery(facts: Facts) -> list[dict[str, Any]]:
-    """The errors that are shown, by cost, as the macro `gallery` takes them."""
+def gallery(facts: ReportData) -> list[dict[str, Any]]:
+    """Return the errors shown, by cost, as the macro `gallery` takes them."""
     cells = cells_of(facts.found.errors, facts.items)
     classes, _ = most_confused(facts.found.errors.confusion, MOST_CLASSES)
     rows = chosen([item.kind for item in facts.items], cells, {-1, *classes.tolist()})
-    crops = crops_of(
+    crops = render_crops(
         facts.index, [Subject(item.image, item.true_box, item.box) for item in map(facts.items.__getitem__, rows)]
     )
     return [_entry(facts, row, cells[row], crop) for row, crop in zip(rows, crops, strict=True)]
 
 
-def _entry(facts: Facts, row: int, cell: Pair, crop: Crop) -> dict[str, Any]:
+def _entry(facts: ReportData, row: int, cell: Pair, crop: Crop) -> dict[str, Any]:
     item = facts.items[row]
     predicted, true = ("" if c is None else facts.name(c) for c in (item.predicted, item.true))
     box = item.box if item.true_box is None else item.true_box
     assert box is not None, "an error has a box"
-    (side,) = sides_as_seen(facts.index, np.array([item.image]), np.array([box], np.float32), facts.origin.imgsz)
+    (side,) = scaled_sizes(facts.index, np.array([item.image]), np.array([box], np.float32), facts.origin.imgsz)
     size = next(name for above, name in _SIZES if side < above)
     figures = [f"confidence {item.score:.2f}", *([] if item.iou is None else [f"IoU {item.iou:.2f}"]), size]
     also = "also " * (item.kind is Kind.WRONG_CLASS and cell[1] < 0)  # a more confident detection is in the cell
     says = {
-        Kind.WRONG_CLASS: f"{true} {also}taken for {predicted}",
+        Kind.WRONG_CLASS: f"{true} {also}predicted as {predicted}",
         Kind.BADLY_PLACED: f"{predicted}, badly placed",
         Kind.BOTH: f"{predicted} near {true}",
-        Kind.DUPLICATE: f"{predicted} found twice",
+        Kind.DUPLICATE: f"{predicted} detected twice",
         Kind.BACKGROUND: f"{predicted} where nothing is labelled",
-        Kind.MISSED: f"{true} not found",
+        Kind.MISSED: f"{true} not detected",
     }
     return {
         "number": row + 1,
@@ -109,7 +109,7 @@ def _entry(facts: Facts, row: int, cell: Pair, crop: Crop) -> dict[str, Any]:
 
 
 def place_of(index: DatasetIndex, labels: Mapping[int, ImageLabels], image: int, row: int) -> dict[str, str]:
-    """The file names of an image and of its labels, the latter with the line or the id of one of them."""
+    """Return the file names of an image and of its labels, with the line or id of one label."""
     place = ""
     if image in labels:
         line, own = labels[image].place(row)

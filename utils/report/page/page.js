@@ -32,9 +32,8 @@ const ticks = (low, high) => {  // three to six round numbers
   const first = Math.ceil(low / step - 1e-9), count = Math.floor(high / step + 1e-9) - first + 1;
   return Array.from({ length: count }, (_, number) => +((first + number) * step).toPrecision(10));
 };
-const draw = (svg, { x, series, axis, mark, powers, top }) => {
-  const places = powers ? x.map(Math.log2) : x, alone = x.length === 1 ? 1 : 0;
-  const left = places[0] - alone, right = places.at(-1) + alone;
+const draw = (svg, { x, series, axis, mark, top }) => {
+  const alone = x.length === 1 ? 1 : 0, left = x[0] - alone, right = x.at(-1) + alone;
   const known = series.flatMap((line) => line[1]).filter((value) => value !== null);
   const low = Math.min(0, ...known), most = Math.max(0, ...known);
   const high = top ?? (most > low ? low + 1.05 * (most - low) : low + 1);
@@ -46,15 +45,14 @@ const draw = (svg, { x, series, axis, mark, powers, top }) => {
     nodes.push(make("text", { class: "tick", x: 50, y: +up(tick) + 4, "text-anchor": "end" }, number(tick)));
   }
   for (const tick of ticks(left, right)) {
-    const text = number(powers ? 2 ** tick : tick);
-    nodes.push(make("text", { class: "tick", x: across(tick), y: 232, "text-anchor": "middle" }, text));
+    nodes.push(make("text", { class: "tick", x: across(tick), y: 232, "text-anchor": "middle" }, number(tick)));
   }
   nodes.push(make("text", { class: "axis", x: 242, y: 246, "text-anchor": "middle" }, axis));
   if (mark !== null) nodes.push(make("line", { class: "mark", x1: across(mark), x2: across(mark), y1: 12, y2: 216 }));
   series.forEach(([, values], number) => {
     let run = [];
     for (let i = 0; i <= values.length; i++) {
-      if (i < values.length && values[i] !== null) run.push([across(places[i]), up(values[i])]);
+      if (i < values.length && values[i] !== null) run.push([across(x[i]), up(values[i])]);
       else if (run.length) {
         if (run.length > 1) nodes.push(make("polyline", { class: `line s${number}`, points: run.join(" ") }));
         else nodes.push(make("circle", { class: `dot s${number}`, cx: run[0][0], cy: run[0][1], r: 3 }));
@@ -62,7 +60,7 @@ const draw = (svg, { x, series, axis, mark, powers, top }) => {
       }
     }
   });
-  const cursor = make("line", { class: "cursor", y1: 12, y2: 216, hidden: "hidden" }), at = places.map(across);
+  const cursor = make("line", { class: "cursor", y1: 12, y2: 216, hidden: "hidden" }), at = x.map(across);
   svg.replaceChildren(...nodes, cursor);
   return [at, (place) => {
     cursor.toggleAttribute("hidden", place === null);
@@ -110,7 +108,7 @@ if (data) {
     out("confidence", confidence[step].toFixed(3));
     out("note", step === group.best ? "the best" : `the best is ${confidence[group.best].toFixed(3)}`);
     const found = group.c[step].toLocaleString("en"), objects = group.objects.toLocaleString("en");
-    out("counts", `${found} of ${objects} objects found, ${(group.n[step] - group.c[step]).toLocaleString("en")} false`);
+    out("counts", `${found} of ${objects} objects detected, ${(group.n[step] - group.c[step]).toLocaleString("en")} false`);
     slider.setAttribute("aria-valuetext", confidence[step].toFixed(3));
     move(step);
   };

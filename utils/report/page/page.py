@@ -1,4 +1,4 @@
-"""Joins the sections of the page."""
+"""report.html: the page of a training or a validation."""
 
 from __future__ import annotations
 
@@ -14,34 +14,31 @@ from tessera.utils.checkpoints.provenance import written_by
 from tessera.utils.error_analysis.files import EXPLAINED, NAMES
 from tessera.utils.error_analysis.tide_gains import ERROR_KINDS
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
-from tessera.utils.flags.program import started
 from tessera.utils.report.page import advice
 from tessera.utils.report.page.curves import threshold_curves, training_charts
 from tessera.utils.report.page.error_gallery import gallery
-from tessera.utils.report.page.page_data import Facts, readable
+from tessera.utils.report.page.page_data import ReportData, readable
 from tessera.utils.report.page.tables import (
     breakdowns,
-    calibration,
     class_rows,
+    confusion_table,
     dataset,
-    heat_map,
     images_by_class,
     splits_of,
 )
-from tessera.utils.report.page.template import own_file, rendered
+from tessera.utils.report.page.template import own_file, render_page
 
 NAME = "report.html"
 
 
-def page(facts: Facts) -> str:
-    """The page: the same text for the same facts."""
+def page(facts: ReportData) -> str:
+    """Render the page; equal data gives equal text."""
     found, origin, gains = facts.found, facts.origin, facts.gains
     errors, counts = found.errors, found.errors.counts()
     panels, times = ({}, {}) if facts.results is None else training_charts(facts.results, origin.best_epoch)
     shown, classes = gallery(facts), class_rows(facts)
-    trust, trust_error = calibration(found.ranking)
     most = max(*gains.values(), 1e-9)
-    return rendered(
+    return render_page(
         own_file(__package__, "page.html"),
         title=f"{facts.run.name}: {'training' if facts.results is not None else 'validation'} report",
         metrics=found.metrics,
@@ -57,16 +54,14 @@ def page(facts: Facts) -> str:
         is_taken=facts.is_taken,
         correct=counts[Kind.CORRECT],
         objects=len(errors.outcomes),
-        false_finds=sum(counts[kind] for kind in FALSE_KINDS),
+        false_positives=sum(counts[kind] for kind in FALSE_KINDS),
         kinds=[
             (NAMES[kind], counts[kind], gains[kind], EXPLAINED[kind], gains[kind] / most)
             for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind])
         ],
         errors=sum(counts[kind] for kind in ERROR_KINDS),
         breakdowns=breakdowns(facts),
-        trust=trust,
-        trust_error=trust_error,
-        heat=heat_map(facts, {error["pair"] for error in shown}),
+        heat=confusion_table(facts, {error["pair"] for error in shown}),
         gallery=shown,
         gallery_kinds=[NAMES[kind] for kind in ERROR_KINDS],
         dataset=dataset(facts),
@@ -74,19 +69,20 @@ def page(facts: Facts) -> str:
         command=readable(origin.command, 2000),
         flags={name: readable(str(value), 200) for name, value in origin.config.as_dict().items()},
         versions=_versions(facts),
-        usage=_usage(facts),
     )
 
 
-def answers(facts: Facts) -> dict[str, list[str]]:
-    """Questions with what was measured, in words; rules that have nothing to say are left out."""
+def answers(facts: ReportData) -> dict[str, list[str]]:
+    """Return questions with answers in words, without those that have none."""
     found, origin, results = facts.found, facts.origin, facts.results
     metrics, errors, counts = found.metrics, found.errors, found.errors.counts()
     names = [facts.name(c) for c in range(len(facts.index.names))]
     false = sum(counts[kind] for kind in FALSE_KINDS)
     went = [
         f"{advice.interval_line(metrics, *facts.interval.map)}.",
-        advice.found_share(errors.confidence, counts[Kind.CORRECT], metrics.objects, false, is_taken=facts.is_taken),
+        advice.detected_fraction(
+            errors.confidence, counts[Kind.CORRECT], metrics.objects, false, is_taken=facts.is_taken
+        ),
     ]
     longer, skipped = [], ""
     if results is not None:
@@ -98,7 +94,7 @@ def answers(facts: Facts) -> dict[str, list[str]]:
     asked = {
         "Did it go well?": went,
         "Would more epochs help?": longer,
-        "Which class lacks pictures?": [
+        "Which class lacks images?": [
             advice.lacking(names, images_by_class(split), split.split),
             advice.worst_class(names, metrics.class_ids, metrics.per_class[:, 3]),
         ],
@@ -113,8 +109,7 @@ def answers(facts: Facts) -> dict[str, list[str]]:
     return {question: told for question, told in said.items() if told}
 
 
-def _speed(facts: Facts) -> list[str]:
-    """Whether it was fast, in words."""
+def _speed(facts: ReportData) -> list[str]:
     share = math.nan  # of the time that training waited for images, over the epochs that have times
     if facts.results is not None:
         times = facts.results[["time/epoch_s", "time/data_wait"]].dropna().to_numpy(float)
@@ -124,7 +119,7 @@ def _speed(facts: Facts) -> list[str]:
     return [sentence for sentence in told if sentence]
 
 
-def _versions(facts: Facts) -> dict[str, str]:
+def _versions(facts: ReportData) -> dict[str, str]:
     program = {name: version for name, version in written_by().items() if version}
     return {
         **program,
@@ -133,18 +128,6 @@ def _versions(facts: Facts) -> dict[str, str]:
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
         "device": readable(facts.origin.device) + (f", {facts.origin.ranks} ranks" if facts.origin.ranks > 1 else ""),
-        "size of the pictures": f"{facts.origin.imgsz} pixels",
+        "image size": f"{facts.origin.imgsz} pixels",
         "folder": readable(str(facts.run), 200),
     }
-
-
-def _usage(facts: Facts) -> list[tuple[str, str]]:
-    """What can be done with the result: a heading and a command each."""
-    weights, data = (readable(shlex.quote(text), 200) for text in (facts.origin.weights, facts.origin.config.data))
-    given = f" --data {data}" if facts.origin.config.data else ""
-    tiles = f" --tile {facts.origin.config.tile}" if facts.origin.config.tile else ""
-    return [
-        ("Find objects", f"{started('detect.py')} --weights {weights} --source your/pictures{tiles}"),
-        ("Measure again", f"{started('val.py')} --weights {weights}{given}{tiles} --verbose"),
-        ("Export", f"{started('export.py')} --weights {weights} --include onnx"),
-    ]

@@ -1,4 +1,4 @@
-"""What the page of a run is made from."""
+"""Data of the report page."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """What was asked for, and what was evaluated where.
+    """Flags and circumstances of a run.
 
     Attributes:
         weights: path or name.
         imgsz: size of the images in pixels.
-        device, ranks: the name of rank 0's, and how many ranks there were.
-        trained_on: images of the training; None where it is none.
-        best_epoch: of the training, from 0; None where no epoch is better than what it began with.
-        skipped: steps of the training that were skipped, as far as this process has seen it.
+        device, ranks: device name of rank 0, and number of ranks.
+        trained_on: training images; None for a validation.
+        best_epoch: from 0; None if no epoch is better than the start.
+        skipped: training steps skipped in this process.
     """
 
     config: TrainConfig | ValConfig
@@ -47,21 +47,21 @@ class Origin:
 
     @property
     def command(self) -> str:
-        """The command with its flags, as one would type it."""
+        """The command line with its flags."""
         return shlex.join([*shlex.split(started(self.config.program)), *self.config.as_args()])
 
 
 @dataclass(frozen=True)
-class Facts:
-    """All that the page of a run shows.
+class ReportData:
+    """Data of the report page of a run.
 
     Attributes:
-        index: the split of the validation.
+        index: the validation split.
         interval: of mAP.
         gains: of mAP50, by kind of error.
-        items, labels: the worst errors, by cost, and where the labels of their images are.
-        run: the folder.
-        results: an epoch a row, as `read_results` returns them; None where there is no training.
+        items, labels: the worst errors by cost, and the locations of their images' labels.
+        run: run directory.
+        results: as of `read_results`; None for a validation.
     """
 
     found: Evaluation
@@ -76,14 +76,14 @@ class Facts:
 
     @property
     def is_taken(self) -> bool:
-        """Whether detect.py takes the confidence of the page: that of a training is kept in best.pt, unless it is 0."""
+        """Whether detect.py uses the confidence of the page: best.pt stores it, unless it is 0."""
         return self.results is not None and self.found.errors.confidence > 0
 
     def name(self, class_id: int) -> str:
-        """A class as the page calls it."""
+        """Return a class name for the page."""
         return readable(self.index.names[class_id])
 
 
 def readable(text: str, most: int = 60) -> str:
-    """Text of a user in one line of bounded length: no control character, none that turns the text around it."""
+    """Return user text in one line of bounded length, without control or direction characters."""
     return one_line(text, most)

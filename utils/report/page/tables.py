@@ -1,4 +1,4 @@
-"""Tables of the page: classes, confusion, recall by size, shape and crowd, trust in confidences, the dataset."""
+"""Tables of the report page: classes, confusion, recall by size, shape and crowd, calibration, dataset."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.average_precision import Ranking
 from tessera.utils.evaluation.confusion import ConfusionMatrix
 from tessera.utils.evaluation.error_counts import KINDS
 from tessera.utils.evaluation.matching import Kind
-from tessera.utils.report.page.curves import line_chart
-from tessera.utils.report.page.page_data import Facts, readable
+from tessera.utils.report.page.page_data import ReportData, readable
 from tessera.utils.types import DatasetIndex
 
-MOST_ROWS = 1500  # of the table of classes: those found worst
+MOST_ROWS = 1500  # of the table of classes: the lowest mAP50-95
 MOST_CLASSES = 24  # of the confusion matrix: the most confused
 SHADES = 8
 # Lower edges of bins, and their names: pixels, width over height, objects.
@@ -27,19 +25,17 @@ _ASPECT_NAMES = ("tall, below 1:3", "1:3 to 2:3", "2:3 to 3:2", "3:2 to 3:1", "w
 _CROWDS = (1, 2, 5, 10, 20)
 _CROWD_NAMES = ("1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
 _OUTCOMES = (Kind.CORRECT, Kind.WRONG_CLASS, Kind.BADLY_PLACED, Kind.MISSED)
-_HISTOGRAM = 2.0 ** np.arange(1, 11.5, 0.5)  # pixels, edges of the histogram of sides
-_CONFIDENCE_BINS = 10
 
 Row = dict[str, Any]
 
 
-def class_rows(facts: Facts) -> list[Row]:
-    """Figures of each class that has objects, at the confidence of the best F1, by the order of the classes."""
+def class_rows(facts: ReportData) -> list[Row]:
+    """Return metrics of each class that has objects, at the confidence of the best F1, in class order."""
     metrics, errors, trained = facts.found.metrics, facts.found.errors, facts.origin.trained_on
     counts = [metrics.images_per_class, metrics.objects_per_class]
     if trained is not None:
         counts.insert(0, images_by_class(trained))
-    false = errors.class_finds.sum(1) - errors.class_finds[:, KINDS.index(Kind.CORRECT)]
+    false = errors.class_kind_counts.sum(1) - errors.class_kind_counts[:, KINDS.index(Kind.CORRECT)]
     rows = []
     for row in np.sort(np.argsort(metrics.per_class[:, 3], kind="stable")[:MOST_ROWS]).tolist():
         c = int(metrics.class_ids[row])
@@ -50,17 +46,17 @@ def class_rows(facts: Facts) -> list[Row]:
 
 
 def images_by_class(index: DatasetIndex) -> NDArray[np.int64]:
-    """In how many images each class has an object: (C,)."""
+    """Count the images that have an object of each class: (C,)."""
     nc = len(index.names)
     return np.bincount(np.unique(_images(index) * nc + index.classes) % nc, minlength=nc)
 
 
 def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The classes that are most often confused with another, ascending, and the matrix of them.
+    """Select the most confused classes, ascending, and their matrix.
 
     Returns:
-        (c,), all where there are at most `most`; and counts (G, G) of these, of all others as one where there are
-        others, and of background.
+        (c,), all if there are at most `most`; and counts (G, G) of these, of all others as one group if any, and of
+        background.
     """
     chosen = np.sort(confusion.confusions().argsort(kind="stable")[-most:])
     group_of = np.full(confusion.nc + 1, len(chosen))
@@ -68,8 +64,8 @@ def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int
     return chosen, confusion.grouped(group_of)
 
 
-def heat_map(facts: Facts, shown_pairs: Collection[str]) -> Row:
-    """The confusion matrix: `names`, `left` classes that are one row and column, and cells by predicted class.
+def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Row:
+    """Return the confusion matrix: `names`, `left` classes grouped as one, and cells by predicted class.
 
     Args:
         facts: of the run.
@@ -100,16 +96,16 @@ def heat_map(facts: Facts, shown_pairs: Collection[str]) -> Row:
 
 
 def in_words(predicted: str | None, true: str | None) -> str:
-    """What a cell has, by the names of its row and column, None of background."""
+    """Describe a cell by the names of its row and column, None for background."""
     if predicted is None:
-        return f"{true}: not found"
+        return f"{true}: not detected"
     if true is None:
-        return f"{predicted}: detections without an object of their own"
-    return f"{true}: taken for {predicted}" if predicted != true else f"{true}: found"
+        return f"{predicted}: false positives"
+    return f"{true}: predicted as {predicted}" if predicted != true else f"{true}: detected"
 
 
-def breakdowns(facts: Facts) -> list[Row]:
-    """Recall by side, by shape and by how many objects there are in the image; without objects, no table."""
+def breakdowns(facts: ReportData) -> list[Row]:
+    """Return recall by size, by shape and by number of objects in the image; empty without objects."""
     errors = facts.found.errors
     if len(errors.outcomes) == 0:
         return []
@@ -118,20 +114,20 @@ def breakdowns(facts: Facts) -> list[Row]:
     rows = np.arange(len(images)) - np.repeat(errors.offsets[:-1], counts) + facts.index.box_offsets[images]
     boxes = facts.index.boxes_xyxy[rows]
     width, height = (boxes[:, 2:] - boxes[:, :2]).T
-    sides = sides_as_seen(facts.index, images, boxes, facts.origin.imgsz)
-    seen = f"side in pixels, in a picture of {facts.origin.imgsz}"
+    sides = scaled_sizes(facts.index, images, boxes, facts.origin.imgsz)
+    seen = f"side in pixels, in an image of {facts.origin.imgsz}"
     ratios, crowds, outcomes = width / np.maximum(height, 1e-6), np.repeat(counts, counts), errors.outcomes
     return [
         _recalls("Recall by size", seen, np.digitize(sides, _SIDES), _SIDE_NAMES, outcomes),
         _recalls("Recall by shape", "width to height", np.digitize(ratios, _ASPECTS), _ASPECT_NAMES, outcomes),
-        _recalls("Recall by crowd", "objects in the picture", np.digitize(crowds, _CROWDS), _CROWD_NAMES, outcomes),
+        _recalls("Recall by crowd", "objects in the image", np.digitize(crowds, _CROWDS), _CROWD_NAMES, outcomes),
     ]
 
 
 def _recalls(
     title: str, noun: str, bins: NDArray[np.int64], names: tuple[str, ...], outcomes: NDArray[np.uint8]
 ) -> Row:
-    """What became of the objects of each bin, from 1; `parts` are shares of them."""
+    """Count the outcomes of objects in each bin, from 1; `parts` are fractions."""
     table = np.zeros((len(names), len(Kind)), np.int64)
     np.add.at(table, (bins - 1, outcomes), 1)
     rows = []
@@ -142,55 +138,25 @@ def _recalls(
     return {"title": title, "noun": noun, "rows": rows}
 
 
-def sides_as_seen(
+def scaled_sizes(
     index: DatasetIndex, images: NDArray[np.int64], boxes_xyxy: NDArray[np.float32], imgsz: int
 ) -> NDArray[np.float64]:
-    """Root of the area of boxes (M,), in pixels of an image whose long side is `imgsz`."""
+    """Return the root of the area of boxes (M,), in pixels of an image whose long side is `imgsz`."""
     area = np.maximum((boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).prod(1), 0)
     return np.sqrt(area) * imgsz / index.sizes_hw[images].max(1)
 
 
-def calibration(ranking: Ranking) -> tuple[list[Row], float]:
-    """Of the detections in each tenth of confidence, how many are correct at IoU 0.5; of classes that have objects.
-
-    Returns:
-        Rows, and the expected calibration error: how far confidence and precision are apart, on average over the
-        detections (Naeini et al. 2015).
-    """
-    steps = ranking.above.shape[1]
-    above, correct = (counts.sum(0).astype(np.int64) for counts in (ranking.above, ranking.correct_above))
-    edges = np.linspace(0, steps - 1, _CONFIDENCE_BINS + 1).round().astype(int)
-    rows, apart = list[Row](), 0.0
-    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        beyond = [0, 0] if high == steps - 1 else [above[high], correct[high]]  # the last confidence is of the last bin
-        found, right = int(above[low] - beyond[0]), int(correct[low] - beyond[1])
-        if found:
-            within = above[low + 1 : high] - beyond[0]
-            mean = float((low + (within.sum() + found / 2) / found) / (steps - 1))  # of steps of confidence
-            apart += abs(found * mean - right)
-            name = f"{low / (steps - 1):.1f} to {high / (steps - 1):.1f}"
-            rows.append({"name": name, "detections": found, "confidence": mean, "precision": right / found})
-    return rows, apart / max(sum(row["detections"] for row in rows), 1)
-
-
-def splits_of(facts: Facts) -> list[DatasetIndex]:
-    """The splits that are known: both of a training, or the one that was evaluated."""
+def splits_of(facts: ReportData) -> list[DatasetIndex]:
+    """Return the known splits: both of a training, or the evaluated one."""
     trained_on = facts.origin.trained_on
     return [facts.index] if trained_on is None or trained_on.split == facts.index.split else [trained_on, facts.index]
 
 
-def dataset(facts: Facts) -> Row:
-    """The dataset at a glance: images, objects and the sizes of boxes of each split, and what is left out."""
-    splits, imgsz = splits_of(facts), facts.origin.imgsz
-    shares = {index.split: _histogram(index, imgsz) for index in splits if len(index.classes)}
-    chart = None
-    if shares:
-        there = np.flatnonzero(np.sum(list(shares.values()), 0))
-        own = slice(max(int(there[0]) - 1, 0), int(there[-1]) + 2)
-        shown = {name: values[own] for name, values in shares.items()}
-        chart = line_chart(f"side in pixels, in a picture of {imgsz}", _HISTOGRAM[:-1][own], shown, powers=True)
+def dataset(facts: ReportData) -> Row:
+    """Summarise the dataset: images, objects and box sizes of each split, and what is left out."""
+    splits = splits_of(facts)
     left_out = [readable(index.left_out, 1000) for index in splits if index.left_out]
-    return {"splits": [_split(index) for index in splits], "left_out": left_out, "chart": chart}
+    return {"splits": [_split(index) for index in splits], "left_out": left_out}
 
 
 def _split(index: DatasetIndex) -> Row:
@@ -201,11 +167,6 @@ def _split(index: DatasetIndex) -> Row:
     return {"name": index.split, "counts": counts, "sizes": f"{width:.0f} × {height:.0f}"}
 
 
-def _histogram(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
-    sides = sides_as_seen(index, _images(index), index.boxes_xyxy, imgsz).clip(_HISTOGRAM[0], _HISTOGRAM[-1])
-    return np.histogram(sides, _HISTOGRAM)[0] / len(sides)
-
-
 def _images(index: DatasetIndex) -> NDArray[np.int64]:
-    """The image of each object."""
+    """Return the image of each object."""
     return np.repeat(np.arange(len(index), dtype=np.int64), np.diff(index.box_offsets))

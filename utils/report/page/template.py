@@ -1,4 +1,4 @@
-"""What every page shares: one file that asks for nothing, runs only its own script, and shows names as text."""
+"""Templates of self-contained HTML pages: they load nothing, run only their own script, and show names as text."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _COMMAND = re.compile(r"`([^`]+)`")
 _FLAG = re.compile(r"(?<!\S)(--[a-z][a-z0-9-]*)")
 
 
-def rendered(template: str, **values: Any) -> str:
-    """A page: the same text for the same values.
+def render_page(template: str, **values: Any) -> str:
+    """Render a page; equal values give equal text.
 
     Args:
-        template: of Jinja, which may take macros.html; it gets `policy`, `style` and `script`, which belong together,
-            and the filter `worded`.
-        values: what it fills in; every text is escaped.
+        template: Jinja source, which may import macros.html; it gets `policy`, `style` and `script`, and the filter
+            `format_commands`.
+        values: of the template; every text is escaped.
     """
     style, script = own_file(__package__, "page.css"), own_file(__package__, "page.js")
     policy = f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"
@@ -34,15 +34,15 @@ def rendered(template: str, **values: Any) -> str:
     )
 
 
-def worded(text: str) -> Markup:
-    """A sentence whose commands in backticks and flags are set as such; no flag is broken over two lines."""
+def format_commands(text: str) -> Markup:
+    """Escape a sentence, with commands in backticks and flags as code."""
     said = _COMMAND.sub(r"<code>\1</code>", str(escape(text)))
     return Markup(_FLAG.sub(r'<span class="flag">\1</span>', said))  # it is escaped above
 
 
 @cache
 def own_file(package: str, name: str) -> str:
-    """The text of a file beside the modules of a package."""
+    """Return the text of a file in a package."""
     return (resources.files(package) / name).read_text("utf-8")
 
 
@@ -55,10 +55,10 @@ def _template(text: str) -> jinja2.Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["worded"] = worded
+    environment.filters["format_commands"] = format_commands
     return environment.from_string(text)
 
 
 def _digest(text: str) -> str:
-    """A source of a content policy: this text alone."""
+    """Return a source of a content security policy that allows only this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,8 +1,7 @@
-"""The trackers of a run behind one interface.
+"""Experiment trackers of a run behind one interface.
 
-No tracker may break or delay a run. Each is imported only when asked for, before the run starts, and then lives in a
-daemon thread of its own behind a bounded queue: `Loggers` never waits for one but, for a bounded time, at the end. A
-tracker that raises, hangs or falls behind is switched off with one warning.
+No tracker may break or delay a run. Each is imported only if requested, before the run starts, and works in a daemon
+thread behind a bounded queue. A tracker that raises, hangs or falls behind is switched off with one warning.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tessera.models.detector import GraphNode
 from tessera.utils.errors import ConfigError
 from tessera.utils.files import atomic_write
 from tessera.utils.report.trackers.servers import ClearML, Comet, MLflow, Tracker, Trackio, Wandb
@@ -43,7 +41,7 @@ TRACKERS: dict[str, type[Tracker]] = {
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Import each tracker, so that a missing one ends the run before it starts.
+    """Import each tracker, so that a missing package is an error before the run starts.
 
     Raises:
         ConfigError: its package is not installed or cannot be imported.
@@ -66,11 +64,11 @@ def _import(name: str) -> Any:
 
 
 class Channel:
-    """One tracker in a daemon thread of its own, behind a bounded queue.
+    """One tracker in a daemon thread, behind a bounded queue.
 
     Args:
         name: for messages.
-        open_tracker: called in the thread, for it may wait for a server.
+        open_tracker: called in the thread, as it may wait for a server.
 
     Attributes:
         alive: the tracker has not been switched off.
@@ -87,7 +85,7 @@ class Channel:
         self._thread.start()
 
     def put(self, call: Callable[[Tracker], None] | None) -> None:
-        """Queue a call, unless the tracker is off or hangs; None closes the tracker when all calls are done."""
+        """Queue a call, unless the tracker is off or hangs; None closes it after all calls."""
         since = self._busy_since
         if self.alive and since is not None and time.monotonic() - since > CALL_S:
             self._switch_off(f"a call has not returned for {CALL_S:g} s")
@@ -99,7 +97,7 @@ class Channel:
             self._switch_off(f"it is {MOST_CALLS} calls behind")
 
     def join(self, deadline: float) -> None:
-        """Wait for the thread until `deadline`, on the monotonic clock."""
+        """Wait for the thread until `deadline` on the monotonic clock."""
         if self.alive:
             self._thread.join(max(deadline - time.monotonic(), 0))
             if self._thread.is_alive():
@@ -123,7 +121,7 @@ class Channel:
             self._switch_off(f"{type(error).__name__}: {error}")
 
     def _switch_off(self, why: str) -> None:
-        """Stop using the tracker; one warning, whoever notices first."""
+        """Stop using the tracker, with one warning."""
         with self._off:
             if not self.alive:
                 return
@@ -132,15 +130,13 @@ class Channel:
 
 
 class Loggers:
-    """All trackers of a run; a context manager that closes them.
-
-    Without any it does nothing. Only the constructor raises.
+    """All trackers of a run; a context manager that closes them. Only the constructor raises.
 
     Args:
         names: keys of `TRACKERS`.
-        run: run directory; each remote tracker keeps its own run's id there, in `<tracker>.id`.
-        config: flags and hyperparameters, shown as the run's parameters.
-        resume: continue the trackers' runs whose ids `run` holds.
+        run: run directory; each remote tracker stores its run id there, in `<tracker>.id`.
+        config: flags and hyperparameters.
+        resume: continue the tracker runs with the stored ids.
 
     Raises:
         ConfigError: as `check_trackers`.
@@ -156,7 +152,7 @@ class Loggers:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Let the trackers send what they hold, for a bounded time; idempotent."""
+        """Let the trackers send their queues for a bounded time; idempotent."""
         deadline = time.monotonic() + (CLOSE_S if kind is None else CLOSE_FAILED_S)
         for channel in self._channels:
             channel.put(None)
@@ -164,17 +160,13 @@ class Loggers:
             channel.join(deadline)
 
     def scalars(self, values: Mapping[str, float], epoch: int) -> None:
-        """Report numbers by name, such as a row of results.csv; those that are not finite are left out."""
+        """Log finite numbers by name, such as a row of results.csv."""
         finite = {name: float(value) for name, value in values.items() if math.isfinite(value)}
         self._send(lambda tracker: tracker.scalars(finite, epoch))
 
     def image(self, tag: str, path: Path, epoch: int) -> None:
-        """Report a picture file under a name, such as "val_batch0_pred"."""
+        """Log an image file under a name, such as "val_batch0_pred"."""
         self._send(lambda tracker: tracker.image(tag, path, epoch))
-
-    def graph(self, nodes: Sequence[GraphNode]) -> None:
-        """Report the layers of the model."""
-        self._send(lambda tracker: tracker.graph(nodes))
 
     def checkpoint(self, path: Path) -> None:
         """Upload a checkpoint."""
@@ -186,7 +178,7 @@ class Loggers:
 
 
 def _open(name: str, api: Any, run: Path, config: dict[str, Any], resume: bool) -> Tracker:
-    """Open the tracker's run, and keep its id for a later `--resume`."""
+    """Open the tracker's run, and store its id for `--resume`."""
     kept = run / f"{name}.id"
     previous = kept.read_text().strip() if resume and kept.is_file() else None
     tracker = TRACKERS[name](api, run, config, previous)

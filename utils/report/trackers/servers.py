@@ -1,22 +1,20 @@
-"""What trackers have in common, and those on servers, each written for what its package documents."""
+"""Tracker interface, and remote trackers: Weights & Biases, MLflow, Trackio, ClearML, Comet."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tessera.models.detector import GraphNode
-
 
 class Tracker:
-    """What `Loggers` asks of a tracker. Every method runs in the tracker's own thread and may raise anything.
+    """Interface of a tracker. Every method runs in the tracker's own thread and may raise anything.
 
     Attributes:
-        module, package: what is imported and handed to the constructor, and the name to install it by.
-        run_id: what `--resume` continues the tracker's run by; None where the run directory is enough.
+        module, package: name to import, and name to install.
+        run_id: identifies the run for `--resume`; None if the run directory is enough.
     """
 
     module: ClassVar[str]
@@ -27,23 +25,20 @@ class Tracker:
         """Open a run of the tracker, or continue `previous_id`."""
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Report numbers by name."""
+        """Log numbers by name."""
 
     def image(self, tag: str, path: Path, step: int) -> None:
-        """Report a picture file under a name."""
-
-    def graph(self, nodes: Sequence[GraphNode]) -> None:
-        """Show the layers of the model, where the tracker can."""
+        """Log an image file."""
 
     def checkpoint(self, path: Path) -> None:
-        """Keep a checkpoint, where the tracker keeps files."""
+        """Upload a checkpoint, if the tracker stores files."""
 
     def close(self) -> None:
         """Send everything and end the tracker's run."""
 
 
 def project_name(config: Mapping[str, Any]) -> str:
-    """The project's name in a tracker: the folder of runs, unless that is the default one."""
+    """Return the project's name: that of the folder of runs, unless that is the default."""
     name = Path(str(config.get("project", ""))).name
     return name if name and name != "train" else "tessera"
 
@@ -71,7 +66,7 @@ class Wandb(Tracker):
         self._run.log(dict(values), step=step)
 
     def image(self, tag: str, path: Path, step: int) -> None:
-        # Into the newest row: what comes for an earlier step, such as the pictures of the best epoch, would be dropped.
+        # In the newest row: images of an earlier step, such as those of the best epoch, would be dropped.
         self._run.log({tag: self._api.Image(str(path), caption=f"epoch {step}")}, commit=False)
 
     def checkpoint(self, path: Path) -> None:
@@ -86,8 +81,8 @@ class Wandb(Tracker):
 class MLflow(Tracker):
     """MLflow (mlflow.org/docs), by its client, which has no global current run. MLFLOW_TRACKING_URI applies.
 
-    Without it the runs of a project are in mlflow.db beside their folders, wherever the command is started: MLflow's
-    own default is the working folder, and from 3.13 on it refuses to keep runs in plain files.
+    Without it the runs of a project are in mlflow.db beside their run directories. MLflow's own default is the working
+    directory; from 3.13 on it refuses plain files.
     """
 
     module = package = "mlflow"
@@ -125,18 +120,18 @@ class MLflow(Tracker):
 
 
 def _mlflow_key(name: str) -> str:
-    """`name` in the characters that every MLflow server accepts."""
+    """Replace characters that some MLflow servers refuse."""
     return "".join(c if c.isalnum() or c in "_-. /" else "-" for c in name)
 
 
-class Trackio(Tracker):
+class Trackio(Wandb):
     """Trackio (huggingface.co/docs/trackio), on this machine. TRACKIO_DIR, TRACKIO_SERVER_URL and the like apply."""
 
     module = package = "trackio"
 
     def __init__(self, api: Any, run: Path, config: Mapping[str, Any], previous_id: str | None) -> None:
         self._api = api
-        self.run_id = previous_id or f"{run.name}-{secrets.token_hex(3)}"  # it resumes by name: no other run has it
+        self.run_id = previous_id or f"{run.name}-{secrets.token_hex(3)}"  # unique, as it resumes by name
         self._run = api.init(
             project=project_name(config),
             name=self.run_id,
@@ -147,17 +142,11 @@ class Trackio(Tracker):
             auto_log_gpu=False,
         )
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(values), step=step)
-
     def image(self, tag: str, path: Path, step: int) -> None:
         self._run.log({tag: self._api.Image(str(path), caption=f"epoch {step}")}, step=step)
 
     def checkpoint(self, path: Path) -> None:
         self._run.log_artifact(path, name=f"{self.run_id}-model", type="model", aliases=[path.stem])
-
-    def close(self) -> None:
-        self._run.finish()
 
 
 class ClearML(Tracker):
@@ -166,8 +155,7 @@ class ClearML(Tracker):
     module = package = "clearml"
 
     def __init__(self, api: Any, run: Path, config: Mapping[str, Any], previous_id: str | None) -> None:
-        # On Linux it would fork a process to report from, beside its own thread that asks git for the revision: that
-        # one waited for ever, and the process's end for it.
+        # On Linux it would fork a reporting process while its own thread runs git: that thread can hang for ever.
         api.Task._report_subprocess_enabled = False
         self._task = api.Task.init(
             project_name=project_name(config),

@@ -1,16 +1,15 @@
-"""TensorBoard, the default."""
+"""TensorBoard tracker, the default."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tessera.models.detector import GraphNode
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.report.trackers.servers import Tracker
 
-# An event file holds some 25 pictures, and is read whole by every viewer. The pictures themselves lie beside it.
+# Viewers read an event file whole, with some 25 images: these are small copies of the files beside it.
 _SIDE, _QUALITY = 800, 50  # pixels of the longer side
 
 
@@ -35,23 +34,12 @@ class TensorBoard(Tracker):
 
         pixels = cv2.imread(str(path))
         if pixels is None:
-            raise ValueError(f"{path} is not a picture")
+            raise ValueError(f"{path} is not an image")
         scale = min(_SIDE / max(pixels.shape), 1)
         shown = cv2.resize(pixels, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA)
         encoded = cv2.imencode(".jpg", shown, [cv2.IMWRITE_JPEG_QUALITY, _QUALITY])[1].tobytes()
-        picture = Summary.Image(height=shown.shape[0], width=shown.shape[1], colorspace=3, encoded_image_string=encoded)
-        self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=picture)]), step)
-
-    def graph(self, nodes: Sequence[GraphNode]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.graph_pb2 import GraphDef
-
-        graph = GraphDef()
-        for node in nodes:
-            made = graph.node.add(name=node.name, op=node.kind, input=node.inputs)
-            if node.parameters:
-                made.attr["parameters"].i = node.parameters
-        self._writer.file_writer.add_event(Event(graph_def=graph.SerializeToString()))
+        image = Summary.Image(height=shown.shape[0], width=shown.shape[1], colorspace=3, encoded_image_string=encoded)
+        self._writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
 
     def close(self) -> None:
         self._writer.close()

@@ -10,5 +10,5 @@ from tessera.utils.evaluation.comparison import differences
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fifth of the rounds: what is tested does not take more."""
-    monkeypatch.setattr(differences, "SWAPS", 199)
+    monkeypatch.setattr(differences, "PERMUTATIONS", 199)
     monkeypatch.setattr(differences, "ROUNDS", 199)

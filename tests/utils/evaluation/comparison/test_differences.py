@@ -7,7 +7,7 @@ import pytest
 
 from tessera.utils.evaluation.comparison import differences as module
 from tessera.utils.evaluation.comparison.comparison import verdict
-from tessera.utils.evaluation.comparison.differences import differences, swapped_sides
+from tessera.utils.evaluation.comparison.differences import differences, permuted_sides
 from tessera.utils.evaluation.comparison.permutation_test import LEVEL
 from tessera.utils.evaluation.curves import summarize
 from tests.utils.evaluation.comparison.made_sides import NC, compared, ranking, two_sides
@@ -21,7 +21,7 @@ def test_a_against_itself_is_0() -> None:
     found = compared(a, a)
     for one in (found.map, found.map50, *(each.ap for each in found.classes)):
         assert one.a == one.b and (one.difference, one.low, one.high, one.p) == (0, 0, 0, 1)
-    assert verdict(found, NAMES).startswith("A and B measure the same in every class.")
+    assert verdict(found, NAMES).startswith("A and B have equal metrics in every class.")
     several = differences([ranking(a)] * 2, [ranking(a)] * 3, None)
     assert (several.map.difference, several.map.low, several.map.high, several.map.p) == (0, 0, 0, 1)
 
@@ -51,7 +51,7 @@ def test_a_planted_gain_of_two_points_is_found() -> None:
 def test_too_few_images_say_how_many_it_takes() -> None:
     found = compared(*two_sides(3, 30, 0.70, 0.72))
     said = verdict(found, NAMES)
-    assert said.startswith("Cannot be told apart: mAP50-95") and "30 images are too few: it takes about " in said
+    assert said.startswith("Undecided: mAP50-95") and "30 images are too few: it takes about " in said
     assert found.map.low < 0 < found.map.high and found.map.p > LEVEL
 
 
@@ -62,7 +62,7 @@ def test_a_gain_in_one_class_alone_is_found_there() -> None:
     found = compared(a, b)
     assert [one.p_holm < LEVEL for one in found.classes] == [True, False, False]
     assert [one.ap.p <= one.p_holm for one in found.classes] == [True] * 3
-    assert "Classes beyond chance: better cat +" in verdict(found, NAMES)
+    assert "Classes that differ significantly: better cat +" in verdict(found, NAMES)
 
 
 def _all_of_class_0(image: Image) -> Image:
@@ -90,8 +90,8 @@ def test_a_swapped_side_is_a_validation_of_the_images_that_it_takes() -> None:
     """Brute force: places among each side's detections are the scores, A's before B's."""
     a, b = two_sides(7, 20, 0.6, 0.8)
     states = [share(side) for side in (a, b)]
-    found = swapped_sides(*states, np.random.default_rng(0))
-    takes_b = np.random.default_rng(0).integers(2, size=(len(a), module.SWAPS), dtype=np.uint8)
+    found = permuted_sides(*states, np.random.default_rng(0))
+    takes_b = np.random.default_rng(0).integers(2, size=(len(a), module.PERMUTATIONS), dtype=np.uint8)
     placed_a, placed_b = placed(a, 2.0), placed(b, 2.5)
     for round_ in range(5):
         for side, of_b in zip(found, (takes_b[:, round_], 1 - takes_b[:, round_]), strict=True):

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.evaluation.comparison.disagreements import SHOWN, Finds, find_flips, finds_of
+from tessera.utils.evaluation.comparison.disagreements import SHOWN, ImageResult, detections_above, find_disagreements
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import match_image
 from tessera.utils.types import Detections
@@ -21,7 +21,7 @@ def test_finds_are_the_matches_of_a_validation(seed: int) -> None:
     """They are those of the detections that reach the threshold alone, also with ties."""
     images = random_images(seed, 3, 3, coarse=True, crowded=True)
     regions = random_regions(images, seed, 3)
-    finds = finds_of(share(images, regions=regions), 0.5)
+    finds = detections_above(share(images, regions=regions), 0.5)
     assert list(finds) == [0, 1, 2]
     for number, (detections, boxes, classes) in enumerate(images):
         sure = detections.scores >= 0.5
@@ -33,8 +33,8 @@ def test_finds_are_the_matches_of_a_validation(seed: int) -> None:
         np.testing.assert_array_equal(own.boxes_xyxy, alone.boxes_xyxy)
 
 
-def found(index: int, *objects: int, wrong: int = 0, at: float = 300.0) -> Finds:
-    """Finds of the objects named, and some wrong ones far from them, on image `index` of `INDEX`."""
+def found(index: int, *objects: int, wrong: int = 0, at: float = 300.0) -> ImageResult:
+    """ImageResult of the objects named, and some wrong ones far from them, on image `index` of `INDEX`."""
     classes, boxes = INDEX.labels(index)
     far = np.array([[at + 50 * i, at, at + 50 * i + 40, at + 40] for i in range(wrong)], np.float32).reshape(-1, 4)
     kinds = np.concatenate((classes[list(objects)], np.zeros(wrong, np.int32)))
@@ -43,7 +43,7 @@ def found(index: int, *objects: int, wrong: int = 0, at: float = 300.0) -> Finds
         torch.linspace(0.9, 0.5, len(kinds)),
         torch.from_numpy(kinds).long(),
     )
-    return finds_of(Matches.of_image(index, match_image(detections, boxes, classes)), 0.0)[index]
+    return detections_above(Matches.of_image(index, match_image(detections, boxes, classes)), 0.0)[index]
 
 
 INDEX = make_index([(400, 400)] * 30, classes=[[0, 1, 2]] * 30)
@@ -56,14 +56,14 @@ def test_flips_by_hand() -> None:
     b[5] = found(5, 0, 1, 2)
     a[7], b[7] = found(7, 0, 1, wrong=1), found(7, 1, 2, wrong=1)
     a[9], b[9] = found(9, 0, 1, wrong=1), found(9, 0, 1, wrong=1, at=305)  # IoU above 0.5
-    flips = find_flips(a, b, INDEX, 0.3, 0.4)
+    flips = find_disagreements(a, b, INDEX, 0.3, 0.4)
     assert (flips.both, flips.lost, flips.gained, flips.neither) == (58, 2, 2, 28)
     assert flips.both + flips.lost + flips.gained + flips.neither == len(INDEX.classes)
     assert (flips.wrong_both, flips.wrong_a, flips.wrong_b) == (2, 0, 2)
     assert flips.lost_of_class.tolist() == [1, 1, 0] and flips.gained_of_class.tolist() == [0, 0, 2]
     assert [one.image for one in flips.worse] == [3] and [one.image for one in flips.better] == [5]
     assert flips.worse[0].lost.tolist() == [1] and len(flips.worse[0].wrong_b) == 2
-    back = find_flips(b, a, INDEX, 0.4, 0.3)
+    back = find_disagreements(b, a, INDEX, 0.4, 0.3)
     assert (back.lost, back.gained, back.wrong_a, back.wrong_b) == (2, 2, 2, 0)
     assert [one.image for one in back.worse] == [5] and [one.image for one in back.better] == [3]
 
@@ -71,6 +71,6 @@ def test_flips_by_hand() -> None:
 def test_few_images_are_shown_and_the_worst_come_first() -> None:
     a = {image: found(image, 0, 1, 2) for image in range(30)}
     b = {image: found(image, 0, 1, wrong=image % 15) for image in range(30)}
-    flips = find_flips(a, b, INDEX, 0.25, 0.25)
+    flips = find_disagreements(a, b, INDEX, 0.25, 0.25)
     assert [one.image for one in flips.worse] == [14, 29, 13, 28, 12, 27, 11, 26] and len(flips.worse) == SHOWN
-    assert flips.better == () and find_flips(a, a, INDEX, 0.25, 0.25).worse == ()
+    assert flips.better == () and find_disagreements(a, a, INDEX, 0.25, 0.25).worse == ()

@@ -10,10 +10,10 @@ from tessera.utils.evaluation.comparison.permutation_test import (
     LEVEL,
     holm,
     images_needed,
+    permutation_half_width,
+    permutation_p_value,
     student_quantile,
     student_tail,
-    swap_p,
-    swap_reach,
 )
 
 
@@ -36,17 +36,19 @@ def test_a_difference_is_its_share_of_the_rounds_and_beyond_them_the_normal_tail
     rng = np.random.default_rng(0)
     swapped = rng.normal(0, 0.01, 999)
     extreme = int((np.abs(swapped) >= 0.015).sum())
-    assert swap_p(0.015, swapped, 100) == swap_p(-0.015, swapped, 100) == (1 + extreme) / 1000
-    assert swap_p(0.05, swapped, 100) == pytest.approx(2 * stats.norm.sf(0.05 / np.sqrt((swapped**2).mean())), 1e-9)
-    assert swap_p(0.05, swapped, 6) == 1 / 1000, "six images have 64 outcomes: what was counted stands"
-    assert swap_p(0.05, swapped, 12) == 2**-11
-    assert swap_p(0.0, np.zeros(999), 100) == 1
+    assert permutation_p_value(0.015, swapped, 100) == permutation_p_value(-0.015, swapped, 100) == (1 + extreme) / 1000
+    assert permutation_p_value(0.05, swapped, 100) == pytest.approx(
+        2 * stats.norm.sf(0.05 / np.sqrt((swapped**2).mean())), 1e-9
+    )
+    assert permutation_p_value(0.05, swapped, 6) == 1 / 1000, "six images have 64 outcomes: what was counted stands"
+    assert permutation_p_value(0.05, swapped, 12) == 2**-11
+    assert permutation_p_value(0.0, np.zeros(999), 100) == 1
 
 
 def test_what_chance_reaches_is_where_p_is_5_percent() -> None:
     swapped = np.random.default_rng(1).normal(0, 1, (4, 999))
-    for rounds, reach in zip(swapped, swap_reach(swapped), strict=True):
-        assert swap_p(reach, rounds, 100) >= LEVEL > swap_p(reach * (1 + 1e-6), rounds, 100)
+    for rounds, reach in zip(swapped, permutation_half_width(swapped), strict=True):
+        assert permutation_p_value(reach, rounds, 100) >= LEVEL > permutation_p_value(reach * (1 + 1e-6), rounds, 100)
 
 
 def test_images_needed() -> None:

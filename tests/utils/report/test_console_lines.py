@@ -45,9 +45,7 @@ def test_speed_and_interval_lines() -> None:
         "mAP50-95 0.400, 95 % interval 0.351 to 0.449 (bootstrap over 5 images)"
     )
     nothing = dataclasses.replace(METRICS, map=0.0)
-    assert interval_line(nothing, math.nan, math.nan) == (
-        "mAP50-95 cannot be measured: no object in the labels of 5 images"
-    )
+    assert interval_line(nothing, math.nan, math.nan) == ("mAP50-95 is undefined: no object in the labels of 5 images")
 
 
 def test_metrics_print_as_a_small_table() -> None:
