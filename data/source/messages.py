@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.unsupported_formats import beside_images
 from tessera.data.source.annotations.yolo_labels import ANY_CLASS, MOST_BEYOND
 from tessera.data.source.scan import Scan, other_places
 from tessera.data.source.split_files import MISSING, Listing
@@ -17,6 +17,7 @@ from tessera.utils.text import counted, first_of, shown
 from tessera.utils.types import DatasetSpec
 
 _SHOWN, _NEXT = 4, 3
+_TRIED = 20  # images beside which other annotations are looked for
 _NEXT_LINE = "\n  "
 _MOST_LEFT_OUT = 10  # classes to name
 _FEW, _SHARE = 16, 10  # images that may fail to decode: 16, and a tenth of a set, but never all of them
@@ -58,13 +59,27 @@ def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
         return (
             f"{what}: {first_of([*listing.coco_images], _SHOWN, _NEXT_LINE)}: its annotations hold {held}. Label some."
         )
-    if tool := beside_images(listing.images, listing.root):
-        return f"{what}: {tool}"
+    if other := _unread_annotations(listing):
+        return (
+            f"{what}: {other} is not read as labels. Expected YOLO label files, Pascal VOC XML, or a COCO JSON file as "
+            f"the entry (`train: {os.path.relpath(other, listing.root)}`). Export one of these from your tool."
+        )
     return (
         f"{what}: {labelled:,} of them have a label file, and none holds a usable row. Looked for\n  "
         f"{_label_places(listing)}\nA label has the image's path with the last /images/ replaced by /labels/ and the "
         "suffix .txt. Correct `path`, move the labels there, or label the images."
     )
+
+
+def _unread_annotations(listing: Listing) -> str:
+    """Return the first JSON, CSV or XML file that may hold the labels of the images; "" if there is none."""
+    folders = dict.fromkeys(Path(image).parent for image in listing.images[:_TRIED])
+    above = dict.fromkeys(folder.parent for folder in folders)
+    for folder in (*folders, *above, *(folder / name for folder in above for name in ("annotations", "labels"))):
+        for path in sorted(folder.glob("*.*")):
+            if path.suffix in (".csv", ".json", ".xml") and str(path) not in listing.labels:
+                return str(path)
+    return ""
 
 
 def _require_pixels(listing: Listing, scanned: Scan) -> None:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from tessera.data.source.annotations.coco import CocoImage, read_coco
 from tessera.data.source.annotations.label_paths import label_path, own_labels, plain_stem
 from tessera.data.source.annotations.moved_images import find_moved
-from tessera.data.source.annotations.unsupported_formats import tool_of
 from tessera.data.source.annotations.voc_folder import voc_folder
 from tessera.data.source.dataset_root import base_of_list, expand, read_list, stem_of, walk
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
@@ -171,8 +170,6 @@ class _Collector:
             self._add_coco(path)
         elif suffix == ".txt":
             self._add_list(path)
-        elif suffix in (".csv", ".xml") and (tool := tool_of(str(path))):
-            raise UserError(f"{path} is not read: it is {tool}")
         else:
             raise UserError(
                 f"{self.spec.yaml_path}: found the entry {shown(path)}, expected a folder, an image, a list of "

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from tessera.data.source.annotations.coco_annotations import as_json, whole
-from tessera.data.source.annotations.unsupported_formats import other_tool
 from tessera.data.source.annotations.yolo_labels import Size
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, open_plain
@@ -72,8 +71,8 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         if isinstance(owner, (int, float, str)) and owner in images:
             images[cast(CocoId, owner)].annotations.append((number, annotation))
         else:
-            said = len(ownerless) < MOST_OWNERLESS
-            ownerless.append(f"{path}: annotations[{number}] {_no_owner(owner, images)}." if said else "")
+            message = f"{path}: annotations[{number}] has image_id {as_json(owner)}, but no image has that id."
+            ownerless.append(message if len(ownerless) < MOST_OWNERLESS else "")
     tried, named = "\n  ".join(map(str, folders)), next((name for name in names if not is_address(name)), "")
     nowhere = f"{path}: its images, such as {shown(named)}, are in none of\n  {tried}\nMove them to one of these."
     has_annotations = "annotations" in content
@@ -112,13 +111,10 @@ def _load(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}). Export the file anew.") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, a number of more than 4,300 digits, or nested too deep
         raise UserError(f"{path}: expected a COCO JSON ({first_line(error).partition(';')[0]}).") from error
-    is_coco = isinstance(content, dict) and content.keys() >= {"images", "categories"}
-    if not is_coco and (tool := other_tool(content)):
-        raise UserError(f"{path}: it is {tool}")
     missing = [key for key in ("images", "categories") if not isinstance(content, dict) or key not in content]
     if missing:
         found = f"no key '{missing[0]}'" if isinstance(content, dict) else shown(content, 60)
-        raise UserError(f"{path}: found {found}, expected a COCO detection file with {_PARTS}.")
+        raise UserError(f"{path}: found {found}, expected a COCO detection file with {_PARTS}. Export COCO.")
     for key in ("images", "categories", "annotations"):
         records = content.get(key, [])
         if not isinstance(records, list):
@@ -144,20 +140,6 @@ def _one_for_each_name(path: Path, categories: Mapping[CocoId, str], used: Colle
                 )
             kept[name] = own
     return {own: name for own, name in categories.items() if kept[name] == own}
-
-
-def _no_owner(owner: Any, images: Mapping[CocoId, CocoImage]) -> str:
-    """What is wrong with an image_id that no image has."""
-    if owner is None:
-        return "has no image_id, expected the id of an image"
-    if isinstance(owner, (int, float)) and str(owner) in images:
-        return (
-            f"belongs to image_id {shown(owner)}, but in images that id is found as the text {shown(str(owner))}, "
-            "expected a number"
-        )
-    if isinstance(owner, str) and whole(owner) in images:
-        return f"belongs to image_id {shown(owner)}: found text, expected the number that an image has as its id"
-    return f"belongs to image_id {shown(owner)}, but no image has that id"
 
 
 def _by_id(path: Path, key: str, content: Mapping[str, Any]) -> dict[CocoId, dict[str, Any]]:

@@ -90,19 +90,6 @@ def polygon(corners: list[int]) -> list[int]:
     return [left, top, right, top, right, bottom, left, bottom]
 
 
-def counts(corners: list[int]) -> list[int]:
-    """Run lengths of a rectangle, column by column."""
-    left, top, right, bottom = corners
-    pixels = [left <= x < right and top <= y < bottom for x in range(WIDTH) for y in range(HEIGHT)]
-    lengths, value = [0], False
-    for pixel in pixels:
-        if pixel != value:
-            lengths.append(0)
-            value = pixel
-        lengths[-1] += 1
-    return lengths
-
-
 def voc(stem: str, *, name: str = "{}.jpg", size: tuple[int, int] = (WIDTH, HEIGHT), first: int = 1) -> str:
     """A VOC annotation; corners count from `first`, which VOC's own are read from: 1."""
     objects = ""
@@ -147,7 +134,6 @@ def lvis_image(stem: str) -> dict[str, Any]:
 CLASSES = "cat\ndog\n"
 ROBOFLOW, STUDIO = "{}_jpg.rf.0a1b2c", "0a1b2c3d-{}"
 OBJ_DATA = "classes = 2\ntrain = data/train.txt\nnames = data/obj.names\n"
-MASK = {"size": [HEIGHT, WIDTH]}
 SIZES_AS_TEXT = {"width": f"{WIDTH}.0", "height": str(HEIGHT)}
 VIA_IMAGE = {"width": -1, "height": -1, "coco_url": "", "flickr_url": ""}
 ADDRESS = "https://bucket.s3.amazonaws.com/sets/a%20b/{}.jpg?X-Amz-Date=2020/x"
@@ -228,11 +214,6 @@ _FORMS = {
     "address_coco": one_json("pictures/a b/{}.jpg", "a.json", coco(ADDRESS)),
     "polygons_without_boxes": one_json(
         "images/{}.jpg", "a.json", coco(annotation=lambda own: {"bbox": ..., **polygons(own)})
-    ),
-    "masks_without_boxes": one_json(
-        "images/{}.jpg",
-        "a.json",
-        coco(annotation=lambda own: {"bbox": [], "segmentation": {**MASK, "counts": counts(own)}}),
     ),
     "unknown_sizes": one_json("images/{}.jpg", "a.json", coco(image={"width": None, "height": 0})),
     "sizes_and_crowds_as_text": one_json(

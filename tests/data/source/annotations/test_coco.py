@@ -96,15 +96,13 @@ def test_a_box_of_zeros_is_that_of_the_segmentation() -> None:
         ({"category_id": 1, "bbox": None, "segmentation": []}, "bbox is null, expected"),
         ({"category_id": 1, "bbox": [1, 2, 0, 4]}, "bbox is [1, 2, 0, 4], expected x, y, width, height"),
         ({"category_id": 1, "bbox": [64, 2, 9, 4]}, "outside the image"),
-        ({"category_id": 1, "bbox": [0, 0, 0, 0.0], "segmentation": "x"}, "0.0], and the segmentation is 'x'"),
+        ({"category_id": 1, "bbox": [0, 0, 0, 0.0], "segmentation": "x"}, "0.0], expected x, y, width, height"),
         ({"category_id": 1, "bbox": [1, 2, 3]}, "bbox is [1, 2, 3]"),
         ({"category_id": 1, "bbox": [1, 2, -3, 4]}, "expected x, y, width, height"),
         ({"category_id": 1, "bbox": [1, 2, float("nan"), 4]}, "expected x, y"),
         ({"category_id": 1, "bbox": [1, 2, 10**400, 4]}, "expected x, y"),
-        (
-            {"category_id": 1, "bbox": [], "segmentation": [[99, 99, 98, 99, 98, 98]]},
-            "expected polygons ([[x1, y1, x2, y2, …]]) or run",
-        ),
+        ({"category_id": 1, "bbox": [], "segmentation": [[99, 99, 98, 99, 98, 98]]}, "outside the image"),
+        ({"category_id": 1, "segmentation": {"size": [48, 64], "counts": [3072]}}, "there is no bbox, expected"),
         ({"category_id": 1, "bbox": [100, 2, 3, 4]}, "outside the image"),
     ],
 )

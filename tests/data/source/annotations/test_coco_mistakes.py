@@ -99,11 +99,11 @@ def test_an_address_in_a_list_of_images(tmp_path: Path) -> None:
         ),
         (
             coco(images=[{"id": "7", "file_name": "a.jpg"}, {"id": 9, "file_name": "b.jpg"}]),
-            r"annotations\[0\] belongs to image_id 7, but in images that id is found as the text '7', expected a",
+            r"annotations\[0\] has image_id 7, but no image has that id",
         ),
         (
             coco(annotations=[{"image_id": "9", "category_id": 17, "bbox": [1, 2, 3, 4]}]),
-            r"annotations\[0\] belongs to image_id '9': found text, expected the number",
+            r"annotations\[0\] has image_id '9', but no image has that id",
         ),
     ],
 )
@@ -124,7 +124,7 @@ def test_annotations_of_no_image_are_all_told_by_the_check(tmp_path: Path) -> No
     places = [line.partition("annotations[")[2] for line in check.errors if "annotations[" in line]
     assert [place.partition("]")[0] for place in places] == ["0", "1", "2"]
     assert str(caught.value).splitlines() == [line for line in check.errors if "annotations[" in line]
-    assert "has no image_id" in places[2] and any("lies outside the image" in line for line in check.problems)
+    assert "has image_id null" in places[2] and any("lies outside the image" in line for line in check.problems)
 
 
 def test_an_unused_category_may_have_the_name_of_a_used_one(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None
     [
         ("{", r"instances_train\.json:1: not valid JSON"),
         ("[]", "expected a COCO detection file"),
-        (coco(images=coco()["images"][:1]), "image_id 9, but no image has that id"),
+        (coco(images=coco()["images"][:1]), "has image_id 9, but no image has that id"),
         (coco(images=[], annotations=[]), "lists no images"),
         (coco(annotations=[{"image_id": [1]}]), "no image has that id"),
         (coco(annotations=[3]), r"annotations\[0\] is 3, expected an object"),
