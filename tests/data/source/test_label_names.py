@@ -17,7 +17,6 @@ from PIL import Image
 from tessera.data.source import decode
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import _read_by_pillow, decode_levels, read_image
-from tessera.data.source.index import problem_report
 from tessera.utils.bit_depth import READS_HEIC
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.source_arguments import find_origins
@@ -114,19 +113,6 @@ def test_two_files_that_may_be_meant_are_not_used(tmp_path: Path) -> None:
     (tmp_path / "set" / "labels" / "a%20b.TXT").write_text(BOX)
     assert objects(yaml) == {"a b.jpg": 0, "c.jpg": 1}
     assert "labels: 2 label files of no image, so their objects are not used: a%20b.TXT, a%20b.txt" in problems(yaml)
-
-
-def test_label_files_of_no_image_are_named_before_a_training(tmp_path: Path) -> None:
-    """As --check-data names them, once for both splits; empty files and lists of classes are none."""
-    yaml = dataset(tmp_path, {"img1.jpg": "IMG1.txt", "img2.jpg": "img2.txt"})
-    labels = tmp_path / "set" / "labels"
-    (labels / "classes.txt").write_text("a\nb\n")
-    (labels / "empty.txt").write_text("")
-    line = "labels: 1 label file of no image, so their objects are not used: IMG1.txt"
-    assert line in problem_report(build(yaml))
-    assert check(yaml).problems.count(line) == 1
-    (labels / "IMG1.txt").unlink()
-    assert line not in problems(yaml), "the index of before is not used"
 
 
 @pytest.mark.parametrize("suffix", [".jfif", ".jpe", ".ppm", ".pgm", ".pbm", ".gif", ".jp2", ".avif", ".heic"])

@@ -11,18 +11,7 @@ import pytest
 
 from tessera.utils.errors import UserError
 from tests.data.source.made_yaml import build, check
-from tests.data.source.tool_forms import (
-    EXPECTED,
-    FORMS,
-    HEIGHT,
-    NAMES,
-    STEMS,
-    WIDTH,
-    coco,
-    images,
-    labels,
-    write,
-)
+from tests.data.source.tool_forms import EXPECTED, FORMS, HEIGHT, NAMES, STEMS, WIDTH, coco, images, labels, write
 
 Boxes = dict[str, list[tuple[int, list[int]]]]
 

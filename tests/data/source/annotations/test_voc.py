@@ -97,20 +97,6 @@ def test_voc_any_bytes_are_read(raw: bytes) -> None:
     assert parse_voc(raw, (48, 64), IDS).classes == []
 
 
-def test_voc_folder(tmp_path: Path) -> None:
-    root = tmp_path / "voc"
-    write_voc(root, "a", voc_object("dog", "17 13 32 24"))
-    write_voc(root, "b")
-    (root / "Annotations" / "lost.xml").write_bytes(voc())
-    index = build(write(tmp_path / "voc.yaml", "path: voc\ntrain: Annotations\nnames: [cat, dog]\n"))
-    assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
-    np.testing.assert_array_equal(index.labels(0)[1], [[16, 12, 32, 24]])
-    (problem,) = index.problems
-    assert problem.startswith("Annotations: 1 XML file without an image of that name in ") and problem.endswith(
-        ": lost.xml"
-    )
-
-
 def test_an_empty_xml_is_damaged(tmp_path: Path) -> None:
     write_voc(tmp_path / "voc", "a", voc_object())
     write_voc(tmp_path / "voc", "b")
@@ -118,14 +104,6 @@ def test_an_empty_xml_is_damaged(tmp_path: Path) -> None:
     index = build(write(tmp_path / "voc.yaml", "path: voc\ntrain: Annotations\nnames: [cat, dog]\n"))
     (problem,) = index.problems
     assert len(index) == 1 and problem.startswith("Annotations/b.xml:1: not valid XML (no element found)")
-
-
-def test_voc_beside_the_images(tmp_path: Path) -> None:
-    write_voc(tmp_path / "voc", "a", voc_object(), annotations="train", images="train")
-    write_image(tmp_path / "voc" / "train" / "background.jpg")
-    index = build(write(tmp_path / "voc.yaml", "path: voc\ntrain: train\nnames: [cat, dog]\n"))
-    assert (len(index), len(index.classes)) == (2, 1)
-    assert index.problems[0].startswith("train: 1 of 2 images has no label file and is used as background")
 
 
 @pytest.mark.parametrize(

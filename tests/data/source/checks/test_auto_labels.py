@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +69,6 @@ def test_hostile_lines_are_one_message(tmp_path: Path, line: str) -> None:
     (tmp_path / "pets/labels/train/auto_labels.jsonl").write_text(line)
     (problem,) = check(yaml).problems
     assert "auto_labels.jsonl:1: found" in problem and len(problem) < 400
-
-
-def test_a_fifo_in_place_of_the_list(tmp_path: Path) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX}, names="[cat]")
-    os.mkfifo(tmp_path / "pets/labels/train/auto_labels.jsonl")
-    (problem,) = check(yaml).problems
-    assert "auto_labels.jsonl: cannot be read (it is a FIFO, expected a plain file)." in problem
 
 
 def test_numbers_that_mean_another_class_to_the_model_are_an_error(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.errors import UserError
 from tests.data.make import write_dataset
 from tests.data.source.annotations.test_voc import voc_object, write_voc
 from tests.data.source.made_yaml import check
@@ -45,10 +45,6 @@ def test_one_wrong_name_is_one_error_that_says_what_was_meant(tmp_path: Path) ->
     (error, _) = check(tmp_path / "voc.yaml").errors
     assert error.startswith("Annotations/0.xml:4: class 'Raccoon', but voc.yaml names 2 classes.")
     assert "Did you mean 'RACCOON'? There are 9 such rows; the next: Annotations/1.xml:4," in error
-
-
-def test_what_differs_by_case_alone_is_meant() -> None:
-    assert did_you_mean("CAR", ["cart", "car"]) == " Did you mean 'car'?"
 
 
 def test_names_and_classes_without_objects(tmp_path: Path) -> None:
