@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc_object, write_voc
-from tests.data.source.made_yaml import build, check, dataset, refuse, write
+from tests.data.source.made_yaml import build, check, coco_set, dataset, refuse, write
 
 ROWS = {number: f"{number} 0.5 0.5 0.{number + 1} 0.5\n" for number in range(4)}
 NAMES = "[person, car, truck, dog]"
@@ -113,14 +112,11 @@ def test_classes_are_part_of_the_index_and_of_a_run(tmp_path: Path) -> None:
 
 
 def coco(root: Path, more: str) -> Path:
-    write_image(root / "images" / "a.jpg")
-    categories = [{"id": 3, "name": "person"}, {"id": 7, "name": "car"}, {"id": 20, "name": "truck"}]
+    write_image(root / "a.jpg")
     boxes = {3: [0, 0, 6.4, 8], 7: [8, 0, 12.8, 8], 20: [16, 0, 19.2, 8]}
-    rows = [{"image_id": 1, "category_id": c, "bbox": box, "iscrowd": 0} for c, box in boxes.items()]
-    rows += [{"image_id": 1, "category_id": c, "bbox": [30, 0, 8, 8], "iscrowd": 1} for c in (3, 20)]
-    content = {"images": [{"id": 1, "file_name": "a.jpg"}], "categories": categories, "annotations": rows}
-    write(root / "set.json", json.dumps(content))
-    return write(root / "coco.yaml", f"path: {root}\ntrain: set.json\nval: set.json\n{more}")
+    rows = [{"category_id": own, "bbox": box} for own, box in boxes.items()]
+    rows += [{"category_id": own, "bbox": [30, 0, 8, 8], "iscrowd": 1} for own in (3, 20)]
+    return coco_set(root, {"a.jpg": rows}, {3: "person", 7: "car", 20: "truck"}, more)
 
 
 @pytest.mark.parametrize("names", ["", "names: [truck, car, person]\n"])

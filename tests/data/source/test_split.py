@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from itertools import pairwise
@@ -21,7 +20,7 @@ from tessera.utils.seeding import HeldOut
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 from tests.data.source.annotations.test_voc import voc, voc_object
-from tests.data.source.made_yaml import BOX, build, check, refuse, write
+from tests.data.source.made_yaml import BOX, build, check, coco_set, refuse, write
 
 
 def write_pictures(root: Path, count: int = 40, kind: str = "text") -> Path:
@@ -39,11 +38,8 @@ def write_pictures(root: Path, count: int = 40, kind: str = "text") -> Path:
     (root / "images/4.jpg").write_bytes((root / "images/5.jpg").read_bytes() + b"\0")
     entry = "images"
     if kind == "coco":
-        entry = "a.json"
-        images = [{"id": number, "file_name": f"{number}.jpg"} for number in range(count)]
-        boxes = [{"image_id": number, "category_id": 3, "bbox": [1, 2, 30, 20]} for number in range(count)]
-        content = {"images": images, "categories": [{"id": 3, "name": "cat"}], "annotations": boxes}
-        (root / "a.json").write_text(json.dumps(content))
+        entry = "set.json"
+        coco_set(root, {f"{n}.jpg": [{"category_id": 3, "bbox": [1, 2, 30, 20]}] for n in range(count)}, {3: "cat"})
     yaml = root.with_name(f"{root.name}.yaml")
     yaml.write_text(f"path: {root}\ntrain: {entry}\nval: 0.2\nnames: [cat]\n")
     return yaml
