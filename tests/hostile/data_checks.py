@@ -14,6 +14,7 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.types import DatasetIndex, DatasetSpec
 from tests.data.make import write_image
+from tests.data.source.annotations.test_voc import voc, voc_object
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, checked, message_or_result
 
@@ -168,9 +169,6 @@ def check_division(spec: DatasetSpec, indexes: dict[str, DatasetIndex | Message]
     assert len(sides["val"]) <= 0.3 * check.images + 2, spec.held_out
 
 
-# ------------------------------------------------------------------------------------------------ what is planted
-
-
 def make_plan(rng: random.Random, kind: str) -> Plan:
     """A dataset without a mistake, with what is unusual but right."""
     plan = Plan(rng, kind, {}, list(NAMES), {})
@@ -225,7 +223,7 @@ def cut_picture(plan: Plan) -> None:
 
 
 def bad_row(plan: Plan) -> None:
-    row = {"text": "0 0.5 0.5 0.2", "coco": "[3, 3, -2, 5]", "voc": "<NAME>9 9 3 12"}[plan.kind]
+    row = {"text": "0 0.5 0.5 0.2", "coco": "[3, 3, -2, 5]", "voc": "9 9 3 12"}[plan.kind]
     plan.take().rows.append(row)
 
 
@@ -290,9 +288,6 @@ _PLANT = {
 }
 
 
-# ------------------------------------------------------------------------------------------------ how it is written
-
-
 def write(plan: Plan, folder: Path, held_out: float | None) -> Path:
     entries = []
     for split, images in plan.splits.items():
@@ -317,14 +312,10 @@ def write_text(plan: Plan, folder: Path, split: str, images: list[Image]) -> Non
     numbers = {name: number + first for number, name in enumerate(plan.names)} | {"zebra": 77}
 
     def row(box: Box) -> str:
-        values = (box.left, box.top, box.right, box.bottom)
-        if plan.corners != split:
-            values = (
-                (values[0] + values[2]) / 2,
-                (values[1] + values[3]) / 2,
-                values[2] - values[0],
-                values[3] - values[1],
-            )
+        x, y = (box.left + box.right) / 2, (box.top + box.bottom) / 2
+        values = (x, y, box.right - box.left, box.bottom - box.top)
+        if plan.corners == split:
+            values = (box.left, box.top, box.right, box.bottom)
         return f"{numbers[box.name]} " + " ".join(f"{min(value, 1):.6f}" for value in values)
 
     end = plan.rng.choice(("\n", "\r\n"))
@@ -342,27 +333,23 @@ def write_voc(plan: Plan, folder: Path, split: str, images: list[Image]) -> None
     labels = folder / "annots" / split
     labels.mkdir(parents=True)
 
-    def item(name: str, corners: str) -> str:
-        sides = zip(("xmin", "ymin", "xmax", "ymax"), corners.split(), strict=True)
-        return f"<object><name>{name}</name><bndbox>{''.join(f'<{k}>{v}</{k}>' for k, v in sides)}</bndbox></object>"
-
     def of(box: Box, size_hw: tuple[int, int]) -> str:
         height, width = size_hw
         left, top = box.left * width + 1, box.top * height + 1
-        return item(box.name, f"{left} {top} {box.right * width} {box.bottom * height}")
+        return voc_object(box.name, f"{left} {top} {box.right * width} {box.bottom * height}")
 
     def put(name: str, size_hw: tuple[int, int], objects: list[str]) -> None:
         size = f"<size><width>{size_hw[1]}</width><height>{size_hw[0]}</height></size>"
-        (labels / f"{name}.xml").write_text(f"<annotation>{size}{''.join(objects)}</annotation>")
+        (labels / f"{name}.xml").write_bytes(voc(*objects, size=size))
 
     for image in images:
         if image.is_labelled:
             objects = [of(box, image.size_hw) for box in image.boxes]
-            objects += [item("cat", row.removeprefix("<NAME>")) for row in image.rows]
+            objects += [voc_object("cat", row) for row in image.rows]
             put(image.name, image.stated_hw or image.size_hw, objects)
     if split == "train":
         for name in plan.alone:
-            put(name, (40, 40), [item("cat", "1 1 20 20")])
+            put(name, (40, 40), [voc_object("cat", "1 1 20 20")])
 
 
 def write_coco(plan: Plan, folder: Path, split: str, images: list[Image]) -> None:

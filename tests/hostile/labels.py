@@ -135,17 +135,8 @@ def coco_deep(rng: random.Random, folder: Path) -> None:
 def auto_labels(rng: random.Random, folder: Path) -> None:
     put(folder, "labels/a.txt", b"0 0.5 0.5 0.2 0.2\n")
     deep = "[" * 100_000 + "]" * 100_000
-    odd = (
-        deep,
-        *_NUMBERS,
-        "null",
-        "[]",
-        '"a\\u0000b"',
-        '"' + "a/" * 3000 + '"',
-        "9" * 5000,
-        '"/dev/zero"',
-        '"\\ud800"',
-    )
+    words = ("null", "[]", '"a\\u0000b"', '"' + "a/" * 3000 + '"', "9" * 5000, '"/dev/zero"', '"\\ud800"')
+    odd = (deep, *_NUMBERS, *words)
     run = {"schema": '"tessera-auto-labels 1"', "weights": '"best.pt"', "names": '["cat", "dog"]'}
     file = {"labels": '"a.txt"', "sha256": '"0"', "scores": "[0.5]"}
     for _ in range(rng.randint(0, 2)):

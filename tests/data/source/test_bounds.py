@@ -184,19 +184,6 @@ def test_special_files_are_left_out_by_kind(
             read_image(tmp_path / "set" / place)
 
 
-@pytest.mark.parametrize("kind", ["FIFO", "socket", "device"])
-def test_a_special_file_as_coco_json_or_voc_xml(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_image(tmp_path / "set" / "a.jpg")
-    for name in ("a.json", "a.xml"):
-        make_special(tmp_path / "set" / name, kind)
-    (tmp_path / "coco.yaml").write_text("path: set\ntrain: a.json\nnames: [cat]\n")
-    (tmp_path / "voc.yaml").write_text("path: set\ntrain: .\nnames: [cat]\n")
-    for name in ("coco", "voc"):
-        with pytest.raises(UserError, match=f"cannot be read \\(it is a {kind}"):
-            build(tmp_path / f"{name}.yaml")
-
-
 def test_a_fifo_as_index_is_replaced(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "set", {"train/a": "0 .5 .5 .5 .5"})
     build(yaml)

@@ -10,11 +10,9 @@ import pytest
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.image_store import ImageStore
-from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import decode_levels, read_image, read_levels
 from tessera.utils.bit_depth import PixelRule, to_uint8
 from tessera.utils.environment import cache_dir
-from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.world import World
 from tests.data.source.made_yaml import build, check
 
@@ -83,12 +81,6 @@ def test_the_rule_of_the_yaml_reaches_the_store_and_its_cache(tmp_path: Path) ->
         np.testing.assert_array_equal(store.load(0), ImageStore(index, 32, "area").load(0))
     (cache,) = (cache_dir() / "images").glob("*.bin")
     assert "range-0-4095" in cache.name
-
-
-def test_a_wrong_rule_names_its_line(tmp_path: Path) -> None:
-    yaml = dataset(tmp_path, more="pixels: {range: [4095, 0]}\n")
-    with pytest.raises(ConfigError, match=r"deep\.yaml:5: pixels: found \{'range': \[4095, 0\]\}, expected"):
-        load_spec(yaml)
 
 
 def test_dark_images_are_noted(tmp_path: Path) -> None:

@@ -17,16 +17,9 @@ from tests.data.source.made_yaml import BOX, build, same, write
 
 
 def test_contents(tmp_path: Path) -> None:
-    yaml = write_dataset(
-        tmp_path / "pets",
-        {
-            "train/b": "1 0.5 0.5 0.25 0.5\n0 0.25 0.25 0.5 0.5",
-            "train/a": BOX,
-            "train/c": None,
-            "train/d": "",
-            "val/a": BOX,
-        },
-    )
+    two = "1 0.5 0.5 0.25 0.5\n0 0.25 0.25 0.5 0.5"
+    labels = {"train/b": two, "train/a": BOX, "train/c": None, "train/d": "", "val/a": BOX}
+    yaml = write_dataset(tmp_path / "pets", labels)
     index = build(yaml)
     assert [index.path(i) for i in range(4)] == [tmp_path / f"pets/images/train/{name}.jpg" for name in "abcd"]
     assert index.sizes_hw.tolist() == [[48, 64]] * 4
@@ -53,15 +46,8 @@ def test_polygons(tmp_path: Path) -> None:
 
 
 def test_problems_leave_the_image_out_and_name_the_line(tmp_path: Path) -> None:
-    yaml = write_dataset(
-        tmp_path / "pets",
-        {
-            "train/a": BOX,
-            "train/b": BOX + "1 0.5 2 0.1 0.1\n1 x 1 1 1\n",
-            "train/c": BOX + BOX,
-            "train/d": "\ufeff" + BOX,
-        },
-    )
+    labels = {"train/a": BOX, "train/b": BOX + "1 0.5 2 0.1 0.1\n1 x 1 1 1\n", "train/c": BOX + BOX}
+    yaml = write_dataset(tmp_path / "pets", {**labels, "train/d": "\ufeff" + BOX})
     write_image(tmp_path / "pets/images/train/small.png", (9, 50))
     (tmp_path / "pets/images/train/torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     index = build(yaml)

@@ -122,14 +122,6 @@ def test_any_change_builds_anew(tmp_path: Path, scans: list[int], change: str) -
     assert same(second, build(yaml)) and len(scans) == 2
 
 
-def test_format_version_builds_anew(tmp_path: Path, scans: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
-    build(yaml)
-    monkeypatch.setattr(module, "_FORMAT", module._FORMAT + 1)
-    build(yaml)
-    assert len(scans) == 2
-
-
 def test_moved_dataset_keeps_its_digest(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
     before = build(yaml)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 import unicodedata
 from collections.abc import Mapping
@@ -15,15 +14,14 @@ import pytest
 from PIL import Image
 
 from tessera.data.source import decode
-from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import _read_by_pillow, decode_levels, read_image
 from tessera.utils.bit_depth import READS_HEIC
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.source_arguments import find_origins
 from tests.data.source.made_yaml import build, check
-from tests.data.source.tool_forms import STEMS, coco, voc, write
 from tests.data.source.tool_forms import images as tool_images
 from tests.data.source.tool_forms import labels as tool_labels
+from tests.data.source.tool_forms import voc
 
 BOX = "0 0.5 0.5 0.25 0.5\n"
 PIXELS = np.full((40, 60, 3), 90, np.uint8)
@@ -97,17 +95,6 @@ def test_a_large_image_that_pillow_reads_is_no_warning_without_a_name(monkeypatc
         _read_by_pillow(np.frombuffer(content.getvalue(), np.uint8))
 
 
-def test_escaped_label_files_of_another_split_are_not_called_unused(tmp_path: Path) -> None:
-    yaml = dataset(tmp_path, {"a+b.jpg": "a%2Bb.txt", "c+d.jpg": "c%2Bd.txt"})
-    for split, image in (("train", "a+b"), ("val", "c+d")):
-        (tmp_path / "set" / f"{split}.txt").write_text(f"./images/{image}.jpg\n")
-        yaml.write_text(yaml.read_text().replace(f"{split}: images", f"{split}: {split}.txt"))
-    for split in ("train", "val"):
-        index = build(yaml, split)
-        (said,) = index.notes
-        assert not index.problems and said.startswith("1 label file spelled otherwise than the image, and used")
-
-
 def test_two_files_that_may_be_meant_are_not_used(tmp_path: Path) -> None:
     yaml = dataset(tmp_path, {"a b.jpg": "a%20b.txt", "c.jpg": "c.txt"})
     (tmp_path / "set" / "labels" / "a%20b.TXT").write_text(BOX)
@@ -148,29 +135,6 @@ def test_images_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: 
     for read in (lambda: build(yaml), lambda: find_origins([images])):
         with pytest.raises(UserError, match=r"3 images not read because of their suffix: 2 \.jxl, 1 \.psd"):
             read()
-
-
-@pytest.mark.parametrize("form", ["list", "coco", "voc", "kit"])
-def test_images_that_are_not_read_are_counted_wherever_they_are_listed(tmp_path: Path, form: str) -> None:
-    """Once, their labels with them."""
-    root, entry = tmp_path / "set", {"coco": "a.json", "voc": "Annotations", "kit": "ImageSets/Main/train.txt"}
-    content = coco()
-    tool_images(root / ("images" if form in ("list", "coco") else "JPEGImages"))
-    for stem, record in zip(STEMS[:2], content["images"], strict=False):
-        (path,) = root.rglob(f"{stem}.jpg")
-        path.rename(path.with_suffix(".jxl"))
-        record["file_name"] = f"{stem}.jxl"
-    write(root / "a.json", content)
-    if form == "list":
-        tool_labels(root / "labels")
-    else:
-        tool_labels(root / "Annotations", voc, "{}.xml")
-    write(root / "ImageSets/Main/train.txt", "\n".join(STEMS))
-    write(root / "list.txt", "".join(f"./images/{record['file_name']}\n" for record in content["images"]))
-    yaml = tmp_path / "a.yaml"
-    yaml.write_text(f"path: {root}\ntrain: {entry.get(form, 'list.txt')}\nnames: [cat, dog]\n")
-    assert [*objects(yaml)] == [f"{stem}.jpg" for stem in STEMS[2:]]
-    assert problems(yaml) == ["train: 2 images not read because of their suffix: 2 .jxl. Convert them to PNG or JPEG"]
 
 
 def test_a_source_that_is_not_read_is_named(tmp_path: Path) -> None:
@@ -223,14 +187,3 @@ def test_lists_that_are_no_text_are_named(tmp_path: Path, content: bytes, why: s
     (tmp_path / "set" / "a.txt").write_bytes(content)
     with pytest.raises(UserError, match=rf"a\.txt: .*{why}"):
         build(yaml)
-
-
-def test_a_fifo_as_a_list_or_a_yaml(tmp_path: Path) -> None:
-    yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
-    for name in ("fifo.txt", "fifo.yaml"):
-        os.mkfifo(tmp_path / name)
-    yaml.write_text(yaml.read_text().replace("train: images", f"train: {tmp_path / 'fifo.txt'}"))
-    with pytest.raises(UserError, match=r"fifo\.txt: cannot be read \(it is a FIFO, expected a plain file\)"):
-        build(yaml)
-    with pytest.raises(UserError, match=r"fifo\.yaml: found a FIFO, expected a dataset YAML"):
-        load_spec(tmp_path / "fifo.yaml")

@@ -170,10 +170,6 @@ _FORMS = {
         f"labels/{STUDIO}.txt",
         files={"classes.txt": CLASSES, "notes.json": {"categories": []}},
     ),
-    "datumaro_yolo": listing(
-        "obj_train_data/{}.jpg", "obj_train_data/{}.txt", "data/obj_train_data/{}.jpg", **{"obj.names": CLASSES}
-    ),
-    "fiftyone_yolov5": Form("images/val/{}.jpg", "./images/val/", "labels/val/{}.txt"),
     "labelimg_yolo": Form("set/{}.jpg", "set", "set/{}.txt", files={"set/classes.txt": CLASSES}),
     "coco_itself": one_json("train2017/{}.jpg", "annotations/instances_train2017.json", coco()),
     "roboflow_coco": one_json(
@@ -192,12 +188,6 @@ _FORMS = {
     "label_studio_server_coco": one_json(
         f"images/{STUDIO}.jpg", "result.json", coco(f"/label-studio/data/media/upload/1/{STUDIO}.jpg")
     ),
-    "fiftyone_coco": one_json(
-        "data/{}.jpg", "labels.json", coco(annotation=lambda _: {"segmentation": ..., "score": None})
-    ),
-    "supervisely_coco": one_json(
-        "dataset 1/images/{}.jpg", "dataset 1/annotations/instances.json", coco(annotation=polygons)
-    ),
     "via_coco": one_json(
         "{}.jpg", "via_project_coco.json", coco(image=VIA_IMAGE, annotation=lambda own: {"segmentation": polygon(own)})
     ),
@@ -210,7 +200,6 @@ _FORMS = {
     "windows_coco": one_json(TRAIN[0], "a.json", coco(r"C:\data\{}.jpg")),
     "backslash_coco": one_json(TRAIN[0], "annotations/a.json", coco(r"images\train\{}.jpg")),
     "renamed_folder_coco": one_json("images/{}.jpg", "a.json", coco("train2017/{}.jpg")),
-    "renamed_folder_list": listing("imgs/{}.jpg", "imgs/{}.txt", "data/{}.jpg"),
     "address_coco": one_json("pictures/a b/{}.jpg", "a.json", coco(ADDRESS)),
     "polygons_without_boxes": one_json(
         "images/{}.jpg", "a.json", coco(annotation=lambda own: {"bbox": ..., **polygons(own)})
@@ -227,10 +216,9 @@ _FORMS = {
         {"ImageSets/Main/train.txt": listed("{}")},
     ),
     "labelimg_voc": Form("set/{}.png", "set", "set/{}.xml", lambda stem: voc(stem, name="{}.png")),
-    "roboflow_voc": Form(
-        f"train/{ROBOFLOW}.jpg", "train", f"train/{ROBOFLOW}.xml", lambda stem: voc(stem, name=f"{ROBOFLOW}.jpg")
-    ),
     "kaggle_voc": Form("images/{}.png", "images", "annotations/{}.xml", voc),
+    "annots_of_voc": Form("images/train/{}.jpg", "images/train", "Annots/train/{}.xml", voc),
+    "xml_beside_voc": Form("photos/train/{}.jpg", "photos/train", "photos/xmls/{}.xml", voc),
     "voc_without_sizes": Form(
         "JPEGImages/{}.jpg", "JPEGImages", "Annotations/{}.xml", lambda stem: voc(stem, size=(0, 0))
     ),

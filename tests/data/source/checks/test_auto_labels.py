@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tessera.utils.files import sha256
 from tests.data.make import write_dataset
 from tests.data.source.made_yaml import BOX, check
@@ -58,17 +56,6 @@ def test_a_validation_on_labels_of_a_model_is_a_problem(tmp_path: Path) -> None:
         "val: 2 of 2 label files (100 %) as a model wrote them ('best.pt'): metrics on them tell agreement with that "
         "model",
     ]
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["[" * 100_000 + "]" * 100_000, '{"labels": ' * 100_000, '{"labels": "b.txt", "scores": [%s]}' % ("9" * 400)],
-)
-def test_hostile_lines_are_one_message(tmp_path: Path, line: str) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX}, names="[cat]")
-    (tmp_path / "pets/labels/train/auto_labels.jsonl").write_text(line)
-    (problem,) = check(yaml).problems
-    assert "auto_labels.jsonl:1: found" in problem and len(problem) < 400
 
 
 def test_numbers_that_mean_another_class_to_the_model_are_an_error(tmp_path: Path) -> None:
