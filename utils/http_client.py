@@ -107,29 +107,29 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
     try:
         for number in range(_MOST_REDIRECTS):
             own = make_headers(basic_auth=unquote(account)) if account and number == 0 else {}
-            answer = _pool(place).request("GET", place, headers={**sent, **own}, **how)
-            location = answer.get_redirect_location()
+            response = _pool(place).request("GET", place, headers={**sent, **own}, **how)
+            location = response.get_redirect_location()
             if not location:
-                return _sound(answer, asked)
-            answer.close()
-            place = _redirected(place, location, asked)
+                return _check_status(response, asked)
+            response.close()
+            place = _redirect_target(place, location, asked)
     except SSLError as error:
         raise UserError(
             f"Cannot download {asked}: {one_line(str(error), 200)}. Check the clock and the certificates of this "
             "machine."
         ) from error
     except (HTTPError, OSError) as error:
-        raise _broken(error) from error
+        raise _connection_error(error) from error
     raise UserError(f"Cannot download {asked}: it redirects more than {_MOST_REDIRECTS} times. Check the address.")
 
 
-def stated_length(answer: BaseHTTPResponse) -> int | None:
+def stated_length(response: BaseHTTPResponse) -> int | None:
     """How many bytes an answer has; None where it does not say."""
-    length = answer.headers.get("Content-Length", "")
+    length = response.headers.get("Content-Length", "")
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else None
 
 
-def read_blocks(answer: BaseHTTPResponse, url: str, total: int | None, most: int, offset: int = 0) -> Iterator[bytes]:
+def read_blocks(response: BaseHTTPResponse, url: str, total: int | None, most: int, offset: int = 0) -> Iterator[bytes]:
     """What comes, block by block, as soon as any has come.
 
     Args:
@@ -152,9 +152,9 @@ def read_blocks(answer: BaseHTTPResponse, url: str, total: int | None, most: int
         if time.monotonic() > end:
             raise TransientError(f"it sends less than {LIMITS.least_speed:,.0f} bytes a second")
         try:
-            block = answer.read1(_BLOCK)
+            block = response.read1(_BLOCK)
         except (HTTPError, OSError) as error:
-            raise _broken(error) from error
+            raise _connection_error(error) from error
         if not block:
             break
         received += len(block)
@@ -175,19 +175,19 @@ def _pool(url: str) -> PoolManager:
     return ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=unquote(account)) if account else {})
 
 
-def _sound(answer: BaseHTTPResponse, asked: str) -> BaseHTTPResponse:
+def _check_status(response: BaseHTTPResponse, asked: str) -> BaseHTTPResponse:
     """The answer, where it has what was asked for, or says that the part that was asked for is not there."""
-    if answer.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
-        return answer
-    answer.close()
-    said = f"the server answered {answer.status} {one_line(str(answer.reason), 100)}"
-    if answer.status in _TRANSIENT_STATUS:
+    if response.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
+        return response
+    response.close()
+    said = f"the server answered {response.status} {one_line(str(response.reason), 100)}"
+    if response.status in _TRANSIENT_STATUS:
         raise TransientError(said)
-    refused = "" if answer.status in (404, 410) else "The server refuses; check the address and your access."
+    refused = "" if response.status in (404, 410) else "The server refuses; check the address and your access."
     raise UserError(f"Cannot download {asked}: {said}. {refused or 'Check the address.'}")
 
 
-def _redirected(url: str, location: str, asked: str) -> str:
+def _redirect_target(url: str, location: str, asked: str) -> str:
     """Where a redirect leads: to http and https only, and never from https to http."""
     said = f"Cannot download {asked}: it redirects to"
     try:
@@ -200,6 +200,6 @@ def _redirected(url: str, location: str, asked: str) -> str:
     return place
 
 
-def _broken(error: Exception) -> TransientError:
+def _connection_error(error: Exception) -> TransientError:
     """What to raise for an error of the connection."""
     return TransientError(f"the connection broke ({one_line(str(error) or type(error).__name__, 100)})")

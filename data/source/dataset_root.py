@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class DatasetRoot:
     """What a dataset YAML says of its folder."""
 
     yaml_path: Path  # the YAML
@@ -47,10 +47,10 @@ class Place:
     refused: str = ""  # why `download` cannot be followed; "" where it can, or there is none
     generate: str | None = None  # name of a generator
 
-    def is_in(self, root: Path, splits: Iterable[str] | None = None) -> bool:
+    def has_entries(self, root: Path, splits: Iterable[str] | None = None) -> bool:
         """Whether `root` is a folder with an entry of any of `splits` (all where None)."""
         texts = [text for split in splits or self.entries for text in self.entries.get(split, ())]
-        return os.path.isdir(root) and any(matches(root, self.resolve(root, text)) for text in texts)
+        return os.path.isdir(root) and any(matching_paths(root, self.resolve(root, text)) for text in texts)
 
     def resolve(self, root: Path, text: str) -> Path:
         """An entry as a path; some exports write ../train/images for a folder beside the YAML, or backslashes."""
@@ -59,22 +59,24 @@ class Place:
         paths = [
             absolute(user_path(root / user_path(form, str(self.yaml_path)), str(self.yaml_path))) for form in forms
         ]
-        return next((path for path in paths if matches(root, path)), paths[0])
+        return next((path for path in paths if matching_paths(root, path)), paths[0])
 
-    def find(self) -> Path:
+    def locate(self) -> Path:
         """The dataset's folder; where there is none, it is downloaded or generated."""
         relative = user_path(self.stated or ".", self.where)
         bases = (self.yaml_path.parent, Path.cwd(), BASE, datasets_dir())
-        tried = [relative] if relative.is_absolute() else [*(base / relative for base in bases), _target(relative)]
+        tried = (
+            [relative] if relative.is_absolute() else [*(base / relative for base in bases), _download_dir(relative)]
+        )
         tried = list(dict.fromkeys(absolute(user_path(path, self.where)) for path in tried))
         for path in tried:
-            if self.is_in(path):
+            if self.has_entries(path):
                 return path
         if self.refused:
             places = "\n  ".join(map(shown, tried))
             raise ConfigError(f"{self.refused} into one of\n  {places}")
         if self.stated is not None and (self.archives or self.generate):
-            return self._obtain(absolute(_target(relative)))
+            return self._download_or_generate(absolute(_download_dir(relative)))
         if self.stated is None and any(Path(text).is_absolute() for texts in self.entries.values() for text in texts):
             return self.yaml_path.parent  # `path` is not at fault: `build_index` names the missing entry
         places = "\n  ".join(f"{shown(path)}{'' if os.path.isdir(path) else ' (no such folder)'}" for path in tried)
@@ -87,7 +89,7 @@ class Place:
         texts = dict.fromkeys(text for texts in self.entries.values() for text in texts)
         return one_line(first_of(list(texts), 10), 160)
 
-    def _obtain(self, target: Path) -> Path:
+    def _download_or_generate(self, target: Path) -> Path:
         """Generate or download the dataset so that `target` appears whole; one process does, the others wait for it."""
         done = "generated" if self.generate else "downloaded"
         datasets = absolute(datasets_dir())
@@ -101,7 +103,9 @@ class Place:
             )
         staging = real.with_name(f".{real.name}.download")
         try:
-            if real.exists() and any(real.iterdir()) and not self.is_in(real):  # another process may be done by now
+            if (
+                real.exists() and any(real.iterdir()) and not self.has_entries(real)
+            ):  # another process may be done by now
                 raise UserError(
                     f"{self.yaml_path}: {shown(target)} exists, but has none of {self._entries()}. Move it away to "
                     f"have the dataset {done} there, or correct `path`."
@@ -111,7 +115,7 @@ class Place:
                 GENERATORS[self.generate](real)
                 return target
             with locked(real.with_name(f".{real.name}.lock")):  # beside what its holder may remove
-                if not self.is_in(real):
+                if not self.has_entries(real):
                     self._download(staging, real)
                     shutil.rmtree(staging)
         except OSError as error:
@@ -140,7 +144,7 @@ class Place:
             found = contents
         needed = [split for split in ("train", "val") if split in self.entries] or list(self.entries)
         for split in needed:
-            if not self.is_in(found, [split]):
+            if not self.has_entries(found, [split]):
                 held = first_of(sorted(path.name for path in found.iterdir()), 10) if found.is_dir() else "nothing"
                 shutil.rmtree(staging)
                 raise UserError(
@@ -150,7 +154,7 @@ class Place:
         found.rename(target)
 
 
-def _target(path: Path) -> Path:
+def _download_dir(path: Path) -> Path:
     """Where a dataset of this `path` is downloaded to; ../datasets/coco128, as other trainers write, is in ours."""
     if path.is_absolute():
         return path
@@ -158,7 +162,7 @@ def _target(path: Path) -> Path:
     return datasets_dir() / Path(*(parts[1:] if len(parts) > 1 and parts[0] == "datasets" else parts))
 
 
-def matches(root: Path, entry: Path) -> list[Path]:
+def matching_paths(root: Path, entry: Path) -> list[Path]:
     """The entry itself where it exists, else what it matches as a glob; what it shares with `root` is no pattern."""
     if os.path.exists(entry):
         return [entry]
@@ -170,9 +174,9 @@ def matches(root: Path, entry: Path) -> list[Path]:
     return [Path(match) for match in found]
 
 
-def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
+def expand_entry(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
     """What an entry of a split leads to: itself, or the folders, images and lists that it matches as a glob."""
-    found = matches(spec.root, entry)
+    found = matching_paths(spec.root, entry)
     known = IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".txt", ".json"}
     paths = [path for path in found if path == entry or os.path.isdir(path) or suffix_of(path.name) in known]
     if paths:
@@ -213,7 +217,7 @@ def base_of_list(lines: Iterable[str], bases: Sequence[str]) -> str:
     return next((base for base in bases if first and os.path.exists(os.path.join(base, first))), bases[0])
 
 
-def walk(folder: Path) -> tuple[list[str], list[str]]:
+def images_and_xmls(folder: Path) -> tuple[list[str], list[str]]:
     """Images below `folder`, first those whose suffix is not read, and XML files."""
     images: dict[bool, list[str]] = {False: [], True: []}
     xmls: list[str] = []

@@ -15,9 +15,9 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from tessera.data.source.annotations.classes import Classes, classes_of, classes_of_coco
-from tessera.data.source.annotations.coco import read_names
-from tessera.data.source.dataset_root import GENERATORS, Place, absolute, expand
+from tessera.data.source.annotations.classes import Classes, parse_classes, parse_coco_classes
+from tessera.data.source.annotations.coco import read_category_names
+from tessera.data.source.dataset_root import GENERATORS, DatasetRoot, absolute, expand_entry
 from tessera.data.source.split_files import stats
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.environment import cache_dir
@@ -33,7 +33,7 @@ SPLITS = ("train", "val", "test")
 _OTHER_KEYS = ("path", "names", "nc", "ignore", "classes", "download", "generate", "pixels", "split_seed", "kpt_shape")
 _KEYS = SPLITS + _OTHER_KEYS
 _OTHER_WORD = re.compile("(train|val|test)(id|idation|ing|set)")  # for a split
-_SHARE_AS_TEXT = re.compile(r"\d*[.,]\d+|[\d.,]+\s*%")
+_FRACTION_AS_TEXT = re.compile(r"\d*[.,]\d+|[\d.,]+\s*%")
 _FOLDER = HOME / "data"
 
 
@@ -49,8 +49,8 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     """
     yaml_path = _find_yaml(data)
     found, in_coco = _read(yaml_path)
-    classes = Classes() if in_coco else classes_of(found)
-    held_out, keypoints = _held_out(found), _keypoints(found)
+    classes = Classes() if in_coco else parse_classes(found)
+    held_out, keypoints = _val_fraction(found), _keypoints(found)
     entries = _entries(found, held_out)
     archives, refused = _archives(found)
     generate, stated = found.values.get("generate"), found.values.get("path")
@@ -62,13 +62,13 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
         raise ConfigError(f"{found.at('path')}: path: found {shown(stated)}, expected a folder.")
     where = f"{found.at('path')}: path"
     means = (archives, refused, generate) if obtain else ((), "", None)
-    place = Place(yaml_path, where, stated, entries, *means)
-    root = place.find()
+    place = DatasetRoot(yaml_path, where, stated, entries, *means)
+    root = place.locate()
     splits = {split: tuple(place.resolve(root, text) for text in texts) for split, texts in entries.items()}
     pixels = PixelRule.from_plain(found.values.get("pixels"), f"{found.at('pixels')}: pixels")
     spec = DatasetSpec(yaml_path.stem, yaml_path, root, splits, (), archives, pixels, held_out, keypoints=keypoints)
     if in_coco:
-        classes = classes_of_coco(found, _names_of_coco(spec))
+        classes = parse_coco_classes(found, _coco_category_names(spec))
     return dataclasses.replace(spec, **classes._asdict())
 
 
@@ -78,7 +78,7 @@ def load_label_names(data: str | Path) -> tuple[str, ...]:
     The dataset need not be there, unless its COCO files have the names; it is not obtained.
     """
     found, in_coco = _read(_find_yaml(data))
-    classes = load_spec(data, obtain=False) if in_coco else classes_of(found)
+    classes = load_spec(data, obtain=False) if in_coco else parse_classes(found)
     return classes.label_names or classes.names
 
 
@@ -146,14 +146,14 @@ def _is_coco(found: YamlMapping) -> bool:
     return bool(named) and all(text.lower().endswith(".json") for text in named)
 
 
-def _names_of_coco(spec: DatasetSpec) -> list[str]:
+def _coco_category_names(spec: DatasetSpec) -> list[str]:
     """The categories of the COCO files that are trained and validated on, in the order of their ids."""
     trained = {split: entries for split, entries in spec.splits.items() if split != "test"}  # which may be missing
     named = ((split, entry) for split, entries in (trained or spec.splits).items() for entry in entries)
-    files = list(dict.fromkeys(file for split, entry in named for file in expand(spec, split, entry)))
-    first = _names_in(files[0])
+    files = list(dict.fromkeys(file for split, entry in named for file in expand_entry(spec, split, entry)))
+    first = _category_names(files[0])
     for file in files[1:]:
-        names = _names_in(file)
+        names = _category_names(file)
         if names != first:
             odd = sorted(set(first) ^ set(names)) or names
             raise ConfigError(
@@ -163,21 +163,23 @@ def _names_of_coco(spec: DatasetSpec) -> list[str]:
     return first
 
 
-def _names_in(file: Path) -> list[str]:
+def _category_names(file: Path) -> list[str]:
     """The categories of a COCO file; read once, as it may be hundreds of megabytes large."""
     key = hashlib.blake2b(os.fsencode(file), digest_size=10).hexdigest()
     state = f"{file} {stats([str(file)]).tolist()}".encode("utf-8", "surrogateescape")
-    content = kept(cache_dir() / "index" / f"coco-names-{key}", state, lambda: json.dumps(read_names(file)).encode())
+    content = kept(
+        cache_dir() / "index" / f"coco-names-{key}", state, lambda: json.dumps(read_category_names(file)).encode()
+    )
     names: list[str] = json.loads(content)
     return names
 
 
-def _held_out(found: YamlMapping) -> HeldOut | None:
+def _val_fraction(found: YamlMapping) -> HeldOut | None:
     """`val: 0.2`, a share of train that is validated on, and `split_seed`."""
     share, seed = found.values.get("val"), found.values.get("split_seed", 0)
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise ConfigError(f"{found.at('split_seed')}: split_seed: found {shown(seed)}, expected an integer from 0 on.")
-    if isinstance(share, str) and _SHARE_AS_TEXT.fullmatch(share):
+    if isinstance(share, str) and _FRACTION_AS_TEXT.fullmatch(share):
         share = math.nan  # refused below
     if isinstance(share, bool) or not isinstance(share, (int, float)):
         if "split_seed" in found.values:

@@ -132,7 +132,7 @@ class _Download:
                 failures = 1 if size > furthest else failures + 1
                 furthest = max(furthest, size)
                 if failures >= http_client.LIMITS.attempts:
-                    kept = " (what has arrived is kept)" if _recall(self.state_file, self.url) else ""
+                    kept = " (what has arrived is kept)" if _load_state(self.state_file, self.url) else ""
                     raise UserError(
                         f"Cannot download {shown_address(self.url)}: {error}. Check the network and run the command "
                         f"again{kept}, or download the file by other means to {shown(self.target)}."
@@ -142,31 +142,31 @@ class _Download:
     def _transfer(self, file: IO[bytes]) -> None:
         """One request: the whole file, or what `file` lacks of it."""
         offset = file.seek(0, os.SEEK_END)
-        known = _recall(self.state_file, self.url) if offset else None
+        known = _load_state(self.state_file, self.url) if offset else None
         if known is not None and offset == known["total"]:  # whole already: the process ended just before the rename
             return
         total: int | None = None
         headers: dict[str, str] = {}
         if known is not None and offset < known["total"]:
             total, headers = known["total"], {"Range": f"bytes={offset}-", "If-Range": known["validator"]}
-        with open_address(self.url, headers) as answer:
-            if total is not None and answer.status == HTTPStatus.PARTIAL_CONTENT:
-                part, _, whole = answer.headers.get("Content-Range", "").partition("/")
+        with open_address(self.url, headers) as response:
+            if total is not None and response.status == HTTPStatus.PARTIAL_CONTENT:
+                part, _, whole = response.headers.get("Content-Range", "").partition("/")
                 if not part.startswith(f"bytes {offset}-") or whole != str(total):
                     file.truncate(0)
                     raise TransientError("the file changed on the server during the download")
-            elif answer.status == HTTPStatus.OK:
+            elif response.status == HTTPStatus.OK:
                 offset = 0
                 file.truncate(0)
-                total = self._remember(answer)
+                total = self._save_state(response)
             else:
                 file.truncate(0)
-                raise TransientError(f"the server answered {answer.status}, expected 200 or 206")
-            self._receive(answer, file, offset, total)
+                raise TransientError(f"the server answered {response.status}, expected 200 or 206")
+            self._receive(response, file, offset, total)
 
-    def _remember(self, answer: BaseHTTPResponse) -> int | None:
+    def _save_state(self, response: BaseHTTPResponse) -> int | None:
         """Write down which file the server is sending; return its length, where it says so."""
-        total, headers = stated_length(answer), answer.headers
+        total, headers = stated_length(response), response.headers
         etag = headers.get("ETag", "")
         # A weak ETag says "much the same", which is not enough to join two halves.
         validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
@@ -175,12 +175,12 @@ class _Download:
         self.state_file.write_text(json.dumps({"url": self.url, "validator": validator, "total": total}))
         return total
 
-    def _receive(self, answer: BaseHTTPResponse, file: IO[bytes], offset: int, total: int | None) -> None:
+    def _receive(self, response: BaseHTTPResponse, file: IO[bytes], offset: int, total: int | None) -> None:
         """Append the body to `file`, which has `offset` bytes."""
         title = self.target.name
         with tqdm(total=total, initial=offset, unit="B", unit_scale=True, unit_divisor=1024, desc=title) as bar:
             try:
-                for block in read_blocks(answer, self.url, total, self.max_bytes, offset):
+                for block in read_blocks(response, self.url, total, self.max_bytes, offset):
                     file.write(block)
                     bar.update(len(block))
             except UserError:  # it is too large
@@ -188,7 +188,7 @@ class _Download:
                 raise
 
 
-def _recall(state_file: Path, url: str) -> dict[str, Any] | None:
+def _load_state(state_file: Path, url: str) -> dict[str, Any] | None:
     """What is known of the file that a part belongs to; None where that is another one, or has no ETag and no date."""
     try:
         known = json.loads(state_file.read_text())

@@ -18,20 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.class_matching import SINGLE_CLASS
-from tessera.data.source.annotations.coco_ids import ids_of
-from tessera.data.source.annotations.yolo_labels import ANY_CLASS
+from tessera.data.source.annotations.coco_ids import result_ids
+from tessera.data.source.annotations.yolo_labels import ALL_CLASSES
 from tessera.data.source.messages import (
-    flat,
+    check_usable,
+    has_no_area,
     left_out_line,
     missing_labels,
-    refuse_unusable,
     shared_labels,
     unused_ignores,
     without_objects,
 )
 from tessera.data.source.scan import ClassNames, Scan, scan
-from tessera.data.source.split import part_of
-from tessera.data.source.split_files import Listing, Remembered, list_images
+from tessera.data.source.split import select_images
+from tessera.data.source.split_files import CachedCocoListing, Listing, list_images
 from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write, open_plain, remove_leftovers
@@ -86,12 +86,12 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
         return stored
     if not listing.is_complete:
         listing = list_images(spec, split)
-    if listing.ownerless:
-        raise UserError(first_of(listing.ownerless, _SHOWN, "\n"))
-    listing = part_of(spec, split, listing)
+    if listing.unmatched_annotations:
+        raise UserError(first_of(listing.unmatched_annotations, _SHOWN, "\n"))
+    listing = select_images(spec, split, listing)
     logger.info("Scanning %s and labels of %s …", counted(len(listing.images), "image"), split)
     scanned = scan(listing, ClassNames.of(spec, single_cls))
-    refuse_unusable(spec, split, listing, scanned)
+    check_usable(spec, split, listing, scanned)
     index = _assemble(spec, split, single_cls, listing, scanned, digest)
     try:
         write_index(path, index, listing.coco_images)
@@ -129,7 +129,7 @@ def index_warnings(index: DatasetIndex) -> list[str]:
     Boxes without an area count in a validation as they do in COCO's metric: as objects that nothing can be matched to.
     """
     found = list(filter(None, [problem_report(index)]))
-    without_area = int(flat(index.boxes_xyxy).sum())
+    without_area = int(has_no_area(index.boxes_xyxy).sum())
     if without_area:
         use = (
             "nothing is learnt from such a box"
@@ -185,7 +185,7 @@ def _coco_ids(listing: Listing, scanned: Scan, spec: DatasetSpec, single: bool) 
     ]
     untrained = spec.ignore + spec.left_out
     images = [listing.coco[place][1].id for place in kept]
-    ids = ids_of(images, list(files.values()), named, single, untrained)
+    ids = result_ids(images, list(files.values()), named, single, untrained)
     if ids is None:
         listing.notes.append(
             f"{', '.join(listing.shown(str(file)) for file in files)}: one id is two images or categories in them; "
@@ -218,7 +218,7 @@ def _assemble(
         segment_offsets=_offsets(scanned.point_counts) if len(scanned.points) else no_offsets,
         segment_points=scanned.points,
         ignored_offsets=_offsets(scanned.ignored_counts) if len(scanned.ignored_classes) else no_offsets,
-        ignored_classes=scanned.ignored_classes.clip(ANY_CLASS),
+        ignored_classes=scanned.ignored_classes.clip(ALL_CLASSES),
         ignored_boxes_xyxy=scanned.ignored_boxes_xyxy,
         coco_text=np.frombuffer(json.dumps(ids).encode() if ids else b"", np.uint8),
     )
@@ -233,7 +233,7 @@ def _offsets(counts: Any) -> NDArray[np.int64]:
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))))
 
 
-def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> None:
+def write_index(path: Path, index: DatasetIndex, coco_images: CachedCocoListing) -> None:
     """Write an index file: magic, checksum of the rest, length of the header, header in JSON, arrays."""
     arrays = {name: np.ascontiguousarray(value) for name, value in vars(index).items() if isinstance(value, np.ndarray)}
     arrays[_COCO_IMAGES] = np.frombuffer(json.dumps(coco_images).encode(), np.uint8)
@@ -252,7 +252,7 @@ def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> Non
         file.writelines([_MAGIC, checksum.digest(), *pieces])
 
 
-def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, Remembered] | None:
+def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, CachedCocoListing] | None:
     """Map an index file, so that all processes of a node share its arrays.
 
     Args:

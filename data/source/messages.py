@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.yolo_labels import ANY_CLASS, MOST_BEYOND
-from tessera.data.source.scan import Scan, other_places
+from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, MAX_OVERSHOOT
+from tessera.data.source.scan import Scan, more_rows
 from tessera.data.source.split_files import MISSING, Listing
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.text import counted, first_of, shown
@@ -24,7 +24,7 @@ _FEW, _SHARE = 16, 10  # images that may fail to decode: 16, and a tenth of a se
 MANY_MISSING = 0.1  # share of images without a label file; up to that much background is common advice
 
 
-def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan) -> None:
+def check_usable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan) -> None:
     """Raise a UserError where training on what was scanned would be wrong or impossible."""
     if scanned.unknown:
         raise UserError(first_of(unknown_classes(spec, split, scanned), _SHOWN, _NEXT_LINE))
@@ -90,7 +90,7 @@ def _require_pixels(listing: Listing, scanned: Scan) -> None:
     numbers = {file: number for number, file in enumerate(files)}
     of_image = np.array([numbers[file_of[at]] if at in file_of else -1 for at in range(len(listing.images))], np.int64)
     of_box = np.repeat(of_image[scanned.kept], scanned.counts)
-    is_beyond = (scanned.boxes_xyxy > 1 + MOST_BEYOND).any(1)  # fractions may be rounded up
+    is_beyond = (scanned.boxes_xyxy > 1 + MAX_OVERSHOOT).any(1)  # fractions may be rounded up
     for number in np.setdiff1d(of_box, [-1, *np.unique(of_box[is_beyond])]):
         raise UserError(
             f"{listing.shown(files[number])}: all boxes ({int((of_box == number).sum()):,}) lie in the first pixel of "
@@ -107,9 +107,9 @@ def unknown_classes(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
         (found,) = places.values()
         return [
             f"{found[0]}: class {spec.nc}, but {spec.yaml_path.name} names classes from 0 to {spec.nc - 1}, and no row "
-            f"of {split} has class 0: the labels seem to count from 1. Subtract 1 from each class.{other_places(found)}"
+            f"of {split} has class 0: the labels seem to count from 1. Subtract 1 from each class.{more_rows(found)}"
         ]
-    return [_unknown(spec, found[0], name) + other_places(found) for name, found in places.items()]
+    return [_unknown(spec, found[0], name) + more_rows(found) for name, found in places.items()]
 
 
 def counts_from_one(spec: DatasetSpec, scanned: Scan) -> bool:
@@ -135,7 +135,7 @@ def _unknown(spec: DatasetSpec, place: str, name: str) -> str:
 def unused_ignores(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
     """A message where training labels have no object of a class that is to be ignored: its name may be misspelled."""
     used = set(scanned.ignored_classes.tolist())
-    unused = [shown(name) for number, name in enumerate(spec.ignore) if ANY_CLASS - 1 - number not in used]
+    unused = [shown(name) for number, name in enumerate(spec.ignore) if ALL_CLASSES - 1 - number not in used]
     if split != "train" or not unused:
         return []
     return [f"train: {spec.yaml_path.name}: ignore: no label is of {first_of(unused, _NEXT)}. Is the name correct?"]
@@ -170,7 +170,7 @@ def without_objects(split: str, images: int) -> str:
     )
 
 
-def flat(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
+def has_no_area(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Which boxes (n, 4) have no width or no height, (n,)."""
     found: NDArray[np.bool_] = np.any(boxes_xyxy[:, 2:] <= boxes_xyxy[:, :2], axis=1)
     return found

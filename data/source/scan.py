@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco_annotations import parse_coco
-from tessera.data.source.annotations.label_paths import ENDLESS, NO_CLASS_LIMIT, AnyName
+from tessera.data.source.annotations.label_paths import NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
 from tessera.data.source.annotations.voc import parse_voc
-from tessera.data.source.annotations.yolo_labels import ANY_CLASS, ParsedLabels, of_other_size, parse_labels
+from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, ParsedLabels, check_stated_size, parse_labels
 from tessera.data.source.decode import BadImage, image_size
 from tessera.data.source.image_header import Size, read_file_header
 from tessera.data.source.split_files import Listing, list_images
@@ -45,7 +45,7 @@ class ClassNames(NamedTuple):
         """The classes that a dataset trains, ignores and leaves out."""
         parts = spec.parts or [(name,) for name in spec.names]
         ids = {name: number for number, names in enumerate(parts) for name in names}
-        ids |= {name: ANY_CLASS - 1 - number for number, name in enumerate(spec.ignore + spec.left_out)}
+        ids |= {name: ALL_CLASSES - 1 - number for number, name in enumerate(spec.ignore + spec.left_out)}
         return cls(ids, single, tuple(ids[name] for name in spec.label_names), len(spec.ignore), spec.keypoints)
 
 
@@ -60,7 +60,7 @@ class Scan(NamedTuple):
     point_counts: NDArray[np.int64]  # (m,), points of each object's polygon
     points: NDArray[np.float32]  # (k, 2) pixels
     ignored_counts: NDArray[np.int64]  # (n,), ignored regions of each image
-    ignored_classes: NDArray[np.int32]  # (r,), as in `Regions`
+    ignored_classes: NDArray[np.int32]  # (r,), as in `IgnoredRegions`
     ignored_boxes_xyxy: NDArray[np.float32]  # (r, 4) pixels
     left_out_counts: NDArray[np.int64]  # (n,), objects and regions of each image of classes that are left out
     left_out_classes: NDArray[np.int64]  # (l,), the place of each one's class among those that are left out
@@ -99,7 +99,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
             problems.append(f"{listing.shown(image)}: {remark}")
         objects = read_objects(listing, index, size, names)
         if objects.problems or objects.unknown or objects.duplicates or objects.remarks or objects.notes:
-            where = listing.label_place(index)
+            where = listing.label_location(index)
             problems += _by_cause(where, objects.remarks)
             problems += _by_cause(where, [(line, f"{what}; the image is left out") for line, what in objects.problems])
             notes += _by_cause(where, objects.notes)
@@ -122,19 +122,19 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
     owners = np.repeat(np.arange(len(every)), np.array([len(own.classes) for own in regions], np.int64))
     of_regions = np.array([*chain.from_iterable(own.classes for own in regions)], np.int64)
     region_boxes = np.array([*chain.from_iterable(own.boxes for own in regions)], np.float64).reshape(-1, 4)
-    places = ANY_CLASS - 1 - names.ignored - of_regions  # among the classes that are left out; below 0 of others
+    places = ALL_CLASSES - 1 - names.ignored - of_regions  # among the classes that are left out; below 0 of others
     is_ignored = places < 0
     return Scan(
         np.array(kept, np.bool_),
         sizes_hw,
         counts,
         np.zeros_like(classes) if names.single else classes,
-        pixels(boxes, np.repeat(sizes_hw, counts, 0)),
+        to_corners(boxes, np.repeat(sizes_hw, counts, 0)),
         np.array([*chain.from_iterable(point_counts)], np.int64),
         np.concatenate([np.zeros((0, 2)), *polygons]).astype(np.float32),
         np.bincount(owners[is_ignored], minlength=len(every)),
         np.minimum(of_regions[is_ignored].astype(np.int32), 0 if names.single else NO_CLASS_LIMIT),
-        pixels(region_boxes[is_ignored], sizes_hw[owners[is_ignored]]),
+        to_corners(region_boxes[is_ignored], sizes_hw[owners[is_ignored]]),
         np.bincount(owners[~is_ignored], minlength=len(every)),
         places[~is_ignored],
         problems,
@@ -148,17 +148,17 @@ def _by_cause(where: Callable[[int | None], str], rows: Iterable[tuple[int | Non
     places: dict[str, list[str]] = {}
     for line, what in rows:
         places.setdefault(what, []).append(where(line))
-    return [f"{found[0]}: {what}{'.' * (len(found) > 1)}{other_places(found)}" for what, found in places.items()]
+    return [f"{found[0]}: {what}{'.' * (len(found) > 1)}{more_rows(found)}" for what, found in places.items()]
 
 
-def other_places(places: Sequence[str]) -> str:
+def more_rows(places: Sequence[str]) -> str:
     """How many rows have what the first one has, and where the next are; "" without any."""
     if len(places) == 1:
         return ""
     return f" There are {len(places):,} such rows; the next: {first_of(places[1:], _NEXT)}"
 
 
-def pixels(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArray[np.float32]:
+def to_corners(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArray[np.float32]:
     """(m, 4) centres and sizes as fractions to corners in pixels; computed in double precision, rounded once."""
     half = fractions[:, 2:] / 2
     corners = np.concatenate((fractions[:, :2] - half, fractions[:, :2] + half), 1)
@@ -186,14 +186,16 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
         if not path.endswith(".xml"):
             nc = NO_CLASS_LIMIT if names.single else len(names.ids)
             return parse_labels(raw, nc, names.numbers, names.keypoints)
-        read = partial(parse_voc, raw, class_ids=AnyName(names.ids) if names.single else names.ids)
+        read = partial(parse_voc, raw, class_ids=AnyClassName(names.ids) if names.single else names.ids)
         parsed = read(size_hw=size_hw)
     if parsed.stated_hw in ((0, 0), size_hw):
         return parsed
-    boxes = np.array(read(size_hw=(ENDLESS, ENDLESS)).boxes).reshape(-1, 4)
-    reach_hw = ((boxes[:, :2] + boxes[:, 2:] / 2) * ENDLESS).max(0, initial=0)[::-1]
+    boxes = np.array(read(size_hw=(UNBOUNDED, UNBOUNDED)).boxes).reshape(-1, 4)
+    reach_hw = ((boxes[:, :2] + boxes[:, 2:] / 2) * UNBOUNDED).max(0, initial=0)[::-1]
     header = read_file_header(listing.images[index], int(listing.image_stats[index, 0]))
-    is_usable, what = of_other_size(parsed.stated_hw, size_hw, reach_hw, header is not None and header.orientation >= 5)
+    is_usable, what = check_stated_size(
+        parsed.stated_hw, size_hw, reach_hw, header is not None and header.orientation >= 5
+    )
     if not is_usable:
         return ParsedLabels(problems=[(None, what)])
     parsed.remarks.insert(0, (None, what))
@@ -246,7 +248,7 @@ def _labels_of(listing: Listing, place: int, names: ClassNames, index: DatasetIn
     height, width = index.sizes_hw[image].tolist()
     parsed = read_objects(listing, place, (height, width), names)
     classes, boxes_xyxy = index.labels(image)
-    boxes = pixels(np.array(parsed.boxes).reshape(-1, 4), np.tile(index.sizes_hw[image], (len(parsed.classes), 1)))
+    boxes = to_corners(np.array(parsed.boxes).reshape(-1, 4), np.tile(index.sizes_hw[image], (len(parsed.classes), 1)))
     is_same = len(boxes) == len(classes) and np.array_equal(boxes, boxes_xyxy)
     lines = parsed.lines if is_same else ()
     if place not in listing.coco:

@@ -33,7 +33,7 @@ BITS = 2 * GRID * (GRID - 1)
 # Bits that pictures which are kept together may differ in. Copies in another quality and pictures of a burst differ in
 # up to 10, those of one scene in 20 and more, any two of coco128 in at least 35. Fewer where too many look alike, as
 # all of a camera that stands still do.
-ALIKE_BITS = (14, 7, 3, 0)
+SIMILAR_BITS = (14, 7, 3, 0)
 _DIGEST = 16  # bytes
 _ROW = _DIGEST + BITS // 8  # bytes of a picture in the cache
 _DISTANCES = 1 << 22  # in memory at a time
@@ -53,25 +53,25 @@ class Division(NamedTuple):
 
     is_val: NDArray[np.bool_]  # (N,)
     groups: NDArray[np.int64]  # (N,), equal for images that are kept together
-    alike: int  # bits that such images differ in at most, from one to the next
+    max_bits: int  # bits that such images differ in at most, from one to the next
 
 
-def part_of(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
+def select_images(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
     """The images of `split` among those of its entries: all, unless a share of train is held out."""
     if spec.held_out is None or split not in ("train", "val"):
         return listing
     division = _division(spec, listing, spec.held_out)
     if split == "val":
         log.info(_summary(division, spec.held_out))
-    part = listing.only(division.is_val == (split == "val"))
-    if split == "val" and division.alike < ALIKE_BITS[0]:
+    part = listing.subset(division.is_val == (split == "val"))
+    if split == "val" and division.max_bits < SIMILAR_BITS[0]:
         part.problems = [*part.problems, _similarity_warning(division, spec.held_out)]
     return part
 
 
 def _similarity_warning(division: Division, held_out: HeldOut) -> str:
     """What a run is warned of where pictures that look alike are on both sides."""
-    together = f"that differ in at most {division.alike} of {BITS} bits" if division.alike else "that are copies"
+    together = f"that differ in at most {division.max_bits} of {BITS} bits" if division.max_bits else "that are copies"
     return (
         f"val: {held_out.share:g} of train: too many pictures look alike to keep them on one side, as frames of a "
         f"still camera do, so only those {together} stay together. What is trained on shows much of what is measured "
@@ -85,15 +85,15 @@ def _division(spec: DatasetSpec, listing: Listing, held_out: HeldOut) -> Divisio
     count = len(fingerprints.bits)
 
     def divided() -> bytes:
-        division = divide(fingerprints, held_out)
+        division = hold_out(fingerprints, held_out)
         if division is None:
             raise UserError(
                 f"{spec.yaml_path}: val: {held_out.share:g}: the {count:,} images of train are too few, or copies of "
                 "too few pictures, to hold out that share. Name the folder of other images."
             )
-        return np.concatenate(([division.alike], division.is_val, division.groups)).astype("<i8").tobytes()
+        return np.concatenate(([division.max_bits], division.is_val, division.groups)).astype("<i8").tobytes()
 
-    state = f"{ALIKE_BITS} {held_out}\0".encode() + fingerprints.contents.tobytes() + fingerprints.bits.tobytes()
+    state = f"{SIMILAR_BITS} {held_out}\0".encode() + fingerprints.contents.tobytes() + fingerprints.bits.tobytes()
     table = np.frombuffer(kept(_cache_file(spec, "division"), state, divided), "<i8").astype(np.int64)
     return Division(table[1 : 1 + count].astype(np.bool_), table[1 + count :], int(table[0]))
 
@@ -105,11 +105,11 @@ def _summary(division: Division, held_out: HeldOut) -> str:
     return (
         f"val: {held_out.share:g} of train with split_seed {held_out.seed}: {int(division.is_val.sum()):,} of "
         f"{len(division.is_val):,} images, {in_val:,} of {len(sizes):,} groups (pictures that differ in at most "
-        f"{division.alike} of {BITS} bits are kept together; the largest group has {int(sizes.max()):,})"
+        f"{division.max_bits} of {BITS} bits are kept together; the largest group has {int(sizes.max()):,})"
     )
 
 
-def divide(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
+def hold_out(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
     """Hold out whole groups of pictures that look alike, in an order by the seed, as long as they fit in the share.
 
     Where less than half of the share fits, pictures must look more alike to be kept together; None where none fits so.
@@ -120,15 +120,15 @@ def divide(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
     keys = [hashlib.blake2b(own.tobytes(), digest_size=16, salt=salt).digest() for own in fingerprints.contents]
     # A file's copies are one picture, whether it decodes or not.
     _, copies = np.unique(fingerprints.contents, axis=0, return_inverse=True)
-    for alike in ALIKE_BITS:
-        groups = group(fingerprints.bits, copies.reshape(-1), alike)
-        is_val = _chosen(groups, keys, wanted)
+    for max_bits in SIMILAR_BITS:
+        groups = group_similar(fingerprints.bits, copies.reshape(-1), max_bits)
+        is_val = _choose_groups(groups, keys, wanted)
         if 2 * int(is_val.sum()) >= max(wanted, 1):
-            return Division(is_val, groups, alike)
+            return Division(is_val, groups, max_bits)
     return None
 
 
-def _chosen(groups: NDArray[np.int64], keys: Sequence[bytes], most: int) -> NDArray[np.bool_]:
+def _choose_groups(groups: NDArray[np.int64], keys: Sequence[bytes], most: int) -> NDArray[np.bool_]:
     """Whole groups, in the order of their least keys, that are at most `most` images together; bool (N,)."""
     least: dict[int, bytes] = {}
     for own, key in zip(groups.tolist(), keys, strict=True):
@@ -143,13 +143,13 @@ def _chosen(groups: NDArray[np.int64], keys: Sequence[bytes], most: int) -> NDAr
     return chosen
 
 
-def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDArray[np.int64]:
-    """The group of each of N pictures, (N,): equal `copies`, and chains of at most `alike` bits between two."""
+def group_similar(bits: NDArray[np.uint8], copies: NDArray[np.int64], max_bits: int) -> NDArray[np.int64]:
+    """The group of each of N pictures, (N,): equal `copies`, and chains of at most `max_bits` bits between two."""
     _, first, of = np.unique(copies, return_index=True, return_inverse=True)
     count = len(first)
     labels = np.arange(count)
     known = np.any(bits[first], axis=1)  # 0 is of what does not decode
-    for rows, near in similar(bits[first], alike, np.asarray(known)):
+    for rows, near in similar(bits[first], max_bits, np.asarray(known)):
         touched = near.any(1)
         mine, near = rows[touched], near[touched]
         columns = np.flatnonzero(near.any(0))
@@ -169,9 +169,9 @@ def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDA
 
 
 def similar(
-    bits: NDArray[np.uint8], alike: int, known: NDArray[np.bool_] | None = None
+    bits: NDArray[np.uint8], max_bits: int, known: NDArray[np.bool_] | None = None
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """Some rows of N hashes at a time, and which of those up to the last row, but themselves, are at most `alike` away.
+    """Some rows of N hashes at a time, and which of those up to the last row, but themselves, are at most `max_bits` away.
 
     Takes time that grows with N². Hashes that are not `known`, bool (N,), look like nothing else.
     """
@@ -182,7 +182,7 @@ def similar(
     for start in range(0, len(bits), length):
         rows = np.arange(start, min(start + length, len(bits)))
         # A product of signs is the number of bits minus twice those that differ; small integers, so it is exact.
-        near = signs[rows] @ signs[: rows[-1] + 1].T >= BITS - 2 * alike
+        near = signs[rows] @ signs[: rows[-1] + 1].T >= BITS - 2 * max_bits
         near[np.arange(len(rows)), rows] = False
         yield rows, near
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import CocoImage, read_coco
-from tessera.data.source.annotations.label_paths import label_path, own_labels, plain_stem
-from tessera.data.source.annotations.moved_images import find_moved
+from tessera.data.source.annotations.label_paths import label_path, match_label_files, normalized_stem
+from tessera.data.source.annotations.moved_images import relocate_images
 from tessera.data.source.annotations.voc_folder import voc_folder
-from tessera.data.source.dataset_root import base_of_list, expand, read_list, stem_of, walk
+from tessera.data.source.dataset_root import base_of_list, expand_entry, images_and_xmls, read_list, stem_of
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, suffix_of
@@ -33,7 +33,7 @@ _PROBLEMS = 3  # to name where there is no image
 _FILES_AT_A_TIME = 1024  # files
 _IMAGES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
-Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
+CachedCocoListing = Mapping[str, tuple[Stat, Sequence[str]]]
 
 
 @dataclass
@@ -51,13 +51,15 @@ class Listing:
     is_complete: bool = True  # False where annotations were not read because the COCO file was remembered
     problems: list[str] = field(default_factory=list)  # "file: what" of what costs images or labels
     notes: list[str] = field(default_factory=list)  # of what is unusual but costs nothing
-    ownerless: list[str] = field(default_factory=list)  # annotations of COCO of no image: training refuses them
+    unmatched_annotations: list[str] = field(
+        default_factory=list
+    )  # annotations of COCO of no image: training refuses them
 
     def shown(self, path: str) -> str:
         """A path as messages name it."""
         return one_line(path[len(self.root) + 1 :] if path.startswith(self.root + os.sep) else path, LONGEST_PATH)
 
-    def only(self, wanted: NDArray[np.bool_]) -> Listing:
+    def subset(self, wanted: NDArray[np.bool_]) -> Listing:
         """The images where `wanted`, bool (N,), is True."""
         places = np.flatnonzero(wanted).tolist()
         images, labels = ([paths[place] for place in places] for paths in (self.images, self.labels))
@@ -65,7 +67,7 @@ class Listing:
         image_stats, label_stats = self.image_stats[places], self.label_stats[places]
         return replace(self, images=images, labels=labels, image_stats=image_stats, label_stats=label_stats, coco=coco)
 
-    def label_place(self, index: int) -> Callable[[int | None], str]:
+    def label_location(self, index: int) -> Callable[[int | None], str]:
         """How messages name a line of the labels of image `index`, and None: all of them."""
         if index in self.coco:
             file, _, _ = self.coco[index]
@@ -77,10 +79,10 @@ class Listing:
         return lambda line: shown if line is None else f"{shown}:{line}"
 
 
-def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = None) -> Listing:
+def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None = None) -> Listing:
     """List the images of a split.
 
-    A COCO file whose state and images are `remembered` from an earlier listing is not read again.
+    A COCO file whose state and images are `cached` from an earlier listing is not read again.
 
     Raises:
         UserError: the split is not in the YAML, an entry does not exist or holds no image.
@@ -90,9 +92,9 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
         offer = f" {OFFER}" if split == "val" else ""
         raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.{offer}")
     listing = Listing(str(spec.root))
-    collected = _Collector(spec, split, remembered or {}, listing)
+    collected = _Collector(spec, split, cached or {}, listing)
     for entry in spec.splits[split]:
-        for path in expand(spec, split, entry):
+        for path in expand_entry(spec, split, entry):
             collected.add(path)
     unread = unread_images([*dict.fromkeys(collected.unread)])
     listing.problems += [f"{split}: {unread}"] if unread else []
@@ -103,11 +105,11 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
             f"{spec.yaml_path}: {split}: no image found in\n  {places}\n{found}Expected files that end in "
             f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
         )
-    listing.images, listing.image_stats = collected.located()
+    listing.images, listing.image_stats = collected.resolve_images()
     labels = [collected.labels[image] for image in listing.images]
     label_stats = stats(labels)
     missing = [labels[place] for place in np.flatnonzero(label_stats[:, 0] == MISSING[0]) if labels[place]]
-    own, respelled, unused = own_labels(collected.labels, missing, collected.orphans, collected.shown)
+    own, respelled, unused = match_label_files(collected.labels, missing, collected.orphans, collected.shown)
     listing.notes += respelled
     listing.problems += unused
     if respelled:
@@ -149,13 +151,13 @@ class _Collector:
 
     spec: DatasetSpec
     split: str
-    remembered: Remembered
+    cached: CachedCocoListing
     listing: Listing
     labels: dict[str, str] = field(default_factory=dict)
     coco: dict[str, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
     orphans: set[str] = field(default_factory=set)  # XML files of no image
     folders: list[str] = field(default_factory=list)  # of lists and COCO files
-    nowhere: list[str] = field(default_factory=list)  # a message for each COCO file without any of its images
+    all_missing: list[str] = field(default_factory=list)  # a message for each COCO file without any of its images
     unread: list[str] = field(default_factory=list)
     repeats: int = 0
 
@@ -176,16 +178,16 @@ class _Collector:
                 "images (.txt) or a COCO file (.json)."
             )
 
-    def located(self) -> tuple[list[str], NDArray[np.int64]]:
+    def resolve_images(self) -> tuple[list[str], NDArray[np.int64]]:
         """All images and their states, those that are listed by paths of another machine where they are."""
         images = sorted(self.labels)
         states = stats(images)
         folders = [str(self.spec.root), *self.folders]
         splits = self.spec.splits
         split = next(own for own in splits if splits[own] == splits[self.split])  # val may be of train's entries
-        places, note = find_moved(split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
-        if self.nowhere and not places:
-            raise UserError("\n".join(filter(None, [self.nowhere[0], note])))
+        places, note = relocate_images(split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
+        if self.all_missing and not places:
+            raise UserError("\n".join(filter(None, [self.all_missing[0], note])))
         self.listing.notes += [note] if note else []
         for old, new in places.items():
             label = self.labels.pop(old)
@@ -203,7 +205,7 @@ class _Collector:
         self.labels.setdefault(image, label)
 
     def _add_folder(self, folder: Path) -> None:
-        images, xmls = walk(folder)
+        images, xmls = images_and_xmls(folder)
         # XML beside images that have text labels is left over from a conversion.
         if any(os.path.exists(label_path(image)) for image in images):
             for image in images:
@@ -222,17 +224,21 @@ class _Collector:
         places = [folder.parent / name for name in ("JPEGImages", "images", "data")]
         if folder.parent.name.lower() == "annotations":
             places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
-        by_stem = {stem_of(image): image for place in reversed(places) if place.is_dir() for image in walk(place)[0]}
+        by_stem = {
+            stem_of(image): image for place in reversed(places) if place.is_dir() for image in images_and_xmls(place)[0]
+        }
         by_stem.update((stem_of(image), image) for image in images)
         annotated = {stem_of(xml) for xml in xmls}
-        spelled = {plain_stem(stem): stem for stem in by_stem.keys() - annotated}
+        spelled = {normalized_stem(stem): stem for stem in by_stem.keys() - annotated}
         orphans = []
         for xml in xmls:
             if (stem := stem_of(xml)) in by_stem:
                 self._put(by_stem[stem], xml)
-            elif (stem := spelled.get(plain_stem(stem), "")) and stem not in annotated:
+            elif (stem := spelled.get(normalized_stem(stem), "")) and stem not in annotated:
                 annotated.add(stem)
-                self._put(by_stem[stem], f"{Path(xml).parent}/{stem}.xml")  # which `own_labels` finds, spelled so
+                self._put(
+                    by_stem[stem], f"{Path(xml).parent}/{stem}.xml"
+                )  # which `match_label_files` finds, spelled so
             else:
                 orphans.append(xml)
         if orphans:
@@ -273,14 +279,14 @@ class _Collector:
     def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
         """An ImageSets list of the VOC development kit: names without suffix."""
         kit = Path(*file.parts[: len(file.parts) - 1 - file.parts[::-1].index("ImageSets")])
-        by_stem = {stem_of(image): image for image in walk(kit / "JPEGImages")[0]}
+        by_stem = {stem_of(image): image for image in images_and_xmls(kit / "JPEGImages")[0]}
         for name in ids:
             image = by_stem.get(name, f"{kit}/JPEGImages/{name}.jpg")
             self._put(image, f"{kit}/Annotations/{name}.xml")
 
     def _add_coco(self, file: Path) -> None:
         self.folders.append(str(file.parent))
-        state, known = _stat(str(file)), self.remembered.get(str(file))
+        state, known = _stat(str(file)), self.cached.get(str(file))
         if known is not None and known[0] == state:
             paths, self.listing.is_complete = known[1], False
         else:
@@ -290,8 +296,8 @@ class _Collector:
                     f"{file}: found no key 'annotations', expected a list of them to train on; [] where no image shows "
                     "an object."
                 )
-            self.listing.ownerless += content.ownerless
-            self.nowhere += [content.nowhere] if content.nowhere else []
+            self.listing.unmatched_annotations += content.unmatched_annotations
+            self.all_missing += [content.all_missing] if content.all_missing else []
             for image in content.images:
                 self.coco.setdefault(image.path, (file, image, content.categories))
             paths = [image.path for image in content.images]

@@ -24,7 +24,7 @@ TIME_LIMIT_S = 60
 NAMES = ("cat", "dog", "cow", "hen")
 SAID = {  # kind of a mistake → what the check says of it
     "no labels": r"no label file|without a label file, used",
-    "labels alone": r"label files? of no image|XML files? without an image of that name",
+    "labels alone": r"label files? without an image,|XML files? without an image of that name",
     "corners": r"seem to be written as x1 y1 x2 y2",
     "beyond": r"reach(es)? beyond the border",
     "shared": r" (is|are) in train too",

@@ -46,13 +46,13 @@ def parse_coco(
         elif isinstance(box, str):
             labels.left_out.append((number, box))
         elif name is None or name not in class_ids:
-            unnamed = f"category {shown(whole(record.get('category_id')))}"
+            unnamed = f"category {shown(to_integer(record.get('category_id')))}"
             labels.unknown.append((number, unnamed if name is None else shown(name)))
         else:
             height, width = size_hw
             polygon = np.clip(polygon_of(record.get("segmentation")) / (width, height), 0.0, 1.0)
             labels.add(number, (class_ids[name], *corners, *polygon.ravel().tolist()), class_ids[name], box, polygon)
-    return labels.whole()
+    return labels.finish()
 
 
 def numbers(value: Any) -> list[float] | None:
@@ -75,7 +75,7 @@ def polygon_of(segmentation: Any) -> NDArray[np.float64]:
 
 def category_of(record: Mapping[str, Any], categories: Mapping[int, str]) -> str | None:
     """Return the name of an annotation's category; None if the file has no such category."""
-    category = whole(record.get("category_id"))
+    category = to_integer(record.get("category_id"))
     return categories.get(category) if isinstance(category, int) else None
 
 
@@ -89,8 +89,12 @@ def _corners(record: Mapping[str, Any]) -> Corners | str:
     """Return the corners of the box in pixels; a message if there is neither a box nor a polygon."""
     found = record.get("bbox")
     if found in (None, [], [0, 0, 0, 0]) and len(points := polygon_of(record.get("segmentation"))):
-        left, top, right, bottom = *points.min(0).tolist(), *points.max(0).tolist()
-        return left, top, right, bottom
+        return (
+            float(points[:, 0].min()),
+            float(points[:, 1].min()),
+            float(points[:, 0].max()),
+            float(points[:, 1].max()),
+        )
     box = numbers(found)
     if box is None or len(box) != 4 or box[2] <= 0 or box[3] <= 0:
         what = f"bbox is {as_json(found)}" if "bbox" in record else "there is no bbox"
@@ -98,7 +102,7 @@ def _corners(record: Mapping[str, Any]) -> Corners | str:
     return box[0], box[1], box[0] + box[2], box[1] + box[3]
 
 
-def whole(value: Any) -> Any:
+def to_integer(value: Any) -> Any:
     """Return text of digits (12 or 12.0) and floats without a fraction as int; anything else unchanged."""
     if isinstance(value, str) and value.isascii() and len(value) < 20:
         text = value.removesuffix(".0")

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco_annotations import category_of, is_crowd, numbers
-from tessera.data.source.annotations.label_paths import ENDLESS, any_labels
-from tessera.data.source.checks.results import DatasetCheck, Part, share
-from tessera.data.source.messages import flat
+from tessera.data.source.annotations.label_paths import UNBOUNDED, parse_any_labels
+from tessera.data.source.checks.results import DatasetCheck, SplitData, fraction_text
+from tessera.data.source.messages import has_no_area
 from tessera.utils.text import counted, first_of
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # share of a side, and pixels, that rounding may put a box outside by
@@ -29,14 +29,16 @@ class Written(NamedTuple):
     as_corners: NDArray[np.bool_]  # (k,), third and fourth number are larger than the others: x1 y1 x2 y2?
 
 
-def check_boxes(check: DatasetCheck, part: Part) -> None:
+def check_boxes(check: DatasetCheck, part: SplitData) -> None:
     """Report boxes without an area, those that reach beyond their image, and x1 y1 x2 y2 read as x y w h."""
-    for place, count in zip(*np.unique(part.owners[flat(part.scanned.boxes_xyxy)], return_counts=True), strict=True):
-        where = part.listing.label_place(int(place))(None)
+    for place, count in zip(
+        *np.unique(part.owners[has_no_area(part.scanned.boxes_xyxy)], return_counts=True), strict=True
+    ):
+        where = part.listing.label_location(int(place))(None)
         check.problems.append(f"{where}: {counted(int(count), 'box')} without width or height")
     turned = [place for place, (_, image, _) in part.listing.coco.items() for _, row in image.annotations if _turn(row)]
     if turned:
-        places = [part.listing.label_place(place)(None) for place in dict.fromkeys(turned)]
+        places = [part.listing.label_location(place)(None) for place in dict.fromkeys(turned)]
         check.problems.append(
             f"{part.split}: {counted(len(turned), 'rotated box')} (attributes.rotation); bbox is the box before "
             f"rotation, and is used: {first_of(places, 3)}. Export polygons instead"
@@ -45,14 +47,14 @@ def check_boxes(check: DatasetCheck, part: Part) -> None:
     corners = _corners(written)
     if corners.any():
         read = "x y width height" if part.listing.coco else "centre x, centre y, width, height"
-        number = share(int(corners.sum()), len(corners), "box")
+        number = fraction_text(int(corners.sum()), len(corners), "box")
         check.errors.append(
             f"{part.split}: {number} seem to be written as x1 y1 x2 y2, but are read as {read}, and then leave their "
             f"image: {_places(part, written, corners)}. Convert these labels."
         )
     beyond = (written.excess > _SLACK) & (written.excess_px > _SLACK_PX) & ~corners
     if beyond.any():
-        number, most = share(int(beyond.sum()), len(beyond), "box"), float(written.excess[beyond].max())
+        number, most = fraction_text(int(beyond.sum()), len(beyond), "box"), float(written.excess[beyond].max())
         reach, their = ("reaches", "its") if beyond.sum() == 1 else ("reach", "their")
         by = f"up to {100 * most:.0f} %" if most <= _MOST_SHOWN else f"more than {100 * _MOST_SHOWN:,.0f} %"
         check.problems.append(
@@ -61,8 +63,8 @@ def check_boxes(check: DatasetCheck, part: Part) -> None:
         )
 
 
-def _places(part: Part, written: Written, boxes: NDArray[np.bool_]) -> str:
-    places = [part.listing.label_place(place)(None) for place in np.unique(written.owners[boxes]).tolist()]
+def _places(part: SplitData, written: Written, boxes: NDArray[np.bool_]) -> str:
+    places = [part.listing.label_location(place)(None) for place in np.unique(written.owners[boxes]).tolist()]
     return first_of(places, 3)
 
 
@@ -87,7 +89,7 @@ def _corners(written: Written) -> NDArray[np.bool_]:
     return ordered if far >= max(_LEAST, _USUAL * int(ordered.sum())) else np.zeros(len(of), np.bool_)
 
 
-def _written(part: Part) -> Written:
+def _written(part: SplitData) -> Written:
     """The boxes of all kept images, as they are written."""
     listing, scanned = part.listing, part.scanned
     is_text = np.array(
@@ -110,13 +112,13 @@ def _written(part: Part) -> Written:
     return Written(places, excess, out.max(1, initial=0), ordered)
 
 
-def _of_records(part: Part, place: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _of_records(part: SplitData, place: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Corners in pixels, (n, 4), and `as_corners`, (n,), of an image's objects in a COCO file or XML."""
     untrained = part.spec.ignore + part.spec.left_out
     if place not in part.listing.coco:
-        fractions = np.array(any_labels(part.listing.labels[place], untrained).boxes).reshape(-1, 4)
+        fractions = np.array(parse_any_labels(part.listing.labels[place], untrained).boxes).reshape(-1, 4)
         half = fractions[:, 2:] / 2
-        corners = np.hstack((fractions[:, :2] - half, fractions[:, :2] + half)) * ENDLESS
+        corners = np.hstack((fractions[:, :2] - half, fractions[:, :2] + half)) * UNBOUNDED
         return corners, np.zeros(len(corners), np.bool_)
     _, image, categories = part.listing.coco[place]
     records = [
@@ -128,7 +130,7 @@ def _of_records(part: Part, place: int) -> tuple[NDArray[np.float64], NDArray[np
     return np.hstack((rows[:, :2], rows[:, :2] + rows[:, 2:])), np.all(rows[:, 2:] > rows[:, :2], axis=1)
 
 
-def sizes_at(part: Part, imgsz: int) -> str:
+def sizes_at(part: SplitData, imgsz: int) -> str:
     """A line about how large the boxes are in images whose long side is `imgsz`."""
     boxes = part.scanned.boxes_xyxy
     if not len(boxes):

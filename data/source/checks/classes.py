@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.data.source.checks.results import DatasetCheck, Part, SplitCounts
+from tessera.data.source.checks.results import DatasetCheck, SplitCounts, SplitData
 from tessera.data.source.index import class_names
 from tessera.data.source.messages import counts_from_one, unknown_classes
 from tessera.utils.text import counted, first_of, one_line, printable, shown, table_row
@@ -29,7 +29,7 @@ def check_names(check: DatasetCheck, spec: DatasetSpec) -> None:
             )
 
 
-def check_classes(check: DatasetCheck, part: Part) -> None:
+def check_classes(check: DatasetCheck, part: SplitData) -> None:
     """Report rows of classes that the YAML does not name, and classes that train has no object of."""
     unknown = unknown_classes(part.spec, part.split, part.scanned)
     check.errors += unknown[:_MOST_ERRORS]
@@ -45,7 +45,7 @@ def check_classes(check: DatasetCheck, part: Part) -> None:
         check.notes.append(f"train: {counted(len(missing), 'class')} without an object: {first_of(missing, 8)}")
 
 
-def _absent_categories(check: DatasetCheck, part: Part) -> set[str]:
+def _absent_categories(check: DatasetCheck, part: SplitData) -> set[str]:
     """Note classes that no category of a split's COCO files is named after, perhaps misspelled: they get no objects."""
     listing = part.listing
     files = {listing.shown(str(file)): categories for file, _, categories in listing.coco.values()}
@@ -62,7 +62,7 @@ def _absent_categories(check: DatasetCheck, part: Part) -> set[str]:
     return set(missing)
 
 
-def ignored_regions(part: Part) -> list[str]:
+def ignored_regions(part: SplitData) -> list[str]:
     """A line about the regions that are neither object nor background, by what makes them so; none without regions."""
     classes = part.scanned.ignored_classes
     if not len(classes):
@@ -75,7 +75,7 @@ def ignored_regions(part: Part) -> list[str]:
     return [f"{part.split}: {regions} in {images}, neither object nor background: {found}"]
 
 
-def counts_of(part: Part) -> SplitCounts:
+def counts_of(part: SplitData) -> SplitCounts:
     """A split in numbers."""
     classes, owners, nc = part.scanned.classes, part.owners, len(class_names(part.spec, part.single_cls))
     pairs = np.unique(np.stack((classes, owners), 1), axis=0) if len(classes) else np.zeros((0, 2), np.int64)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.checks.results import DatasetCheck, Drift, Moved, Part
+from tessera.data.source.checks.results import DatasetCheck, Drift, Moved, SplitData
 from tessera.data.source.index import class_names
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import first_of, shown
@@ -29,20 +29,20 @@ _LEAST = 20  # pictures of a split, below which nothing is said
 _SEEN = 5  # pictures that have a share, below which it is not compared
 _SIDES = (0.0, 0.04, 0.08, 0.16, 0.32, 0.64)  # of a box: root of its area over that of the picture
 _SIDE_NAMES = ("below 4 %", "4 to 8 %", "8 to 16 %", "16 to 32 %", "32 to 64 %", "64 % and more")
-_CROWDS = (0, 1, 2, 5, 10, 20)
-_CROWD_NAMES = ("none", "1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
+_COUNTS = (0, 1, 2, 5, 10, 20)
+_COUNT_NAMES = ("none", "1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
 _ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "centre", "right")
-CLASSES, SIZES, PLACES, CROWDS = "classes", "sizes", "places", "objects a picture"
+CLASSES, SIZES, POSITIONS, OBJECT_COUNTS = "classes", "sizes", "places", "objects a picture"
 FAMILIES = {
     CLASSES: "pictures that have an object of the class",
     SIZES: "boxes of a picture by their side, as a share of the picture's",
-    PLACES: "boxes of a picture by where their centres lie",
-    CROWDS: "pictures by how many objects they have",
+    POSITIONS: "boxes of a picture by where their centres lie",
+    OBJECT_COUNTS: "pictures by how many objects they have",
 }
 
 
-class Shares(NamedTuple):
-    """Shares of a family, 0 … 1, picture by picture, as a sparse matrix (N, K) of E entries."""
+class Fractions(NamedTuple):
+    """Fractions of a family, 0 … 1, picture by picture, as a sparse matrix (N, K) of E entries."""
 
     names: tuple[str, ...]  # of the K shares
     pictures: NDArray[np.int64]
@@ -51,7 +51,7 @@ class Shares(NamedTuple):
     has: NDArray[np.bool_]  # bool (N,), pictures that count: those with an object, or all
 
 
-def check_drift(check: DatasetCheck, parts: Sequence[Part]) -> None:
+def check_drift(check: DatasetCheck, parts: Sequence[SplitData]) -> None:
     """Report families of shares in which a split differs from train."""
     found = [
         _compared(family, ("train", other.split), first, second)
@@ -72,7 +72,7 @@ def check_drift(check: DatasetCheck, parts: Sequence[Part]) -> None:
             )
 
 
-def _compared(family: str, splits: tuple[str, str], first: Shares, second: Shares) -> Drift:
+def _compared(family: str, splits: tuple[str, str], first: Fractions, second: Fractions) -> Drift:
     """A family's shares in two splits; its p-values are of this family alone."""
     n, m = int(first.has.sum()), int(second.has.sum())
     means = np.stack([_sums(first, first.has) / n, _sums(second, second.has) / m])
@@ -119,65 +119,65 @@ def _corrected(drifts: Sequence[Drift]) -> list[Drift]:
     return [corrected[place] for place in range(len(drifts))]
 
 
-def _families(train: Part, other: Part) -> dict[str, tuple[Shares, Shares]]:
-    families = {CLASSES: _classes, SIZES: _sizes, PLACES: _places, CROWDS: _crowds}
+def _families(train: SplitData, other: SplitData) -> dict[str, tuple[Fractions, Fractions]]:
+    families = {CLASSES: _classes, SIZES: _sizes, POSITIONS: _positions, OBJECT_COUNTS: _object_counts}
     if len(class_names(train.spec, train.single_cls)) == 1:
         del families[CLASSES]  # which is told by how many pictures have no object
     return {family: (make(train), make(other)) for family, make in families.items()}
 
 
-def _classes(part: Part) -> Shares:
+def _classes(part: SplitData) -> Fractions:
     names = class_names(part.spec, part.single_cls)
     pairs = np.unique(np.stack((_images(part), part.scanned.classes.astype(np.int64)), 1), axis=0)
     pairs = pairs[pairs[:, 1] < len(names)]
     everything = np.ones(len(part.scanned.counts), np.bool_)
-    return Shares(tuple(map(shown, names)), pairs[:, 0], pairs[:, 1], np.ones(len(pairs)), everything)
+    return Fractions(tuple(map(shown, names)), pairs[:, 0], pairs[:, 1], np.ones(len(pairs)), everything)
 
 
-def _sizes(part: Part) -> Shares:
+def _sizes(part: SplitData) -> Fractions:
     boxes, images = part.scanned.boxes_xyxy.astype(np.float64), _images(part)
     sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0) / part.scanned.sizes_hw[images][:, ::-1]
     return _of_boxes(part, np.searchsorted(_SIDES, np.sqrt(sides.prod(1)), "right") - 1, _SIDE_NAMES)
 
 
-def _places(part: Part) -> Shares:
+def _positions(part: SplitData) -> Fractions:
     boxes, images = part.scanned.boxes_xyxy.astype(np.float64), _images(part)
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2 / part.scanned.sizes_hw[images][:, ::-1]
     column, row = np.clip((3 * centres).astype(np.int64), 0, 2).T
     return _of_boxes(part, 3 * row + column, tuple(f"{row} {column}" for row in _ROWS for column in _COLUMNS))
 
 
-def _crowds(part: Part) -> Shares:
+def _object_counts(part: SplitData) -> Fractions:
     counts = part.scanned.counts
     everything = np.ones(len(counts), np.bool_)
-    columns = np.searchsorted(_CROWDS, counts, "right") - 1
-    return Shares(_CROWD_NAMES, np.arange(len(counts)), columns, np.ones(len(counts)), everything)
+    columns = np.searchsorted(_COUNTS, counts, "right") - 1
+    return Fractions(_COUNT_NAMES, np.arange(len(counts)), columns, np.ones(len(counts)), everything)
 
 
-def _of_boxes(part: Part, columns: NDArray[np.int64], names: tuple[str, ...]) -> Shares:
+def _of_boxes(part: SplitData, columns: NDArray[np.int64], names: tuple[str, ...]) -> Fractions:
     """Of each picture's boxes the share in each column."""
     images, counts = _images(part), part.scanned.counts
-    return Shares(names, images, columns, 1 / counts[images], counts > 0)
+    return Fractions(names, images, columns, 1 / counts[images], counts > 0)
 
 
-def _images(part: Part) -> NDArray[np.int64]:
+def _images(part: SplitData) -> NDArray[np.int64]:
     """The image of each object, among those that are kept."""
     return np.repeat(np.arange(len(part.scanned.counts), dtype=np.int64), part.scanned.counts)
 
 
-def _sums(shares: Shares, dealt: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _sums(shares: Fractions, dealt: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Sum of each share over the pictures that are `dealt`, (K,)."""
     values = shares.values * dealt[shares.pictures]
     return np.bincount(shares.columns, weights=values, minlength=len(shares.names)).astype(np.float64)
 
 
-def _joined(first: Shares, second: Shares) -> Shares:
+def _joined(first: Fractions, second: Fractions) -> Fractions:
     second = second._replace(pictures=second.pictures + len(first.has))
     joined: Any = map(np.concatenate, zip(first[1:], second[1:], strict=True))
-    return Shares(first.names, *joined)
+    return Fractions(first.names, *joined)
 
 
-def _scales(shares: Shares, n: int, m: int) -> NDArray[np.float64]:
+def _scales(shares: Fractions, n: int, m: int) -> NDArray[np.float64]:
     """Standard deviation of each sum over m pictures of n + m, dealt without replacement; infinite where it is 0."""
     total = n + m
     cell = shares.pictures * len(shares.names) + shares.columns

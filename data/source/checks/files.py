@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tessera.data.source.annotations.auto_labels import AutoLabel, auto_labels
-from tessera.data.source.annotations.label_paths import any_labels
-from tessera.data.source.checks.results import DatasetCheck, Part, share
+from tessera.data.source.annotations.label_paths import parse_any_labels
+from tessera.data.source.checks.results import DatasetCheck, SplitData, fraction_text
 from tessera.data.source.messages import missing_labels, unlabelled, without_objects
 from tessera.utils.files import sha256
 from tessera.utils.text import counted, first_of, shown
 
 
-def check_label_files(check: DatasetCheck, part: Part) -> None:
+def check_label_files(check: DatasetCheck, part: SplitData) -> None:
     """Count the images of a split by whether they have labels, and report those that may have lost theirs."""
     listing, scanned = part.listing, part.scanned
     missing = unlabelled(listing, scanned)
@@ -38,7 +38,7 @@ def check_label_files(check: DatasetCheck, part: Part) -> None:
     )
 
 
-def check_auto_labels(check: DatasetCheck, part: Part) -> None:
+def check_auto_labels(check: DatasetCheck, part: SplitData) -> None:
     """Report how many label files of a split are as `detect.py --auto-label` wrote them, the least sure ones first."""
     root = Path(part.listing.root)
     files = {Path(label) for place, label in enumerate(part.listing.labels) if label and place not in part.listing.coco}
@@ -52,7 +52,9 @@ def check_auto_labels(check: DatasetCheck, part: Part) -> None:
         check.errors += _other_classes(part, same)
     makers = first_of(sorted({shown(label.weights) for label in noted.values()}), 3)
     changed = f"; it wrote {len(noted) - len(same):,} more, changed since" if len(same) < len(noted) else ""
-    line = f"{part.split}: {share(len(same), len(files), 'label file')} as a model wrote them ({makers}){changed}"
+    line = (
+        f"{part.split}: {fraction_text(len(same), len(files), 'label file')} as a model wrote them ({makers}){changed}"
+    )
     if same and part.split != "train":
         check.problems.append(f"{line}: metrics on them tell agreement with that model")
         return
@@ -63,12 +65,12 @@ def check_auto_labels(check: DatasetCheck, part: Part) -> None:
         check.facts.append(f"{part.split}: look at these first, where it was least sure: {named}")
 
 
-def _other_classes(part: Part, labels: Mapping[Path, AutoLabel]) -> list[str]:
+def _other_classes(part: SplitData, labels: Mapping[Path, AutoLabel]) -> list[str]:
     """A line for each class number of label files that means another class to their model than to the dataset."""
     own = part.spec.label_names or part.spec.names
     found: dict[tuple[int, str, str], list[Path]] = {}
     for path, label in labels.items():
-        for number in sorted(set(any_labels(str(path)).classes)):
+        for number in sorted(set(parse_any_labels(str(path)).classes)):
             if number < min(len(label.names), len(own)):
                 name, wanted = label.names[number], own[number]
                 if name.strip().casefold() != wanted.strip().casefold():

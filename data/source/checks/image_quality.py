@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tessera.data.source.checks.results import DatasetCheck, Part, Remark
+from tessera.data.source.checks.results import DatasetCheck, Remark, SplitData
 from tessera.data.source.decode import decode_levels
 from tessera.data.source.image_header import breaks_off, read_header
 from tessera.data.source.messages import most_undecodable
@@ -65,7 +65,7 @@ class Fingerprint(NamedTuple):
     orientation: int  # as EXIF numbers it
 
 
-def check_images(check: DatasetCheck, part: Part) -> list[Fingerprint | None]:
+def check_images(check: DatasetCheck, part: SplitData) -> list[Fingerprint | None]:
     """Decode every image of a split and report unusual ones; None for an image that does not decode."""
     fingerprints: list[Fingerprint | None] = []
     listing = part.listing
@@ -143,7 +143,7 @@ def fingerprint_of(levels: NDArray[np.generic], raw: bytes, rule: PixelRule | No
     )
 
 
-def _remark(check: DatasetCheck, part: Part, fingerprints: Sequence[Fingerprint | None]) -> None:
+def _remark(check: DatasetCheck, part: SplitData, fingerprints: Sequence[Fingerprint | None]) -> None:
     """Remark on the unusual images of a split, and note how many of each kind there are."""
     found: dict[str, list[Remark]] = {}
     for place, fingerprint in zip(part.places.tolist(), fingerprints, strict=True):

@@ -12,23 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.checks.image_quality import Fingerprint
-from tessera.data.source.checks.results import DatasetCheck, NearDuplicates, Part
-from tessera.data.source.split import ALIKE_BITS, similar
+from tessera.data.source.checks.results import DatasetCheck, NearDuplicates, SplitData
+from tessera.data.source.split import SIMILAR_BITS, similar
 from tessera.utils.text import counted
 
-_ALIKE = ALIKE_BITS[0]  # bits that near-duplicates may differ in
+_ALIKE = SIMILAR_BITS[0]  # bits that near-duplicates may differ in
 _CROWD = 50  # similar images of a split that one is compared with: more are frames of a still camera
 _CORRELATION = 0.99  # of the small copies of near-duplicates
 _FAR = 40.0  # levels that the most different of their points may be apart
 _CONTRAST = 2.0  # standard deviation of levels, below which an image shows nothing to compare
 _SEEN = "what was trained on cannot show how well it detects"
 
-Fingerprints = Mapping[Part, Sequence[Fingerprint | None]]  # split → of each of its images that is kept
+Fingerprints = Mapping[SplitData, Sequence[Fingerprint | None]]  # split → of each of its images that is kept
 
 
 def check_copies(check: DatasetCheck, fingerprints: Fingerprints) -> None:
     """Report files of equal content: metrics on what was trained on mean nothing, and a copy may have other labels."""
-    owners: dict[bytes, dict[Part, list[int]]] = {}
+    owners: dict[bytes, dict[SplitData, list[int]]] = {}
     for part, of_images in fingerprints.items():
         for own, fingerprint in enumerate(of_images):
             if fingerprint is not None:
@@ -50,7 +50,7 @@ def check_copies(check: DatasetCheck, fingerprints: Fingerprints) -> None:
                 check.notes.append(f"{line}, such as {example}")
 
 
-def _report_twice(check: DatasetCheck, part: Part, copies: list[list[int]]) -> None:
+def _report_twice(check: DatasetCheck, part: SplitData, copies: list[list[int]]) -> None:
     differ, equal = list[list[int]](), list[list[int]]()
     for own in copies:
         first, *others = (_labels(part, one) for one in own)
@@ -65,11 +65,11 @@ def _report_twice(check: DatasetCheck, part: Part, copies: list[list[int]]) -> N
             lines.append(f"{part.split}: {images} with several files {which}, such as {example}{remedy}")
 
 
-def _shown(part: Part, own: int) -> str:
+def _shown(part: SplitData, own: int) -> str:
     return part.listing.shown(part.listing.images[int(part.places[own])])
 
 
-def _labels(part: Part, own: int) -> list[tuple[float, ...]]:
+def _labels(part: SplitData, own: int) -> list[tuple[float, ...]]:
     """Class and box of each object of an image, and of each ignored region, in one order whatever that of the rows."""
     scanned = part.scanned
     objects = scanned.counts, scanned.classes, scanned.boxes_xyxy, 0

@@ -17,7 +17,7 @@ from tessera.utils.types import DatasetSpec
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class SplitData:
     """One split; N images listed, n of them kept, m objects."""
 
     spec: DatasetSpec
@@ -129,7 +129,10 @@ class DatasetCheck:
         named = {
             "counts": [one._asdict() for one in self.counts],
             "twins": [one._asdict() for one in self.twins],
-            "drifts": [one._asdict() | {"moved": [share._asdict() for share in one.moved]} for one in self.drifts],
+            "drifts": [
+                one._asdict() | {"moved": [fraction_text._asdict() for fraction_text in one.moved]}
+                for one in self.drifts
+            ],
             "remarks": [one._asdict() for one in self.remarks],
         }
         return {**dataclasses.asdict(self), **named}
@@ -150,7 +153,7 @@ class DatasetCheck:
         ]
 
 
-def share(part: int, whole: int, noun: str) -> str:
+def fraction_text(part: int, whole: int, noun: str) -> str:
     """Such as `3 of 60 boxes (5 %)`."""
     percent = f"{100 * part / whole:.2g}" if whole and part < whole else str(100 * bool(whole))
     return f"{part:,} of {counted(whole, noun)} ({percent} %)"

@@ -155,11 +155,11 @@ def test_mistakes(tmp_path: Path) -> None:
     refuse(tmp_path, f"{body}classes: [cat, 0]\n", r"a\.yaml:4: classes: found 'cat' twice, expected each class once")
     merged = "classes:\n  pet: [cat, dog]\n  hound: [dog]\n"
     refuse(tmp_path, body + merged, r"a\.yaml:6: classes: found 'dog' twice, in 'pet' and in 'hound', expected each")
-    refuse(tmp_path, f"{body}classes: {{pet: []}}\n", r"a\.yaml:4: classes: 'pet' is made of no class")
+    refuse(tmp_path, f"{body}classes: {{pet: []}}\n", r"a\.yaml:4: classes: 'pet' merges no class")
     both = r"a\.yaml:5: classes: 'cow' is in ignore too, whose objects are neither"
     refuse(tmp_path, f"{body}ignore: [cow]\nclasses: [cat, cow]\n", both)
     refuse(tmp_path, f"{body}ignore: [cow]\nclasses: {{cow: cat}}\n", both)
     refuse(tmp_path, f"{body}classes: {{1: cat, '1': dog}}\n", r"found the name '1' twice")
     yaml = coco(tmp_path / "coco", "classes: [7]\n")
-    with pytest.raises(UserError, match=r"coco\.yaml:4: classes: found 7, but categories of COCO go by their names"):
+    with pytest.raises(UserError, match=r"coco\.yaml:4: classes: found 7, but COCO categories are selected by name"):
         load_spec(yaml)

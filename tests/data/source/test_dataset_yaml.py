@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.source.dataset_root import Place
+from tessera.data.source.dataset_root import DatasetRoot
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.drawn_shapes import NAMES
 from tessera.utils.errors import ConfigError, UserError
@@ -35,7 +35,7 @@ def test_names_that_yaml_takes_for_numbers_stay_as_written(tmp_path: Path, form:
 
 @pytest.mark.parametrize("name", ["coco128", "coco", "VOC", "shapes"])
 def test_the_repository_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "find", lambda place: Path("/there") / place.stated)
+    monkeypatch.setattr(DatasetRoot, "locate", lambda place: Path("/there") / place.stated)
     spec = load_spec(name)
     assert spec == load_spec(f"{name}.yaml") == load_spec(HOME / "data" / f"{name}.yaml")
     assert spec.nc == {"coco128": 80, "coco": 80, "VOC": 20, "shapes": 6}[name]

@@ -120,11 +120,11 @@ def test_a_class_that_is_no_number_of_the_yaml(tmp_path: Path) -> None:
     [
         (
             "names: [cat, dog]\nignore: [dog]\n",
-            "a.yaml:3: ignore: 'dog' is in names too, and so is trained.* write both as maps.* `ignore: {1: \"dog\"}`",
+            "a.yaml:3: ignore: 'dog' is in names too.* as maps from class numbers: .*`ignore: {1: \"dog\"}`",
         ),
         (
             "names: [cat, dog]\nignore: [dog, cat]\n",
-            "a.yaml:3: ignore: found all of names, so that no class is trained",
+            "a.yaml:3: ignore: found all of names, so no class is trained",
         ),
         ("names: [cat, dog]\nignore: {1: cow}\n", r"a.yaml:3: ignore: class 1 is 'cow', but in names it is 'dog'"),
         ("names: [cat]\nignore: {2: cow}\n", "found the key 2, but none for class 1, expected .* without gaps"),
@@ -143,7 +143,7 @@ def test_ignored_categories_go_by_name(tmp_path: Path) -> None:
     spec = load_spec(coco(tmp_path, "ignore: {0: cow}\n"))
     assert (spec.names, spec.ignore) == (("cat", "dog"), ("cow",))
     text = coco(tmp_path, "ignore: [cow, cat, dog]\n").read_text()
-    refuse(tmp_path, text, "ignore: found all 3 categories, so that no class is trained")
+    refuse(tmp_path, text, "ignore: found all 3 categories, so no class is trained")
     refuse(tmp_path, text.replace("cow, cat, dog", "cwo"), "no category is named 'cwo'. Did you mean 'cow'")
 
 

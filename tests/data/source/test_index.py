@@ -178,7 +178,7 @@ def test_real_dataset(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = build("coco128")
     assert (len(index), len(index.classes)) == (128, 929)
     assert [line.partition(": ")[2] for line in index.problems] == [
-        "2 label files of no image, so their objects are not used: 000000000656.txt, 000000000659.txt"
+        "2 label files without an image, objects not used: 000000000656.txt, 000000000659.txt"
     ]
     assert sum(len(index.labels(i)[0]) == 0 for i in range(128)) == 2
     for i in range(0, 128, 16):

@@ -60,7 +60,7 @@ def test_escapes_and_accents_of_a_label_files_name(tmp_path: Path) -> None:
     yaml = dataset(tmp_path, {**labels, "d+e.jpg": None, "good.jpg": "good.txt"})
     assert objects(yaml) == {**dict.fromkeys(labels, 1), "d+e.jpg": 0, "good.jpg": 1}
     assert build(yaml).notes[-1] == (
-        "3 label files spelled otherwise than the image, and used: labels/a%2Bb.txt for a+b.txt, "
+        "3 label files matched by a differently spelled name: labels/a%2Bb.txt for a+b.txt, "
         r"labels/c.TXT for c.txt, labels/re\u0301gion.txt for r\xe9gion.txt"
     )
     assert not [line for line in check(yaml).problems if "beyond the border" in line]
@@ -83,7 +83,7 @@ def test_escapes_of_a_voc_files_name(tmp_path: Path, entry: str, folder: str) ->
     (tmp_path / "a.yaml").write_text(f"path: {tmp_path}\ntrain: {entry}\nnames: [cat, dog]\n")
     assert [*objects(tmp_path / "a.yaml").values()] == [1, 1, 2, 1, 2, 0] and not problems(tmp_path / "a.yaml")
     (note,) = build(tmp_path / "a.yaml").notes
-    assert note.startswith("6 label files spelled otherwise than the image, and used: ")
+    assert note.startswith("6 label files matched by a differently spelled name: ")
 
 
 @pytest.mark.filterwarnings("error")
@@ -99,7 +99,7 @@ def test_two_files_that_may_be_meant_are_not_used(tmp_path: Path) -> None:
     yaml = dataset(tmp_path, {"a b.jpg": "a%20b.txt", "c.jpg": "c.txt"})
     (tmp_path / "set" / "labels" / "a%20b.TXT").write_text(BOX)
     assert objects(yaml) == {"a b.jpg": 0, "c.jpg": 1}
-    assert "labels: 2 label files of no image, so their objects are not used: a%20b.TXT, a%20b.txt" in problems(yaml)
+    assert "labels: 2 label files without an image, objects not used: a%20b.TXT, a%20b.txt" in problems(yaml)
 
 
 @pytest.mark.parametrize("suffix", [".jfif", ".jpe", ".ppm", ".pgm", ".pbm", ".gif", ".jp2", ".avif", ".heic"])

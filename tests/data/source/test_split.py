@@ -14,7 +14,7 @@ import pytest
 from tessera.data.source import split
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
-from tessera.data.source.split import ALIKE_BITS, Fingerprints, difference_hash, divide, group
+from tessera.data.source.split import SIMILAR_BITS, Fingerprints, difference_hash, group_similar, hold_out
 from tessera.utils.errors import UserError
 from tessera.utils.seeding import HeldOut
 from tessera.utils.types import DatasetIndex
@@ -90,7 +90,7 @@ def test_pictures_are_compared_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[HeldOut] = []
-    monkeypatch.setattr(split, "divide", lambda looks, share: (calls.append(share), divide(looks, share))[1])
+    monkeypatch.setattr(split, "hold_out", lambda looks, share: (calls.append(share), hold_out(looks, share))[1])
     yaml = write_pictures(tmp_path / "set")
     with caplog.at_level(logging.INFO):
         first = parts(yaml)
@@ -157,12 +157,12 @@ def test_chains_are_one_group_as_an_oracle_finds_them() -> None:
     for at in range(1, 30):  # each some bits from an earlier one
         bits[at] = bits[rng.integers(at)]
         bits[at, rng.choice(144, rng.integers(1, 22), replace=False)] ^= True
-    for alike in ALIKE_BITS:
-        found = group(np.packbits(bits, axis=1), np.arange(60), alike)
+    for max_bits in SIMILAR_BITS:
+        found = group_similar(np.packbits(bits, axis=1), np.arange(60), max_bits)
         expected = np.arange(60)
         for one in range(60):
             for other in range(60):
-                if (bits[one] != bits[other]).sum() <= alike:
+                if (bits[one] != bits[other]).sum() <= max_bits:
                     expected[expected == expected[one]] = expected[other]
         assert ((found[:, None] == found) == (expected[:, None] == expected)).all()
 
@@ -172,9 +172,9 @@ def test_a_camera_that_stands_still_can_be_divided(caplog: pytest.LogCaptureFixt
     bits = np.repeat(np.random.default_rng(0).random((1, 144)) < 0.5, 50, 0)
     for at in range(50):
         bits[at, 2 * at : 2 * at + 2] ^= True  # 4 bits from each other
-    found = divide(prints_of(bits), HeldOut(0.2, 0))
-    assert found is not None and found.alike == 3 and found.is_val.sum() == 10
-    assert divide(prints_of(np.repeat(bits[:1], 50, 0)), HeldOut(0.2, 0)) is None
+    found = hold_out(prints_of(bits), HeldOut(0.2, 0))
+    assert found is not None and found.max_bits == 3 and found.is_val.sum() == 10
+    assert hold_out(prints_of(np.repeat(bits[:1], 50, 0)), HeldOut(0.2, 0)) is None
 
 
 def test_a_run_is_warned_where_both_sides_look_alike(tmp_path: Path) -> None:
@@ -197,11 +197,11 @@ def test_shares_are_met_and_seeds_differ() -> None:
     looks = prints_of(np.random.default_rng(0).random((200, 144)) < 0.5)
     chosen = []
     for share in (0.01, 0.1, 0.2, 0.5, 0.9, 0.999):
-        found = divide(looks, HeldOut(share, 0))
+        found = hold_out(looks, HeldOut(share, 0))
         assert found is not None and found.is_val.sum() == min(round(200 * share), 199)
         chosen.append(found.is_val)
     assert all((less <= more).all() for less, more in pairwise(chosen)), "a larger share holds the smaller one"
-    other = divide(looks, HeldOut(0.2, 1))
+    other = hold_out(looks, HeldOut(0.2, 1))
     assert other is not None and not np.array_equal(other.is_val, chosen[2])
 
 

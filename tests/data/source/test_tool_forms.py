@@ -39,7 +39,7 @@ def test_boxes(tmp_path: Path, name: str) -> None:
     assert read(yaml) == EXPECTED
     said = build(yaml).notes
     assert (
-        not build(yaml).problems and all("found by the end of the path" in line for line in said) and len(said) < 2
+        not build(yaml).problems and all("relocated by the end of the path" in line for line in said) and len(said) < 2
     ), said
 
 
@@ -68,7 +68,7 @@ def test_images_that_are_not_found_once(tmp_path: Path, name: str, change: str) 
     with pytest.raises(UserError) as caught:
         build(yaml)
     said = str(caught.value)
-    assert "not each is found once by the end of its path" in said
+    assert "without a unique match for each" in said
     assert said.count("p3.jpg") >= 1 + (change == "ambiguous") or change == "taken", said
 
 

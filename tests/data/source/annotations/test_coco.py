@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tessera.data.source import dataset_yaml as spec_module
-from tessera.data.source.annotations.coco import read_names
+from tessera.data.source.annotations.coco import read_category_names
 from tessera.data.source.annotations.coco_annotations import parse_coco
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
@@ -189,12 +189,14 @@ def test_names_come_from_the_json_where_the_yaml_has_none(tmp_path: Path) -> Non
     yaml.write_text(yaml.read_text().replace("val: val.json", ""))
     with pytest.raises(UserError, match="nc is 3, but names has 2 classes"):
         load_spec(yaml)
-    assert read_names(tmp_path / "set/annotations/instances_train.json") == ["cat", "dog"]
+    assert read_category_names(tmp_path / "set/annotations/instances_train.json") == ["cat", "dog"]
 
 
 def test_names_of_an_unchanged_file_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    monkeypatch.setattr(spec_module, "read_names", lambda path: (read.append(path.name), read_names(path))[1])
+    monkeypatch.setattr(
+        spec_module, "read_category_names", lambda path: (read.append(path.name), read_category_names(path))[1]
+    )
     yaml = write_coco(tmp_path / "set", coco())
     yaml.write_text(yaml.read_text().replace("names: [cat, dog]", ""))
     assert [load_spec(yaml).names for _ in range(3)] == [("cat", "dog")] * 3 and len(read) == 1

@@ -152,4 +152,4 @@ def test_not_coco(tmp_path: Path, content: Any, what: str) -> None:
 def test_coco_images_nowhere(tmp_path: Path) -> None:
     write_coco(tmp_path / "set", with_first(ADDRESS, coco()))
     found = read_coco(tmp_path / "set/annotations/instances_train.json", [tmp_path / "x", tmp_path / "y"])
-    assert f"such as 'a.jpg', are in none of\n  {tmp_path}/x\n  {tmp_path}/y" in found.nowhere
+    assert f"such as 'a.jpg', are in none of\n  {tmp_path}/x\n  {tmp_path}/y" in found.all_missing

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.source.annotations.yolo_labels import ParsedLabels, _parse_plain, parse_labels, parse_rows
+from tessera.data.source.annotations.yolo_labels import ParsedLabels, _parse_fast, parse_labels, parse_rows
 
 fractions = st.floats(0, 1, allow_nan=False)
 boxes = st.tuples(st.integers(0, 79), fractions, fractions, fractions, fractions)
@@ -44,7 +44,7 @@ tokens = st.one_of(
 @given(st.lists(st.lists(tokens, max_size=9).map(" ".join), max_size=5).map("\n".join))
 def test_short_way_equals_long_way(text: str) -> None:
     raw = text.encode()
-    plain = _parse_plain(raw, 2)
+    plain = _parse_fast(raw, 2)
     assert plain is None or same(plain, parse_rows(raw, 2))
 
 
@@ -52,7 +52,7 @@ def test_short_way_equals_long_way(text: str) -> None:
 @given(st.lists(boxes, max_size=6), st.integers(1, 80))
 def test_short_way_equals_long_way_on_boxes(rows: list[tuple[float, ...]], nc: int) -> None:
     raw = "\n".join(" ".join(map(repr, row)) for row in rows).encode()
-    plain = _parse_plain(raw, nc)
+    plain = _parse_fast(raw, nc)
     assert plain is None or same(plain, parse_rows(raw, nc))
     assert (plain is not None) == (all(row[0] < nc for row in rows) and len(set(rows)) == len(rows))
 
@@ -126,7 +126,7 @@ def test_utf16_is_named() -> None:
 def test_a_little_beyond_the_image_is_cut_to_it(row: str, box: tuple[float, ...]) -> None:
     objects = parse_labels(f"1 0.5 0.5 0.1 0.1\n{row}\n".encode(), 2)
     ((line, note),) = objects.notes
-    assert line == 2 and note.endswith(" beyond the image: cut to it")
+    assert line == 2 and note.endswith(" beyond the image: clipped")
     assert not objects.problems and not objects.remarks
     assert objects.classes == [1, 0] and objects.boxes[4:] == pytest.approx(box, abs=1e-9)
     assert all(polygon.min() >= 0 and polygon.max() <= 1 for polygon in objects.polygons if len(polygon))

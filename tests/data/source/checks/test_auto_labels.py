@@ -49,8 +49,8 @@ def test_a_validation_on_labels_of_a_model_is_a_problem(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "[]\nno line\n")
     assert check(yaml).problems == [
         *(
-            f"{path}:{line}: found '{text}', expected a line as --auto-label writes it. It is ignored; remove it, or "
-            "write the labels again."
+            f"{path}:{line}: found '{text}', expected a line as --auto-label writes it; the line is ignored. Remove it, "
+            "or write the labels again."
             for line, text in ((3, "[]"), (4, "no line"))
         ),
         "val: 2 of 2 label files (100 %) as a model wrote them ('best.pt'): metrics on them tell agreement with that "

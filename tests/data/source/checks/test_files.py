@@ -47,14 +47,12 @@ def test_labels_of_no_image(tmp_path: Path) -> None:
     yaml = write_dataset(root, {"train/a": BOX, "val/b": BOX}, names="[cat]")
     for name, text in {"lost": BOX, "more": BOX, "empty": "", "classes": "cat\ndog\n", "README": "of pets"}.items():
         (root / f"labels/train/{name}.txt").write_text(text)
-    assert problems(yaml) == [
-        "labels/train: 2 label files of no image, so their objects are not used: lost.txt, more.txt"
-    ]
+    assert problems(yaml) == ["labels/train: 2 label files without an image, objects not used: lost.txt, more.txt"]
     # What the YAML does not list is no loss, as long as its image is there.
     write_image(root / "images/train/lost.png")
     (root / "list.txt").write_text("images/train/a.jpg\n")
     yaml.write_text(yaml.read_text().replace("train: images/train", "train: list.txt"))
-    assert problems(yaml) == ["labels/train: 1 label file of no image, so their objects are not used: more.txt"]
+    assert problems(yaml) == ["labels/train: 1 label file without an image, objects not used: more.txt"]
 
 
 def test_images_that_share_a_label_file(tmp_path: Path) -> None:
@@ -85,7 +83,7 @@ def test_xml_of_no_image(tmp_path: Path) -> None:
     yaml = tmp_path / "voc.yaml"
     for entry, said in (
         ("Annotations", "1 XML file without an image of that name"),
-        ("JPEGImages", "1 label file of no image"),
+        ("JPEGImages", "1 label file without an image"),
     ):
         (line,) = problems(write(yaml, f"path: voc\ntrain: {entry}\nnames: [cat]\n"))
         assert said in line and "lost.xml" in line

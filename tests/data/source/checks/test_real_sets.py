@@ -45,7 +45,7 @@ def test_of_other_real_sets_what_is_true_is_said(shared: Path, tmp_path: Path) -
     found = check(coco)
     assert [line.split(": ", 1)[1][:21] for line in found.errors] == ["names no val images. "]
     assert found.problems == [
-        "labels/train2017: 2 label files of no image, so their objects are not used: 000000000656.txt, 000000000659.txt"
+        "labels/train2017: 2 label files without an image, objects not used: 000000000656.txt, 000000000659.txt"
     ]
     assert [line.partition(":")[2][:30] for line in found.notes] == [
         " 9 classes without an object: ",
