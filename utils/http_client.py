@@ -1,4 +1,4 @@
-"""Answers of untrusted web servers, by urllib3: over http and https alone, in bounded time and size."""
+"""HTTP client for untrusted servers, based on urllib3: http and https only, bounded in time and size."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BLOCK = 1 << 20
 
 
 class TransientError(Exception):
-    """A failure that may pass: try again."""
+    """Error that a retry may fix."""
 
 
 @dataclass(frozen=True)
 class NetworkLimits:
-    """When a server is given up."""
+    """Limits for slow or failing servers."""
 
     attempts: int = 3  # tries in a row that bring nothing new
     pause_s: float = 1.0  # before the second try; it doubles with each further one, up to 30 s
@@ -38,7 +38,7 @@ class NetworkLimits:
     slack_s: float = 60.0  # an answer that takes so long beyond the time that it takes at this speed is given up
 
     def wait(self, failures: int) -> None:
-        """Pause after so many failures in a row."""
+        """Sleep after consecutive failures."""
         time.sleep(min(self.pause_s * 2 ** (failures - 1), _LONGEST_PAUSE_S))
 
 
@@ -46,7 +46,7 @@ LIMITS = NetworkLimits()
 
 
 def without_password(address: str) -> str:
-    """An address as it may be printed and written down."""
+    """Return an address without its password."""
     try:
         parts = urlsplit(address)
         password = parts.password
@@ -59,16 +59,12 @@ def without_password(address: str) -> str:
 
 
 def shown_address(address: str) -> str:
-    """An address as messages name it."""
+    """Return an address as messages name it."""
     return one_line(without_password(address), 200)
 
 
 def check_address(url: str, what: str) -> None:
-    """Make sure that `url` is an address that can be asked for; messages start with `what`, as in "Cannot download".
-
-    Raises:
-        UserError: it is none, or longer than any.
-    """
+    """Raise a UserError unless `url` is a usable address; messages start with `what`, as in "Cannot download"."""
     said = f"{what} '{one_line(without_password(url), 100)}'"
     try:
         parts = urlsplit(url)
@@ -87,11 +83,11 @@ def check_address(url: str, what: str) -> None:
 
 
 def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTPResponse:
-    """The answer of a server, to be closed; an account in the address is not sent where it redirects to.
+    """Send a GET request and return the response, to be closed; credentials are not sent to redirect targets.
 
     Raises:
-        TransientError: trying again may help.
-        UserError: it will not.
+        TransientError: a retry may succeed.
+        UserError: a retry will not.
     """
     from urllib3 import Timeout, make_headers
     from urllib3.exceptions import HTTPError, SSLError
@@ -124,22 +120,22 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
 
 
 def stated_length(response: BaseHTTPResponse) -> int | None:
-    """How many bytes an answer has; None where it does not say."""
+    """Return the Content-Length of a response; None if it is missing."""
     length = response.headers.get("Content-Length", "")
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else None
 
 
 def read_blocks(response: BaseHTTPResponse, url: str, total: int | None, most: int, offset: int = 0) -> Iterator[bytes]:
-    """What comes, block by block, as soon as any has come.
+    """Yield the content in blocks as they arrive.
 
     Args:
-        answer, url: of `open_address`.
-        total, most: bytes of the whole file, None = unknown, and bytes that it may have.
-        offset: bytes of it that were there before.
+        response, url: of `open_address`.
+        total, most: size of the whole file in bytes, None = unknown, and the limit.
+        offset: bytes that were received before.
 
     Raises:
-        TransientError: the connection broke, ended too early, or is too slow.
-        UserError: there are more than `most`.
+        TransientError: the connection broke, ended early, or is too slow.
+        UserError: the size exceeds `most`.
     """
     from urllib3.exceptions import HTTPError
 
@@ -164,7 +160,7 @@ def read_blocks(response: BaseHTTPResponse, url: str, total: int | None, most: i
 
 
 def _pool(url: str) -> PoolManager:
-    """Connections to the server of an address, through the proxy that the environment names for it."""
+    """Return a connection pool, with the proxy that the environment sets."""
     from urllib3 import PoolManager, ProxyManager, make_headers
 
     parts = urlsplit(url)
@@ -176,7 +172,7 @@ def _pool(url: str) -> PoolManager:
 
 
 def _check_status(response: BaseHTTPResponse, asked: str) -> BaseHTTPResponse:
-    """The answer, where it has what was asked for, or says that the part that was asked for is not there."""
+    """Return the response if it has the content, or refuses the range; else raise."""
     if response.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
         return response
     response.close()
@@ -188,7 +184,7 @@ def _check_status(response: BaseHTTPResponse, asked: str) -> BaseHTTPResponse:
 
 
 def _redirect_target(url: str, location: str, asked: str) -> str:
-    """Where a redirect leads: to http and https only, and never from https to http."""
+    """Return the target of a redirect; raise unless it is http or https, without a downgrade to http."""
     said = f"Cannot download {asked}: it redirects to"
     try:
         place = urljoin(url, location)
@@ -201,5 +197,4 @@ def _redirect_target(url: str, location: str, asked: str) -> str:
 
 
 def _connection_error(error: Exception) -> TransientError:
-    """What to raise for an error of the connection."""
     return TransientError(f"the connection broke ({one_line(str(error) or type(error).__name__, 100)})")

@@ -1,8 +1,8 @@
-"""The embedded dataset: rendered shapes, for trying the trainer without a download.
+"""Generated dataset of simple shapes, which needs no download.
 
 Six classes on varied textures, from about 15 pixels to 0.6 of the image, rotated, stretched, shaded, overlapping and
-cut by the border, with lines that belong to no class. Each image is a pure function of (seed, split, number): the
-folder is the same bytes on every machine with the same NumPy and OpenCV.
+clipped by the border, with lines as distractors. Each image is a pure function of (seed, split, number): the files are
+equal on all machines with the same NumPy and OpenCV.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ Contour = NDArray[np.float32]
 
 
 def write_shapes(root: Path, *, train: int = 640, val: int = 100, size: int = 144, seed: int = 0) -> None:
-    """Write images/{train,val}/*.jpg and labels/{train,val}/*.txt under `root`, unless they are there.
+    """Write images/{train,val}/*.jpg and labels/{train,val}/*.txt under `root`, unless they exist.
 
-    The folder is written beside `root` and renamed into place: readers see all of it or nothing, and of several
-    writers one wins while the others drop their (equal) copy.
+    The folder is written beside `root` and renamed, so readers see all or nothing. Of concurrent writers one wins.
 
     Args:
-        root: the dataset's folder; its parent is made.
+        root: the dataset's folder; its parent is created.
         train, val: numbers of images.
         size: long side of the images in pixels; the short side is 0.75 to 1 of it.
         seed: another seed gives other images.
@@ -71,8 +70,8 @@ def render_image(
     """Render image `number` of a split, "train" or "val", with a long side of `size` pixels.
 
     Returns:
-        Image uint8 (H, W, 3) RGB, classes int32 (n,), boxes float32 (n, 4) xyxy pixels. A box is tight around the
-        pixels of its object that lie inside the image, hidden ones included.
+        Image uint8 (H, W, 3) RGB, classes int32 (n,), boxes float32 (n, 4) xyxy pixels. A box encloses the pixels
+        of its object inside the image, hidden ones included.
     """
     rng = np.random.default_rng([seed, _STREAMS[split], number])
     short = round(size * rng.uniform(0.75, 1.0))
@@ -114,7 +113,7 @@ def _label_rows(classes: NDArray[np.int32], boxes: NDArray[np.float32], size_hw:
 
 
 def _background(rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
-    """Textured background, float32 (H, W, 3) in 0..255."""
+    """Return a textured background, float32 (H, W, 3) in 0..255."""
     y, x = np.mgrid[:height, :width].astype(np.float32)
     texture = _TEXTURES[rng.integers(len(_TEXTURES))]
     weight = texture(rng, x, y)[..., None]
@@ -124,12 +123,12 @@ def _background(rng: np.random.Generator, height: int, width: int) -> NDArray[np
 
 
 def _grain(rng: np.random.Generator, shape: tuple[int, ...], strongest: float) -> NDArray[np.float32]:
-    """Normal noise of a random standard deviation up to `strongest`."""
+    """Return normal noise of a random standard deviation up to `strongest`."""
     return rng.standard_normal(shape, np.float32) * np.float32(rng.uniform(0, strongest))
 
 
 def _along(rng: np.random.Generator, x: Field, y: Field) -> Field:
-    """Pixels travelled along a random direction."""
+    """Return the distance in pixels along a random direction."""
     angle = rng.uniform(0, 2 * math.pi)
     return (x * math.cos(angle) + y * math.sin(angle)).astype(np.float32)
 
@@ -170,7 +169,7 @@ _TEXTURES: tuple[Texture, ...] = (_gradient, _clouds, _stripes, _checks, _blobs)
 
 
 def _render_lines(rng: np.random.Generator, image: NDArray[np.float32], count: int) -> None:
-    """Render lines of no class into `image`."""
+    """Draw distractor lines into `image`."""
     height, width = image.shape[:2]
     for _ in range(count):
         start, end = (rng.uniform(0, 1, 2) * (width, height) for _ in range(2))
@@ -184,7 +183,7 @@ def _render_lines(rng: np.random.Generator, image: NDArray[np.float32], count: i
 def _render_objects(
     rng: np.random.Generator, image: NDArray[np.float32], most: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Render up to `most` objects into `image`; classes int32 (n,), boxes float32 (n, 4)."""
+    """Draw up to `most` objects into `image`; return classes int32 (n,), boxes float32 (n, 4)."""
     height, width = image.shape[:2]
     on_top = np.full((height, width), -1, np.int64)  # which object each pixel shows
     classes: list[int] = []
@@ -213,7 +212,7 @@ def _render_objects(
 
 
 def _would_hide(mask: NDArray[np.bool_], on_top: NDArray[np.int64], areas: list[int]) -> bool:
-    """Whether an object over `mask` would leave one below it with too few visible pixels."""
+    """Return whether an object over `mask` would leave one below it with too few visible pixels."""
     remaining = np.bincount(on_top[~mask] + 1, minlength=len(areas) + 1)[1:]
     return bool((remaining < _MIN_VISIBLE * np.array(areas)).any())
 
@@ -221,7 +220,7 @@ def _would_hide(mask: NDArray[np.bool_], on_top: NDArray[np.int64], areas: list[
 def _place(
     rng: np.random.Generator, name: str, height: int, width: int, beside: tuple[int, int, int, int] | None
 ) -> list[Contour]:
-    """Contours of a shape somewhere in the image, or near the box `beside`; rotated, stretched, scaled."""
+    """Return the contours of a random shape in the image, or near the box `beside`: rotated, stretched, scaled."""
     outline, *holes = _contours(rng, name)
     angle, stretch = rng.uniform(-_MAX_TILT, _MAX_TILT), rng.uniform(0.8, 1.0)
     turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
@@ -241,7 +240,7 @@ def _place(
 
 
 def _contours(rng: np.random.Generator, name: str) -> list[Contour]:
-    """Contours of a shape of about unit radius, each (k, 2): the outline, then its holes."""
+    """Return the contours of a shape of about unit radius, each (k, 2): the outline, then its holes."""
     if name == "circle":
         return [_polygon(64)]
     if name == "ring":
@@ -275,7 +274,7 @@ def _area(contours: list[Contour]) -> float:
 def _paint(
     rng: np.random.Generator, image: NDArray[np.float32], contours: list[Contour], alpha: NDArray[np.uint8]
 ) -> None:
-    """Fill a shape with a shaded colour that stands out from what it covers; outline some."""
+    """Fill a shape with a shaded colour that contrasts with what it covers; outline some."""
     left, top, width, height = cv2.boundingRect(alpha)
     window = np.s_[top : top + height, left : left + width]
     fill = _contrasting(rng, image[alpha >= 128])
@@ -293,7 +292,7 @@ def _paint(
 
 
 def _contrasting(rng: np.random.Generator, colours: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A random RGB colour, (3,), far from most of `colours` (n, 3), or the farthest of several."""
+    """Return a random RGB colour, (3,), that differs from most of `colours` (n, 3)."""
     best, best_distance = np.zeros(3, np.float32), -1.0
     for _ in range(12):
         colour = rng.uniform(0, 255, 3).astype(np.float32)
@@ -306,5 +305,5 @@ def _contrasting(rng: np.random.Generator, colours: NDArray[np.float32]) -> NDAr
 
 
 def _fixed(points: NDArray[np.floating]) -> NDArray[np.int32]:
-    """Pixel coordinates as the fixed-point integers that OpenCV takes; a pixel's centre is at 0.5."""
+    """Return pixel coordinates as OpenCV's fixed-point integers; the centre of a pixel is at 0.5."""
     return np.rint((points - 0.5) * 2**_SHIFT).astype(np.int32)

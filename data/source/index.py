@@ -1,7 +1,7 @@
-"""The index of a split: every image and label, checked, as flat arrays that a second start maps from a file.
+"""Dataset index: images and checked labels of a split as flat arrays, cached in a memory-mapped file.
 
-The file is in TESSERA_CACHE and is rebuilt when an image, a label, the names or the format changes. Nothing is ever
-written to the dataset. Where the file cannot be written, a warning is logged and the index stays in memory.
+The file is in TESSERA_CACHE and is rebuilt when an image, a label, the names or the format changes. The dataset itself
+is never modified. If the file cannot be written, a warning is logged and the index stays in memory.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ logger = logging.getLogger(__name__)
 def build_index(
     spec: DatasetSpec, split: str, *, single_cls: bool = False, verified: dict[str, str] | None = None
 ) -> DatasetIndex:
-    """Index a split, from the cache where nothing has changed.
+    """Index a split, from the cache if nothing has changed.
 
     Args:
         spec: the dataset.
         split: "train", "val" or "test".
-        single_cls: every class becomes 0, named as the dataset's only one, else "item".
-        verified: file of an index → its digest, of the indexes that were compared with this node's images and labels
-            just now: they are mapped as they are. This one is added.
+        single_cls: all classes become 0, named as the dataset's only class, else "item".
+        verified: index file → digest, of indexes just compared with this node's files, which are mapped without
+            another check. This index is added.
 
     Raises:
-        UserError: the split is missing or has no usable image, labels name classes that the YAML does not, or no image
-            of "train" has a label.
+        UserError: the split is missing or has no usable image, labels have classes that the YAML does not name, or no
+            image of "train" has a label.
     """
     path = cache_dir() / "index" / f"{spec.name}-{split}-{_key(spec, split, single_cls)}.index"
     verified = {} if verified is None else verified
@@ -78,7 +78,7 @@ def build_index(
 
 
 def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool) -> DatasetIndex:
-    """The index in `path` where it is that of the images and labels there are now; else a new one in its place."""
+    """Return the index in `path` if it matches the current images and labels; else rebuild it."""
     stored, coco_images = read_index(path) or (None, None)
     listing = list_images(spec, split, coco_images)
     digest = _digest(spec, split, listing, class_names(spec, single_cls))
@@ -108,12 +108,12 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
-    """Names of the classes that are trained."""
+    """Return the names of the trained classes."""
     return spec.names if not single_cls or spec.nc == 1 else (SINGLE_CLASS,)
 
 
 def problem_report(index: DatasetIndex) -> str:
-    """A warning about what the scan found: counts, the first lines and where to see all; "" where all is well."""
+    """Return a warning on what the scan found, with counts and the first lines; "" without problems."""
     said = []
     for noun, about, found in (("problem", "with", index.problems), ("note", "on", index.notes)):
         if found:
@@ -124,9 +124,9 @@ def problem_report(index: DatasetIndex) -> str:
 
 
 def index_warnings(index: DatasetIndex) -> list[str]:
-    """What a run is warned of before it uses an index; it goes on all the same.
+    """Return the warnings before a run uses an index.
 
-    Boxes without an area count in a validation as they do in COCO's metric: as objects that nothing can be matched to.
+    In a validation, boxes without area count as objects that nothing can match, as in COCO's metric.
     """
     found = list(filter(None, [problem_report(index)]))
     without_area = int(has_no_area(index.boxes_xyxy).sum())
@@ -145,7 +145,7 @@ def index_warnings(index: DatasetIndex) -> list[str]:
 
 
 def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
-    """Name of the cache file: one for each list of entries, so that a changed dataset replaces its own."""
+    """Return the name of the cache file, one for each list of entries: a changed dataset replaces its own."""
     parts = [split, str(spec.root), *map(str, spec.splits.get(split, ())), *spec.names, str(single_cls)]
     parts += [str(spec.held_out)] if spec.held_out else []
     parts += [str((spec.label_names, spec.parts))] if spec.label_names else []
@@ -153,7 +153,7 @@ def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
 
 
 def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, ...]) -> str:
-    """State of the dataset: paths from its root, states of files, names, format. A dataset moved as it is keeps it."""
+    """Return the state of the dataset: relative paths, file states, names, format. A moved dataset keeps its digest."""
     state = hashlib.blake2b(digest_size=20)
     sources = [f"{listing.shown(file)} {status}" for file, (status, _) in sorted(listing.coco_images.items())]
     # All paths at once: a hundred thousand calls of `shown` would take longer than the rest of this function.
@@ -173,7 +173,7 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
 
 
 def _coco_ids(listing: Listing, scanned: Scan, spec: DatasetSpec, single: bool) -> CocoIds | None:
-    """Ids of the COCO files of the images that are kept; None where any comes from elsewhere, or ids meet."""
+    """Return the COCO ids of the kept images; None if any image is of no COCO file, or ids collide."""
     kept = np.flatnonzero(scanned.kept).tolist()
     if not all(place in listing.coco for place in kept):
         return None
@@ -229,7 +229,7 @@ def _assemble(
 
 
 def _offsets(counts: Any) -> NDArray[np.int64]:
-    """(n + 1,) starts from n counts."""
+    """Return (n + 1,) starts of n counts."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))))
 
 
@@ -257,11 +257,11 @@ def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, Cac
 
     Args:
         path: the file.
-        digest: of the index that was found undamaged there just now, so its checksum is not computed again.
+        digest: digest of the index that was just verified there, so its checksum is not computed again.
 
     Returns:
-        The index, and of each COCO file, without `digest`, its state and the images it lists; None where there is no
-        file, or it is damaged, of another format or not the one of `digest`.
+        The index and, without `digest`, state and images of each COCO file; None if the file is missing, damaged, of
+        another format or of another digest.
     """
     start = len(_MAGIC) + 32
     try:

@@ -1,4 +1,4 @@
-"""What a dataset cannot be used with, or should not: messages that indexing and the checks share."""
+"""Error messages and warnings shared by dataset indexing and `--check-data`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MANY_MISSING = 0.1  # share of images without a label file; up to that much back
 
 
 def check_usable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan) -> None:
-    """Raise a UserError where training on what was scanned would be wrong or impossible."""
+    """Raise a UserError if training on the scanned split would be wrong or impossible."""
     if scanned.unknown:
         raise UserError(first_of(unknown_classes(spec, split, scanned), _SHOWN, _NEXT_LINE))
     if not scanned.kept.any():
@@ -44,7 +44,7 @@ def check_usable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan)
 
 
 def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
-    """What is wrong where the labels of all training images hold no object."""
+    """Return the message for a training split without a labelled object."""
     images = counted(len(listing.images), "image")
     what = f"{spec.yaml_path}: train: no labels found for {images}"
     crowds = int((scanned.ignored_classes >= 0).sum())
@@ -83,7 +83,7 @@ def _unread_annotations(listing: Listing) -> str:
 
 
 def _require_pixels(listing: Listing, scanned: Scan) -> None:
-    """Refuse a COCO file, or XML, whose boxes all lie in the first pixel: they are fractions of the image."""
+    """Raise for a COCO file, or XML files of a folder, whose boxes are fractions of the image."""
     file_of = {place: str(file) for place, (file, _, _) in listing.coco.items()}
     file_of |= {at: xml.rpartition("/")[0] for at, xml in enumerate(listing.labels) if xml.endswith(".xml")}
     files = list(dict.fromkeys(file_of.values()))
@@ -99,7 +99,7 @@ def _require_pixels(listing: Listing, scanned: Scan) -> None:
 
 
 def unknown_classes(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
-    """A message for each class that labels have and the YAML does not name: how many rows, and where the first are."""
+    """Return a message for each unnamed class of the labels, with its number of rows and the first places."""
     places: dict[str, list[str]] = {}
     for place, name in scanned.unknown:
         places.setdefault(name, []).append(place)
@@ -113,7 +113,7 @@ def unknown_classes(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
 
 
 def counts_from_one(spec: DatasetSpec, scanned: Scan) -> bool:
-    """Whether the classes of label files are 1 … nc instead of 0 … nc - 1."""
+    """Return whether the classes of label files are 1 … nc instead of 0 … nc - 1."""
     beyond = {name for _, name in scanned.unknown}
     return (
         not spec.label_names
@@ -133,7 +133,7 @@ def _unknown(spec: DatasetSpec, place: str, name: str) -> str:
 
 
 def unused_ignores(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
-    """A message where training labels have no object of a class that is to be ignored: its name may be misspelled."""
+    """Return a message on ignored classes that no training label has, whose names may be misspelled."""
     used = set(scanned.ignored_classes.tolist())
     unused = [shown(name) for number, name in enumerate(spec.ignore) if ALL_CLASSES - 1 - number not in used]
     if split != "train" or not unused:
@@ -142,12 +142,12 @@ def unused_ignores(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
 
 
 def most_undecodable(images: int, met: int) -> int:
-    """How many images of a split may fail to decode and be left out, where `met` of all `images` were decoded."""
+    """Return how many images may fail to decode and be skipped, after `met` of all `images` were decoded."""
     return min(images - 1, max(_FEW, images // _SHARE), _FEW + met // _SHARE)
 
 
 def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
-    """What `classes` leaves out of the labels: objects by class, and images that are background without them."""
+    """Return a summary of what the key `classes` leaves out: objects by class, and images that become background."""
     if not spec.left_out:
         return ""
     objects = np.bincount(scanned.left_out_classes, minlength=len(spec.left_out)).tolist()
@@ -163,7 +163,7 @@ def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
 
 
 def without_objects(split: str, images: int) -> str:
-    """What a split other than train is worth where no label of its images holds an object."""
+    """Return the message for a val or test split without a labelled object."""
     return (
         f"{split}: no object in the labels of its {counted(images, 'image')}: no metric can be measured, "
         f"and mAP will be 0. Label some of them, or give a {split} set that has labels."
@@ -171,16 +171,13 @@ def without_objects(split: str, images: int) -> str:
 
 
 def has_no_area(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which boxes (n, 4) have no width or no height, (n,)."""
+    """Return which boxes (n, 4) have no width or no height, (n,)."""
     found: NDArray[np.bool_] = np.any(boxes_xyxy[:, 2:] <= boxes_xyxy[:, :2], axis=1)
     return found
 
 
 def missing_labels(split: str, listing: Listing, scanned: Scan) -> list[str]:
-    """A message where many images have no label file: they count as background, and may have lost their labels.
-
-    Where none has one, there is nothing to compare with, and training refuses or warns of no object at all.
-    """
+    """Return a message if many images, but not all, have no label file: they may have lost it."""
     missing = unlabelled(listing, scanned)
     images = len(scanned.counts)
     if not MANY_MISSING * images < len(missing) < images:
@@ -194,7 +191,7 @@ def missing_labels(split: str, listing: Listing, scanned: Scan) -> list[str]:
 
 
 def shared_labels(listings: Sequence[Listing]) -> list[str]:
-    """A message where a label file belongs to several images, such as a.jpg and a.png: each gets its boxes."""
+    """Return a message on label files of several images, such as a.jpg and a.png."""
     owners: dict[str, str] = {}
     shared: dict[str, set[str]] = {}
     for listing in listings:
@@ -212,13 +209,13 @@ def shared_labels(listings: Sequence[Listing]) -> list[str]:
 
 
 def unlabelled(listing: Listing, scanned: Scan) -> list[str]:
-    """Kept images, as messages name them, without a label file; a COCO file has the labels of all that it lists."""
+    """Return the kept images without a label file, as messages name them."""
     missing = np.flatnonzero(scanned.kept & (listing.label_stats[:, 0] == MISSING[0])).tolist()
     return [listing.shown(listing.images[place]) for place in missing if place not in listing.coco]
 
 
 def _label_places(listing: Listing) -> str:
-    """Where label files were looked for: each folder with one file as an example."""
+    """Return the folders that label files were expected in, each with an example."""
     examples: dict[str, str] = {}
     for label in listing.labels:
         examples.setdefault(label.rpartition("/")[0], label)

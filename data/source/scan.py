@@ -1,4 +1,4 @@
-"""Images and labels of a split, read and checked; and where the labels of an image are, which no index knows."""
+"""Dataset scan: reads and checks the images and labels of a split, and locates labels for reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
 
 
 class ClassNames(NamedTuple):
-    """The classes that labels are checked against."""
+    """Mapping from the classes of labels to trained, ignored and left-out classes."""
 
     ids: Mapping[str, int]  # name → class; -2 - k of the k-th one that is ignored or, behind these, left out
     single: bool  # every class is taken, and becomes 0, but for those that are ignored or left out
@@ -42,7 +42,7 @@ class ClassNames(NamedTuple):
 
     @classmethod
     def of(cls, spec: DatasetSpec, single: bool) -> ClassNames:
-        """The classes that a dataset trains, ignores and leaves out."""
+        """Return the mapping for a dataset."""
         parts = spec.parts or [(name,) for name in spec.names]
         ids = {name: number for number, names in enumerate(parts) for name in names}
         ids |= {name: ALL_CLASSES - 1 - number for number, name in enumerate(spec.ignore + spec.left_out)}
@@ -50,7 +50,7 @@ class ClassNames(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Scanned images; n of them kept, with m objects."""
+    """Scan results; n images kept, with m objects."""
 
     kept: NDArray[np.bool_]  # one an image listed
     sizes_hw: NDArray[np.int32]  # (n, 2)
@@ -80,7 +80,7 @@ def scan(listing: Listing, names: ClassNames) -> Scan:
 
 
 def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Scan:
-    """Read images `start` to before `end` and their labels."""
+    """Read the images from `start` to before `end` and their labels."""
     kept: list[bool] = []
     sizes: list[Size] = []
     every: list[ParsedLabels] = []
@@ -144,7 +144,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
 
 
 def _by_cause(where: Callable[[int | None], str], rows: Iterable[tuple[int | None, str]]) -> list[str]:
-    """A message for each cause, with the first of its rows."""
+    """Return one message for each cause, with its first place."""
     places: dict[str, list[str]] = {}
     for line, what in rows:
         places.setdefault(what, []).append(where(line))
@@ -152,21 +152,21 @@ def _by_cause(where: Callable[[int | None], str], rows: Iterable[tuple[int | Non
 
 
 def more_rows(places: Sequence[str]) -> str:
-    """How many rows have what the first one has, and where the next are; "" without any."""
+    """Return the number of further rows with the same message, and the next places; "" without any."""
     if len(places) == 1:
         return ""
     return f" There are {len(places):,} such rows; the next: {first_of(places[1:], _NEXT)}"
 
 
 def to_corners(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArray[np.float32]:
-    """(m, 4) centres and sizes as fractions to corners in pixels; computed in double precision, rounded once."""
+    """Convert centres and sizes (m, 4), fractions, to corners in pixels; in double precision, rounded once."""
     half = fractions[:, 2:] / 2
     corners = np.concatenate((fractions[:, :2] - half, fractions[:, :2] + half), 1)
     return (corners * sizes_hw[:, [1, 0, 1, 0]]).astype(np.float32)
 
 
 def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> ParsedLabels:
-    """Objects of image `index`; none where it has no label file."""
+    """Read the labels of image `index`; empty without a label file."""
     path = listing.labels[index]
     if index in listing.coco:
         _, image, categories = listing.coco[index]
@@ -203,7 +203,7 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
 
 
 def _read_bytes(path: str, length: int) -> bytes:
-    """All `length` bytes of a file, without the layers of `open`, which take longer than the reading."""
+    """Read `length` bytes; faster than `open`, whose buffering takes longer than the reading."""
     if length < 0:
         open_plain(path).close()  # says what it is
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # waits for nothing, whatever came since
@@ -217,14 +217,14 @@ def _read_bytes(path: str, length: int) -> bytes:
 
 
 class ImageLabels(NamedTuple):
-    """The labels of an image."""
+    """Location of the labels of an image."""
 
     file: str  # text, XML or JSON file, whether it exists or not
     lines: Sequence[int] = ()  # of each object, from 1; () where the file has changed since, and in a COCO file
     ids: Sequence[CocoId | None] = ()  # of the annotation of each object; () where it is of no COCO file
 
     def place(self, row: int) -> tuple[int | None, CocoId | None]:
-        """Line and id of an object; None for what is not known, and of row -1."""
+        """Return line and annotation id of an object; None if unknown."""
         line = self.lines[row] if 0 <= row < len(self.lines) else None
         return line, self.ids[row] if 0 <= row < len(self.ids) else None
 
@@ -232,7 +232,7 @@ class ImageLabels(NamedTuple):
 def label_lines(
     spec: DatasetSpec, index: DatasetIndex, images: Iterable[int], *, single_cls: bool = False
 ) -> dict[int, ImageLabels]:
-    """Read the labels of the images with these numbers in the index once more; without those that are gone."""
+    """Read the labels of these images of the index again; deleted images are omitted."""
     listing, names = list_images(spec, index.split), ClassNames.of(spec, single_cls)
     found = {}
     for image in images:
@@ -244,7 +244,7 @@ def label_lines(
 
 
 def _labels_of(listing: Listing, place: int, names: ClassNames, index: DatasetIndex, image: int) -> ImageLabels:
-    """The labels of image `image` of the index, `place` of the listing."""
+    """Return the labels of image `image` of the index, which is image `place` of the listing."""
     height, width = index.sizes_hw[image].tolist()
     parsed = read_objects(listing, place, (height, width), names)
     classes, boxes_xyxy = index.labels(image)
@@ -259,6 +259,6 @@ def _labels_of(listing: Listing, place: int, names: ClassNames, index: DatasetIn
 
 
 def _id(record: dict[str, Any]) -> CocoId | None:
-    """An annotation's id, which COCO demands and no reader needs."""
+    """Return an annotation's id, which may be missing."""
     own = record.get("id")
     return own if isinstance(own, (int, str)) and not isinstance(own, bool) else None

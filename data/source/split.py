@@ -1,8 +1,7 @@
-"""`val: 0.2` in a dataset YAML: a share of the training images is held out to validate on.
+"""`val: 0.2` in a dataset YAML: a random fraction of train held out for validation.
 
-Copies of a picture and pictures that are nearly equal stay on one side: a detector that has trained on a picture's twin
-is not measured by the picture. Which images are held out depends on what the files hold and on `split_seed` alone: it
-is the same on each rank and host, wherever the dataset lies and whatever its files are called.
+Copies and near-duplicates stay on one side of the split, as validating on a copy of a training image says nothing. The
+split depends only on file contents and `split_seed`, not on paths: it is equal on all ranks and hosts.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ log = logging.getLogger(__name__)
 
 
 class Fingerprints(NamedTuple):
-    """What N pictures hold."""
+    """Fingerprints of N images."""
 
     contents: NDArray[np.uint8]  # (N, 16), hash of each file; of its path from the dataset's folder where it is damaged
     bits: NDArray[np.uint8]  # (N, 18), `difference_hash` of each picture; 0 where it does not decode
 
 
 class Division(NamedTuple):
-    """Which images are held out."""
+    """A split into train and val."""
 
     is_val: NDArray[np.bool_]  # (N,)
     groups: NDArray[np.int64]  # (N,), equal for images that are kept together
@@ -57,7 +56,7 @@ class Division(NamedTuple):
 
 
 def select_images(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
-    """The images of `split` among those of its entries: all, unless a share of train is held out."""
+    """Return the images of `split`: all listed ones, unless a fraction of train is held out."""
     if spec.held_out is None or split not in ("train", "val"):
         return listing
     division = _division(spec, listing, spec.held_out)
@@ -70,7 +69,7 @@ def select_images(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
 
 
 def _similarity_warning(division: Division, held_out: HeldOut) -> str:
-    """What a run is warned of where pictures that look alike are on both sides."""
+    """Return the warning that similar images are on both sides."""
     together = f"that differ in at most {division.max_bits} of {BITS} bits" if division.max_bits else "that are copies"
     return (
         f"val: {held_out.share:g} of train: too many pictures look alike to keep them on one side, as frames of a "
@@ -80,7 +79,7 @@ def _similarity_warning(division: Division, held_out: HeldOut) -> str:
 
 
 def _division(spec: DatasetSpec, listing: Listing, held_out: HeldOut) -> Division:
-    """Which images are held out, from the cache where neither a picture nor the share has changed."""
+    """Return the split, from the cache if neither images nor settings have changed."""
     fingerprints = _fingerprints(spec, listing)
     count = len(fingerprints.bits)
 
@@ -99,7 +98,7 @@ def _division(spec: DatasetSpec, listing: Listing, held_out: HeldOut) -> Divisio
 
 
 def _summary(division: Division, held_out: HeldOut) -> str:
-    """A line about a division: images and groups of each side."""
+    """Return a summary of a split: images and groups of each side."""
     _, sizes = np.unique(division.groups, return_counts=True)
     in_val = len(np.unique(division.groups[division.is_val]))
     return (
@@ -110,9 +109,9 @@ def _summary(division: Division, held_out: HeldOut) -> str:
 
 
 def hold_out(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
-    """Hold out whole groups of pictures that look alike, in an order by the seed, as long as they fit in the share.
+    """Hold out whole groups of similar images, in seeded order, as long as they fit into the fraction.
 
-    Where less than half of the share fits, pictures must look more alike to be kept together; None where none fits so.
+    If less than half of the fraction fits, images must be more similar to stay together; None if nothing fits.
     """
     count = len(fingerprints.bits)
     wanted = min(max(round(count * held_out.share), 1), count - 1)
@@ -129,7 +128,7 @@ def hold_out(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
 
 
 def _choose_groups(groups: NDArray[np.int64], keys: Sequence[bytes], most: int) -> NDArray[np.bool_]:
-    """Whole groups, in the order of their least keys, that are at most `most` images together; bool (N,)."""
+    """Choose whole groups in the order of their smallest keys, at most `most` images in all; bool (N,)."""
     least: dict[int, bytes] = {}
     for own, key in zip(groups.tolist(), keys, strict=True):
         least[own] = min(key, least.get(own, key))
@@ -144,7 +143,7 @@ def _choose_groups(groups: NDArray[np.int64], keys: Sequence[bytes], most: int) 
 
 
 def group_similar(bits: NDArray[np.uint8], copies: NDArray[np.int64], max_bits: int) -> NDArray[np.int64]:
-    """The group of each of N pictures, (N,): equal `copies`, and chains of at most `max_bits` bits between two."""
+    """Return the group of each of N images, (N,): equal `copies`, and chains of images within `max_bits`."""
     _, first, of = np.unique(copies, return_index=True, return_inverse=True)
     count = len(first)
     labels = np.arange(count)
@@ -171,9 +170,9 @@ def group_similar(bits: NDArray[np.uint8], copies: NDArray[np.int64], max_bits: 
 def similar(
     bits: NDArray[np.uint8], max_bits: int, known: NDArray[np.bool_] | None = None
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """Some rows of N hashes at a time, and which of those up to the last row, but themselves, are at most `max_bits` away.
+    """Yield some rows of N hashes, and which hashes up to the last row are within `max_bits` of each; O(N²) time.
 
-    Takes time that grows with N². Hashes that are not `known`, bool (N,), look like nothing else.
+    Hashes that are not `known`, bool (N,), are similar to none.
     """
     signs = np.where(np.unpackbits(bits, axis=1), np.float32(1), np.float32(-1))
     if known is not None:
@@ -188,13 +187,12 @@ def similar(
 
 
 def _cache_file(spec: DatasetSpec, what: str) -> Path:
-    """Where it is kept for the entries of train."""
     key = "\0".join([str(spec.root), *map(str, spec.splits["train"])]).encode("utf-8", "surrogateescape")
     return cache_dir() / "index" / f"{spec.name}-{what}-{hashlib.blake2b(key, digest_size=10).hexdigest()}"
 
 
 def _fingerprints(spec: DatasetSpec, listing: Listing) -> Fingerprints:
-    """What the pictures hold, from the cache where no file has changed."""
+    """Return the fingerprints of all images, from the cache if no file has changed."""
     count = len(listing.images)
 
     def rows() -> bytes:
@@ -209,7 +207,7 @@ def _fingerprints(spec: DatasetSpec, listing: Listing) -> Fingerprints:
 
 
 def _row(listing: Listing, place: int) -> bytes:
-    """A picture's row of `Fingerprints`."""
+    """Return the fingerprint row of an image."""
     path = listing.images[place]
     try:
         height, width = image_size(path, int(listing.image_stats[place, 0]))
@@ -224,10 +222,9 @@ def _row(listing: Listing, place: int) -> bytes:
 
 
 def difference_hash(pixels: Pixels) -> NDArray[np.uint8]:
-    """Which of neighbouring parts of a picture (H, W, 3) are brighter: 144 bits, uint8 (18,).
+    """Return the difference hash of an image (H, W, 3): 144 bits, uint8 (18,), which neighbouring cells are brighter.
 
-    The difference hash of Krawetz (hackerfactor.com, 2013), on a grid of 9 x 9 in both directions. Sums of integers, so
-    that no rounding decides.
+    Krawetz (hackerfactor.com, 2013), on a 9 x 9 grid in both directions. Integer sums avoid rounding differences.
     """
     levels = pixels.sum(-1, dtype=np.int64)
     rows, columns = (np.arange(GRID) * side // GRID for side in levels.shape)

@@ -1,4 +1,4 @@
-"""Which images a split has, and where the labels of each are."""
+"""Images of a split and the location of their labels, listed without reading them."""
 
 # Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
 # ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH122
@@ -56,11 +56,11 @@ class Listing:
     )  # annotations of COCO of no image: training refuses them
 
     def shown(self, path: str) -> str:
-        """A path as messages name it."""
+        """Return a path as messages name it."""
         return one_line(path[len(self.root) + 1 :] if path.startswith(self.root + os.sep) else path, LONGEST_PATH)
 
     def subset(self, wanted: NDArray[np.bool_]) -> Listing:
-        """The images where `wanted`, bool (N,), is True."""
+        """Return the images where `wanted`, bool (N,), is True."""
         places = np.flatnonzero(wanted).tolist()
         images, labels = ([paths[place] for place in places] for paths in (self.images, self.labels))
         coco = {new: self.coco[old] for new, old in enumerate(places) if old in self.coco}
@@ -68,7 +68,7 @@ class Listing:
         return replace(self, images=images, labels=labels, image_stats=image_stats, label_stats=label_stats, coco=coco)
 
     def label_location(self, index: int) -> Callable[[int | None], str]:
-        """How messages name a line of the labels of image `index`, and None: all of them."""
+        """Return a function that formats a label line of image `index` for messages; None stands for all lines."""
         if index in self.coco:
             file, _, _ = self.coco[index]
             shown = self.shown(str(file))
@@ -82,10 +82,10 @@ class Listing:
 def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None = None) -> Listing:
     """List the images of a split.
 
-    A COCO file whose state and images are `cached` from an earlier listing is not read again.
+    A COCO file with an unchanged state in `cached` is not read again.
 
     Raises:
-        UserError: the split is not in the YAML, an entry does not exist or holds no image.
+        UserError: the split is not in the YAML, or an entry does not exist or holds no image.
     """
     if not spec.splits.get(split):
         have = ", ".join(spec.splits)
@@ -125,7 +125,7 @@ def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None 
 
 
 def stats(paths: Sequence[str]) -> NDArray[np.int64]:
-    """(N, 3) of the files' states, MISSING and NOT_PLAIN among them."""
+    """Return the states (N, 3) of files, MISSING and NOT_PLAIN included."""
 
     def read(start: int, end: int) -> NDArray[np.int64]:
         return np.array([_stat(path) for path in paths[start:end]], np.int64)
@@ -147,7 +147,7 @@ def _stat(path: str) -> Stat:
 
 @dataclass
 class _Collector:
-    """Collects the images of all entries of a split."""
+    """Collector of the images of all entries of a split."""
 
     spec: DatasetSpec
     split: str
@@ -162,7 +162,7 @@ class _Collector:
     repeats: int = 0
 
     def add(self, path: Path) -> None:
-        """Add the images that `path`, an entry of the YAML, names."""
+        """Add the images of `path`, an entry of the YAML."""
         suffix = path.suffix.lower()
         if os.path.isdir(path):
             self._add_folder(path)
@@ -179,7 +179,7 @@ class _Collector:
             )
 
     def resolve_images(self) -> tuple[list[str], NDArray[np.int64]]:
-        """All images and their states, those that are listed by paths of another machine where they are."""
+        """Return all images and their states, with images listed by foreign paths relocated."""
         images = sorted(self.labels)
         states = stats(images)
         folders = [str(self.spec.root), *self.folders]
@@ -220,7 +220,7 @@ class _Collector:
             self._put(image, f"{annotations}/{name}" if annotations else label_path(image))
 
     def _add_voc(self, folder: Path, images: list[str], xmls: list[str]) -> None:
-        """Annotations of a folder; their images are beside them or in a JPEGImages or images folder next to it."""
+        """Add a folder of annotations; images are beside them or in a neighbouring JPEGImages or images folder."""
         places = [folder.parent / name for name in ("JPEGImages", "images", "data")]
         if folder.parent.name.lower() == "annotations":
             places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
@@ -277,7 +277,7 @@ class _Collector:
                 )
 
     def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
-        """An ImageSets list of the VOC development kit: names without suffix."""
+        """Add an ImageSets list of the VOC development kit: file stems."""
         kit = Path(*file.parts[: len(file.parts) - 1 - file.parts[::-1].index("ImageSets")])
         by_stem = {stem_of(image): image for image in images_and_xmls(kit / "JPEGImages")[0]}
         for name in ids:
@@ -306,12 +306,12 @@ class _Collector:
             self._put(path, "")
 
     def _coco_folders(self, file: Path) -> list[Path]:
-        """Where the images of a COCO file may be: beside it, or as COCO itself and its common exports have them."""
+        """Return candidate image folders of a COCO file: beside it, or as in COCO and common exports."""
         part = file.stem.removeprefix("instances_")
         bases = dict.fromkeys((file.parent, file.parent.parent, self.spec.root))
         return [base / below for base in bases for below in (".", f"images/{part}", part, "images", "data")]
 
 
 def _suffix(path: str) -> str:
-    """The suffix of an image, of an address that of its path."""
+    """Return the suffix of an image path or URL."""
     return suffix_of(path.partition("?")[0] if is_address(path) else path)

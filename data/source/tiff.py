@@ -1,7 +1,7 @@
-"""TIFF files by their tags (TIFF 6.0; BigTIFF): pixels of the layouts that OpenCV reads, or why not; pages.
+"""TIFF tags (TIFF 6.0; BigTIFF): decoding of layouts that OpenCV misreads, refusal of others, page count.
 
-OpenCV reads all of up to 8 bits but bands without a colour. Of more it takes samples as they come, whatever the tags
-say of planes, signs and the direction of grey.
+OpenCV reads all layouts of up to 8 bits except bands without a colour. Of deeper files it takes the samples as they
+are, ignoring planes, signs and inverted grey.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WORDS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # kinds of whole numbers
 
 
 class TiffDirectory(NamedTuple):
-    """What a TIFF file says of one of its images."""
+    """Image file directory of a TIFF."""
 
     encoded: bytes | memoryview | mmap  # the file
     at: int  # where the directory is
@@ -44,10 +44,10 @@ class TiffDirectory(NamedTuple):
 
     @classmethod
     def read(cls, encoded: bytes | memoryview | mmap, at: int | None = None, most: int = 1 << 62) -> TiffDirectory:
-        """Read the directory at `at`, or the first one; of its entries, which ascend by tag, the first `most`.
+        """Read the directory at `at`, or the first one; only the first `most` entries, which ascend by tag.
 
         Raises:
-            struct.error: the file ends before.
+            struct.error: the file is truncated.
         """
         order, is_big = "<" if encoded[0] == ord("I") else ">", 43 in bytes(encoded[2:4])
         word = "Q" if is_big else "I"
@@ -63,7 +63,7 @@ class TiffDirectory(NamedTuple):
         return cls(encoded, at, order, word, entries, following)
 
     def numbers(self, tag: int, *default: int, most: int = 1 << 62) -> tuple[int, ...]:
-        """Return the first `most` whole numbers of a tag; raises as `read`."""
+        """Return the first `most` integers of a tag; raises as `read`."""
         if tag not in self.entries:
             return default
         _, kind, count = struct.unpack_from(self.order + "HH" + self.word, self.entries[tag])
@@ -76,10 +76,10 @@ class TiffDirectory(NamedTuple):
 
 
 def unread_pages(encoded: Path | bytes) -> str:
-    """A remark where a TIFF file holds several images, smaller copies and masks not counted; else "".
+    """Return a message if a TIFF has several pages, thumbnails and masks not counted; else "".
 
     Args:
-        encoded: the file, or its content; one that decoded.
+        encoded: the file, or its content; one that was decoded.
     """
     try:
         if isinstance(encoded, Path):
@@ -112,10 +112,10 @@ def _pages(encoded: bytes | mmap) -> int:
 
 
 def read_tiff(encoded: Pixels) -> NDArray[Any] | None:
-    """Levels (H, W, 3) of a file of which OpenCV needs to be told what its samples are; None where it knows.
+    """Return the levels (H, W, 3) of a layout that OpenCV misreads; None if OpenCV reads it.
 
     Raises:
-        ValueError: nothing here reads this layout; the message names it.
+        ValueError: the layout is not supported; the message names it.
     """
     try:
         tags = TiffDirectory.read(encoded.data)

@@ -32,10 +32,10 @@ SAID = {  # kind of a mistake → what the check says of it
     "twice": r"several files and equal labels",
     "unknown class": r"set\.yaml names \d class",
     "from 1": r"count from 1\. Subtract 1",
-    "case": r"differ by case alone",
+    "case": r"differ only in case",
     "unused class": r"without an object: |found no category named",
     "bad picture": r"not an image that OpenCV|no such file|the file is empty",
-    "cut picture": r"the end of the file is missing",
+    "cut picture": r"truncated file",
     "bad row": r"fields, expected 5|is smaller than|expected x, y, width",
     "row twice": r"(row is a duplicate|rows are duplicates), used once",
     "flat box": r"without width or height",
@@ -149,7 +149,7 @@ def trial(rng: random.Random, folder: Path) -> str:
 def kinds_of(check: DatasetCheck) -> set[str]:
     """The kinds of mistakes that a check names; each of its lines must be of one."""
     lines = [*check.errors, *check.problems, *check.notes]
-    lines = [line for line in lines if "by more than chance" not in line]  # of drift, which chance may be too
+    lines = [line for line in lines if "differ significantly" not in line]
     kinds = {line: {kind for kind, said in SAID.items() if re.search(said, line)} for line in lines}
     for line, found in kinds.items():
         assert found, f"of no kind: {line}"

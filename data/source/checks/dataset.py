@@ -1,4 +1,4 @@
-"""Everything that is wrong with a dataset, with file and line, and what it holds: what `--check-data` prints."""
+"""Entry point of `--check-data`: runs all dataset checks and collects their results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,12 @@ from tessera.utils.types import DatasetSpec
 
 
 def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 640) -> DatasetCheck:
-    """Check all splits: what indexing checks, every place instead of the first ones, and every image decoded.
-
-    A bar on stderr shows how far it is.
+    """Check all splits as indexing does, but report every place and decode every image, with a bar on stderr.
 
     Args:
         spec: the dataset.
-        single_cls: all classes are one, so any class will do.
-        imgsz: pixels of an image's long side, for the sizes of boxes.
+        single_cls: all classes are one, so any class is valid.
+        imgsz: long side of the images in pixels, for box sizes.
     """
     check = DatasetCheck()
     names = ClassNames.of(spec, single_cls)
@@ -50,7 +48,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
         errors = len(check.errors)
         _check_part(check, part)
         fingerprints[part] = check_images(check, part)
-        if split == "test":  # which no training reads
+        if split == "test":  # training does not read it
             check.problems += check.errors[errors:]
             del check.errors[errors:]
         left_out = left_out_line(spec, split, part.scanned)
@@ -76,14 +74,14 @@ def _check_part(check: DatasetCheck, part: SplitData) -> None:
     check.errors += listing.unmatched_annotations[:MAX_UNMATCHED]
     if more := len(listing.unmatched_annotations[MAX_UNMATCHED:]):
         check.errors.append(f"{part.split}: {more:,} more annotations belong to no image")
-    # Two splits may share files.
+    # Splits may share files.
     check.problems += [line for line in listing.problems if line not in check.problems] + scanned.problems
     check.notes += [line for line in listing.notes if line not in check.notes] + scanned.notes
     check.notes += unused_ignores(part.spec, part.split, scanned)
     check.left_out += [
         listing.shown(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if not kept
     ]
-    if not scanned.unknown:  # else there are labels, all of which are in the errors
+    if not scanned.unknown:  # else the unknown classes are the errors
         try:
             check_usable(part.spec, part.split, listing, scanned)
         except UserError as error:

@@ -69,7 +69,7 @@ def test_a_picture_of_one_colour_fits_its_file() -> None:
 
 
 MANY = r"[\d,]+ pixels, expected at most 268,435,456"
-TOO_FEW = "it states 144,000,000 pixels, which its {:,} bytes cannot hold"
+TOO_FEW = "the header states 144,000,000 pixels, more than {:,} bytes can hold"
 
 
 @pytest.mark.parametrize(

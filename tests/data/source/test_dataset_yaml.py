@@ -53,7 +53,7 @@ def test_unknown_yaml_lists_places_and_choices() -> None:
 
 @pytest.mark.parametrize("name", ["a.json", "train.txt", "obj.data"])
 def test_what_goes_into_a_yaml_is_none(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}: found .*, expected a dataset YAML.* goes under its `train:`"):
+    with pytest.raises(ConfigError, match=rf"{name}: found .*, expected a dataset YAML.* with this file as `train:`"):
         load_spec(write(tmp_path / name, "{}"))
 
 
@@ -145,7 +145,7 @@ def test_names_of_every_script(tmp_path: Path) -> None:
         ("train: a\nnames: [cat, dog]\nnc: 3\n", "nc is 3, but names has 2"),
         ("names: [cat]\n", "none of train, val and test"),
         ("train: 3\nnames: [cat]\n", "train: found 3"),
-        ("train: https://x.org/a.zip\nnames: [cat]\n", "'https://x.org/a.zip', expected a folder.* under `download:`"),
+        ("train: https://x.org/a.zip\nnames: [cat]\n", "'https://x.org/a.zip', expected a folder.* as `download:`"),
         ("trian: a\nval: a\nnames: [cat]\n", "unknown key 'trian'. Did you mean 'train'"),
         *(
             (f"train: a\n{key}: b\nnames: [cat]\n", f"a.yaml:2: unknown key '{key}'. Did you mean '{meant}'")

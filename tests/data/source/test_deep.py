@@ -87,6 +87,6 @@ def test_dark_images_are_noted(tmp_path: Path) -> None:
     notes = check(dataset(tmp_path / "dark")).notes
     assert len(notes) == 2
     assert "train: of 1 image with more than 8 bits, the brightest level is 4095, which becomes 15 of 255" in notes[0]
-    assert "`pixels: {range: [0, 4095]}` in deep.yaml" in notes[0]
+    assert "`pixels: {range: [0, 4095]}` into deep.yaml" in notes[0]
     assert not check(dataset(tmp_path / "ruled", more="pixels: {range: [0, 4095]}\n")).notes
     assert not check(dataset(tmp_path / "bright", brightest=65535)).notes

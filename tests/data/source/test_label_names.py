@@ -156,7 +156,7 @@ def test_a_pillow_heif_that_does_not_load_is_one_message(tmp_path: Path, monkeyp
     monkeypatch.delitem(sys.modules, "pillow_heif", raising=False)
     yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
     (tmp_path / "set" / "images" / "a.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
-    with pytest.raises(UserError, match=r"^pillow-heif: found the package, but it does not load \(libheif\.so\.1"):
+    with pytest.raises(UserError, match=r"^pillow-heif: the package is installed, but does not load \(libheif\.so\.1"):
         build(yaml)
 
 

@@ -1,4 +1,4 @@
-"""`val: 0.2`: a share of train is held out, the same wherever the files are, and no picture's twin is in train."""
+"""`val: 0.2`: reproducible splits that keep near-duplicates together."""
 
 from __future__ import annotations
 
@@ -125,12 +125,12 @@ def test_without_val_a_share_is_offered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("train: a\nval: 1.5", r"a\.yaml:2: val: found 1.5, expected a folder, or a share of train between 0 and 1"),
-        ("train: a\nval: 20%", "val: found '20%', expected a folder, or a share.* Write 0.2 for a fifth"),
-        ("train: a\nval: '0.2'", "val: found '0.2', expected a folder, or a share"),
-        ("val: 0.2", "val: 0.2 is a share of train, which is not there"),
+        ("train: a\nval: 1.5", r"a\.yaml:2: val: found 1.5, expected a folder, or a fraction of train between 0 and 1"),
+        ("train: a\nval: 20%", "val: found '20%', expected a folder, or a fraction.* Write 0.2 for a fifth"),
+        ("train: a\nval: '0.2'", "val: found '0.2', expected a folder, or a fraction"),
+        ("val: 0.2", "val: 0.2 is a fraction of train, which is missing"),
         ("train: a\nval: 0.2\nsplit_seed: x", r"a\.yaml:3: split_seed: found 'x', expected an integer from 0 on"),
-        ("train: a\nval: b\nsplit_seed: 1", "split_seed: found it without a share"),
+        ("train: a\nval: b\nsplit_seed: 1", "split_seed: found without a fraction"),
         ("train: a\nval: true", "val: found True, expected a folder"),
     ],
 )

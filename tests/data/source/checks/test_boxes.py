@@ -71,7 +71,7 @@ def test_a_part_of_the_files_in_corners(tmp_path: Path) -> None:
     for number in range(8):
         (odd / f"{number}.txt").rename(tmp_path / f"pets/labels/train/{number}.txt")
     (line,) = said(check(yaml))
-    assert line.startswith("train: 16 of 60 boxes (27 %) seem to be written as x1 y1 x2 y2, but are read as centre x")
+    assert line.startswith("train: 16 of 60 boxes (27 %) seem to be written as x1 y1 x2 y2, expected centre x")
     assert "labels/train/0.txt, labels/train/1.txt, labels/train/2.txt, and 5 more. Convert these labels." in line
 
 

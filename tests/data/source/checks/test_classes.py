@@ -51,6 +51,6 @@ def test_names_and_classes_without_objects(tmp_path: Path) -> None:
     spec = load_spec(write_dataset(tmp_path / "pets", labels(0, 2), "[cat, dog, Cat, CAT, cow]"))
     found = check_dataset(spec)
     case, without = found.notes
-    assert case.startswith("pets.yaml: the classes 'cat' and 'Cat' and 'CAT' differ by case")
+    assert case.startswith("pets.yaml: the classes 'cat' and 'Cat' and 'CAT' differ only in case")
     assert without == "train: 3 classes without an object: 'dog', 'CAT', 'cow'"
     assert not check_dataset(spec, single_cls=True).notes

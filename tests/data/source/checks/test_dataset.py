@@ -39,7 +39,7 @@ def test_a_class_that_is_not_named_is_one_line_of_each_split(tmp_path: Path) -> 
         write_dataset(tmp_path / "pets", {f"{split}/{n}": BOX + bad * 9 for n in "ab" for split in ("train", "val")})
     )
     assert found.exit_code == 1
-    assert found.lines()[-1].endswith(": 2 errors make training refuse the dataset, or learn something wrong; 1 note")
+    assert found.lines()[-1].endswith(": 2 errors make training refuse the dataset or learn wrong labels; 1 note")
     assert found.errors == [
         f"labels/{split}/a.txt:2: class 7, but pets.yaml names 2 classes. Fix the label or add the class. There are 18 "
         f"such rows; the next: labels/{split}/a.txt:3, labels/{split}/a.txt:4, labels/{split}/a.txt:5, and 14 more"
@@ -94,7 +94,7 @@ def test_image_that_breaks_in_the_middle(tmp_path: Path) -> None:
     for name in "ac":
         (tmp_path / f"pets/images/train/{name}.png").write_bytes(raw[:200] + raw[-100:])
     (tmp_path / "pets/images/train/a.jpg").unlink()
-    assert check(yaml).errors[0].startswith("train: 2 of 2 images do not decode, more than training leaves out")
+    assert check(yaml).errors[0].startswith("train: 2 of 2 images do not decode, more than training skips")
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
@@ -108,7 +108,7 @@ def test_what_follows_the_end_of_a_picture_is_no_damage(tmp_path: Path, suffix: 
     assert not check(yaml).problems
     if suffix == ".jpg":
         path.write_bytes(whole[:2] + b"\xff\xe1\0\x06\xff\xd9\xff\xd9" + whole[2 : len(whole) // 2])
-        said = f"images/train/c{suffix}: the end of the file is missing; what decodes is used"
+        said = f"images/train/c{suffix}: truncated file; the decodable part is used"
         assert check(yaml).problems == [said]
 
 
@@ -119,7 +119,7 @@ def test_copies_are_found_whatever_their_names(tmp_path: Path) -> None:
         shutil.copy(root / "images/train/a.jpg", root / f"images/{split}/{name}.jpg")
         (root / f"labels/{split}/{name}.txt").write_text(BOX)
     found = check(yaml)
-    used = "what was trained on cannot show how well it detects"
+    used = "metrics on training images are too good"
     assert found.problems == [
         f"1 of the 2 images of val is in train too, such as images/train/a.jpg = images/val/d.jpg: {used}",
         f"1 of the 2 images of test is in train too, such as images/train/a.jpg = images/test/e.jpg: {used}",
@@ -127,12 +127,12 @@ def test_copies_are_found_whatever_their_names(tmp_path: Path) -> None:
     same = "images/train/a.jpg = images/train/f.jpg = images/train/g.jpg"
     assert found.notes == [
         DOGLESS,
-        f"train: 1 picture with several files and equal labels, such as {same}",
+        f"train: 1 image with several files and equal labels, such as {same}",
         "1 of the 2 images of test is in val too, such as images/val/d.jpg = images/test/e.jpg",
     ]
     (root / "labels/train/g.txt").write_text("0 0.5 0.5 0.4 0.4\n")
     differ = (
-        f"train: 1 picture with several files that differ in their labels, such as {same}: remove all but the correct"
+        f"train: 1 image with several files that differ in their labels, such as {same}: remove all but the correct"
     )
     assert any(line.startswith(differ) for line in check(yaml).problems)
 

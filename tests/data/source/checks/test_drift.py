@@ -75,7 +75,7 @@ def planted(kind: str) -> Callable[[Rng], list[tuple[int, float, float, float]]]
 def test_what_was_planted_is_named(kind: str) -> None:
     check = checked(made_part("train", ordinary, 400, 0), made_part("val", planted(kind), 150, 1))
     assert kind in moved(check)
-    (note,) = (line for line in check.notes if line.startswith(f"val: {kind} differ from train by more than chance"))
+    (note,) = (line for line in check.notes if line.startswith(f"val: {kind} differ significantly from train"))
     assert "%" in note
 
 

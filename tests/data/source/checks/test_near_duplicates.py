@@ -73,10 +73,8 @@ def test_twins_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path
     cv2.imwrite(str(root / "images/train/2.jpg"), saved_again(drawn[0], 0.7, 80))
     shutil.copy(root / "images/train/3.jpg", root / "images/val/3.jpg")  # an equal file is told as that
     found = check(yaml)
-    problem = "1 image of val looks nearly the same as one of train, such as images/train/"
-    note = (
-        "1 image of train looks nearly the same as another one of it, such as images/train/0.jpg ~ images/train/2.jpg"
-    )
+    problem = "1 near-duplicate in val of images in train, such as images/train/"
+    note = "1 near-duplicate in train of images in train, such as images/train/0.jpg ~ images/train/2.jpg"
     assert any(line.startswith(problem) for line in found.problems)
     assert note in found.notes
     assert [twins.splits for twins in found.twins] == [("train", "val"), ("train", "train")]
