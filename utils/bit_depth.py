@@ -35,8 +35,8 @@ IMAGE_SUFFIXES = frozenset(
 UNREAD_SUFFIXES = _HEIC - IMAGE_SUFFIXES | {
     *(".arw", ".cr2", ".cr3", ".dcm", ".exr", ".hdr", ".ico", ".j2k", ".jxl", ".jxr", ".nef", ".orf", ".psd", ".raf"),
     *(".rw2", ".svg", ".tga"),
-}  # images that are not read
-DARK = 128  # a deep picture that becomes no brighter uses seven bits of eight, or fewer
+}
+DARK = 128  # a converted image with a lower maximum uses less than eight bits
 _EXPECTED = "{range: [0, 4095]} or {percentile: [1, 99.5]}"
 
 
@@ -57,9 +57,9 @@ def unread_images(paths: Sequence[str]) -> str:
 class PixelRule:
     """Levels that become 0 and 255; linear between them, clipped beyond."""
 
-    unit: Unit  # levels, or percentiles of each picture's own levels, all channels together
-    low: float  # becomes 0
-    high: float  # becomes 255
+    unit: Unit  # levels, or percentiles of each image's own levels, all channels together
+    low: float
+    high: float
 
     @classmethod
     def from_plain(cls, value: Any, where: str) -> PixelRule | None:
@@ -148,7 +148,7 @@ def levels_of_image(image: Image.Image) -> NDArray[Any]:
         return np.asarray(upright.convert("RGBA"))[..., :3]
     if upright.mode == "CMYK":
         return _rgb_of_cmyk(np.asarray(upright))
-    if upright.mode == "I":  # grey of 16 bits, as earlier versions of Pillow read it
+    if upright.mode == "I":  # 16-bit grey in earlier versions of Pillow
         return np.asarray(upright).clip(0, 65535).astype(np.uint16)
     if upright.mode.startswith("I;16"):
         return np.asarray(upright).astype(np.uint16)

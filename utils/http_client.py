@@ -13,7 +13,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from tessera.utils.errors import UserError
 from tessera.utils.text import one_line
 
-if TYPE_CHECKING:  # its import opens a socket, to see whether there is IPv6: only who asks a server imports it
+if TYPE_CHECKING:  # importing urllib3 opens a socket to check for IPv6: only requests import it
     from urllib3 import BaseHTTPResponse, PoolManager
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -31,11 +31,11 @@ class TransientError(Exception):
 class NetworkLimits:
     """Limits for slow or failing servers."""
 
-    attempts: int = 3  # tries in a row that bring nothing new
-    pause_s: float = 1.0  # before the second try; it doubles with each further one, up to 30 s
-    timeout_s: float = 30.0  # longest silence
+    attempts: int = 3  # consecutive attempts without progress
+    pause_s: float = 1.0  # before the first retry; doubles with each one, up to 30 s
+    timeout_s: float = 30.0  # of connecting and of each read
     least_speed: float = 16384.0  # bytes a second
-    slack_s: float = 60.0  # an answer that takes so long beyond the time that it takes at this speed is given up
+    slack_s: float = 60.0  # added to the time that `least_speed` allows
 
     def wait(self, failures: int) -> None:
         """Sleep after consecutive failures."""
@@ -50,7 +50,7 @@ def without_password(address: str) -> str:
     try:
         parts = urlsplit(address)
         password = parts.password
-    except ValueError:  # not an address; nothing will be read from it
+    except ValueError:  # not an address
         return address
     if password is None:
         return address

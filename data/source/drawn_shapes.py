@@ -21,14 +21,14 @@ from tessera.utils.machine.opencv import cv2
 NAMES = ("circle", "square", "triangle", "star", "cross", "ring")
 
 _STREAMS = {"train": 0, "val": 1}
-_BACKGROUND_SHARE = 0.05  # images without an object
-_OBJECTS = (4, 15)  # tried for an image, the second excluded; it may be full before
-_MIN_EXTENT = 14.0  # pixels; the long side of the smallest object
-_MAX_EXTENT = 0.6  # of the image's long side
-_MIN_VISIBLE = 0.75  # of an object's pixels, below which too little of it is in sight to be a label
-_MIN_INSIDE = 0.85  # of an object's pixels that must lie inside the image
-_MIN_OUTLINED = 20.0  # pixels; the short side of the smallest object with an outline
-_MIN_CONTRAST = 110.0  # RGB distance that three quarters of an object's pixels keep from what they cover
+_BACKGROUND_FRACTION = 0.05  # of images without an object
+_OBJECTS = (4, 15)  # attempted objects an image, the second excluded
+_MIN_EXTENT = 14.0  # pixels; long side of the smallest object
+_MAX_EXTENT = 0.6  # fraction of the image's long side
+_MIN_VISIBLE = 0.75  # fraction of an object's pixels that later objects must leave visible
+_MIN_INSIDE = 0.85  # fraction of an object's pixels inside the image
+_MIN_OUTLINED = 20.0  # pixels; short side of the smallest object with an outline
+_MIN_CONTRAST = 110.0  # RGB distance to the background for three quarters of an object's pixels
 _MAX_TILT = math.pi / 8  # radians
 _SHIFT = 4  # fractional bits of the coordinates given to OpenCV
 
@@ -78,7 +78,7 @@ def render_image(
     height, width = (size, short) if rng.random() < 0.5 else (short, size)
     image = _background(rng, height, width)
     _render_lines(rng, image, int(rng.integers(0, 4)))
-    most = 0 if rng.random() < _BACKGROUND_SHARE else int(rng.integers(*_OBJECTS))
+    most = 0 if rng.random() < _BACKGROUND_FRACTION else int(rng.integers(*_OBJECTS))
     classes, boxes = _render_objects(rng, image, most)
     _render_lines(rng, image, int(rng.integers(0, 2)))
     image += _grain(rng, image.shape, 6)
@@ -98,7 +98,7 @@ def _write_split(root: Path, split: str, count: int, size: int, seed: int) -> No
         encoded, jpeg = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92])
         assert encoded
         (images / f"{number:05d}.jpg").write_bytes(jpeg.tobytes())
-        # Images without objects occur with an empty label file and with none.
+        # Background images have an empty label file or none.
         if len(classes) or number % 2:
             (labels / f"{number:05d}.txt").write_text(_label_rows(classes, boxes, image.shape[:2]), encoding="utf-8")
 
@@ -177,15 +177,12 @@ def _render_lines(rng: np.random.Generator, image: NDArray[np.float32], count: i
         cv2.line(image, _fixed(start).tolist(), _fixed(end).tolist(), colour, int(rng.integers(1, 3)), shift=_SHIFT)
 
 
-# Objects
-
-
 def _render_objects(
     rng: np.random.Generator, image: NDArray[np.float32], most: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Draw up to `most` objects into `image`; return classes int32 (n,), boxes float32 (n, 4)."""
     height, width = image.shape[:2]
-    on_top = np.full((height, width), -1, np.int64)  # which object each pixel shows
+    on_top = np.full((height, width), -1, np.int64)  # visible object of each pixel
     classes: list[int] = []
     boxes: list[tuple[int, int, int, int]] = []
     areas: list[int] = []
@@ -228,8 +225,8 @@ def _place(
     placed = [contour @ transform.T for contour in (outline, *holes)]
     low, high = placed[0].min(0), placed[0].max(0)
     longest = max(height, width)
-    share = rng.random() ** 0.4  # fewer tiny ones than a uniform logarithm would give
-    extent = _MIN_EXTENT * max(_MAX_EXTENT * longest / _MIN_EXTENT, 1.1) ** share
+    exponent = rng.random() ** 0.4  # fewer tiny objects than log-uniform
+    extent = _MIN_EXTENT * max(_MAX_EXTENT * longest / _MIN_EXTENT, 1.1) ** exponent
     if beside is None:
         centre = rng.uniform(0, 1, 2) * (width, height)
     else:
@@ -281,10 +278,10 @@ def _paint(
     y, x = np.mgrid[:height, :width].astype(np.float32)
     shade = (_gradient(rng, x, y)[..., None] - 0.5) * np.float32(rng.uniform(0, 60))
     layer = np.clip(fill + shade, 0, 255)
-    # An outline on something tiny would leave no fill, and make a ring of a circle.
+    # An outline on a tiny shape would leave no fill, and turn a circle into a ring.
     if np.ptp(contours[0], axis=0).min() > _MIN_OUTLINED and rng.random() < 0.4:
         edge = _contrasting(rng, fill[None])
-        thickness = int(rng.integers(1, 4))  # half of it falls outside the shape and is cut off
+        thickness = int(rng.integers(1, 4))  # the outer half is masked
         points = [_fixed(contour - np.array([left, top], np.float32)) for contour in contours]
         cv2.polylines(layer, points, True, edge.tolist(), thickness, shift=_SHIFT)
     weight = alpha[window][..., None] / np.float32(255)

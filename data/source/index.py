@@ -39,8 +39,8 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.text import counted, first_of
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
-_FORMAT = 10  # raise it when the same files give another index
-_MAGIC = b"TESSERA INDEX\n\0\5"  # its last byte counts the layouts of the file
+_FORMAT = 10  # increment when the same files give another index
+_MAGIC = b"TESSERA INDEX\n\0\5"  # the last byte is the version of the file layout
 _ALIGNMENT = 64
 _SHOWN = 5
 _COCO_IMAGES = "coco_images"  # an array of the file alone
@@ -97,8 +97,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
         write_index(path, index, listing.coco_images)
     except OSError as error:
         logger.warning(
-            "Cannot write %s (%s): the dataset will be scanned at every start. Set TESSERA_CACHE to a folder that can "
-            "be written.",
+            "Cannot write %s (%s): the dataset will be scanned at every start. Set TESSERA_CACHE to a writable folder.",
             path,
             error.strerror,
         )
@@ -117,9 +116,8 @@ def problem_report(index: DatasetIndex) -> str:
     said = []
     for noun, about, found in (("problem", "with", index.problems), ("note", "on", index.notes)):
         if found:
-            lines, where = first_of(found, _SHOWN, "\n  "), "prints them all" if len(found) > _SHOWN else "says more"
-            count = counted(len(found), noun)
-            said.append(f"{index.split}: {count} {about} images or labels:\n  {lines}; --check-data {where}")
+            lines, count = first_of(found, _SHOWN, "\n  "), counted(len(found), noun)
+            said.append(f"{index.split}: {count} {about} images or labels (all: --check-data):\n  {lines}")
     return "\n".join(said)
 
 
@@ -131,14 +129,10 @@ def index_warnings(index: DatasetIndex) -> list[str]:
     found = list(filter(None, [problem_report(index)]))
     without_area = int(has_no_area(index.boxes_xyxy).sum())
     if without_area:
-        use = (
-            "nothing is learnt from such a box"
-            if index.split == "train"
-            else "such a box is an object that is never found"
-        )
+        effect = "not learned" if index.split == "train" else "counted as missed objects"
         every = "all " if without_area == len(index.classes) > 1 else ""
         boxes = counted(without_area, "box")
-        found.append(f"{index.split}: {every}{boxes} without width or height: {use}; --check-data says where")
+        found.append(f"{index.split}: {every}{boxes} without width or height, {effect}; --check-data lists them")
     if not len(index.classes):
         found.append(without_objects(index.split, len(index)))
     return found
@@ -156,7 +150,7 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
     """Return the state of the dataset: relative paths, file states, names, format. A moved dataset keeps its digest."""
     state = hashlib.blake2b(digest_size=20)
     sources = [f"{listing.shown(file)} {status}" for file, (status, _) in sorted(listing.coco_images.items())]
-    # All paths at once: a hundred thousand calls of `shown` would take longer than the rest of this function.
+    # One replacement for all paths: calls of `shown` would take longer than the rest of this function.
     images, labels = (
         "\0".join(["", *paths]).replace(f"\0{listing.root}/", "\0") for paths in (listing.images, listing.labels)
     )
@@ -178,7 +172,7 @@ def _coco_ids(listing: Listing, scanned: Scan, spec: DatasetSpec, single: bool) 
     if not all(place in listing.coco for place in kept):
         return None
     files = {file: categories for file, _, categories in listing.coco.values()}
-    # A class made of one category has its id; one that is merged has that of its own name, if this is among its parts.
+    # A class has the id of its category. A merged class has that of its namesake among its parts.
     named = [
         name if name in parts else parts[0] if len(parts) == 1 else ""
         for name, parts in zip(spec.names, spec.parts or [(name,) for name in spec.names], strict=True)
@@ -188,8 +182,8 @@ def _coco_ids(listing: Listing, scanned: Scan, spec: DatasetSpec, single: bool) 
     ids = result_ids(images, list(files.values()), named, single, untrained)
     if ids is None:
         listing.notes.append(
-            f"{', '.join(listing.shown(str(file)) for file in files)}: one id is two images or categories in them; "
-            "--save-json writes file names and class numbers instead of ids"
+            f"{', '.join(listing.shown(str(file)) for file in files)}: ids of images or categories collide; "
+            "--save-json writes file names and class numbers instead"
         )
     return ids
 
@@ -224,7 +218,7 @@ def _assemble(
     )
     for value in vars(index).values():
         if isinstance(value, np.ndarray):
-            value.flags.writeable = False  # as from the cache
+            value.flags.writeable = False  # as memory-mapped arrays
     return dataclasses.replace(index, stored_hash=index.content_hash())
 
 

@@ -20,8 +20,8 @@ _SHOWN, _NEXT = 4, 3
 _TRIED = 20  # images beside which other annotations are looked for
 _NEXT_LINE = "\n  "
 _MOST_LEFT_OUT = 10  # classes to name
-_FEW, _SHARE = 16, 10  # images that may fail to decode: 16, and a tenth of a set, but never all of them
-MANY_MISSING = 0.1  # share of images without a label file; up to that much background is common advice
+_FEW, _TENTH = 16, 10  # images that may fail to decode: 16, and a tenth of a split
+MANY_MISSING = 0.1  # fraction of images without a label file; so much background is common advice
 
 
 def check_usable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan) -> None:
@@ -65,9 +65,9 @@ def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
             f"the entry (`train: {os.path.relpath(other, listing.root)}`). Export one of these from your tool."
         )
     return (
-        f"{what}: {labelled:,} of them have a label file, and none holds a usable row. Looked for\n  "
-        f"{_label_places(listing)}\nA label has the image's path with the last /images/ replaced by /labels/ and the "
-        "suffix .txt. Correct `path`, move the labels there, or label the images."
+        f"{what}: {labelled:,} of them have a label file, none with a usable row. Expected\n  "
+        f"{_label_places(listing)}\nA label file has the image's path with the last /images/ replaced by /labels/ and "
+        "the suffix .txt. Correct `path`, move the labels there, or label the images."
     )
 
 
@@ -94,7 +94,7 @@ def _require_pixels(listing: Listing, scanned: Scan) -> None:
     for number in np.setdiff1d(of_box, [-1, *np.unique(of_box[is_beyond])]):
         raise UserError(
             f"{listing.shown(files[number])}: all boxes ({int((of_box == number).sum()):,}) lie in the first pixel of "
-            "their images: they seem to be fractions of it, expected pixels. Multiply them by its width or height."
+            "their images: they seem to be fractions, expected pixels. Multiply them by the image's width or height."
         )
 
 
@@ -138,12 +138,12 @@ def unused_ignores(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
     unused = [shown(name) for number, name in enumerate(spec.ignore) if ALL_CLASSES - 1 - number not in used]
     if split != "train" or not unused:
         return []
-    return [f"train: {spec.yaml_path.name}: ignore: no label is of {first_of(unused, _NEXT)}. Is the name correct?"]
+    return [f"train: {spec.yaml_path.name}: ignore: no label is of class {first_of(unused, _NEXT)}. Check the name."]
 
 
 def most_undecodable(images: int, met: int) -> int:
     """Return how many images may fail to decode and be skipped, after `met` of all `images` were decoded."""
-    return min(images - 1, max(_FEW, images // _SHARE), _FEW + met // _SHARE)
+    return min(images - 1, max(_FEW, images // _TENTH), _FEW + met // _TENTH)
 
 
 def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
@@ -165,8 +165,8 @@ def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
 def without_objects(split: str, images: int) -> str:
     """Return the message for a val or test split without a labelled object."""
     return (
-        f"{split}: no object in the labels of its {counted(images, 'image')}: no metric can be measured, "
-        f"and mAP will be 0. Label some of them, or give a {split} set that has labels."
+        f"{split}: no object in the labels of its {counted(images, 'image')}, so mAP will be 0. Label some of them, or "
+        f"set `{split}:` to a labelled set."
     )
 
 
@@ -184,9 +184,8 @@ def missing_labels(split: str, listing: Listing, scanned: Scan) -> list[str]:
         return []
     have, are = ("has", "is") if len(missing) == 1 else ("have", "are")
     return [
-        f"{split}: {len(missing):,} of {images:,} images {have} no label file and {are} used as background, "
-        f"without objects: {first_of(missing, _NEXT)}. If they are background, all is well (an empty label file "
-        "for each says so); else restore their labels"
+        f"{split}: {len(missing):,} of {images:,} images {have} no label file and {are} used as background: "
+        f"{first_of(missing, _NEXT)}. Restore their labels, or add an empty label file to each background image"
     ]
 
 
@@ -203,8 +202,8 @@ def shared_labels(listings: Sequence[Listing]) -> list[str]:
     shown_as = listings[0].shown
     named = [f"{shown_as(label)} ({first_of(sorted(map(shown_as, own)), _NEXT)})" for label, own in shared.items()]
     return [
-        f"{counted(len(shared), 'label file')} of several images, each of which gets all the boxes: "
-        f"{first_of(named, _NEXT)}. Leave one image beside each, or rename the others and give them labels of their own"
+        f"{counted(len(shared), 'label file')} of several images, each of which gets all boxes: "
+        f"{first_of(named, _NEXT)}. Keep one image for each label file, or rename the others and label them"
     ]
 
 

@@ -26,18 +26,18 @@ from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import first_of
 from tessera.utils.types import CocoId, DatasetIndex, DatasetSpec
 
-_FILES_AT_A_TIME = 256  # images
-_NEXT = 3  # places to name behind the first
-_SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
+_FILES_AT_A_TIME = 256
+_NEXT = 3  # further places to name
+_SLOW_S = 0.001  # an image; from memory it takes a twentieth of that
 
 
 class ClassNames(NamedTuple):
     """Mapping from the classes of labels to trained, ignored and left-out classes."""
 
-    ids: Mapping[str, int]  # name → class; -2 - k of the k-th one that is ignored or, behind these, left out
-    single: bool  # every class is taken, and becomes 0, but for those that are ignored or left out
-    numbers: tuple[int, ...] = ()  # what the numbers of label files stand for; () where every number is its class
-    ignored: int = 0  # how many classes are ignored
+    ids: Mapping[str, int]  # name → class; -2 - k for the k-th of the ignored, then left-out classes
+    single: bool  # all other classes become 0, unnamed ones included
+    numbers: tuple[int, ...] = ()  # class number in label files → class; () if they are equal
+    ignored: int = 0  # number of ignored classes
     keypoints: int = 0  # as in DatasetSpec
 
     @classmethod
@@ -52,7 +52,7 @@ class ClassNames(NamedTuple):
 class Scan(NamedTuple):
     """Scan results; n images kept, with m objects."""
 
-    kept: NDArray[np.bool_]  # one an image listed
+    kept: NDArray[np.bool_]  # (N,), whether each listed image is usable
     sizes_hw: NDArray[np.int32]  # (n, 2)
     counts: NDArray[np.int64]  # (n,), objects of each image
     classes: NDArray[np.int32]  # (m,)
@@ -62,11 +62,11 @@ class Scan(NamedTuple):
     ignored_counts: NDArray[np.int64]  # (n,), ignored regions of each image
     ignored_classes: NDArray[np.int32]  # (r,), as in `IgnoredRegions`
     ignored_boxes_xyxy: NDArray[np.float32]  # (r, 4) pixels
-    left_out_counts: NDArray[np.int64]  # (n,), objects and regions of each image of classes that are left out
-    left_out_classes: NDArray[np.int64]  # (l,), the place of each one's class among those that are left out
-    problems: list[str]  # "file:line: what" of all that is wrong
-    notes: list[str]  # the same of what costs nothing: equal rows
-    unknown: list[tuple[str, str]]  # (place, class) of rows whose class the dataset does not name
+    left_out_counts: NDArray[np.int64]  # (n,), objects and regions of left-out classes in each image
+    left_out_classes: NDArray[np.int64]  # (l,), index of each one's class among the left-out classes
+    problems: list[str]  # "file:line: what"
+    notes: list[str]  # harmless ones: duplicate rows
+    unknown: list[tuple[str, str]]  # (place, class) of rows of unnamed classes
 
 
 def scan(listing: Listing, names: ClassNames) -> Scan:
@@ -122,7 +122,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
     owners = np.repeat(np.arange(len(every)), np.array([len(own.classes) for own in regions], np.int64))
     of_regions = np.array([*chain.from_iterable(own.classes for own in regions)], np.int64)
     region_boxes = np.array([*chain.from_iterable(own.boxes for own in regions)], np.float64).reshape(-1, 4)
-    places = ALL_CLASSES - 1 - names.ignored - of_regions  # among the classes that are left out; below 0 of others
+    places = ALL_CLASSES - 1 - names.ignored - of_regions  # index among the left-out classes; below 0 for others
     is_ignored = places < 0
     return Scan(
         np.array(kept, np.bool_),
@@ -205,8 +205,8 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
 def _read_bytes(path: str, length: int) -> bytes:
     """Read `length` bytes; faster than `open`, whose buffering takes longer than the reading."""
     if length < 0:
-        open_plain(path).close()  # says what it is
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # waits for nothing, whatever came since
+        open_plain(path).close()  # raises with the kind of file
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     try:
         raw = os.read(descriptor, length)
         while len(raw) < length and (block := os.read(descriptor, length - len(raw))):
@@ -219,9 +219,9 @@ def _read_bytes(path: str, length: int) -> bytes:
 class ImageLabels(NamedTuple):
     """Location of the labels of an image."""
 
-    file: str  # text, XML or JSON file, whether it exists or not
-    lines: Sequence[int] = ()  # of each object, from 1; () where the file has changed since, and in a COCO file
-    ids: Sequence[CocoId | None] = ()  # of the annotation of each object; () where it is of no COCO file
+    file: str  # text, XML or JSON file, which may not exist
+    lines: Sequence[int] = ()  # line of each object; () for a COCO file, or if the file has changed
+    ids: Sequence[CocoId | None] = ()  # annotation id of each object in a COCO file
 
     def place(self, row: int) -> tuple[int | None, CocoId | None]:
         """Return line and annotation id of an object; None if unknown."""

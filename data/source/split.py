@@ -27,15 +27,14 @@ from tessera.utils.machine.resource_limits import usable_cpus
 from tessera.utils.seeding import HeldOut
 from tessera.utils.types import DatasetSpec
 
-GRID = 9  # cells a side that a picture is averaged over
+GRID = 9  # cells a side of the averaged image
 BITS = 2 * GRID * (GRID - 1)
-# Bits that pictures which are kept together may differ in. Copies in another quality and pictures of a burst differ in
-# up to 10, those of one scene in 20 and more, any two of coco128 in at least 35. Fewer where too many look alike, as
-# all of a camera that stands still do.
+# Maximum number of different bits of similar images. Recompressed copies and images of a burst differ in up to 10 bits,
+# images of one scene in 20 and more, any two of coco128 in at least 35. The next value applies if too many are similar.
 SIMILAR_BITS = (14, 7, 3, 0)
 _DIGEST = 16  # bytes
-_ROW = _DIGEST + BITS // 8  # bytes of a picture in the cache
-_DISTANCES = 1 << 22  # in memory at a time
+_ROW = _DIGEST + BITS // 8  # bytes of an image in the cache
+_DISTANCES = 1 << 22  # computed at a time
 
 log = logging.getLogger(__name__)
 
@@ -43,16 +42,16 @@ log = logging.getLogger(__name__)
 class Fingerprints(NamedTuple):
     """Fingerprints of N images."""
 
-    contents: NDArray[np.uint8]  # (N, 16), hash of each file; of its path from the dataset's folder where it is damaged
-    bits: NDArray[np.uint8]  # (N, 18), `difference_hash` of each picture; 0 where it does not decode
+    contents: NDArray[np.uint8]  # (N, 16), hash of each file; of its relative path if it does not decode
+    bits: NDArray[np.uint8]  # (N, 18), `difference_hash` of each image; 0 if it does not decode
 
 
 class Division(NamedTuple):
     """A split into train and val."""
 
     is_val: NDArray[np.bool_]  # (N,)
-    groups: NDArray[np.int64]  # (N,), equal for images that are kept together
-    max_bits: int  # bits that such images differ in at most, from one to the next
+    groups: NDArray[np.int64]  # (N,), equal for images that stay together
+    max_bits: int  # maximum number of different bits between neighbours of a group
 
 
 def select_images(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
@@ -72,9 +71,8 @@ def _similarity_warning(division: Division, held_out: HeldOut) -> str:
     """Return the warning that similar images are on both sides."""
     together = f"that differ in at most {division.max_bits} of {BITS} bits" if division.max_bits else "that are copies"
     return (
-        f"val: {held_out.share:g} of train: too many pictures look alike to keep them on one side, as frames of a "
-        f"still camera do, so only those {together} stay together. What is trained on shows much of what is measured "
-        "on, and metrics will be too good: give whole videos or places to val as a folder of its own"
+        f"val: {held_out.share:g} of train: too many images look alike, as frames of a still camera do, so only those "
+        f"{together} stay on one side and metrics will be too good. Set `val:` to a folder of other videos or scenes"
     )
 
 
@@ -87,8 +85,8 @@ def _division(spec: DatasetSpec, listing: Listing, held_out: HeldOut) -> Divisio
         division = hold_out(fingerprints, held_out)
         if division is None:
             raise UserError(
-                f"{spec.yaml_path}: val: {held_out.share:g}: the {count:,} images of train are too few, or copies of "
-                "too few pictures, to hold out that share. Name the folder of other images."
+                f"{spec.yaml_path}: val: {held_out.share:g}: train has too few different images ({count:,} files) to "
+                "hold out that fraction. Set `val:` to a folder of other images."
             )
         return np.concatenate(([division.max_bits], division.is_val, division.groups)).astype("<i8").tobytes()
 
@@ -103,8 +101,8 @@ def _summary(division: Division, held_out: HeldOut) -> str:
     in_val = len(np.unique(division.groups[division.is_val]))
     return (
         f"val: {held_out.share:g} of train with split_seed {held_out.seed}: {int(division.is_val.sum()):,} of "
-        f"{len(division.is_val):,} images, {in_val:,} of {len(sizes):,} groups (pictures that differ in at most "
-        f"{division.max_bits} of {BITS} bits are kept together; the largest group has {int(sizes.max()):,})"
+        f"{len(division.is_val):,} images, {in_val:,} of {len(sizes):,} groups (images that differ in at most "
+        f"{division.max_bits} of {BITS} bits stay together; the largest group has {int(sizes.max()):,})"
     )
 
 
@@ -117,7 +115,7 @@ def hold_out(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
     wanted = min(max(round(count * held_out.share), 1), count - 1)
     salt = (held_out.seed % 2**128).to_bytes(16, "little")
     keys = [hashlib.blake2b(own.tobytes(), digest_size=16, salt=salt).digest() for own in fingerprints.contents]
-    # A file's copies are one picture, whether it decodes or not.
+    # Copies of a file are one image, whether it decodes or not.
     _, copies = np.unique(fingerprints.contents, axis=0, return_inverse=True)
     for max_bits in SIMILAR_BITS:
         groups = group_similar(fingerprints.bits, copies.reshape(-1), max_bits)
@@ -147,13 +145,13 @@ def group_similar(bits: NDArray[np.uint8], copies: NDArray[np.int64], max_bits: 
     _, first, of = np.unique(copies, return_index=True, return_inverse=True)
     count = len(first)
     labels = np.arange(count)
-    known = np.any(bits[first], axis=1)  # 0 is of what does not decode
+    known = np.any(bits[first], axis=1)  # images that do not decode have only zeros
     for rows, near in similar(bits[first], max_bits, np.asarray(known)):
         touched = near.any(1)
         mine, near = rows[touched], near[touched]
         columns = np.flatnonzero(near.any(0))
         near = near[:, columns]
-        while len(mine):  # until all that hang together have the least label of theirs
+        while len(mine):  # until each connected component has its smallest label
             least = np.minimum(np.where(near, labels[columns], count).min(1), labels[mine])
             reach = np.where(near, least[:, None], count).min(0)
             parent = np.arange(count)
@@ -180,7 +178,7 @@ def similar(
     length = max(_DISTANCES // max(len(bits), 1), 1)
     for start in range(0, len(bits), length):
         rows = np.arange(start, min(start + length, len(bits)))
-        # A product of signs is the number of bits minus twice those that differ; small integers, so it is exact.
+        # A product of signs is the number of bits minus twice the different ones; small integers, so it is exact.
         near = signs[rows] @ signs[: rows[-1] + 1].T >= BITS - 2 * max_bits
         near[np.arange(len(rows)), rows] = False
         yield rows, near
@@ -196,12 +194,12 @@ def _fingerprints(spec: DatasetSpec, listing: Listing) -> Fingerprints:
     count = len(listing.images)
 
     def rows() -> bytes:
-        log.info("Comparing %s images, to keep twins together …", f"{count:,}")
+        log.info("Comparing %s images for near-duplicates …", f"{count:,}")
         with ThreadPoolExecutor(usable_cpus()) as pool:
             return b"".join(pool.map(lambda place: _row(listing, place), range(count)))
 
     state = "\0".join([f"{BITS} {cv2.__version__}", *listing.images]).encode("utf-8", "surrogateescape")
-    content = kept(_cache_file(spec, "looks"), state + listing.image_stats.tobytes(), rows)
+    content = kept(_cache_file(spec, "fingerprints"), state + listing.image_stats.tobytes(), rows)
     table = np.frombuffer(content, np.uint8).reshape(count, _ROW)
     return Fingerprints(table[:, :_DIGEST], table[:, _DIGEST:])
 
@@ -215,7 +213,7 @@ def _row(listing: Listing, place: int) -> bytes:
         with open_plain(path) as file:
             content = file.read()
         pixels = to_uint8(decode_levels(np.frombuffer(content, np.uint8), path, reduction), None)
-    except (BadImage, UserError, OSError):  # it will be left out; on which side matters little
+    except (BadImage, UserError, OSError):  # training will skip it
         name = listing.shown(path).encode("utf-8", "surrogateescape")
         return hashlib.blake2b(name, digest_size=_DIGEST).digest() + bytes(BITS // 8)
     return hashlib.blake2b(content, digest_size=_DIGEST).digest() + difference_hash(pixels).tobytes()

@@ -1,6 +1,6 @@
 """Images of a split and the location of their labels, listed without reading them."""
 
-# Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
+# Paths are strings: 100,000 Path objects would cost seconds at each start.
 # ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH122
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import counted, first_of, one_line, shown
 from tessera.utils.types import DatasetSpec
 
-Stat = tuple[int, int, int]  # bytes; ns of modification, which archives set, and of change; FUSE numbers inodes anew
+Stat = tuple[int, int, int]  # size in bytes; times of modification, which archives set, and of change, in ns
 MISSING: Stat = (-1, -1, -1)
-NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device, socket, or a link to nothing
-OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
-_PROBLEMS = 3  # to name where there is no image
-_FILES_AT_A_TIME = 1024  # files
+NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device, socket or broken link
+OFFER = "`val: 0.2` holds out a fifth of train, with near-duplicates on one side."
+_PROBLEMS = 3  # to name if there is no image
+_FILES_AT_A_TIME = 1024
 _IMAGES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
 CachedCocoListing = Mapping[str, tuple[Stat, Sequence[str]]]
@@ -40,9 +40,9 @@ CachedCocoListing = Mapping[str, tuple[Stat, Sequence[str]]]
 class Listing:
     """Images of a split in the order of their paths, each once."""
 
-    root: str  # folder of the dataset; messages name files from there
-    images: list[str] = field(default_factory=list)  # absolute paths, and addresses
-    labels: list[str] = field(default_factory=list)  # .txt or .xml of each image, there or not; "" of COCO
+    root: str  # dataset root, which messages name files relative to
+    images: list[str] = field(default_factory=list)  # absolute paths, and URLs
+    labels: list[str] = field(default_factory=list)  # expected .txt or .xml of each image; "" for COCO
     image_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))  # Stats
     label_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
     # Place in `images` → COCO file, image with its annotations, category id → name.
@@ -206,7 +206,7 @@ class _Collector:
 
     def _add_folder(self, folder: Path) -> None:
         images, xmls = images_and_xmls(folder)
-        # XML beside images that have text labels is left over from a conversion.
+        # Text labels take precedence: XML beside them is left over from a conversion.
         if any(os.path.exists(label_path(image)) for image in images):
             for image in images:
                 self._put(image, label_path(image))
@@ -236,9 +236,7 @@ class _Collector:
                 self._put(by_stem[stem], xml)
             elif (stem := spelled.get(normalized_stem(stem), "")) and stem not in annotated:
                 annotated.add(stem)
-                self._put(
-                    by_stem[stem], f"{Path(xml).parent}/{stem}.xml"
-                )  # which `match_label_files` finds, spelled so
+                self._put(by_stem[stem], f"{Path(xml).parent}/{stem}.xml")  # `match_label_files` resolves the spelling
             else:
                 orphans.append(xml)
         if orphans:
@@ -249,7 +247,7 @@ class _Collector:
                 f"{self.shown(folder)}: {count} without an image of that name in {looked}: {named}"
             )
             self.orphans.update(orphans)
-        # Images beside annotations, but without one of their own, show background.
+        # Images without an annotation among others with one are background.
         for image in images:
             if stem_of(image) not in annotated:
                 self._put(image, os.path.splitext(image)[0] + ".xml")
@@ -272,9 +270,7 @@ class _Collector:
             if _suffix(path) in _IMAGES:
                 self._put(path, label_path(path))
             else:
-                self.listing.problems.append(
-                    f"{shown(file)}: {shown(line)} is not the path of an image; it is left out"
-                )
+                self.listing.problems.append(f"{shown(file)}: {shown(line)} is not the path of an image; skipped")
 
     def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
         """Add an ImageSets list of the VOC development kit: file stems."""
@@ -293,8 +289,8 @@ class _Collector:
             content = read_coco(file, self._coco_folders(file))
             if self.split == "train" and not content.has_annotations:
                 raise UserError(
-                    f"{file}: found no key 'annotations', expected a list of them to train on; [] where no image shows "
-                    "an object."
+                    f"{file}: found no key 'annotations', expected a list to train on. Use [] if no image shows an "
+                    "object."
                 )
             self.listing.unmatched_annotations += content.unmatched_annotations
             self.all_missing += [content.all_missing] if content.all_missing else []

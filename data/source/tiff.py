@@ -22,10 +22,10 @@ from tessera.utils.text import counted
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 WIDTH, HEIGHT = 256, 257
 _SUBFILE, _DEPTH, _COLOUR, _BANDS, _PLANES, _EXTRA, _FORM = 254, 258, 262, 277, 284, 338, 339
-_STRAIGHT_ALPHA = 2  # by which OpenCV multiplies 8 bits
+_STRAIGHT_ALPHA = 2  # OpenCV multiplies 8-bit levels by it
 _WHITE_IS_0, _BLACK_IS_0, _RGB = 0, 1, 2
-_COLOURED = ((3, _RGB), (4, _RGB), (3, _BLACK_IS_0), (4, _BLACK_IS_0))  # bands, colour: GDAL names none above 8 bits
-_SENSOR = (32803, 34892)  # of DNG: OpenCV gives the levels of the sensor
+_COLOURED = ((3, _RGB), (4, _RGB), (3, _BLACK_IS_0), (4, _BLACK_IS_0))  # (bands, colour); GDAL omits RGB above 8 bits
+_SENSOR = (32803, 34892)  # DNG, of which OpenCV returns sensor levels
 _FORMS = {1: "u", 2: "i", 3: "f", 4: "u"}
 _TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8")
 _MOST_PAGES = 10_000  # to count
@@ -36,11 +36,11 @@ class TiffDirectory(NamedTuple):
     """Image file directory of a TIFF."""
 
     encoded: bytes | memoryview | mmap  # the file
-    at: int  # where the directory is
-    order: str  # of bytes, as `struct` names it
-    word: str  # of places, as `struct` names it
-    entries: dict[int, bytes]  # tag → its entry
-    following: int  # where the next directory is; 0 after the last one
+    at: int  # offset of the directory
+    order: str  # byte order for `struct`
+    word: str  # format of offsets for `struct`
+    entries: dict[int, bytes]  # tag → entry
+    following: int  # offset of the next directory; 0 after the last one
 
     @classmethod
     def read(cls, encoded: bytes | memoryview | mmap, at: int | None = None, most: int = 1 << 62) -> TiffDirectory:
@@ -53,7 +53,7 @@ class TiffDirectory(NamedTuple):
         word = "Q" if is_big else "I"
         if at is None:
             (at,) = struct.unpack_from(order + word, encoded, 8 if is_big else 4)
-        at = min(at, len(encoded))  # a place beyond the end may be too large for `struct` to say so
+        at = min(at, len(encoded))  # `struct` raises no struct.error for offsets that exceed a C integer
         (count,) = struct.unpack_from(order + ("Q" if is_big else "H"), encoded, at)
         start, step = (at + 8, 20) if is_big else (at + 2, 12)
         entries: dict[int, bytes] = {}
@@ -88,7 +88,7 @@ def unread_pages(encoded: Path | bytes) -> str:
                 count = _pages(mmap(file.fileno(), 0, access=ACCESS_READ)) if is_tiff else 1
         else:
             count = _pages(encoded) if encoded[:4] in TIFF_STARTS else 1
-    except OSError:  # gone since it was decoded
+    except OSError:  # deleted since it was decoded
         return ""
     if count < 2:
         return ""
@@ -102,11 +102,11 @@ def _pages(encoded: bytes | mmap) -> int:
     found, seen, at = 0, {0}, None
     try:
         while at not in seen and len(seen) <= _MOST_PAGES:
-            directory = TiffDirectory.read(encoded, at, most=1)  # the tag that counts here is the lowest
+            directory = TiffDirectory.read(encoded, at, most=1)  # NewSubfileType is the lowest tag
             found += not directory.numbers(_SUBFILE, 0, most=1)[0] & 0b101
             seen.add(directory.at)
             at = directory.following
-    except struct.error:  # the rest is missing
+    except struct.error:  # truncated
         pass
     return found
 

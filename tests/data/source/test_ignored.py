@@ -149,7 +149,7 @@ def test_ignored_categories_go_by_name(tmp_path: Path) -> None:
 
 def test_an_ignored_name_that_no_label_has_is_warned_of(tmp_path: Path) -> None:
     yaml = coco(tmp_path, "names: [cat, dog, cow]\nignore: [sheep]\n")
-    line = "train: coco.yaml: ignore: no label is of 'sheep'. Is the name correct?"
+    line = "train: coco.yaml: ignore: no label is of class 'sheep'. Check the name."
     assert line in build(yaml).notes and line in check(yaml).notes
     assert not build(yaml, "val").notes
 

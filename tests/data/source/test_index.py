@@ -30,8 +30,8 @@ def test_contents(tmp_path: Path) -> None:
     assert index.segments(0) == [] and len(index.segment_offsets) == 0
     assert (index.names, index.split) == (("cat", "dog"), "train")
     assert index.problems == (
-        "train: 1 of 4 images has no label file and is used as background, without objects: images/train/c.jpg. "
-        "If they are background, all is well (an empty label file for each says so); else restore their labels",
+        "train: 1 of 4 images has no label file and is used as background: images/train/c.jpg. "
+        "Restore their labels, or add an empty label file to each background image",
     )
     assert [index.classes.dtype, index.boxes_xyxy.dtype, index.sizes_hw.dtype] == [np.int32, np.float32, np.int32]
 
@@ -62,8 +62,8 @@ def test_problems_leave_the_image_out_and_name_the_line(tmp_path: Path) -> None:
     )
     assert index.notes == ("labels/train/c.txt: 1 row is a duplicate, used once",)
     report = problem_report(index)
-    assert report.startswith("train: 4 problems with images or labels:\n  labels/train/b.txt:2: y is 2")
-    assert "\ntrain: 1 note on images or labels:\n  labels/train/c.txt: 1 row is a duplicate" in report
+    assert report.startswith("train: 4 problems with images or labels (all: --check-data):\n  labels/train/b.txt:2: y is 2")
+    assert "\ntrain: 1 note on images or labels (all: --check-data):\n  labels/train/c.txt: 1 row is a duplicate" in report
 
 
 def test_unknown_class_has_the_promised_message(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_list_file(tmp_path: Path) -> None:
     index = build(write(yaml, f"path: {root}\ntrain: train.txt\nnames: [cat, dog]\n"))
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg", "c.jpg"]
     assert index.problems == (
-        f"{root}/train.txt: 'readme' is not the path of an image; it is left out",
+        f"{root}/train.txt: 'readme' is not the path of an image; skipped",
         "images/train/gone.jpg: no such file; the image is left out",
     )
     assert index.notes == ("pets.yaml: train lists 1 image repeatedly; each is used once",)

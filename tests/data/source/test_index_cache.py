@@ -174,7 +174,7 @@ def test_unwritable_cache_warns_and_works(
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "file" / "cache"))
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
     assert len(build(yaml)) == 1
-    assert "Set TESSERA_CACHE to a folder that can be written" in caplog.text
+    assert "Set TESSERA_CACHE to a writable folder" in caplog.text
 
 
 def test_slow_storage_is_read_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

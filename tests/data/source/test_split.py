@@ -95,11 +95,11 @@ def test_pictures_are_compared_once(
     with caplog.at_level(logging.INFO):
         first = parts(yaml)
     assert "val: 0.2 of train with split_seed 0: 8 of 40 images" in caplog.text
-    assert "of 36 groups (pictures that differ in at most 14 of 144 bits are kept together; the largest" in caplog.text
+    assert "of 36 groups (images that differ in at most 14 of 144 bits stay together; the largest" in caplog.text
     monkeypatch.setattr(split, "difference_hash", lambda *_: pytest.fail("compared again"))
     (tmp_path / "set/labels/7.txt").write_text(BOX * 2)  # the pictures are what they were
     assert parts(yaml) == first and calls == [HeldOut(0.2, 0)], "train and val share the division"
-    (looks,) = (tmp_path / "cache/index").glob("*-looks-*")
+    (looks,) = (tmp_path / "cache/index").glob("*-fingerprints-*")
     looks.write_bytes(looks.read_bytes()[:-1] + b"?")
     monkeypatch.undo()
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
@@ -142,7 +142,7 @@ def test_too_few_pictures(tmp_path: Path) -> None:
     yaml = write_pictures(tmp_path / "set", 6)
     for number in range(1, 6):
         shutil.copy(tmp_path / "set/images/0.jpg", tmp_path / f"set/images/{number}.jpg")
-    with pytest.raises(UserError, match=r"val: 0\.2: the 6 images of train are too few, or copies of too few pictures"):
+    with pytest.raises(UserError, match=r"val: 0\.2: train has too few different images \(6 files\)"):
         build(yaml, "val")
 
 
@@ -185,7 +185,7 @@ def test_a_run_is_warned_where_both_sides_look_alike(tmp_path: Path) -> None:
         frame = scene.copy()
         frame.ravel()[2 * number] = 255
         cv2.imwrite(str(tmp_path / f"set/images/{number}.jpg"), cv2.merge([frame.repeat(16, 0).repeat(16, 1)] * 3))
-    said = "val: 0.2 of train: too many pictures look alike to keep them on one side"
+    said = "val: 0.2 of train: too many images look alike"
     for _ in range(2):
         train, val = (index_warnings(build(yaml, split)) for split in ("train", "val"))
         assert not train and len(val) == 1 and said in val[0], val

@@ -165,7 +165,7 @@ def test_files_whose_ids_meet(tmp_path: Path) -> None:
     )
     index = build(yaml)
     assert len(index) == 4 and index.coco_ids() is None
-    assert "one id is two images" in index.notes[0]
+    assert "ids of images or categories collide" in index.notes[0]
 
 
 def test_names_come_from_the_json_where_the_yaml_has_none(tmp_path: Path) -> None:

@@ -142,14 +142,14 @@ def test_what_a_run_is_warned_of(tmp_path: Path) -> None:
     labels = {"train/a": BOX + flat, "train/b": BOX, "val/c": BOX + flat + "1 0.5 0.5 0.1 0\n", "test/d": ""}
     spec = load_spec(write_dataset(tmp_path / "pets", labels))
     train, val, test = (index_warnings(build_index(spec, split)) for split in ("train", "val", "test"))
-    said = "without width or height: nothing is learnt from such a box; --check-data says where"
+    said = "without width or height, not learned; --check-data lists them"
     assert train == [f"train: 1 box {said}"]
-    said = "without width or height: such a box is an object that is never found; --check-data says where"
+    said = "without width or height, counted as missed objects; --check-data lists them"
     assert val == [f"val: 2 boxes {said}"]
     spec = load_spec(write_dataset(tmp_path / "flat", {"train/a": flat * 2 + flat.replace("0.1", "0.2")}))
     assert index_warnings(build_index(spec, "train"))[-1].startswith("train: all 2 boxes without width or height")
     (message,) = test
-    assert "test: no object in the labels of its 1 image: no metric can be measured, and mAP will be 0" in message
+    assert "test: no object in the labels of its 1 image, so mAP will be 0" in message
 
 
 def test_missing_folder_and_labels_are_errors(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ def missing_labels(root: Path, missing: int) -> Path:
 
 def test_missing_label_files_are_a_problem_where_they_are_many(tmp_path: Path) -> None:
     yaml = missing_labels(tmp_path / "many", 3)
-    said = "train: 3 of 20 images have no label file and are used as background, without objects: images/train/0.jpg"
+    said = "train: 3 of 20 images have no label file and are used as background: images/train/0.jpg"
     (line,) = problems(yaml)
     (warning,) = index_warnings(build(yaml))
     assert line.startswith(said) and said in warning and "--check-data" in warning
@@ -38,7 +38,7 @@ def test_a_validation_set_without_objects(tmp_path: Path) -> None:
     assert problems(yaml) == ["val: none of its 2 images has a label file, such as images/val/b.jpg"]
     yaml = write_dataset(tmp_path / "empty", {"train/a": BOX, "val/b": "", "val/c": ""}, names="[cat]")
     (line,) = problems(yaml)
-    assert line.startswith("val: no object in the labels of its 2 images: no metric can be measured")
+    assert line.startswith("val: no object in the labels of its 2 images, so mAP will be 0")
     assert line in index_warnings(build(yaml, "val"))
 
 
@@ -66,7 +66,7 @@ def test_images_that_share_a_label_file(tmp_path: Path) -> None:
     write_image(root / "images/train/background.jpg", seed=9)
     (line,) = problems(yaml)
     assert line.startswith(
-        "1 label file of several images, each of which gets all the boxes: labels/train/a.txt (images/train/a.jpg, "
+        "1 label file of several images, each of which gets all boxes: labels/train/a.txt (images/train/a.jpg, "
         "images/train/a.png)."
     )
     (warning,) = index_warnings(build(yaml))
