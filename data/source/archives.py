@@ -26,26 +26,9 @@ MAX_MEMBERS = 10_000_000
 MAX_DEPTH = 64
 _BLOCK = 1 << 20
 _LONGEST_EXTENSION = 1 << 20  # of a tar's header; it holds a long name, and is read into memory
-_EXTENSIONS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
-_DAMAGED = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    lzma.LZMAError,
-    gzip.BadGzipFile,
-    EOFError,
-    # raised for damaged headers
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    struct.error,
-)
+_EXTENSIONS = (b"x", b"g", b"X", b"L", b"K")  # types of pax and GNU headers
+_DAMAGED_CONTENT = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError)
+_DAMAGED_HEADER = (ValueError, LookupError, ArithmeticError, struct.error)
 
 
 class _Member(NamedTuple):
@@ -98,7 +81,7 @@ def unpack(archive: Path, target: Path) -> None:
         _merge(staging, target)
     except UserError:
         raise
-    except _DAMAGED as error:
+    except (*_DAMAGED_CONTENT, *_DAMAGED_HEADER) as error:
         said = one_line(str(error), 120)
         raise UserError(f"{shown(archive)}: damaged ({said}). Delete it and run the command again.") from error
     except (NotImplementedError, RuntimeError) as error:  # of zipfile: passwords and rare compressions

@@ -76,11 +76,7 @@ class TiffDirectory(NamedTuple):
 
 
 def unread_pages(encoded: Path | bytes) -> str:
-    """Return a message if a TIFF has several pages, thumbnails and masks not counted; else "".
-
-    Args:
-        encoded: the file, or its content; one that was decoded.
-    """
+    """Return a message if a decoded TIFF, file or content, has several pages besides thumbnails and masks; else ""."""
     try:
         if isinstance(encoded, Path):
             with open_plain(encoded) as file:

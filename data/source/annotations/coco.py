@@ -19,6 +19,7 @@ from tessera.utils.types import CocoId
 MAX_UNMATCHED = 100  # annotations to name; more mean that the file is truncated or belongs to other images
 _LARGEST_SIDE = 2**31 - 1  # pixels
 _PARTS = "images (id, file_name), annotations (image_id, category_id, bbox) and categories (id, name)"
+_REQUIRED = {"images": ("id",), "categories": ("id", "name"), "annotations": ()}
 _TRIED = 100  # names; checking 100,000 in each folder would take seconds
 
 
@@ -56,20 +57,16 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         UserError: the file is unreadable, not COCO, or has a duplicate id, category name or file name.
     """
     content = _load(path)
-    try:
-        categories = _categories(path, content)
-        records = _records_by_id(path, "images", content)
-        names = _file_names(path, records.values())
-        sizes = [(_stated_side(path, item, "height"), _stated_side(path, item, "width")) for item in records.values()]
-        annotations = list(content.get("annotations", []))
-        owners = [item.get("image_id") for item in annotations]
-    except KeyError as error:
-        raise _not_coco(path, error) from error
+    categories = _categories(path, content)
+    records = _records_by_id(path, "images", content)
+    names = _file_names(path, records.values())
+    sizes = [(_stated_side(path, item, "height"), _stated_side(path, item, "width")) for item in records.values()]
     folder = _image_folder(path, names, folders)
     places = _image_paths(path, names, folder or folders[0])
     images = {key: CocoImage(key, place, size) for key, place, size in zip(records, places, sizes, strict=True)}
     unmatched_annotations: list[str] = []
-    for number, (owner, annotation) in enumerate(zip(owners, annotations, strict=True)):
+    for number, annotation in enumerate(content.get("annotations", [])):
+        owner = annotation.get("image_id")
         if isinstance(owner, (int, float, str)) and owner in images:
             images[cast(CocoId, owner)].annotations.append((number, annotation))
         else:
@@ -85,11 +82,7 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
 
 def read_category_names(path: Path) -> list[str]:
     """Return the category names of a COCO file by ascending id; raises as `read_coco`."""
-    content = _load(path)
-    try:
-        return [name for _, name in sorted(_categories(path, content).items())]
-    except KeyError as error:
-        raise _not_coco(path, error) from error
+    return [name for _, name in sorted(_categories(path, _load(path)).items())]
 
 
 def _categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
@@ -100,12 +93,8 @@ def _categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
     return cast("dict[int, str]", _unique_names(path, named, used))
 
 
-def _not_coco(path: Path, error: KeyError) -> UserError:
-    return UserError(f"{path}: expected a COCO detection file with {_PARTS}; found one without {error}.")
-
-
 def _load(path: Path) -> dict[str, Any]:
-    """Load the JSON and check that its lists contain objects."""
+    """Load the JSON and check that its lists contain objects with the required keys."""
     try:
         with open_plain(path) as file:
             content = json.load(file)
@@ -119,7 +108,7 @@ def _load(path: Path) -> dict[str, Any]:
     if missing:
         found = f"no key '{missing[0]}'" if isinstance(content, dict) else shown(content, 60)
         raise UserError(f"{path}: found {found}, expected a COCO detection file with {_PARTS}. Export COCO.")
-    for key in ("images", "categories", "annotations"):
+    for key, required in _REQUIRED.items():
         records = content.get(key, [])
         if not isinstance(records, list):
             raise UserError(f"{path}: {key} is {as_json(records)}, expected a list. Export the file anew.")
@@ -128,6 +117,8 @@ def _load(path: Path) -> dict[str, Any]:
                 raise UserError(
                     f"{path}: {key}[{number}] is {as_json(record)}, expected an object. Export the file anew."
                 )
+            if lacking := [name for name in required if name not in record]:
+                raise UserError(f"{path}: {key}[{number}] has no '{lacking[0]}', expected a COCO file with {_PARTS}.")
     return content
 
 
@@ -167,7 +158,7 @@ def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the file names of images; of LVIS records, which have none, the URLs."""
     names: list[str] = []
     for number, item in enumerate(records):
-        found = item["coco_url"] if "coco_url" in item and "file_name" not in item else item["file_name"]
+        found = item.get("file_name", item.get("coco_url"))
         name = str(found) if isinstance(found, (str, int, float)) else ""
         try:
             encoded = os.fsencode(name)

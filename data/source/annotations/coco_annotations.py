@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.yolo_labels import ParsedLabels, Size, clipped_fractions
+from tessera.data.source.annotations.yolo_labels import Corners, ParsedLabels, Size, clipped_box
 from tessera.utils.text import shown
-
-Corners = tuple[float, float, float, float]
 
 
 def parse_coco(
@@ -24,20 +22,14 @@ def parse_coco(
     """Parse the annotations of one image; the "line" of an object is its place in `annotations`.
 
     Boxes (x, y, width, height in pixels) are clipped to the image. A missing or all-zero box is replaced by the box
-    around the polygon. Crowds and objects of ignored classes become ignored regions. The key "ignore" has no effect, as
-    in pycocotools. The parts of a polygon are concatenated. Run-length masks are not read.
-
-    Args:
-        annotations: (number, record) of the image.
-        size_hw: height and width of the image in pixels.
-        categories: category id → name.
-        class_ids: name → class; below 0 for an ignored class.
+    around the polygon. Crowds, and objects of classes below 0 in `class_ids`, become ignored regions. The key "ignore"
+    has no effect, as in pycocotools. The parts of a polygon are concatenated. Run-length masks are not read.
     """
     labels = ParsedLabels()
     for number, record in annotations:
         name = category_of(record, categories)
         corners = _corners(record)
-        box = corners if isinstance(corners, str) else _clipped_box(corners, size_hw)
+        box = corners if isinstance(corners, str) else clipped_box(corners, size_hw)
         if is_crowd(record) or (name is not None and class_ids.get(name, 0) < 0):
             if isinstance(box, str):
                 labels.remarks.append((number, f"{box}; the ignored region is left out"))
@@ -113,8 +105,3 @@ def to_integer(value: Any) -> Any:
 def as_json(value: Any) -> str:
     """Return a value of a JSON file as messages show it."""
     return "null" if value is None else shown(value, 60)
-
-
-def _clipped_box(corners: Corners, size_hw: Size) -> list[float] | str:
-    outside = f"the box {[*corners]} lies outside the image of {size_hw[1]} x {size_hw[0]} pixels"
-    return clipped_fractions(*corners, size_hw) or outside

@@ -65,7 +65,8 @@ def match_label_files(
     spelled = respelled_label_files(missing, set(labels.values()))
     notes, unused = [], []
     if spelled:
-        pairs = [_pair(shown(Path(found)), os.path.basename(label)) for label, found in spelled.items()]
+        # Escaped, as composed and decomposed accents look alike.
+        pairs = [ascii(f"{shown(Path(at))} for {os.path.basename(label)}")[1:-1] for label, at in spelled.items()]
         notes.append(f"{counted(len(pairs), 'label file')} matched by a differently spelled name: {first_of(pairs, 3)}")
     own = {image: spelled.get(label, label) for image, label in labels.items()}
     for folder, names in unmatched_label_files(own, accounted_for).items():
@@ -75,21 +76,10 @@ def match_label_files(
     return own, notes, unused
 
 
-def _pair(found: str, label: str) -> str:
-    """Return both spellings for a message, escaped if they look alike but differ in Unicode composition."""
-    pair = f"{found} for {label}"
-    is_alike = unicodedata.normalize("NFC", os.path.basename(found)) == unicodedata.normalize("NFC", label)
-    return ascii(pair)[1:-1] if is_alike else pair
-
-
 def respelled_label_files(missing: Sequence[str], known: Collection[str]) -> dict[str, str]:
     """Return missing label file → the only file whose name is equal after URL-decoding and Unicode normalisation.
 
-    Label Studio writes a%2Bb.txt for a+b.jpg, and macOS may decompose accents.
-
-    Args:
-        missing: label files that do not exist.
-        known: label files of all images, which are not matched again.
+    Label Studio writes a%2Bb.txt for a+b.jpg, and macOS may decompose accents. Files in `known` have an image.
     """
     folders: dict[str, dict[str, list[str]]] = {}
     for label in dict.fromkeys(missing):
@@ -115,12 +105,7 @@ def normalized_stem(stem: str) -> str:
 
 
 def unmatched_label_files(labels: Mapping[str, str], known: Collection[str]) -> dict[str, list[str]]:
-    """Return folder → names of label files with objects that match no image.
-
-    Args:
-        labels: image → label file.
-        known: further label files that are accounted for.
-    """
+    """Return folder → names of label files with objects that match no image, apart from those in `known`."""
     folders: dict[tuple[str, str], set[str]] = {}  # folder of labels, their suffix → folders of images
     for image, label in labels.items():
         if label:

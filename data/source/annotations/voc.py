@@ -9,7 +9,7 @@ import xml.parsers.expat
 from collections.abc import Mapping
 from typing import Any
 
-from tessera.data.source.annotations.yolo_labels import ParsedLabels, Size, clipped_fractions
+from tessera.data.source.annotations.yolo_labels import Corners, ParsedLabels, Size, clipped_box
 from tessera.utils.text import one_line, shown
 
 _MOST_DEPTH = 32
@@ -26,12 +26,7 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     """Parse a Pascal VOC annotation.
 
     Coordinates are 1-based pixels, both ends included (VOC 2012 development kit, 3.3): a box covers [xmin − 1, xmax].
-    Difficult objects and objects of ignored classes become ignored regions.
-
-    Args:
-        raw: content of the XML file in its declared encoding. Declared entities and deep nesting are refused.
-        size_hw: height and width of the image in pixels.
-        class_ids: name → class; below 0 for an ignored class.
+    Difficult objects and classes below 0 in `class_ids` become ignored regions. Entities and deep nesting are refused.
     """
     try:
         reader = _parse(raw)
@@ -43,7 +38,7 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     for line, fields in reader.objects:
         name = fields.get("name", "")
         corners = _voc_corners(fields)
-        box = corners if isinstance(corners, str) else _voc_box(corners, size_hw)
+        box = corners if isinstance(corners, str) else clipped_box(corners, size_hw, origin=1)
         if fields.get("difficult") == "1" or class_ids.get(name, 0) < 0:
             if isinstance(box, str):
                 labels.remarks.append((line, f"{box}; the ignored region is left out"))
@@ -63,13 +58,6 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     is_stated = all(text.isdecimal() and len(text) < 10 and int(text) > 0 for text in (height, width))
     labels.stated_hw = (int(height), int(width)) if is_stated else (0, 0)
     return labels.finish()
-
-
-def _voc_box(corners: tuple[float, float, float, float], size_hw: Size) -> list[float] | str:
-    """Return centre and size of a box as fractions of the image, or a message."""
-    left, top, right, bottom = corners
-    found = clipped_fractions(left - 1, top - 1, right, bottom, size_hw)
-    return found or f"the box {corners} lies outside the image of {size_hw[1]} x {size_hw[0]} pixels"
 
 
 class _InvalidVoc(Exception):
@@ -92,7 +80,7 @@ def _parse(raw: bytes) -> _VocReader:
         reader.parser.Parse(raw.decode(codec).encode() if is_decoded else raw, True)
     except xml.parsers.expat.ExpatError as error:
         what = f"not valid XML ({xml.parsers.expat.ErrorString(error.code)})"
-        if error.code == _INVALID_TOKEN and not _is_utf8(raw):
+        if error.code == _INVALID_TOKEN and "\ufffd" in raw.decode(errors="replace"):
             what += f"; its bytes are not {name}. Save it as UTF-8, or let its first line declare its encoding"
         raise _InvalidVoc(error.lineno, what) from error
     except UnicodeDecodeError as error:
@@ -102,14 +90,6 @@ def _parse(raw: bytes) -> _VocReader:
         what = f"it declares the encoding {shown(name, 40)}, which is unknown. Save it as UTF-8"
         raise _InvalidVoc(1, what) from error
     return reader
-
-
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 class _VocReader:
@@ -150,7 +130,7 @@ class _VocReader:
         raise _InvalidVoc(self.parser.CurrentLineNumber, "it declares entities, which no annotation needs")
 
 
-def _voc_corners(fields: Mapping[str, str]) -> tuple[float, float, float, float] | str:
+def _voc_corners(fields: Mapping[str, str]) -> Corners | str:
     """Return xmin, ymin, xmax, ymax, or a message."""
     corners: list[float] = []
     for key in ("xmin", "ymin", "xmax", "ymax"):

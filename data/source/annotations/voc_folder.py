@@ -15,14 +15,9 @@ _ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls", "labels")
 
 
 def voc_folder(folder: str, names: Sequence[str]) -> str | None:
-    """Return the folder of the XML files of the images in `folder`, such as Annotations/ beside JPEGImages/.
+    """Return the folder with XML files of the images in `folder`, such as Annotations/ beside JPEGImages/, or None.
 
-    Args:
-        folder: folder of images.
-        names: annotation paths relative to the result: train/a.xml for images/train/a.jpg.
-
-    Returns:
-        The first candidate folder with any of the files; None if there is none.
+    `names` are XML paths relative to that folder, such as train/a.xml for images/train/a.jpg.
     """
     return next((place for place in _places(folder) if _has_any(place, names)), None)
 

@@ -26,6 +26,7 @@ _LONGEST_TOKEN = 25  # characters in a message
 _NO_AREA = 1e-9  # fraction of a side that rounding may leave of a box outside the image
 
 Size = tuple[int, int]
+Corners = tuple[float, float, float, float]
 
 
 class IgnoredRegions(NamedTuple):
@@ -240,6 +241,13 @@ def _keypoints(tokens: list[bytes]) -> int:
 
 def _field_name(place: int, count: int) -> str:
     return _BOX_FIELDS[place - 1] if count == 5 else f"{'xy'[(place - 1) % 2]}{(place + 1) // 2}"
+
+
+def clipped_box(corners: Corners, size_hw: Size, origin: int = 0) -> list[float] | str:
+    """Clip a box to the image as `clipped_fractions`, or return a message; the first pixel has index `origin`."""
+    left, top, right, bottom = corners
+    outside = f"the box {[*corners]} lies outside the image of {size_hw[1]} x {size_hw[0]} pixels"
+    return clipped_fractions(left - origin, top - origin, right, bottom, size_hw) or outside
 
 
 def clipped_fractions(left: float, top: float, right: float, bottom: float, size_hw: Size) -> list[float] | None:

@@ -23,10 +23,7 @@ from tessera.utils.types import DatasetSpec
 def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 640) -> DatasetCheck:
     """Check all splits as indexing does, but report every place and decode every image, with a bar on stderr.
 
-    Args:
-        spec: the dataset.
-        single_cls: all classes are one, so any class is valid.
-        imgsz: long side of the images in pixels, for box sizes.
+    Box sizes are reported at an image size of `imgsz` pixels.
     """
     check = DatasetCheck()
     names = ClassNames.of(spec, single_cls)

@@ -30,22 +30,15 @@ _TINY = 64  # pixels of the long side
 _TINT = 3  # levels by which JPEG rounding separates the channels of a grey image
 _FEW = 0.5  # a kind that applies to a larger fraction of a split is not unusual
 
-CUT, TURNED, DARKER, BRIGHTER, DEEP, GREY, TINY = (
-    "cut off",
-    "turned by EXIF",
-    "very dark",
-    "very bright",
-    "of more than 8 bits",
-    "grey among coloured ones",
-    "tiny",
-)
+CUT, TURNED, DARKER, BRIGHTER = "truncated", "rotated by EXIF", "very dark", "very bright"
+DEEP, GREY, TINY = "of more than 8 bits", "grey in a colour dataset", "tiny"
 KINDS = {
     CUT: "the file is truncated; the decodable part is used",
     TURNED: "EXIF orientation is applied: labels must refer to the image as displayed",
     DARKER: f"mean level below {DIM} of 255",
     BRIGHTER: f"mean level above {GLARING} of 255",
     DEEP: "converted to 8 bits by `pixels` of the dataset's YAML",
-    GREY: "three equal channels, in a dataset of colour images",
+    GREY: "three equal channels",
     TINY: f"long side below {_TINY} pixels",
 }
 

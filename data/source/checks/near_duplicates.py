@@ -84,18 +84,13 @@ def _labels(part: SplitData, own: int) -> list[tuple[float, ...]]:
 
 def check_near_duplicates(check: DatasetCheck, fingerprints: Fingerprints) -> None:
     """Report similar images of different files, within a split and between splits."""
-    owners = [
-        (part, own)
-        for part, of_images in fingerprints.items()
-        for own, fingerprint in enumerate(of_images)
-        if fingerprint
-    ]
-    known = [fingerprint for of_images in fingerprints.values() for fingerprint in of_images if fingerprint]
+    known = [(part, own, one) for part, images in fingerprints.items() for own, one in enumerate(images) if one]
     if not known:
         return
     order = {part.split: number for number, part in enumerate(fingerprints)}
-    for first, second, bits in near_duplicates(known, [order[part.split] for part, _ in owners]):
-        (part, own), (other, others) = owners[first], owners[second]
+    found = near_duplicates([one for _, _, one in known], [order[part.split] for part, _, _ in known])
+    for first, second, bits in found:
+        (part, own, _), (other, others, _) = known[first], known[second]
         paths = part.listing.images[int(part.places[own])], other.listing.images[int(other.places[others])]
         shown = _shown(part, own), _shown(other, others)
         check.twins.append(NearDuplicates((part.split, other.split), paths, shown, bits))

@@ -62,8 +62,12 @@ def test_problems_leave_the_image_out_and_name_the_line(tmp_path: Path) -> None:
     )
     assert index.notes == ("labels/train/c.txt: 1 row is a duplicate, used once",)
     report = problem_report(index)
-    assert report.startswith("train: 4 problems with images or labels (all: --check-data):\n  labels/train/b.txt:2: y is 2")
-    assert "\ntrain: 1 note on images or labels (all: --check-data):\n  labels/train/c.txt: 1 row is a duplicate" in report
+    assert report.startswith(
+        "train: 4 problems with images or labels (all: --check-data):\n  labels/train/b.txt:2: y is 2"
+    )
+    assert (
+        "\ntrain: 1 note on images or labels (all: --check-data):\n  labels/train/c.txt: 1 row is a duplicate" in report
+    )
 
 
 def test_unknown_class_has_the_promised_message(tmp_path: Path) -> None:
