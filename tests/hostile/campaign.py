@@ -23,6 +23,7 @@ from pathlib import Path
 from tests.hostile.expect import raw_characters
 
 FOLDER = Path(__file__).parent
+_STATED = ("CASES", "FAST_CASES", "TIME_LIMIT_S", "MEMORY")
 
 
 @dataclass(frozen=True)
@@ -39,24 +40,18 @@ class Subject:
 
     name: str
     trial: Callable[[random.Random, Path], str]
-    cases: int
-    fast_cases: int
-    time_limit_s: float
-    memory: int
+    cases: int = 1000
+    fast_cases: int = 20
+    time_limit_s: float = 60
+    memory: int = 2 * 2**30
 
     @classmethod
     def load(cls, name: str) -> Subject:
         """Import a subject, and let it make what all its cases share (`prepare`)."""
         module = importlib.import_module(f"tests.hostile.{name}")
         getattr(module, "prepare", lambda: None)()
-        return cls(
-            name,
-            module.trial,
-            getattr(module, "CASES", 1000),
-            getattr(module, "FAST_CASES", 20),
-            getattr(module, "TIME_LIMIT_S", 60),
-            getattr(module, "MEMORY", 2 * 2**30),
-        )
+        stated = {key.lower(): getattr(module, key) for key in _STATED if hasattr(module, key)}
+        return cls(name, module.trial, **stated)
 
 
 def subject_names() -> list[str]:

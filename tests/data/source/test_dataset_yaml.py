@@ -85,15 +85,6 @@ def test_nowhere_lists_what_was_tried(tmp_path: Path) -> None:
         assert f"{place / 'pets'} (no such folder)" in str(caught.value)
 
 
-def test_without_path_the_yaml_lies_in_the_dataset(tmp_path: Path) -> None:
-    root = dataset(tmp_path / "pets")
-    spec = load_spec(
-        write(root / "data.yaml", "train: ../images/train\nval: ../images/val\nnames: [cat]\nroboflow: {v: 1}\n")
-    )
-    assert spec.splits["val"] == (root / "images/val",)
-    assert spec.name == "data"
-
-
 def test_entries(tmp_path: Path) -> None:
     root = dataset(tmp_path / "pets")
     text = f"path: {root}\ntrain: [images/train, 'images/v*']\nval: {root}/images/val\ntest:\n"

@@ -104,9 +104,6 @@ def test_what_is_ignored_is_part_of_the_index(tmp_path: Path) -> None:
     assert (len(dog.classes), len(dog.ignored_classes)) == (1, 1)
     assert (len(trained.classes), len(trained.ignored_classes)) == (2, 0)
     assert trained.content_hash() != dog.content_hash()
-    built("{0: dog}\nignore: {1: cat}")
-    built("{1: dog}\nignore: {0: cat}")
-    assert len(list((tmp_path / "cache" / "index").iterdir())) == 5, "each has a file of its own"
 
 
 def test_a_class_that_is_no_number_of_the_yaml(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_no_labels_in_train_says_where_it_looked(tmp_path: Path) -> None:
 
 def test_missing_split_folder_and_images(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
-    with pytest.raises(UserError, match="found train, expected `val`"):
+    with pytest.raises(UserError, match=r"found train, expected `val`.* `val: 0\.2` holds out a fifth of train"):
         build(yaml, "val")
     yaml.write_text(yaml.read_text() + f"val: images/val\ntest: {tmp_path}/empty\n")
     (tmp_path / "empty").mkdir()

@@ -114,14 +114,6 @@ def test_a_new_picture_moves_few_others(tmp_path: Path) -> None:
     assert len(set(val) ^ set(parts(yaml)[1])) <= 2
 
 
-def test_without_val_a_share_is_offered(tmp_path: Path) -> None:
-    yaml = write_pictures(tmp_path / "set")
-    yaml.write_text(yaml.read_text().replace("val: 0.2\n", ""))
-    with pytest.raises(UserError, match=r"Add `val:` with its images\. `val: 0.2` holds out a fifth of train"):
-        build(yaml, "val")
-    assert "`val: 0.2` holds out a fifth of train" in check(yaml).errors[0]
-
-
 @pytest.mark.parametrize(
     ("text", "what"),
     [

@@ -15,6 +15,7 @@ from tessera.data.source.tiff import unread_pages
 from tessera.utils.bit_depth import PixelRule, to_uint8
 from tessera.utils.inference.input_images import to_pixels
 from tessera.utils.inference.sources.sources import open_sources
+from tests.data.make import write_dataset
 from tests.data.source.made_tiff import tiff
 from tests.data.source.made_yaml import build
 
@@ -139,16 +140,12 @@ def test_counting_pages_that_overlap_ends_soon() -> None:
 def test_a_training_and_detection_say_which_pages_they_leave_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    image = tmp_path / "set" / "images" / "a.tif"
-    image.parent.mkdir(parents=True)
+    yaml = write_dataset(tmp_path / "set", {"train/a": "0 .5 .5 .5 .5\n"})
+    image = tmp_path / "set/images/train/a.tif"
+    image.with_suffix(".jpg").unlink()
     image.write_bytes(tiff(*[levels("u1")] * 3))
-    label = tmp_path / "set" / "labels" / "a.txt"
-    label.parent.mkdir()
-    label.write_text("0 .5 .5 .5 .5\n")
-    yaml = tmp_path / "a.yaml"
-    yaml.write_text(f"path: {tmp_path / 'set'}\ntrain: images\nval: images\nnames: [a]\n")
     remark = "a.tif: the first of 3 pages is used, the other 2 are left out; save each page as a file"
-    assert build(yaml).problems == (f"images/{remark}",)
+    assert build(yaml).problems == (f"images/train/{remark}",)
     with open_sources(image, read=to_pixels) as sources:
         assert len(list(sources)) == 1
     assert f"{remark}." in caplog.text

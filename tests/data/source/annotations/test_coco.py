@@ -108,14 +108,6 @@ def test_a_wrong_annotation_does_not_cost_the_others(tmp_path: Path) -> None:
     assert all(line.endswith("the object is left out") for line in index.problems)
 
 
-def test_with_the_only_annotation_goes_the_image(tmp_path: Path) -> None:
-    bad = coco()
-    bad["annotations"][1]["bbox"] = [1, 2]
-    index = build(write_coco(tmp_path / "set", bad))
-    assert [index.path(0).name, len(index)] == ["a.jpg", 1]
-    assert index.problems[0].startswith("annotations/instances_train.json: annotations[1]: bbox is [1, 2]")
-
-
 def test_coco_unknown_category_is_an_error(tmp_path: Path) -> None:
     yaml = write_coco(tmp_path / "set", coco(categories=[{"id": 17, "name": "cat"}, {"id": 18, "name": "cow"}]))
     with pytest.raises(UserError, match=r"annotations\[0\]: class 'cow', but coco\.yaml names 2 classes"):

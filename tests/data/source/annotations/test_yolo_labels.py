@@ -94,12 +94,8 @@ def test_bad_row(row: str, what: str) -> None:
     assert objects.classes == [1]
 
 
-def test_class_as_a_float_is_an_integer() -> None:
-    assert parse_labels(b"1.0 0.5 0.5 0.1 0.1", 2).classes == [1]
-
-
 def test_duplicates_count_once() -> None:
-    objects = parse_labels(b"0 0.5 0.5 0.1 0.1\n1 0.5 0.5 0.1 0.1\n0 0.50 0.5 0.1 1e-1\n", 2)
+    objects = parse_labels(b"0 0.5 0.5 0.1 0.1\n1.0 0.5 0.5 0.1 0.1\n0 0.50 0.5 0.1 1e-1\n", 2)
     assert (objects.classes, objects.duplicates) == ([0, 1], 1)
 
 

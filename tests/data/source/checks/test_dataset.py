@@ -33,20 +33,6 @@ def test_clean(tmp_path: Path) -> None:
     ]
 
 
-def test_a_class_that_is_not_named_is_one_line_of_each_split(tmp_path: Path) -> None:
-    bad = "7 0.5 0.5 0.1 0.1\n"
-    found = check(
-        write_dataset(tmp_path / "pets", {f"{split}/{n}": BOX + bad * 9 for n in "ab" for split in ("train", "val")})
-    )
-    assert found.exit_code == 1
-    assert found.lines()[-1].endswith(": 2 errors make training refuse the dataset or learn wrong labels; 1 note")
-    assert found.errors == [
-        f"labels/{split}/a.txt:2: class 7, but pets.yaml names 2 classes. Fix the label or add the class. There are 18 "
-        f"such rows; the next: labels/{split}/a.txt:3, labels/{split}/a.txt:4, labels/{split}/a.txt:5, and 14 more"
-        for split in ("train", "val")
-    ]
-
-
 def test_left_out_images_are_problems_not_errors(tmp_path: Path) -> None:
     found = check(
         write_dataset(tmp_path / "pets", {"train/a": BOX, "train/b": "x\ny\n", "train/c": BOX * 3, "val/d": BOX})

@@ -36,7 +36,7 @@ def test_of_other_real_sets_what_is_true_is_said(shared: Path, tmp_path: Path) -
     coco.write_text(coco.read_text().replace("train2017:", "train:"))
     found = check(raccoon)
     assert not found.errors and [line[:33] for line in found.notes] == [
-        "train: 3 images grey in a colour d",
+        "train: 3 images grey in a colour ",
         "2 near-duplicates in train of ima",
     ]
     line, twins = found.problems
