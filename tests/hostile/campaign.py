@@ -28,22 +28,14 @@ _STATED = ("CASES", "FAST_CASES", "TIME_LIMIT_S", "MEMORY")
 
 @dataclass(frozen=True)
 class Subject:
-    """A file of this folder with a `trial`, and what else it says in capitals.
-
-    Attributes:
-        trial: makes one case in an empty folder and gives it to the product; returns its kind, raises on a failure.
-        cases: of a whole campaign (CASES).
-        fast_cases: of the default suite (FAST_CASES).
-        time_limit_s: of a case (TIME_LIMIT_S).
-        memory: bytes of address space that a case may take beside what is there before (MEMORY).
-    """
+    """A module of this folder with a `trial`, which runs one case in an empty folder and returns its kind or raises."""
 
     name: str
     trial: Callable[[random.Random, Path], str]
     cases: int = 1000
-    fast_cases: int = 20
+    fast_cases: int = 20  # of the slow suite
     time_limit_s: float = 60
-    memory: int = 2 * 2**30
+    memory: int = 2 * 2**30  # bytes of address space that a case may add
 
     @classmethod
     def load(cls, name: str) -> Subject:

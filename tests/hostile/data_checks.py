@@ -75,23 +75,14 @@ class Image:
 
 @dataclass
 class Plan:
-    """A dataset before it is written.
-
-    Mistakes are in boxes of the first class: where classes count from 1, those of the last are unknown and left out.
-
-    Attributes:
-        kind: "text", "coco" or "voc".
-        splits: split → images; those from 4 on are free for a mistake each.
-        names: of the YAML.
-        alone: names of labels without an image.
-    """
+    """A dataset before it is written; mistakes are in boxes of the first class, as counting from 1 moves the last."""
 
     rng: random.Random
-    kind: str
+    kind: str  # "text", "coco" or "voc"
     splits: dict[str, list[Image]]
     names: list[str]
-    free: dict[str, list[Image]]
-    alone: list[str] = field(default_factory=list)
+    free: dict[str, list[Image]]  # images without a mistake
+    alone: list[str] = field(default_factory=list)  # labels without an image
     corners: str = ""
     first_class: int = 0
 

@@ -54,17 +54,13 @@ def test_images_that_are_not_found_once(tmp_path: Path, name: str, change: str) 
         (copy / "p3.jpg").write_bytes(image.read_bytes())
     elif change == "missing":
         image.unlink()
-    elif change == "taken":
-        for path in tmp_path.iterdir():
-            if path.suffix in (".txt", ".json"):
-                path.write_text(path.read_text().replace("p3.jpg", "q/p2.jpg"))
     else:
-        for path in [tmp_path / "train.txt", tmp_path / "a.json"]:
+        for path in (tmp_path / "train.txt", tmp_path / "a.json"):
             if path.exists():
-                path.write_text(path.read_text().replace("p3.jpg", "val/p3.jpg"))
-        moved = image.parent / "train"
-        moved.mkdir()
-        image.rename(moved / "p3.jpg")
+                path.write_text(path.read_text().replace("p3.jpg", "q/p2.jpg" if change == "taken" else "val/p3.jpg"))
+        if change == "another split":
+            (image.parent / "train").mkdir()
+            image.rename(image.parent / "train/p3.jpg")
     with pytest.raises(UserError) as caught:
         build(yaml)
     said = str(caught.value)
@@ -134,15 +130,10 @@ def fractions(corners: list[int], side: float) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        *(
-            (coco(annotation=partial(fractions, side=side)), r"all boxes \(7\) lie in the first pixel of their images")
-            for side in (1, 1.0000005)
-        ),
+        (coco(annotation=partial(fractions, side=1)), r"all boxes \(7\) lie in the first pixel of their images"),
+        (coco(annotation=partial(fractions, side=1.0000005)), r"all boxes \(7\) lie in the first pixel"),
         ({**coco(), "annotations": []}, r"a\.json: its annotations hold no object"),
-        (
-            coco(annotation=lambda _: {"iscrowd": 1}),
-            r"a\.json: its annotations hold 7 crowds \(iscrowd\) and no object",
-        ),
+        (coco(annotation=lambda _: {"iscrowd": 1}), r"a\.json: its annotations hold 7 crowds \(iscrowd\)"),
     ],
 )
 def test_coco_that_nothing_is_learnt_from(tmp_path: Path, content: Any, what: str) -> None:
@@ -171,9 +162,8 @@ def test_annotations_that_are_all_refused_are_not_called_missing(tmp_path: Path,
 def test_label_files_in_pixels_beside_background(tmp_path: Path) -> None:
     images(tmp_path / "images")
     labels(tmp_path / "labels", lambda stem: "".join(f"{label} 48 32 10 10\n" for label, _ in EXPECTED[stem]))
-    with pytest.raises(
-        UserError, match=r"6 label files for 6 images, none usable:\n  labels/p0\.txt:1: x is 48, expected at most 1"
-    ):
+    what = r"6 label files for 6 images, none usable:\n  labels/p0\.txt:1: x is 48, expected at most 1"
+    with pytest.raises(UserError, match=what):
         build(yaml_of(tmp_path, "train: images\n"))
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.data.make import write_image
+from tests.data.source.annotations.test_voc import voc as voc_text
+from tests.data.source.annotations.test_voc import voc_object
 
 WIDTH, HEIGHT = 96, 64
 NAMES = ("cat", "dog")
@@ -90,17 +92,14 @@ def polygon(corners: list[int]) -> list[int]:
     return [left, top, right, top, right, bottom, left, bottom]
 
 
-def voc(stem: str, *, name: str = "{}.jpg", size: tuple[int, int] = (WIDTH, HEIGHT), first: int = 1) -> str:
-    """A VOC annotation; corners count from `first`, which VOC's own are read from: 1."""
-    objects = ""
-    for label, (left, top, right, bottom) in EXPECTED[stem]:
-        box = zip(("xmin", "ymin", "xmax", "ymax"), (left + first, top + first, right, bottom), strict=True)
-        corners = "".join(f"<{key}>{value}</{key}>" for key, value in box)
-        objects += f"<object><name>{NAMES[label]}</name><difficult>0</difficult><bndbox>{corners}</bndbox></object>\n"
-    return (
-        f"<annotation><folder>x</folder><filename>{name.format(stem)}</filename>"
-        f"<size><width>{size[0]}</width><height>{size[1]}</height><depth>3</depth></size>\n{objects}</annotation>"
-    )
+def voc(stem: str, name: str = "{}.jpg", size: tuple[int, int] = (WIDTH, HEIGHT)) -> str:
+    """A VOC annotation, whose corners count from 1."""
+    objects = [
+        voc_object(NAMES[label], f"{left + 1} {top + 1} {right} {bottom}", "<difficult>0</difficult>")
+        for label, (left, top, right, bottom) in EXPECTED[stem]
+    ]
+    stated = f"<size><width>{size[0]}</width><height>{size[1]}</height><depth>3</depth></size>"
+    return voc_text(*objects, size=f"<filename>{name.format(stem)}</filename>{stated}").decode()
 
 
 class Form(NamedTuple):

@@ -16,6 +16,10 @@ from tests.data.source.annotations.test_coco import coco, write_coco
 from tests.data.source.made_yaml import build, write
 
 ADDRESS = "http://x/y.jpg"
+TWO_CATS = coco(
+    categories=[{"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}, {"id": 30, "name": "cat"}],
+    annotations=[{"image_id": 7, "category_id": own, "bbox": [1, 2, 3, 4]} for own in (17, 30)],
+)
 
 
 def with_first(name: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -64,36 +68,6 @@ def test_a_few_pictures_of_a_large_file(tmp_path: Path) -> None:
     assert len(index) == 1 and len(index.problems) == 499
 
 
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (
-            coco(
-                categories=[{"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}, {"id": 30, "name": "cat"}],
-                annotations=[{"image_id": 7, "category_id": own, "bbox": [1, 2, 3, 4]} for own in (17, 30)],
-            ),
-            "the categories with the ids 17 and 30 are both named 'cat', expected a name for each",
-        ),
-        *(
-            ({key: value for key, value in coco().items() if key != missing}, f"found no key '{missing}', expected")
-            for missing in ("annotations", "images", "categories")
-        ),
-        (
-            coco(images=[{"id": "7", "file_name": "a.jpg"}, {"id": 9, "file_name": "b.jpg"}]),
-            r"annotations\[0\] has image_id 7, but no image has that id",
-        ),
-        (
-            coco(annotations=[{"image_id": "9", "category_id": 17, "bbox": [1, 2, 3, 4]}]),
-            r"annotations\[0\] has image_id '9', but no image has that id",
-        ),
-    ],
-)
-def test_what_the_file_is_instead(tmp_path: Path, content: Any, what: str) -> None:
-    with pytest.raises(UserError, match=rf"instances_train\.json: {what}") as caught:
-        build(write_coco(tmp_path / "set", content))
-    assert ".txt" not in str(caught.value)
-
-
 def test_annotations_of_no_image_are_all_told_by_the_check(tmp_path: Path) -> None:
     """A run refuses them; the check goes on, and finds what else is wrong."""
     stray = [{"image_id": own, "category_id": 17, "bbox": [1, 2, 3, 4]} for own in (5, "7", None)]
@@ -121,6 +95,16 @@ def test_images_alone_are_a_test_split(tmp_path: Path) -> None:
     ("content", "what"),
     [
         ("{", r"instances_train\.json:1: not valid JSON"),
+        *(
+            ({key: value for key, value in coco().items() if key != missing}, f"found no key '{missing}', expected")
+            for missing in ("annotations", "images", "categories")
+        ),
+        (TWO_CATS, "the categories with the ids 17 and 30 are both named 'cat', expected a name for each"),
+        (
+            coco(images=[{"id": "7", "file_name": "a.jpg"}]),
+            r"annotations\[0\] has image_id 7, but no image has that id",
+        ),
+        (coco(annotations=[{"image_id": "9"}]), r"annotations\[0\] has image_id '9', but no image has that id"),
         ("[]", "expected a COCO detection file"),
         (coco(images=coco()["images"][:1]), "has image_id 9, but no image has that id"),
         (coco(images=[], annotations=[]), "lists no images"),
@@ -131,23 +115,19 @@ def test_images_alone_are_a_test_split(tmp_path: Path) -> None:
         (coco(images=[{"id": 1, "file_name": ["a"] * 200}]), r"images\[0\] has the file_name .{9,80}, which no file"),
         (coco(images=coco()["images"] + [{"id": 7, "file_name": "c.jpg"}]), r"images\[2\] has the id 7, and so has an"),
         (coco(categories=coco()["categories"] * 2), r"categories\[2\] has the id 17, and so has an"),
-        (coco(categories=[{"id": 17, "name": "cat"}, {"id": "17", "name": "dog"}]), "has the id 17, and so"),
-        (coco(images=coco()["images"] + [{"id": 8, "file_name": "a.jpg"}]), "file_name 'a.jpg', and so has"),
         (coco(images=coco()["images"] + [{"id": 8, "file_name": "x/../a.jpg"}]), r"has images\[0\] \('a.jpg'\)"),
         ('{"images": [' + "9" * 6000 + "]}", "expected a COCO JSON .*4300 digits"),
         ('{"images": ' + "[" * 100_000 + "]" * 100_000 + "}", "expected a COCO JSON .*recursion"),
         (coco(images=[{"id": float("inf"), "file_name": "a.jpg"}]), r"images\[0\] has the id inf, expected an integer"),
         (coco(images=[{"id": 7, "file_name": "a\0.jpg"}]), r"file_name 'a\\x00.jpg', which no file can have"),
-        (coco(images=[{"id": 7, "file_name": None}]), r"images\[0\] has the file_name null, which no file can have"),
-        (coco(images=[{"id": 7, "file_name": "\ud800.jpg"}]), r"file_name '\\ud800.jpg', which no file can have"),
         (coco(images=[{"id": 7, "file_name": "a" * 300 + ".jpg"}]), r"such as 'a+.*a+\.jpg', are in none of"),
-        (coco(images=[{"id": 7, "file_name": "a.jpg", "height": float("inf")}]), "has the height inf, expected"),
         (coco(images=[{"id": 7, "file_name": "a.jpg", "width": 10**400}]), "width a number of about 401 digits"),
     ],
 )
 def test_not_coco(tmp_path: Path, content: Any, what: str) -> None:
-    with pytest.raises(UserError, match=what):
+    with pytest.raises(UserError, match=what) as caught:
         build(write_coco(tmp_path / "set", content))
+    assert "instances_train.json" in str(caught.value) and ".txt" not in str(caught.value)
 
 
 def test_coco_images_nowhere(tmp_path: Path) -> None:

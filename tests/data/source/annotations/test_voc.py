@@ -18,15 +18,12 @@ IDS = {"cat": 0, "dog": 1}
 
 
 def voc(*objects: str, size: str = "<size><width>64</width><height>48</height><depth>3</depth></size>") -> bytes:
-    return (
-        "<annotation>\n<filename>x.jpg</filename>\n" + size + "\n" + "\n".join(objects) + "\n</annotation>"
-    ).encode()
+    return "\n".join(["<annotation>", "<filename>x.jpg</filename>", size, *objects, "</annotation>"]).encode()
 
 
 def voc_object(name: str = "cat", box: str = "1 1 64 48", extra: str = "") -> str:
-    corners = "".join(
-        f"<{key}>{value}</{key}>" for key, value in zip(("xmin", "ymin", "xmax", "ymax"), box.split(), strict=False)
-    )
+    sides = zip(("xmin", "ymin", "xmax", "ymax"), box.split(), strict=False)
+    corners = "".join(f"<{key}>{value}</{key}>" for key, value in sides)
     return f"<object><name>{name}</name>{extra}<bndbox>{corners}</bndbox></object>"
 
 
@@ -39,6 +36,7 @@ def write_voc(
 
 
 PART = "<part><name>head</name><bndbox><xmin>5</xmin><ymin>5</ymin><xmax>6</xmax><ymax>6</ymax></bndbox></part>"
+HARD = "<difficult>1</difficult>"
 WHOLE = [0.5, 0.5, 1, 1]
 
 
@@ -47,11 +45,7 @@ WHOLE = [0.5, 0.5, 1, 1]
     [
         ([voc_object(), voc_object("dog", "17 13 32 24")], [0, 1], [*WHOLE, 24 / 64, 18 / 48, 0.25, 0.25]),
         ([voc_object(box="0 0 70 50")], [0], WHOLE),
-        (
-            [voc_object(extra="<difficult>1</difficult>"), voc_object(extra=PART + "<difficult>0</difficult>")],
-            [0],
-            WHOLE,
-        ),
+        ([voc_object(extra=HARD), voc_object(extra=PART + "<difficult>0</difficult>")], [0], WHOLE),
     ],
     ids=["pixels count from one", "boxes from zero are cut", "difficult ones and parts are no objects"],
 )
