@@ -14,6 +14,8 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
+from tests.data.source.annotations.test_voc import voc as voc_text
+from tests.data.source.annotations.test_voc import voc_object
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, checked, message_or_result
 from tests.hostile.pictures import make_special
@@ -199,9 +201,7 @@ def coco() -> dict[str, Any]:
 
 
 def voc(name: str, left: str) -> str:
-    box = f"<bndbox><xmin>{left}</xmin><ymin>2</ymin><xmax>30</xmax><ymax>20</ymax></bndbox>"
-    size = "<size><width>64</width><height>48</height><depth>3</depth></size>"
-    return f"<annotation>\n{size}\n<object><name>{name}</name>{box}</object>\n</annotation>"
+    return voc_text(voc_object(name, f"{left} 2 30 20")).decode()
 
 
 def put(folder: Path, place: str, raw: bytes) -> None:

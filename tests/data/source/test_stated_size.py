@@ -18,7 +18,7 @@ TURNED = "when it is turned as its EXIF orientation says"
 
 @pytest.mark.parametrize("form", ["coco", "voc"])
 @pytest.mark.parametrize(
-    ("stated_wh", "orientation", "corners", "is_used", "said"),
+    "case",
     [
         ((64, 40), 1, WIDE, True, ""),
         ((65, 39), 1, WIDE, True, "made for 65 x 39 pixels, but the image has 64 x 40, which is off by one"),
@@ -31,21 +31,13 @@ TURNED = "when it is turned as its EXIF orientation says"
         ((64, 40), 6, (10, 5, 25, 25), False, TURNED),
     ],
 )
-def test_stated_size(
-    tmp_path: Path,
-    form: str,
-    stated_wh: tuple[int, int],
-    orientation: int,
-    corners: tuple[int, int, int, int],
-    is_used: bool,
-    said: str,
-) -> None:
+def test_stated_size(tmp_path: Path, form: str, case: tuple[tuple[int, int], int, tuple[int, ...], bool, str]) -> None:
+    (width, height), orientation, (left, top, right, bottom), is_used, said = case
     exif = Image.Exif()
     exif[0x0112] = orientation
     (tmp_path / "images").mkdir()
     for name, turned in (("a.jpg", exif), ("b.jpg", Image.Exif())):
         Image.new("RGB", (64, 40)).save(tmp_path / "images" / name, exif=turned)
-    (width, height), (left, top, right, bottom) = stated_wh, corners
     if form == "coco":
         boxes = {"a.jpg": [left, top, right - left, bottom - top], "b.jpg": [1, 2, 3, 4]}
         yaml = coco_set(tmp_path, {name: [{"category_id": 1, "bbox": box}] for name, box in boxes.items()}, {1: "cat"})
@@ -58,6 +50,6 @@ def test_stated_size(
             (tmp_path / f"images/{name}.xml").write_bytes(voc(voc_object(box=box), size=stated))
         yaml = write(tmp_path / "a.yaml", f"path: {tmp_path}\ntrain: images\nnames: [cat]\n")
     index = build(yaml)
-    assert [list(corners)] * is_used + [[1, 2, 4, 6]] == index.boxes_xyxy.round(3).tolist()
+    assert [[left, top, right, bottom]] * is_used + [[1, 2, 4, 6]] == index.boxes_xyxy.round(3).tolist()
     assert len(index.problems) == bool(said) and all(said in line for line in index.problems), index.problems
     assert all(line.endswith("the image is left out") != is_used for line in index.problems)

@@ -59,16 +59,9 @@ def test_images_that_share_a_label_file(tmp_path: Path) -> None:
     root = tmp_path / "pets"
     yaml = write_dataset(root, {"train/a": BOX, "train/b": BOX, "val/c": BOX}, names="[cat]")
     write_image(root / "images/train/a.png", seed=7)
-    write_image(root / "images/train/background.png", seed=8)
-    for number in range(20):
-        write_image(root / f"images/train/{number}.jpg", seed=10 + number)
-        (root / f"labels/train/{number}.txt").touch()
-    write_image(root / "images/train/background.jpg", seed=9)
     (line,) = problems(yaml)
-    assert line.startswith(
-        "1 label file of several images, each of which gets all boxes: labels/train/a.txt (images/train/a.jpg, "
-        "images/train/a.png)."
-    )
+    said = "1 label file of several images, each of which gets all boxes: labels/train/a.txt (images/train/a.jpg, "
+    assert line.startswith(f"{said}images/train/a.png).")
     (warning,) = index_warnings(build(yaml))
     assert line in warning
     (root / "list.txt").write_text("images/train/b.jpg\nimages/train/a.jpg\n")
@@ -82,8 +75,8 @@ def test_xml_of_no_image(tmp_path: Path) -> None:
     (root / "Annotations/lost.xml").write_bytes(voc(voc_object()))
     yaml = tmp_path / "voc.yaml"
     for entry, said in (
-        ("Annotations", "1 XML file without an image of that name"),
-        ("JPEGImages", "1 label file without an image"),
+        ("Annotations", "XML file without an image of that name"),
+        ("JPEGImages", "label file without"),
     ):
         (line,) = problems(write(yaml, f"path: voc\ntrain: {entry}\nnames: [cat]\n"))
-        assert said in line and "lost.xml" in line
+        assert f"1 {said}" in line and "lost.xml" in line

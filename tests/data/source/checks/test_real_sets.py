@@ -28,12 +28,8 @@ def test_nothing_is_wrong_in_a_clean_set(shared: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_of_other_real_sets_what_is_true_is_said(shared: Path, tmp_path: Path) -> None:
-    """They have copies, scaled ones too, and labels of no image; nothing is guessed of their boxes or classes."""
+def test_copies_in_a_real_set(shared: Path, tmp_path: Path) -> None:
     raccoon = write_yaml(tmp_path / "raccoon.yaml", shared / "raccoon", ("raccoon",), "train", "val")
-    names = tuple(f"class{number}" for number in range(80))
-    coco = write_yaml(tmp_path / "coco.yaml", shared / "coco128", names, "train2017")
-    coco.write_text(coco.read_text().replace("train2017:", "train:"))
     found = check(raccoon)
     assert not found.errors and [line[:33] for line in found.notes] == [
         "train: 3 images grey in a colour ",
@@ -42,13 +38,3 @@ def test_of_other_real_sets_what_is_true_is_said(shared: Path, tmp_path: Path) -
     line, twins = found.problems
     assert line.startswith("train: 4 images with several files that differ in their labels, such as images/train/")
     assert twins.startswith("1 near-duplicate in val of images in train, such as images/train/raccoon-21.jpg")
-    found = check(coco)
-    assert [line.split(": ", 1)[1][:21] for line in found.errors] == ["names no val images. "]
-    assert found.problems == [
-        "labels/train2017: 2 label files without an image, objects not used: 000000000656.txt, 000000000659.txt"
-    ]
-    assert [line.partition(":")[2][:30] for line in found.notes] == [
-        " 9 classes without an object: ",
-        " 2 images without a label file",
-        " 4 images grey in a colour dat",
-    ]
