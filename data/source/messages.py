@@ -156,7 +156,7 @@ def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
     by_count = sorted(zip(spec.left_out, objects, strict=True), key=lambda pair: -pair[1])
     by_class = [f"{shown(name)} {count:,}" for name, count in by_count]
     return (
-        f"{split}: `classes` leaves out {len(spec.left_out):,} of {len(spec.label_names):,} classes with "
+        f"{split}: `classes` excludes {len(spec.left_out):,} of {len(spec.label_names):,} classes with "
         f"{counted(sum(objects), 'object')} in {counted(int(of_images.sum()), 'image')}, {emptied:,} of which "
         f"{'is' if emptied == 1 else 'are'} background without them: {first_of(by_class, _MOST_LEFT_OUT)}"
     )

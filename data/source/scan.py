@@ -93,7 +93,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         try:
             size = image_size(image, int(listing.image_stats[index, 0]))
         except BadImage as error:
-            problems.append(f"{listing.shown(image)}: {error}; the image is left out")
+            problems.append(f"{listing.shown(image)}: {error}; image skipped")
             continue
         if image.lower().endswith((".tif", ".tiff")) and (remark := unread_pages(Path(image))):
             problems.append(f"{listing.shown(image)}: {remark}")
@@ -101,7 +101,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         if objects.problems or objects.unknown or objects.duplicates or objects.remarks or objects.notes:
             where = listing.label_location(index)
             problems += _by_cause(where, objects.remarks)
-            problems += _by_cause(where, [(line, f"{what}; the image is left out") for line, what in objects.problems])
+            problems += _by_cause(where, [(line, f"{what}; image skipped") for line, what in objects.problems])
             notes += _by_cause(where, objects.notes)
             unknown += [(where(line), name) for line, name in objects.unknown]
             if objects.duplicates:

@@ -90,7 +90,7 @@ def unread_pages(encoded: Path | bytes) -> str:
         return ""
     others = "the other is" if count == 2 else f"the other {count - 1:,} are"
     more = " or more" if count == _MOST_PAGES else ""
-    return f"the first of {count:,}{more} pages is used, {others} left out; save each page as a file"
+    return f"the first of {count:,}{more} pages is used, {others} skipped; save each page as a file"
 
 
 def _pages(encoded: bytes | mmap) -> int:

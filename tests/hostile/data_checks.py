@@ -26,7 +26,7 @@ SAID = {  # kind of a mistake → what the check says of it
     "no labels": r"no label file|without a label file, used",
     "labels alone": r"label files? without an image,|XML files? without an image of that name",
     "corners": r"seem to be written as x1 y1 x2 y2",
-    "beyond": r"reach(es)? beyond the border",
+    "beyond": r"exceeds? (its|their) image by",
     "shared": r" (is|are) in train too",
     "twice, labels differ": r"several files that differ in their labels",
     "twice": r"several files and equal labels",

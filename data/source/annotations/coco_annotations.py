@@ -32,7 +32,7 @@ def parse_coco(
         box = corners if isinstance(corners, str) else clipped_box(corners, size_hw)
         if is_crowd(record) or (name is not None and class_ids.get(name, 0) < 0):
             if isinstance(box, str):
-                labels.remarks.append((number, f"{box}; the ignored region is left out"))
+                labels.remarks.append((number, f"{box}; ignored region skipped"))
             elif name is not None and name in class_ids:
                 labels.ignore(class_ids[name], box)
         elif isinstance(box, str):

@@ -41,7 +41,7 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
         box = corners if isinstance(corners, str) else clipped_box(corners, size_hw, origin=1)
         if fields.get("difficult") == "1" or class_ids.get(name, 0) < 0:
             if isinstance(box, str):
-                labels.remarks.append((line, f"{box}; the ignored region is left out"))
+                labels.remarks.append((line, f"{box}; ignored region skipped"))
             elif name in class_ids:
                 labels.ignore(class_ids[name], box)
             else:

@@ -90,7 +90,7 @@ class ParsedLabels:
     def finish(self) -> ParsedLabels:
         """Sort the messages after the last row and return the labels."""
         if self.classes:
-            self.remarks += [(line, f"{what}; the object is left out") for line, what in self.left_out]
+            self.remarks += [(line, f"{what}; object skipped") for line, what in self.left_out]
         else:
             self.problems += self.left_out
         self.polygons = self.polygons if any(map(len, self.polygons)) else []
@@ -163,7 +163,7 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int 
                 if min(box[2:]) < _NO_AREA:
                     nothing = f"{beyond}: nothing of it is inside"
                     if class_id < 0:
-                        labels.remarks.append((number, f"{nothing}; the ignored region is left out"))
+                        labels.remarks.append((number, f"{nothing}; ignored region skipped"))
                     else:
                         labels.left_out.append((number, nothing))
                     continue
@@ -274,5 +274,5 @@ def check_stated_size(
         return False, what
     fits, fits_stated = (bool((reach_hw <= np.add(size, 1)).all()) for size in (size_hw, stated_hw))
     is_usable = fits and not (is_turned and fits_stated)
-    what += " when it is turned as its EXIF orientation says" if is_turned else ": width and height are swapped"
-    return is_usable, f"{what}; its boxes fit the image as it is shown, and are used" if is_usable else what
+    what += " after applying its EXIF orientation" if is_turned else ": width and height are swapped"
+    return is_usable, f"{what}; its boxes fit the displayed image and are used" if is_usable else what

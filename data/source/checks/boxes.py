@@ -55,11 +55,10 @@ def check_boxes(check: DatasetCheck, part: SplitData) -> None:
     beyond = (written.excess > _SLACK) & (written.excess_px > _SLACK_PX) & ~corners
     if beyond.any():
         number, most = fraction_text(int(beyond.sum()), len(beyond), "box"), float(written.excess[beyond].max())
-        reach, their = ("reaches", "its") if beyond.sum() == 1 else ("reach", "their")
+        exceed, their = ("exceeds", "its") if beyond.sum() == 1 else ("exceed", "their")
         by = f"up to {100 * most:.0f} %" if most <= _MOST_SHOWN else f"more than {100 * _MOST_SHOWN:,.0f} %"
         check.problems.append(
-            f"{part.split}: {number} {reach} beyond the border of {their} image, by {by} of its side: "
-            f"{_places(part, written, beyond)}"
+            f"{part.split}: {number} {exceed} {their} image by {by} of its side: {_places(part, written, beyond)}"
         )
 
 

@@ -72,7 +72,7 @@ def check_images(check: DatasetCheck, part: SplitData) -> list[Fingerprint | Non
                 height, width = fingerprint.size_hw
                 fingerprint = f"decodes to {width} x {height} pixels, but its header says {size[1]} x {size[0]}"
             if isinstance(fingerprint, str):
-                check.problems.append(f"{shown}: {fingerprint.rstrip('.')}; the image is left out")
+                check.problems.append(f"{shown}: {fingerprint.rstrip('.')}; image skipped")
                 check.left_out.append(shown)
                 fingerprints.append(None)
                 continue

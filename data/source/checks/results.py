@@ -140,7 +140,7 @@ class DatasetCheck:
         left_out = ""
         if self.left_out:
             named = first_of([one_line(name, 70) for name in self.left_out], 3)
-            left_out = f"; {counted(len(self.left_out), 'image')} left out ({named})"
+            left_out = f"; {counted(len(self.left_out), 'image')} skipped ({named})"
         return [
             *(f"error: {line}" for line in self.errors),
             *(f"problem: {line}" for line in self.problems),

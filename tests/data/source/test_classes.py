@@ -60,7 +60,7 @@ def test_it_says_what_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     caplog.set_level("INFO")
     yaml = made(tmp_path, "classes: [person, car]\nignore: {4: unsure}")
     said = (
-        "train: `classes` leaves out 2 of 5 classes with 4 objects in 3 images, 2 of which are background without "
+        "train: `classes` excludes 2 of 5 classes with 4 objects in 3 images, 2 of which are background without "
         "them: 'truck' 2, 'dog' 2"
     )
     assert build(yaml).left_out == said and said in caplog.messages
@@ -82,7 +82,7 @@ def test_ignored_classes_stay_ignored_whatever_is_kept(tmp_path: Path) -> None:
     index = build(yaml)
     assert objects(index) == [["car 2"], [], [], []]
     assert index.ignored_offsets.tolist() == [0, 0, 1, 2, 2] and index.ignored_classes.tolist() == [-1, -1]
-    assert "leaves out 2 of 4 classes with 3 objects in 2 images, 0 of which are background" in index.left_out
+    assert "excludes 2 of 4 classes with 3 objects in 2 images, 0 of which are background" in index.left_out
     (regions,) = (line for line in check(yaml).facts if line.startswith("train: 2 ignored regions"))
     assert regions.endswith("'dog' 2")
 

@@ -53,7 +53,7 @@ def test_problems_leave_the_image_out_and_name_the_line(tmp_path: Path) -> None:
     index = build(yaml)
     assert [index.path(i).stem for i in range(len(index))] == ["a", "c", "d"]
     assert len(index.classes) == 3
-    left_out = "; the image is left out"
+    left_out = "; image skipped"
     assert index.problems == (
         "labels/train/b.txt:2: y is 2, expected at most 1 (a fraction of the image's width or height)" + left_out,
         "labels/train/b.txt:3: 'x' is not a number" + left_out,
@@ -142,7 +142,7 @@ def test_list_file(tmp_path: Path) -> None:
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg", "c.jpg"]
     assert index.problems == (
         f"{root}/train.txt: 'readme' is not the path of an image; skipped",
-        "images/train/gone.jpg: no such file; the image is left out",
+        "images/train/gone.jpg: no such file; image skipped",
     )
     assert index.notes == ("pets.yaml: train lists 1 image repeatedly; each is used once",)
 

@@ -106,11 +106,11 @@ def test_whole_numbers_fill_their_type_or_what_the_rule_says(tmp_path: Path) -> 
 
 def test_pages_are_counted_without_thumbnails_and_masks() -> None:
     image = levels("u1", height=10)
-    said = "the first of 3 pages is used, the other 2 are left out; save each page as a file"
+    said = "the first of 3 pages is used, the other 2 are skipped; save each page as a file"
     assert (
         unread_pages(tiff(image, image, image)) == unread_pages(tiff(image, image, image, big=True, order=">")) == said
     )
-    assert "2 pages is used, the other is left out" in unread_pages(tiff(image, image))
+    assert "2 pages is used, the other is skipped" in unread_pages(tiff(image, image))
     itself = bytearray(tiff(image))
     itself[-4:] = itself[4:8]
     for made in (
@@ -144,7 +144,7 @@ def test_a_training_and_detection_say_which_pages_they_leave_out(
     image = tmp_path / "set/images/train/a.tif"
     image.with_suffix(".jpg").unlink()
     image.write_bytes(tiff(*[levels("u1")] * 3))
-    remark = "a.tif: the first of 3 pages is used, the other 2 are left out; save each page as a file"
+    remark = "a.tif: the first of 3 pages is used, the other 2 are skipped; save each page as a file"
     assert build(yaml).problems == (f"images/train/{remark}",)
     with open_sources(image, read=to_pixels) as sources:
         assert len(list(sources)) == 1

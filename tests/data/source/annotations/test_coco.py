@@ -105,7 +105,7 @@ def test_a_wrong_annotation_does_not_cost_the_others(tmp_path: Path) -> None:
     index = build(write_coco(tmp_path / "set", content))
     assert index.classes.tolist() == [1, 0] and len(index) == 2 and len(index.problems) == 3
     assert all(f"annotations[{3 + n}]" in line for n, line in enumerate(index.problems))
-    assert all(line.endswith("the object is left out") for line in index.problems)
+    assert all(line.endswith("object skipped") for line in index.problems)
 
 
 def test_coco_unknown_category_is_an_error(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_a_stray_path_costs_only_itself(tmp_path: Path, place: str) -> None:
     index = build(write_coco(tmp_path / "set", with_first(name, coco())))
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
     (problem,) = index.problems
-    assert problem.endswith("; the image is left out")
+    assert problem.endswith("; image skipped")
     assert ("it is an address, expected a file" in problem) == (place == ADDRESS)
 
 

@@ -129,7 +129,7 @@ def test_a_little_beyond_the_image_is_cut_to_it(row: str, box: tuple[float, ...]
 def test_what_is_left_without_an_area_is_left_out_and_the_others_stay() -> None:
     objects = parse_labels(b"1 0.5 0.5 0.1 0.1\n0 1.005 0.5 0.01 0.1\n", 2)
     assert objects.classes == [1] and not objects.problems
-    assert objects.remarks == [(2, "0.005 beyond the image: nothing of it is inside; the object is left out")]
+    assert objects.remarks == [(2, "0.005 beyond the image: nothing of it is inside; object skipped")]
 
 
 @pytest.mark.parametrize("label, costs_the_image", [(0, True), (-1, False)])

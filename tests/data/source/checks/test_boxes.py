@@ -78,7 +78,7 @@ def test_a_part_of_the_files_in_corners(tmp_path: Path) -> None:
 def test_boxes_beyond_the_border(tmp_path: Path) -> None:
     own = [[(0.1, 0.1, 0.5, 0.5)]] * 9 + [[(0.7, 0.2, 1.2, 0.5)]]
     text = check(as_text(tmp_path / "text", own, False))
-    reach = "train: 1 of 10 boxes (10 %) reaches beyond the border of its image, by up to 20 % of its side"
+    reach = "train: 1 of 10 boxes (10 %) exceeds its image by up to 20 % of its side"
     assert said(text) == [f"{reach}: labels/train/9.txt"]
     coco = check(as_coco(tmp_path / "coco", own, False))
     assert said(coco) == [
@@ -93,6 +93,6 @@ def test_boxes_beyond_the_border(tmp_path: Path) -> None:
         write_image(root / f"{number}.jpg", seed=number)
         (root / f"{number}.xml").write_bytes(voc(voc_object(box=f"1 1 {right} 48")))
     found = check(write(tmp_path / "voc.yaml", "path: voc\ntrain: .\nnames: [cat]\n")).problems
-    assert found == [
-        "train: 1 of 3 boxes (33 %) reaches beyond the border of its image, by up to 41 % of its side: 2.xml"
-    ], "a pixel more is how some count"
+    assert found == ["train: 1 of 3 boxes (33 %) exceeds its image by up to 41 % of its side: 2.xml"], (
+        "a pixel more is how some count"
+    )

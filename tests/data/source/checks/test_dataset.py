@@ -39,11 +39,11 @@ def test_left_out_images_are_problems_not_errors(tmp_path: Path) -> None:
     )
     assert found.problems == [
         "labels/train/b.txt:1: 1 field, expected 5 (class x y w h) or a class and at least 3 points (class x1 y1 x2 y2 "
-        "x3 y3 …); the image is left out. There are 2 such rows; the next: labels/train/b.txt:2"
+        "x3 y3 …); image skipped. There are 2 such rows; the next: labels/train/b.txt:2"
     ]
     assert found.notes == ["labels/train/c.txt: 2 rows are duplicates, used once", DOGLESS]
     assert found.lines()[-1] == (
-        "3 images with 3 objects can be used; 1 image left out (images/train/b.jpg): no errors; 1 problem costs labels "
+        "3 images with 3 objects can be used; 1 image skipped (images/train/b.jpg): no errors; 1 problem costs labels "
         "or trust in the metrics; 2 notes"
     )
 
