@@ -1,4 +1,4 @@
-"""Archives that are damaged, or made to leave the folder that they are unpacked to."""
+"""Hostile archives: damaged, or made to leave their folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile cases, each in a process of its own with limits of time and memory; the same for the same seed."""
+"""Runner of hostile cases, each in a process with time and memory limits; deterministic by seed."""
 
 from __future__ import annotations
 

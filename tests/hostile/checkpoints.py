@@ -1,4 +1,4 @@
-"""Checkpoints that are cut, flipped, packed otherwise, or hold other values than a run writes."""
+"""Hostile checkpoints: truncated, flipped, repacked, or with other values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small datasets of every kind with planted mistakes: the check names those that are there, and none that are not."""
+"""Datasets with planted mistakes: `--check-data` reports exactly these."""
 
 from __future__ import annotations
 

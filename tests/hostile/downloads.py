@@ -1,4 +1,4 @@
-"""Hostile web servers, and what a sound one makes of the files that they left behind."""
+"""Hostile web servers, and resumed downloads after them."""
 
 from __future__ import annotations
 

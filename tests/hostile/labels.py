@@ -1,4 +1,4 @@
-"""Labels of every kind, damaged: text, COCO JSON and VOC XML."""
+"""Hostile labels: YOLO text, COCO JSON, VOC XML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures that are cut, flipped, huge by their headers, of another format than their names, or no plain files."""
+"""Hostile images: truncated, flipped, huge by their headers, of another format, or special files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets, hyperparameters, models and journals of a search: made to harm, or damaged by a slip of the hand."""
+"""Hostile dataset, hyperparameter and model YAMLs, and search journals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A little dataset and its YAML; what is built of a YAML, found in it, or refused."""
+"""Helpers that write small datasets, and index, check or refuse them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives: what is unpacked, and what is refused without a trace."""
+"""Archives: safe unpacking and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture larger than its file can hold, or than the budget, is refused before it is decoded; special files too."""
+"""Limits of image sizes, and special files in place of images and labels."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def tiff(side: int) -> bytes:
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".webp", ".tif", ".gif", ".ppm", ".pfm"])
-def test_what_a_picture_states(tmp_path: Path, suffix: str) -> None:
+def test_what_a_image_states(tmp_path: Path, suffix: str) -> None:
     pixels = np.zeros((48, 64, 3), np.float32 if suffix == ".pfm" else np.uint8)
     encoded = cv2.imencode(suffix, pixels)[1].tobytes()
     found = read_header(encoded)
     assert found is not None and found.pixels == 48 * 64 and found.least_bytes <= len(encoded)
 
 
-def test_a_picture_of_one_colour_fits_its_file() -> None:
+def test_a_image_of_one_colour_fits_its_file() -> None:
     for suffix, options in ((".png", [cv2.IMWRITE_PNG_COMPRESSION, 9, cv2.IMWRITE_PNG_BILEVEL, 1]), (".jpg", [])):
         encoded = cv2.imencode(suffix, np.zeros((6000, 6000), np.uint8), options)[1].tobytes()
         header = read_header(encoded)
@@ -131,7 +131,7 @@ def test_formats_that_only_opencv_knows_are_bound(tmp_path: Path, begin: str) ->
     assert "do not decode" in ended.stderr, ended.stderr
 
 
-def test_one_large_picture_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_large_image_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "LARGE", 40 * 40)
     paths = [write_image(tmp_path / f"{i}.png", (40, 40) if i % 2 else (20, 20)) for i in range(8)]
     at_once, most = {400: 0, 1600: 0}, {400: 0, 1600: 0}

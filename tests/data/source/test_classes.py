@@ -1,4 +1,4 @@
-"""`classes` of a dataset's YAML: what it keeps, merges and leaves out, and what is said of mistakes."""
+"""The key `classes` of a dataset YAML: selection, merging and mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a dataset: where it is downloaded and generated, and that nothing is written anywhere else."""
+"""Dataset roots: downloads and generated datasets, and no writes outside the datasets directory."""
 
 from __future__ import annotations
 

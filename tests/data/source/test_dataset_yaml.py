@@ -1,4 +1,4 @@
-"""Dataset YAMLs: where they and their datasets are found, and what is refused."""
+"""Dataset YAMLs: lookup of files and datasets, and mistakes."""
 
 from __future__ import annotations
 

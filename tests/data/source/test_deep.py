@@ -1,4 +1,4 @@
-"""Images of more than 8 bits: one rule wherever they are read, kept by the index, the cache and --check-data."""
+"""Images of more than 8 bits in the index, the cache and `--check-data`."""
 
 from __future__ import annotations
 

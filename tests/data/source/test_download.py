@@ -1,4 +1,4 @@
-"""Downloads against a real server that misbehaves on demand."""
+"""Downloads from a real server that misbehaves on demand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded dataset: deterministic, disjoint splits, tight boxes, written whole."""
+"""The generated dataset: deterministic, tight boxes, atomic writes."""
 
 from __future__ import annotations
 

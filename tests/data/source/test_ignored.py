@@ -1,4 +1,4 @@
-"""Ignored regions: where they come from, what numbers them, and what is said of mistakes."""
+"""Ignored regions: their sources, class numbers and mistakes."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_check_counts_them(tmp_path: Path) -> None:
     assert result.objects == 5 and not result.errors
 
 
-def test_the_check_counts_no_ignored_box_and_no_ignored_picture_as_background(tmp_path: Path) -> None:
+def test_the_check_counts_no_ignored_box_and_no_ignored_image_as_background(tmp_path: Path) -> None:
     yaml = coco(tmp_path, "ignore: [cow]\n")
     content = json.loads((tmp_path / "set.json").read_text())
     content["annotations"][2]["bbox"] = [16, 0, 90, 8]

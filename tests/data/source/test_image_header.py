@@ -1,4 +1,4 @@
-"""Sizes from headers are those of the decoded image, whatever the file."""
+"""Image sizes from headers equal those of the decoded images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The index: what is in it, and what is refused."""
+"""The dataset index: contents and refusals."""
 
 from __future__ import annotations
 

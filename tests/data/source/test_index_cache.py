@@ -1,4 +1,4 @@
-"""The stored index: when it is used, when it is built anew, and what damage does to it."""
+"""The cached index: reuse, invalidation and damage."""
 
 from __future__ import annotations
 

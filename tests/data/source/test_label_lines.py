@@ -1,4 +1,4 @@
-"""Where the label of an object is."""
+"""Location of an object's label."""
 
 from __future__ import annotations
 

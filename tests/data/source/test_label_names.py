@@ -1,4 +1,4 @@
-"""Label files whose names or images are spelled otherwise, images of other suffixes, files that stand for others."""
+"""Respelled label files, other image formats, and placeholders such as git-lfs pointers."""
 
 from __future__ import annotations
 

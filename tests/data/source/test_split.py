@@ -86,7 +86,7 @@ def test_the_same_wherever_it_lies_and_whatever_it_is_called(tmp_path: Path, mon
     assert parts(yaml) == (train, val), "neither is taken for the other"
 
 
-def test_pictures_are_compared_once(
+def test_images_are_compared_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls: list[HeldOut] = []
@@ -107,7 +107,7 @@ def test_pictures_are_compared_once(
     assert parts(yaml) == first, "a damaged cache is not used"
 
 
-def test_a_new_picture_moves_few_others(tmp_path: Path) -> None:
+def test_a_new_image_moves_few_others(tmp_path: Path) -> None:
     yaml = write_pictures(tmp_path / "set")
     _, val = parts(yaml)
     write_image(tmp_path / "set/images/new.jpg", seed=99)
@@ -130,7 +130,7 @@ def test_what_is_no_share(tmp_path: Path, text: str, what: str) -> None:
     refuse(tmp_path, f"{text}\nnames: [cat]\n", what)
 
 
-def test_too_few_pictures(tmp_path: Path) -> None:
+def test_too_few_images(tmp_path: Path) -> None:
     yaml = write_pictures(tmp_path / "set", 6)
     for number in range(1, 6):
         shutil.copy(tmp_path / "set/images/0.jpg", tmp_path / f"set/images/{number}.jpg")
@@ -197,7 +197,7 @@ def test_shares_are_met_and_seeds_differ() -> None:
     assert other is not None and not np.array_equal(other.is_val, chosen[2])
 
 
-def test_a_picture_looks_the_same_at_another_size() -> None:
+def test_a_image_looks_the_same_at_another_size() -> None:
     small = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
     large = small.repeat(7, 0).repeat(5, 1)
     assert np.array_equal(difference_hash(small), difference_hash(large))

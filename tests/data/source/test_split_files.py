@@ -1,4 +1,4 @@
-"""Lists of images that somebody else has written: special files, odd lines, names with control characters."""
+"""Untrusted lists of images: odd lines, and names with control characters."""
 
 from __future__ import annotations
 

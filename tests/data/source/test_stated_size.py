@@ -1,4 +1,4 @@
-"""Labels that state another size than their image has: which difference it is, and whether their boxes are used."""
+"""Labels that state another image size."""
 
 from __future__ import annotations
 

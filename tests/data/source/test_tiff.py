@@ -1,4 +1,4 @@
-"""TIFF layouts: the levels that were written, of each type and in each order, or a message that names the layout."""
+"""TIFF layouts: exact levels, or a message that names the layout."""
 
 from __future__ import annotations
 

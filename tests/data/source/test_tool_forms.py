@@ -1,4 +1,4 @@
-"""Datasets as tools write them, read through the index: one table of expected boxes; other formats are named."""
+"""Datasets as annotation tools export them; other formats are named."""
 
 from __future__ import annotations
 

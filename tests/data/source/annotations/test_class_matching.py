@@ -1,4 +1,4 @@
-"""Which class of weights is which of a dataset."""
+"""Class matching between weights and datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""COCO JSON, read as it is."""
+"""COCO JSON: labels, crowds, ids and class names."""
 
 from __future__ import annotations
 

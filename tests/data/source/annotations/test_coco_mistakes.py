@@ -1,4 +1,4 @@
-"""COCO JSON with mistakes: one stray entry costs only itself, and a message says what the file is instead."""
+"""Invalid COCO JSON: stray records are skipped, and messages name what is wrong."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_absolute_names_alone(tmp_path: Path) -> None:
     assert len(build(write_coco(tmp_path / "set", coco(images=images)))) == 2
 
 
-def test_a_few_pictures_of_a_large_file(tmp_path: Path) -> None:
+def test_a_few_images_of_a_large_file(tmp_path: Path) -> None:
     images = [{"id": own, "file_name": f"{own}.jpg"} for own in range(1000, 1500)]
     images[321]["file_name"] = "a.jpg"
     index = build(

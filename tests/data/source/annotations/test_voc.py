@@ -1,4 +1,4 @@
-"""Pascal VOC XML, read as it is."""
+"""Pascal VOC XML: boxes, encodings, invalid files and folder layouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Label files: what is accepted, what is reported and where."""
+"""YOLO label files: valid rows, invalid rows and clipping."""
 
 from __future__ import annotations
 

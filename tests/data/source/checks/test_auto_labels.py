@@ -1,4 +1,4 @@
-"""Labels that a model wrote are told from a person's until somebody changes them."""
+"""Detection of unedited model-written labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of boxes: beyond the border, or corners in the place of centre and size; nothing where all is well."""
+"""Box checks: boxes outside the image, and corners instead of centre and size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of classes: from 1, in another case, without objects."""
+"""Class checks: counting from 1, similar names, classes without objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drift between splits: what was planted is named, chance is not, and a crowd in one picture is one picture."""
+"""Drift checks: planted differences are reported, chance and crowded images are not."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_chance_hardly_ever_alarms() -> None:
     assert alarms <= 3  # of 20 at 5 %, more happens in one of 63 tries
 
 
-def test_a_crowd_in_one_picture_moves_nothing() -> None:
+def test_a_crowd_in_one_image_moves_nothing() -> None:
     crowd = made_part("val", lambda rng: [(2, rng.random(), rng.random(), 0.05)] * 2000, 1, 7)
     val = made_part("val", ordinary, 60, 1)
     scanned = val.scanned._replace(

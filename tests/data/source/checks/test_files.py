@@ -1,4 +1,4 @@
-"""What is said of label files: images without one, and labels without an image."""
+"""Label file checks: images without labels, and labels without an image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is unusual about pictures: each planted kind is found, and none in a set of ordinary ones."""
+"""Image quality checks: each planted kind is reported, ordinary images are not."""
 
 from __future__ import annotations
 

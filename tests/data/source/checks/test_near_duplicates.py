@@ -1,4 +1,4 @@
-"""Near-duplicates: copies that are scaled or saved again are found, drawn pictures are not taken for each other."""
+"""Near-duplicates: scaled and recompressed copies are detected, different images are not."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def drawn() -> list[Pixels]:
     return [render_image("train", number, size=320)[0] for number in range(60)]
 
 
-def test_drawn_pictures_are_not_taken_for_each_other() -> None:
+def test_drawn_images_are_not_taken_for_each_other() -> None:
     assert (
         near_duplicates([fingerprint(render_image("train", number)[0], number) for number in range(400)], [0] * 400)
         == []
@@ -65,7 +65,7 @@ def test_plain_grounds_are_not_alike_by_their_grounds() -> None:
     )
 
 
-def test_twins_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path, drawn: list[Pixels]) -> None:
+def test_near_duplicates_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path, drawn: list[Pixels]) -> None:
     root = tmp_path / "pets"
     yaml = write_dataset(root, {f"{split}/{n}": BOX for split in ("train", "val") for n in range(4)})
     cv2.imwrite(str(root / "images/train/0.jpg"), drawn[0])
@@ -80,7 +80,7 @@ def test_twins_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path
     assert [twins.splits for twins in found.twins] == [("train", "val"), ("train", "train")]
 
 
-def test_of_a_large_crowd_every_picture_is_told(drawn: list[Pixels]) -> None:
+def test_of_a_large_crowd_every_image_is_told(drawn: list[Pixels]) -> None:
     """Frames of a still camera, more than each is compared with, in two splits."""
     frame = fingerprint(drawn[0], 0)
     frames = [frame._replace(digest=str(number).encode()) for number in range(140)]

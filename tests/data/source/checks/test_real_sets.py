@@ -1,4 +1,4 @@
-"""Real sets: what is said of them is true, and nothing is said of one that is right."""
+"""Dataset checks on real datasets."""
 
 from __future__ import annotations
 
