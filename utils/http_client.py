@@ -65,20 +65,20 @@ def shown_address(address: str) -> str:
 
 def check_address(url: str, what: str) -> None:
     """Raise a UserError unless `url` is a usable address; messages start with `what`, as in "Cannot download"."""
-    said = f"{what} '{one_line(without_password(url), 100)}'"
+    message = f"{what} '{one_line(without_password(url), 100)}'"
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and bool(parts.hostname)
         usable = url.isascii() and url.isprintable() and " " not in url and (parts.port is None or parts.port > 0)
         (parts.hostname or "").encode("idna")
     except ValueError as error:
-        raise UserError(f"{said}: not an address ({one_line(str(error), 80)}).") from error
+        raise UserError(f"{message}: not an address ({one_line(str(error), 80)}).") from error
     if not known:
-        raise UserError(f"{said}: expected an address that starts with http:// or https://.")
+        raise UserError(f"{message}: expected an address that starts with http:// or https://.")
     if not usable or len(url) > _LONGEST_ADDRESS:
         raise UserError(
-            f"{said}: expected an address of at most {_LONGEST_ADDRESS:,} characters, blanks and letters beyond ASCII "
-            "as %20 and the like."
+            f"{message}: expected an address of at most {_LONGEST_ADDRESS:,} characters. Percent-encode blanks and "
+            "non-ASCII characters."
         )
 
 
@@ -95,7 +95,7 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
     parts = urlsplit(url)
     account, _, host = parts.netloc.rpartition("@")
     sent = {"User-Agent": "tessera", "Accept-Encoding": "identity", **(headers or {})}
-    place, asked = parts._replace(netloc=host, fragment="").geturl(), shown_address(url)
+    target, shown_url = parts._replace(netloc=host, fragment="").geturl(), shown_address(url)
     how: dict[str, Any] = {
         "timeout": Timeout(connect=LIMITS.timeout_s, read=LIMITS.timeout_s),
         **dict.fromkeys(("redirect", "retries", "preload_content", "enforce_content_length"), False),
@@ -103,20 +103,20 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
     try:
         for number in range(_MOST_REDIRECTS):
             own = make_headers(basic_auth=unquote(account)) if account and number == 0 else {}
-            response = _pool(place).request("GET", place, headers={**sent, **own}, **how)
+            response = _pool(target).request("GET", target, headers={**sent, **own}, **how)
             location = response.get_redirect_location()
             if not location:
-                return _check_status(response, asked)
+                return _check_status(response, shown_url)
             response.close()
-            place = _redirect_target(place, location, asked)
+            target = _redirect_target(target, location, shown_url)
     except SSLError as error:
         raise UserError(
-            f"Cannot download {asked}: {one_line(str(error), 200)}. Check the clock and the certificates of this "
+            f"Cannot download {shown_url}: {one_line(str(error), 200)}. Check the clock and the certificates of this "
             "machine."
         ) from error
     except (HTTPError, OSError) as error:
         raise _connection_error(error) from error
-    raise UserError(f"Cannot download {asked}: it redirects more than {_MOST_REDIRECTS} times. Check the address.")
+    raise UserError(f"Cannot download {shown_url}: it redirects more than {_MOST_REDIRECTS} times. Check the address.")
 
 
 def stated_length(response: BaseHTTPResponse) -> int | None:
@@ -171,29 +171,28 @@ def _pool(url: str) -> PoolManager:
     return ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=unquote(account)) if account else {})
 
 
-def _check_status(response: BaseHTTPResponse, asked: str) -> BaseHTTPResponse:
+def _check_status(response: BaseHTTPResponse, shown_url: str) -> BaseHTTPResponse:
     """Return the response if it has the content, or refuses the range; else raise."""
     if response.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
         return response
     response.close()
-    said = f"the server answered {response.status} {one_line(str(response.reason), 100)}"
+    message = f"the server answered {response.status} {one_line(str(response.reason), 100)}"
     if response.status in _TRANSIENT_STATUS:
-        raise TransientError(said)
-    refused = "" if response.status in (404, 410) else "The server refuses; check the address and your access."
-    raise UserError(f"Cannot download {asked}: {said}. {refused or 'Check the address.'}")
+        raise TransientError(message)
+    raise UserError(f"Cannot download {shown_url}: {message}. Check the address and your access.")
 
 
-def _redirect_target(url: str, location: str, asked: str) -> str:
+def _redirect_target(url: str, location: str, shown_url: str) -> str:
     """Return the target of a redirect; raise unless it is http or https, without a downgrade to http."""
-    said = f"Cannot download {asked}: it redirects to"
+    message = f"Cannot download {shown_url}: it redirects to"
     try:
-        place = urljoin(url, location)
+        target = urljoin(url, location)
     except ValueError as error:
-        raise UserError(f"{said} '{one_line(location, 100)}', which is not an address.") from error
-    check_address(place, said)
-    if url.startswith("https:") and not place.startswith("https:"):
-        raise UserError(f"{said} '{one_line(place, 100)}', which is not https.")
-    return place
+        raise UserError(f"{message} '{one_line(location, 100)}', which is not an address.") from error
+    check_address(target, message)
+    if url.startswith("https:") and not target.startswith("https:"):
+        raise UserError(f"{message} '{one_line(target, 100)}', which is not https.")
+    return target
 
 
 def _connection_error(error: Exception) -> TransientError:

@@ -82,14 +82,14 @@ def unpack(archive: Path, target: Path) -> None:
     except UserError:
         raise
     except (*_DAMAGED_CONTENT, *_DAMAGED_HEADER) as error:
-        said = one_line(str(error), 120)
-        raise UserError(f"{shown(archive)}: damaged ({said}). Delete it and run the command again.") from error
+        reason = one_line(str(error), 120)
+        raise UserError(f"{shown(archive)}: damaged ({reason}). Delete it and run the command again.") from error
     except (NotImplementedError, RuntimeError) as error:  # of zipfile: passwords and rare compressions
-        said = one_line(str(error), 120)
-        raise UserError(f"{shown(archive)}: cannot be unpacked ({said}). Unpack it by hand.") from error
+        reason = one_line(str(error), 120)
+        raise UserError(f"{shown(archive)}: cannot be unpacked ({reason}). Unpack it by hand.") from error
     except OSError as error:
-        said = one_line(error.strerror or str(error), 120)
-        raise UserError(f"{shown(archive)}: cannot be unpacked to {shown(target)}: {said}.") from error
+        reason = one_line(error.strerror or str(error), 120)
+        raise UserError(f"{shown(archive)}: cannot be unpacked to {shown(target)}: {reason}.") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

@@ -62,9 +62,9 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
         raise ConfigError(f"{found.at('path')}: path: found {shown(stated)}, expected a folder.")
     where = f"{found.at('path')}: path"
     means = (archives, refused, generate) if obtain else ((), "", None)
-    place = DatasetRoot(yaml_path, where, stated, entries, *means)
-    root = place.locate()
-    splits = {split: tuple(place.resolve(root, text) for text in texts) for split, texts in entries.items()}
+    dataset_root = DatasetRoot(yaml_path, where, stated, entries, *means)
+    root = dataset_root.locate()
+    splits = {split: tuple(dataset_root.resolve(root, text) for text in texts) for split, texts in entries.items()}
     spec = DatasetSpec(yaml_path.stem, yaml_path, root, splits, (), archives, pixels, held_out, keypoints=keypoints)
     if in_coco:
         classes = parse_coco_classes(found, _coco_category_names(spec))
@@ -175,26 +175,28 @@ def _category_names(file: Path) -> list[str]:
 
 def _val_fraction(found: YamlMapping) -> HeldOut | None:
     """Parse `val: 0.2`, a fraction of train held out for validation, and `split_seed`."""
-    share, seed = found.values.get("val"), found.values.get("split_seed", 0)
+    fraction, seed = found.values.get("val"), found.values.get("split_seed", 0)
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise ConfigError(f"{found.at('split_seed')}: split_seed: found {shown(seed)}, expected an integer from 0 on.")
-    if isinstance(share, str) and _FRACTION_AS_TEXT.fullmatch(share):
-        share = math.nan  # refused below
-    if isinstance(share, bool) or not isinstance(share, (int, float)):
+    if isinstance(fraction, str) and _FRACTION_AS_TEXT.fullmatch(fraction):
+        fraction = math.nan  # refused below
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
         if "split_seed" in found.values:
             raise ConfigError(
                 f"{found.at('split_seed')}: split_seed: found without a fraction as `val`. Write `val: 0.2` to hold "
                 "out a fifth of train, or remove split_seed."
             )
         return None
-    if not 0 < share < 1:
+    if not 0 < fraction < 1:
         raise ConfigError(
             f"{found.at('val')}: val: found {shown(found.values['val'])}, expected a folder, or a fraction of train "
             "between 0 and 1. Write 0.2 for a fifth."
         )
     if not found.values.get("train"):
-        raise ConfigError(f"{found.at('val')}: val: {share:g} is a fraction of train, which is missing. Add `train:`.")
-    return HeldOut(float(share), seed)
+        raise ConfigError(
+            f"{found.at('val')}: val: {fraction:g} is a fraction of train, which is missing. Add `train:`."
+        )
+    return HeldOut(float(fraction), seed)
 
 
 def _keypoints(found: YamlMapping) -> int:

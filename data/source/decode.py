@@ -48,7 +48,6 @@ from tessera.utils.text import first_line
 
 log = logging.getLogger(__name__)
 
-
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
 MIN_SIDE = 10  # pixels

@@ -136,13 +136,13 @@ class _Download:
     def _transfer(self, file: IO[bytes]) -> None:
         """Request the file, or the rest that `file` lacks."""
         offset = file.seek(0, os.SEEK_END)
-        known = _load_state(self.state_file, self.url) if offset else None
-        if known is not None and offset == known["total"]:  # the process was killed just before the rename
+        state = _load_state(self.state_file, self.url) if offset else None
+        if state is not None and offset == state["total"]:  # the process was killed just before the rename
             return
         total: int | None = None
         headers: dict[str, str] = {}
-        if known is not None and offset < known["total"]:
-            total, headers = known["total"], {"Range": f"bytes={offset}-", "If-Range": known["validator"]}
+        if state is not None and offset < state["total"]:
+            total, headers = state["total"], {"Range": f"bytes={offset}-", "If-Range": state["validator"]}
         with open_address(self.url, headers) as response:
             if total is not None and response.status == HTTPStatus.PARTIAL_CONTENT:
                 part, _, whole = response.headers.get("Content-Range", "").partition("/")
@@ -185,8 +185,8 @@ class _Download:
 def _load_state(state_file: Path, url: str) -> dict[str, Any] | None:
     """Return the state of a part; None if it is of another file, or has neither ETag nor date."""
     try:
-        known = json.loads(state_file.read_text())
+        state = json.loads(state_file.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    usable = isinstance(known, dict) and known.get("url") == url and type(known.get("total")) is int
-    return known if usable and known.get("validator") and isinstance(known["validator"], str) else None
+    usable = isinstance(state, dict) and state.get("url") == url and type(state.get("total")) is int
+    return state if usable and state.get("validator") and isinstance(state["validator"], str) else None

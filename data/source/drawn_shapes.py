@@ -42,7 +42,6 @@ def write_shapes(root: Path, *, train: int = 640, val: int = 100, size: int = 14
     The folder is written beside `root` and renamed, so readers see all or nothing. Of concurrent writers one wins.
 
     Args:
-        root: the dataset's folder; its parent is created.
         train, val: numbers of images.
         size: long side of the images in pixels; the short side is 0.75 to 1 of it.
         seed: another seed gives other images.

@@ -16,9 +16,8 @@ from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.text import counted, first_of, shown
 from tessera.utils.types import DatasetSpec
 
-_SHOWN, _NEXT = 4, 3
-_TRIED = 20  # images beside which other annotations are looked for
-_NEXT_LINE = "\n  "
+_SHOWN, _NEXT, _NEXT_LINE = 4, 3, "\n  "
+_TRIED = 20  # images whose folders are searched for other annotations
 _MOST_LEFT_OUT = 10  # classes to name
 _FEW, _TENTH = 16, 10  # images that may fail to decode: 16, and a tenth of a split
 MANY_MISSING = 0.1  # fraction of images without a label file; so much background is common advice

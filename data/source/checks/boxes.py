@@ -36,11 +36,13 @@ def check_boxes(check: DatasetCheck, part: SplitData) -> None:
     ):
         where = part.listing.label_location(int(place))(None)
         check.problems.append(f"{where}: {counted(int(count), 'box')} without width or height")
-    turned = [place for place, (_, image, _) in part.listing.coco.items() for _, row in image.annotations if _turn(row)]
-    if turned:
-        places = [part.listing.label_location(place)(None) for place in dict.fromkeys(turned)]
+    rotated = [
+        place for place, (_, image, _) in part.listing.coco.items() for _, row in image.annotations if _turn(row)
+    ]
+    if rotated:
+        places = [part.listing.label_location(place)(None) for place in dict.fromkeys(rotated)]
         check.problems.append(
-            f"{part.split}: {counted(len(turned), 'rotated box')} (attributes.rotation), used without rotation: "
+            f"{part.split}: {counted(len(rotated), 'rotated box')} (attributes.rotation), used without rotation: "
             f"{first_of(places, 3)}. Export polygons instead"
         )
     written = _written(part)
@@ -70,8 +72,8 @@ def _places(part: SplitData, written: Written, boxes: NDArray[np.bool_]) -> str:
 def _turn(record: Mapping[str, Any]) -> float:
     """Return the degrees by which CVAT states that a box is rotated."""
     attributes = record.get("attributes")
-    turned = numbers([attributes.get("rotation")]) if isinstance(attributes, dict) else None
-    return turned[0] % 180 if turned else 0.0
+    rotated = numbers([attributes.get("rotation")]) if isinstance(attributes, dict) else None
+    return rotated[0] % 180 if rotated else 0.0
 
 
 def _corners(written: Written) -> NDArray[np.bool_]:

@@ -21,10 +21,7 @@ from tessera.utils.types import DatasetSpec
 
 
 def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 640) -> DatasetCheck:
-    """Check all splits as indexing does, but report every place and decode every image, with a bar on stderr.
-
-    Box sizes are reported at an image size of `imgsz` pixels.
-    """
+    """Check all splits, decoding every image, with a bar on stderr; box sizes are at an image size of `imgsz` pixels."""
     check = DatasetCheck()
     names = ClassNames.of(spec, single_cls)
     fingerprints: dict[SplitData, list[Fingerprint | None]] = {}

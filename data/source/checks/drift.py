@@ -43,7 +43,7 @@ class Fractions(NamedTuple):
     """Fractions of a family, 0 … 1, for each image, as a sparse matrix (N, K) of E entries."""
 
     names: tuple[str, ...]  # of the K shares
-    pictures: NDArray[np.int64]
+    images: NDArray[np.int64]
     columns: NDArray[np.int64]
     values: NDArray[np.float64]
     has: NDArray[np.bool_]  # bool (N,), images that count: those with an object, or all
@@ -83,15 +83,15 @@ def _compared(family: str, splits: tuple[str, str], first: Fractions, second: Fr
     rng = sample_rng(0, 0, 0, "bootstrap")
     total = _sums(joined, joined.has)
 
-    def deviation(dealt: NDArray[np.bool_]) -> NDArray[np.float64]:
-        return np.where(seen, np.abs(_sums(joined, dealt) - total * (m / (n + m))) / scale, 0)
+    def deviation(selected: NDArray[np.bool_]) -> NDArray[np.float64]:
+        return np.where(seen, np.abs(_sums(joined, selected) - total * (m / (n + m))) / scale, 0)
 
     own = deviation(inside & joined.has)
     largest = np.zeros(ROUNDS)
     for number in range(ROUNDS):
-        dealt = np.zeros(len(joined.has), np.bool_)
-        dealt[places[rng.permutation(n + m)[:m]]] = True
-        largest[number] = deviation(dealt).max(initial=0)
+        selected = np.zeros(len(joined.has), np.bool_)
+        selected[places[rng.permutation(n + m)[:m]]] = True
+        largest[number] = deviation(selected).max(initial=0)
     chance = (1 + (largest[:, None] >= own - 1e-9).sum(0)) / (1 + ROUNDS)
     size = np.abs(np.diff(2 * np.arcsin(np.sqrt(means.clip(0, 1))), axis=0))[0]
     moved = [
@@ -163,14 +163,14 @@ def _images(part: SplitData) -> NDArray[np.int64]:
     return np.repeat(np.arange(len(part.scanned.counts), dtype=np.int64), part.scanned.counts)
 
 
-def _sums(shares: Fractions, dealt: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the sum of each fraction over the images of `dealt`, (K,)."""
-    values = shares.values * dealt[shares.pictures]
+def _sums(shares: Fractions, selected: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the sum of each fraction over the images of `selected`, (K,)."""
+    values = shares.values * selected[shares.images]
     return np.bincount(shares.columns, weights=values, minlength=len(shares.names)).astype(np.float64)
 
 
 def _joined(first: Fractions, second: Fractions) -> Fractions:
-    second = second._replace(pictures=second.pictures + len(first.has))
+    second = second._replace(images=second.images + len(first.has))
     joined: Any = map(np.concatenate, zip(first[1:], second[1:], strict=True))
     return Fractions(first.names, *joined)
 
@@ -178,7 +178,7 @@ def _joined(first: Fractions, second: Fractions) -> Fractions:
 def _scales(shares: Fractions, n: int, m: int) -> NDArray[np.float64]:
     """Return the standard deviation of each sum over m of n + m images, drawn without replacement; inf instead of 0."""
     total = n + m
-    cell = shares.pictures * len(shares.names) + shares.columns
+    cell = shares.images * len(shares.names) + shares.columns
     keys, of = np.unique(cell, return_inverse=True)
     values = np.bincount(of.reshape(-1), weights=shares.values, minlength=len(keys))
     squares = np.bincount(keys % len(shares.names), weights=values**2, minlength=len(shares.names))

@@ -65,7 +65,7 @@ def test_plain_grounds_are_not_alike_by_their_grounds() -> None:
     )
 
 
-def test_near_duplicates_between_splits_are_a_problem_and_within_one_a_note(tmp_path: Path, drawn: list[Pixels]) -> None:
+def test_near_duplicates_between_splits_are_a_problem(tmp_path: Path, drawn: list[Pixels]) -> None:
     root = tmp_path / "pets"
     yaml = write_dataset(root, {f"{split}/{n}": BOX for split in ("train", "val") for n in range(4)})
     cv2.imwrite(str(root / "images/train/0.jpg"), drawn[0])
