@@ -21,7 +21,7 @@ from tessera.utils.types import DatasetSpec
 
 
 def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 640) -> DatasetCheck:
-    """Check all splits, decoding every image, with a bar on stderr; box sizes are at an image size of `imgsz` pixels."""
+    """Check all splits, decoding every image, with a bar on stderr; box sizes are at an image size of `imgsz`."""
     check = DatasetCheck()
     names = ClassNames.of(spec, single_cls)
     fingerprints: dict[SplitData, list[Fingerprint | None]] = {}

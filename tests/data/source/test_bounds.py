@@ -52,15 +52,7 @@ def tiff(side: int) -> bytes:
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
 
 
-@pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".webp", ".tif", ".gif", ".ppm", ".pfm"])
-def test_what_a_image_states(tmp_path: Path, suffix: str) -> None:
-    pixels = np.zeros((48, 64, 3), np.float32 if suffix == ".pfm" else np.uint8)
-    encoded = cv2.imencode(suffix, pixels)[1].tobytes()
-    found = read_header(encoded)
-    assert found is not None and found.pixels == 48 * 64 and found.least_bytes <= len(encoded)
-
-
-def test_a_image_of_one_colour_fits_its_file() -> None:
+def test_an_image_of_one_colour_fits_its_file() -> None:
     for suffix, options in ((".png", [cv2.IMWRITE_PNG_COMPRESSION, 9, cv2.IMWRITE_PNG_BILEVEL, 1]), (".jpg", [])):
         encoded = cv2.imencode(suffix, np.zeros((6000, 6000), np.uint8), options)[1].tobytes()
         header = read_header(encoded)

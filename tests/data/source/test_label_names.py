@@ -139,11 +139,8 @@ def test_images_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: 
 
 def test_a_source_that_is_not_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.jxl").write_bytes(b"\xff\x0a1234")
-    (tmp_path / "list.txt").write_text("./b.jxl\n")
-    said = "1 image not read because of its suffix: 1 .jxl. Convert it to PNG or JPEG."
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=r"1 image not read because of its suffix: 1 \.jxl"):
         find_origins([tmp_path / "b.jxl"])
-    assert [origin.why for origin in find_origins([tmp_path / "list.txt"])] == [f"{tmp_path / 'b.jxl'}: {said}"]
     if not READS_HEIC:
         with pytest.raises(UserError, match=r"a\.heic: 1 image not read .* pip install pillow-heif"):
             decode_levels(np.frombuffer(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", np.uint8), "a.heic")

@@ -197,7 +197,7 @@ def test_shares_are_met_and_seeds_differ() -> None:
     assert other is not None and not np.array_equal(other.is_val, chosen[2])
 
 
-def test_a_image_looks_the_same_at_another_size() -> None:
+def test_an_image_looks_the_same_at_another_size() -> None:
     small = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
     large = small.repeat(7, 0).repeat(5, 1)
     assert np.array_equal(difference_hash(small), difference_hash(large))

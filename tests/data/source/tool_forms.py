@@ -163,12 +163,6 @@ _FORMS = {
     ),
     "cvat_ultralytics": listing(TRAIN[0], TRAIN[2], "data/images/train/{}.jpg"),
     "windows_list": listing("images/{}.jpg", "labels/{}.txt", "C:\\Users\\me\\set\\images\\{}.jpg\r"),
-    "label_studio_yolo": Form(
-        f"images/{STUDIO}.jpg",
-        "images",
-        f"labels/{STUDIO}.txt",
-        files={"classes.txt": CLASSES, "notes.json": {"categories": []}},
-    ),
     "labelimg_yolo": Form("set/{}.jpg", "set", "set/{}.txt", files={"set/classes.txt": CLASSES}),
     "coco_itself": one_json("train2017/{}.jpg", "annotations/instances_train2017.json", coco()),
     "roboflow_coco": one_json(
@@ -178,11 +172,6 @@ _FORMS = {
         "images/default/{}.jpg",
         "annotations/instances_default.json",
         coco(annotation=lambda _: {"attributes": {"occluded": False, "rotation": 0.0}}),
-    ),
-    "label_studio_coco": one_json(
-        f"images/{STUDIO}.jpg",
-        "result.json",
-        coco(f"images\\{STUDIO}.jpg", first=0, annotation=lambda _: {"ignore": 0}),
     ),
     "label_studio_server_coco": one_json(
         f"images/{STUDIO}.jpg", "result.json", coco(f"/label-studio/data/media/upload/1/{STUDIO}.jpg")

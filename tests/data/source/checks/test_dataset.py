@@ -84,7 +84,7 @@ def test_image_that_breaks_in_the_middle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
-def test_what_follows_the_end_of_a_image_is_no_damage(tmp_path: Path, suffix: str) -> None:
+def test_what_follows_the_end_of_an_image_is_no_damage(tmp_path: Path, suffix: str) -> None:
     """Phones keep a video behind a photograph; a preview's end in the headers is not the picture's own."""
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX})
     path = write_image(tmp_path / f"pets/images/train/c{suffix}", (200, 200))

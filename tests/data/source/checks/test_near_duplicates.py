@@ -89,12 +89,6 @@ def test_of_a_large_crowd_every_image_is_told(drawn: list[Pixels]) -> None:
     assert {second for first, second, _ in found if first < 120 <= second} == {*range(120, 140)}
 
 
-def test_a_chain_is_told_by_the_nearest_one_before(drawn: list[Pixels]) -> None:
-    """A still camera has a pair for each picture, not one for any two of them."""
-    chain = [fingerprint(saved_again(drawn[0], 1, 95 - number), number) for number in range(30)]
-    assert [pair[1] for pair in sorted(near_duplicates(chain, [0] * 30), key=lambda pair: pair[1])] == [*range(1, 30)]
-
-
 def test_a_hash_of_zeros_is_one_like_others() -> None:
     ramp = np.linspace(255, 100, 90, dtype=np.uint8)
     page = np.repeat((ramp[:, None].astype(np.uint16) + ramp[None] >> 1).astype(np.uint8)[..., None], 3, 2)
