@@ -45,15 +45,13 @@ class Listing:
     labels: list[str] = field(default_factory=list)  # expected .txt or .xml of each image; "" for COCO
     image_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))  # Stats
     label_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
-    # Place in `images` → COCO file, image with its annotations, category id → name.
+    # Index in `images` → COCO file, image with its annotations, category id → name.
     coco: dict[int, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
-    coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)  # COCO file → its state, images
-    is_complete: bool = True  # False where annotations were not read because the COCO file was remembered
-    problems: list[str] = field(default_factory=list)  # "file: what" of what costs images or labels
-    notes: list[str] = field(default_factory=list)  # of what is unusual but costs nothing
-    unmatched_annotations: list[str] = field(
-        default_factory=list
-    )  # annotations of COCO of no image: training refuses them
+    coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)  # COCO file → state, images
+    is_complete: bool = True  # False if the annotations of a cached COCO file were not read
+    problems: list[str] = field(default_factory=list)  # messages that cost images or labels
+    notes: list[str] = field(default_factory=list)  # harmless messages
+    unmatched_annotations: list[str] = field(default_factory=list)  # COCO annotations without an image: an error
 
     def shown(self, path: str) -> str:
         """Return a path as messages name it."""
@@ -155,9 +153,9 @@ class _Collector:
     listing: Listing
     labels: dict[str, str] = field(default_factory=dict)
     coco: dict[str, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
-    orphans: set[str] = field(default_factory=set)  # XML files of no image
+    orphans: set[str] = field(default_factory=set)  # XML files without an image
     folders: list[str] = field(default_factory=list)  # of lists and COCO files
-    all_missing: list[str] = field(default_factory=list)  # a message for each COCO file without any of its images
+    all_missing: list[str] = field(default_factory=list)  # a message for each COCO file without existing images
     unread: list[str] = field(default_factory=list)
     repeats: int = 0
 

@@ -39,11 +39,10 @@ class CocoFile:
 
     images: list[CocoImage]  # in the file's order
     categories: dict[int, str]  # category id → name
-    has_annotations: bool  # whether there is such a key; files of images to detect on have none
-    unmatched_annotations: list[
-        str
-    ]  # a message for each annotation that belongs to no image; "" beyond the first hundred
-    all_missing: str  # a message where none of its images is where it may be; else ""
+    has_annotations: bool  # False for files that only list images
+    # A message for each annotation without an image; "" beyond the first MAX_UNMATCHED.
+    unmatched_annotations: list[str]
+    all_missing: str  # a message if none of the images exists; else ""
 
 
 def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:

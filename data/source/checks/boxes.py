@@ -21,7 +21,7 @@ _LEAST, _USUAL = 5, 0.25  # minimum number and fraction of boxes far outside the
 
 
 class Written(NamedTuple):
-    """k boxes of a split as written, before clipping."""
+    """Boxes of a split as written, before clipping; k boxes."""
 
     owners: NDArray[np.int64]  # (k,), index of each box's image in the listing
     excess: NDArray[np.float64]  # (k,), largest overshoot as a fraction of the side

@@ -86,7 +86,7 @@ class SplitCounts(NamedTuple):
     class_objects: tuple[int, ...]
 
 
-PROBLEMS_CODE = 3  # exit code where there are problems, but no error
+PROBLEMS_CODE = 3  # exit code with problems, but no error
 
 
 @dataclass

@@ -86,20 +86,6 @@ def test_crowds_and_ignored_categories_of_coco(tmp_path: Path, names: str) -> No
     assert build(coco(tmp_path, "ignore: [cat]\n"), single_cls=True).coco_ids() == ((1,), (2,))
 
 
-def test_what_is_ignored_is_part_of_the_index(tmp_path: Path) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": "0 0.5 0.5 1 1\n1 0.5 0.5 0.5 0.5\n"}, "NAMES")
-    text = yaml.read_text()
-
-    def built(names: str) -> DatasetIndex:
-        return build(write(yaml, text.replace("NAMES", names)))
-
-    dog, cow, trained = built("[cat]\nignore: [dog]"), built("[cat]\nignore: [cow]"), built("[cat, dog]")
-    assert dog.content_hash() == cow.content_hash(), "how an ignored class is called does not matter"
-    assert (len(dog.classes), len(dog.ignored_classes)) == (1, 1)
-    assert (len(trained.classes), len(trained.ignored_classes)) == (2, 0)
-    assert trained.content_hash() != dog.content_hash()
-
-
 def test_a_class_that_is_no_number_of_the_yaml(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": "3 0.5 0.5 1 1\n"}, "[cat, dog]\nignore: [cow]")
     with pytest.raises(UserError, match=r"class 3, but pets.yaml names 3 classes, the 1 to ignore included\. Fix"):

@@ -82,12 +82,6 @@ def test_unknown_class_has_the_promised_message(tmp_path: Path) -> None:
     )
 
 
-def test_single_cls(tmp_path: Path) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": "81 0.5 0.5 0.1 0.1\n" + BOX})
-    index = build(yaml, single_cls=True)
-    assert (index.classes.tolist(), index.names) == ([0, 0], ("item",))
-
-
 def test_no_labels_in_train_says_where_it_looked(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": None, "train/b": "", "val/a": None})
     with pytest.raises(UserError, match="no labels found for 2 images: 1 of them have a label file") as caught:

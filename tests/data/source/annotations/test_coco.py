@@ -112,7 +112,8 @@ def test_coco_unknown_category_is_an_error(tmp_path: Path) -> None:
     yaml = write_coco(tmp_path / "set", coco(categories=[{"id": 17, "name": "cat"}, {"id": 18, "name": "cow"}]))
     with pytest.raises(UserError, match=r"annotations\[0\]: class 'cow', but coco\.yaml names 2 classes"):
         build(yaml)
-    assert build(yaml, "train", single_cls=True).classes.tolist() == [0, 0]
+    single = build(yaml, "train", single_cls=True)
+    assert (single.classes.tolist(), single.names) == ([0, 0], ("item",))
 
 
 def test_crowds_are_kept_apart(tmp_path: Path) -> None:
