@@ -87,7 +87,7 @@ MISTAKES: dict[str, tuple[Mistake, int, tuple[str, ...]]] = {
         ("images/trian",),
     ),
     "class beyond nc": (lambda d: label(d, "7 0.5 0.5 0.1 0.1\n"), 1, (".txt:1: class 7", "names 6 classes")),
-    "no labels": (lambda d: every_label(d, None), 1, ("no labels found", "Looked for")),
+    "no labels": (lambda d: every_label(d, None), 1, ("no labels found", "none with a usable row")),
     "overlap without tile": (lambda d: ["--overlap", "0.3"], 2, ("--overlap without --tile",)),
     "tile below the objects": (
         lambda d: ["--tile", "64", *every_label(d, "0 0.5 0.5 0.9 0.2\n")],
