@@ -1,8 +1,7 @@
-"""Pixels of 8 bits, and how levels of more become them: one rule for training, validation and detection.
+"""Conversion of images of more than 8 bits to 8 bits, by one rule for training, validation and detection.
 
-Pictures of 8 bits stay as they are. Without a rule of the user's, 16-bit levels give their high byte (0 … 65535 become
-0 … 255), and floating ones are shares of the brightest: 0 … 1 become 0 … 255. A camera of 12 bits fills a sixteenth of
-16 bits, and its pictures would come nearly black: `pixels:` in the dataset's YAML says what they fill.
+By default, 16-bit levels give their high byte, and floats 0 … 1 become 0 … 255. Images of a 12-bit camera, which use a
+sixteenth of 16 bits, would be nearly black: the key `pixels:` of the dataset's YAML sets the range.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ IMAGE_SUFFIXES = frozenset(
 UNREAD_SUFFIXES = _HEIC - IMAGE_SUFFIXES | {
     *(".arw", ".cr2", ".cr3", ".dcm", ".exr", ".hdr", ".ico", ".j2k", ".jxl", ".jxr", ".nef", ".orf", ".psd", ".raf"),
     *(".rw2", ".svg", ".tga"),
-}  # images that are not read
-DARK = 128  # a deep picture that becomes no brighter uses seven bits of eight, or fewer
+}
+DARK = 128  # a converted image with a lower maximum uses less than eight bits
 _EXPECTED = "{range: [0, 4095]} or {percentile: [1, 99.5]}"
 
 
 def unread_images(paths: Sequence[str]) -> str:
-    """Return the message about images whose suffix is not read; "" where there are none."""
+    """Return the message about images of unsupported suffixes; "" without any."""
     if not paths:
         return ""
     counts = Counter(map(suffix_of, paths))
@@ -56,18 +55,18 @@ def unread_images(paths: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class PixelRule:
-    """What becomes 0 and 255 of pictures with more than 8 bits; in between it is linear, beyond it is cut."""
+    """Levels that become 0 and 255; linear between them, clipped beyond."""
 
-    unit: Unit  # levels, or percentiles of each picture's own levels, all channels together
-    low: float  # becomes 0
-    high: float  # becomes 255
+    unit: Unit  # levels, or percentiles of each image's own levels, all channels together
+    low: float
+    high: float
 
     @classmethod
     def from_plain(cls, value: Any, where: str) -> PixelRule | None:
-        """What a YAML or a checkpoint states; None where it states nothing.
+        """Parse a rule of a YAML or checkpoint; None if there is none.
 
         Raises:
-            ConfigError: it is no such rule; `where` is named.
+            ConfigError: not a rule; the message starts with `where`.
         """
         if value is None:
             return None
@@ -82,26 +81,26 @@ class PixelRule:
         raise ConfigError(f"{where}: found {shown(value)}, expected {_EXPECTED}, the lower of the two first.")
 
     def as_dict(self) -> dict[str, list[float]]:
-        """The plain form, as in a YAML."""
+        """Return the plain form, as in a YAML."""
         return {self.unit: [self.low, self.high]}
 
     def __str__(self) -> str:
-        """Short, for messages and the names of caches."""
+        """Return a short form for messages and cache names."""
         return f"{self.unit}-{self.low:.15g}-{self.high:.15g}"
 
 
 def brightest_level(levels: NDArray[Any]) -> float:
-    """The largest finite level; 0 where there is none above."""
+    """Return the largest finite level; at least 0."""
     return float(np.max(levels, where=np.isfinite(levels), initial=0))
 
 
 def to_uint8(levels: NDArray[Any], rule: PixelRule | None = None) -> NDArray[np.uint8]:
-    """Levels as bytes.
+    """Convert levels to uint8.
 
     Args:
-        levels: uint8, returned as it is; whole numbers, of which without a rule 0 … the largest of their type become
-            0 … 255; or floating, of any shape. What is no number counts as the darkest.
-        rule: what becomes 0 and 255.
+        levels: uint8, returned unchanged; integers, of which 0 … the type's maximum become 0 … 255 without a rule; or
+            floats; of any shape. NaN becomes the darkest level.
+        rule: levels that become 0 and 255.
     """
     if levels.dtype == np.uint8:
         return cast("NDArray[np.uint8]", levels)
@@ -127,39 +126,30 @@ def _limits(levels: NDArray[Any], rule: PixelRule) -> tuple[float, float]:
 
 @lru_cache(maxsize=8)
 def _table(low: float, high: float) -> NDArray[np.uint8]:
-    """The byte of each level of 16 bits."""
+    """Return the byte of each 16-bit level."""
     return _scaled(np.arange(1 << 16), low, high)
 
 
 def _scaled(levels: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
-    """A picture of one level alone, whose limits coincide, is black."""
+    """Scale levels to bytes; all black if the limits coincide."""
     numbers = np.nan_to_num(levels.astype(np.float32), nan=low, posinf=high, neginf=low)
     scale = 255 / (high - low) if high > low else 0.0
     return np.rint(((numbers - np.float32(low)) * np.float32(scale)).clip(0, 255)).astype(np.uint8)
 
 
 def levels_of_image(image: Image.Image) -> NDArray[Any]:
-    """A PIL image, turned as its EXIF orientation says: (H, W) grey, or (H, W, 2 to 4) with alpha last.
+    """Return a PIL image with EXIF orientation applied: (H, W) grey, or (H, W, 2 to 4) with alpha last.
 
     Raises:
-        OSError, SyntaxError, ValueError: its file cannot be read, which PIL does when the pixels are asked for.
+        OSError, SyntaxError, ValueError: the file cannot be decoded, which PIL does here.
     """
     upright = ImageOps.exif_transpose(image)
     if upright.mode in ("P", "PA"):
         return np.asarray(upright.convert("RGBA"))[..., :3]
-    if upright.mode == "CMYK":
-        return _rgb_of_cmyk(np.asarray(upright))
-    if upright.mode == "I":  # grey of 16 bits, as earlier versions of Pillow read it
+    if upright.mode == "I":  # 16-bit grey in earlier versions of Pillow
         return np.asarray(upright).clip(0, 65535).astype(np.uint16)
     if upright.mode.startswith("I;16"):
         return np.asarray(upright).astype(np.uint16)
     if upright.mode in ("L", "LA", "RGB", "RGBA", "F"):
         return np.asarray(upright)
     return np.asarray(upright.convert("L" if upright.mode == "1" else "RGB"))
-
-
-def _rgb_of_cmyk(cmyk: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """As OpenCV converts the inks of a JPEG, of which PIL gives the complement."""
-    light = 255 - cmyk.astype(np.int32)
-    ink, black = light[..., :3], light[..., 3:]
-    return (black - ((255 - ink) * black >> 8)).clip(0, 255).astype(np.uint8)

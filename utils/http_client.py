@@ -1,4 +1,4 @@
-"""Answers of untrusted web servers, by urllib3: over http and https alone, in bounded time and size."""
+"""HTTP client for untrusted servers, based on urllib3: http and https only, bounded in time and size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from urllib.parse import unquote, urljoin, urlsplit
 from tessera.utils.errors import UserError
 from tessera.utils.text import one_line
 
-if TYPE_CHECKING:  # its import opens a socket, to see whether there is IPv6: only who asks a server imports it
+if TYPE_CHECKING:  # importing urllib3 opens a socket to check for IPv6: only requests import it
     from urllib3 import BaseHTTPResponse, PoolManager
 
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -24,21 +24,21 @@ _BLOCK = 1 << 20
 
 
 class TransientError(Exception):
-    """A failure that may pass: try again."""
+    """Error that a retry may fix."""
 
 
 @dataclass(frozen=True)
 class NetworkLimits:
-    """When a server is given up."""
+    """Limits for slow or failing servers."""
 
-    attempts: int = 3  # tries in a row that bring nothing new
-    pause_s: float = 1.0  # before the second try; it doubles with each further one, up to 30 s
-    timeout_s: float = 30.0  # longest silence
+    attempts: int = 3  # consecutive attempts without progress
+    pause_s: float = 1.0  # before the first retry; doubles with each one, up to 30 s
+    timeout_s: float = 30.0  # of connecting and of each read
     least_speed: float = 16384.0  # bytes a second
-    slack_s: float = 60.0  # an answer that takes so long beyond the time that it takes at this speed is given up
+    slack_s: float = 60.0  # added to the time that `least_speed` allows
 
     def wait(self, failures: int) -> None:
-        """Pause after so many failures in a row."""
+        """Sleep after consecutive failures."""
         time.sleep(min(self.pause_s * 2 ** (failures - 1), _LONGEST_PAUSE_S))
 
 
@@ -46,11 +46,11 @@ LIMITS = NetworkLimits()
 
 
 def without_password(address: str) -> str:
-    """An address as it may be printed and written down."""
+    """Return an address without its password."""
     try:
         parts = urlsplit(address)
         password = parts.password
-    except ValueError:  # not an address; nothing will be read from it
+    except ValueError:  # not an address
         return address
     if password is None:
         return address
@@ -59,39 +59,35 @@ def without_password(address: str) -> str:
 
 
 def shown_address(address: str) -> str:
-    """An address as messages name it."""
+    """Return an address as messages name it."""
     return one_line(without_password(address), 200)
 
 
 def check_address(url: str, what: str) -> None:
-    """Make sure that `url` is an address that can be asked for; messages start with `what`, as in "Cannot download".
-
-    Raises:
-        UserError: it is none, or longer than any.
-    """
-    said = f"{what} '{one_line(without_password(url), 100)}'"
+    """Raise a UserError unless `url` is a usable address; messages start with `what`, as in "Cannot download"."""
+    message = f"{what} '{one_line(without_password(url), 100)}'"
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and bool(parts.hostname)
         usable = url.isascii() and url.isprintable() and " " not in url and (parts.port is None or parts.port > 0)
         (parts.hostname or "").encode("idna")
     except ValueError as error:
-        raise UserError(f"{said}: not an address ({one_line(str(error), 80)}).") from error
+        raise UserError(f"{message}: not an address ({one_line(str(error), 80)}).") from error
     if not known:
-        raise UserError(f"{said}: expected an address that starts with http:// or https://.")
+        raise UserError(f"{message}: expected an address that starts with http:// or https://.")
     if not usable or len(url) > _LONGEST_ADDRESS:
         raise UserError(
-            f"{said}: expected an address of at most {_LONGEST_ADDRESS:,} characters, blanks and letters beyond ASCII "
-            "as %20 and the like."
+            f"{message}: expected an address of at most {_LONGEST_ADDRESS:,} characters. Percent-encode blanks and "
+            "non-ASCII characters."
         )
 
 
 def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTPResponse:
-    """The answer of a server, to be closed; an account in the address is not sent where it redirects to.
+    """Send a GET request and return the response, to be closed; credentials are not sent to redirect targets.
 
     Raises:
-        TransientError: trying again may help.
-        UserError: it will not.
+        TransientError: a retry may succeed.
+        UserError: a retry will not.
     """
     from urllib3 import Timeout, make_headers
     from urllib3.exceptions import HTTPError, SSLError
@@ -99,7 +95,7 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
     parts = urlsplit(url)
     account, _, host = parts.netloc.rpartition("@")
     sent = {"User-Agent": "tessera", "Accept-Encoding": "identity", **(headers or {})}
-    place, asked = parts._replace(netloc=host, fragment="").geturl(), shown_address(url)
+    target, shown_url = parts._replace(netloc=host, fragment="").geturl(), shown_address(url)
     how: dict[str, Any] = {
         "timeout": Timeout(connect=LIMITS.timeout_s, read=LIMITS.timeout_s),
         **dict.fromkeys(("redirect", "retries", "preload_content", "enforce_content_length"), False),
@@ -107,39 +103,39 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
     try:
         for number in range(_MOST_REDIRECTS):
             own = make_headers(basic_auth=unquote(account)) if account and number == 0 else {}
-            answer = _pool(place).request("GET", place, headers={**sent, **own}, **how)
-            location = answer.get_redirect_location()
+            response = _pool(target).request("GET", target, headers={**sent, **own}, **how)
+            location = response.get_redirect_location()
             if not location:
-                return _sound(answer, asked)
-            answer.close()
-            place = _redirected(place, location, asked)
+                return _check_status(response, shown_url)
+            response.close()
+            target = _redirect_target(target, location, shown_url)
     except SSLError as error:
         raise UserError(
-            f"Cannot download {asked}: {one_line(str(error), 200)}. Check the clock and the certificates of this "
+            f"Cannot download {shown_url}: {one_line(str(error), 200)}. Check the clock and the certificates of this "
             "machine."
         ) from error
     except (HTTPError, OSError) as error:
-        raise _broken(error) from error
-    raise UserError(f"Cannot download {asked}: it redirects more than {_MOST_REDIRECTS} times. Check the address.")
+        raise _connection_error(error) from error
+    raise UserError(f"Cannot download {shown_url}: it redirects more than {_MOST_REDIRECTS} times. Check the address.")
 
 
-def stated_length(answer: BaseHTTPResponse) -> int | None:
-    """How many bytes an answer has; None where it does not say."""
-    length = answer.headers.get("Content-Length", "")
+def stated_length(response: BaseHTTPResponse) -> int | None:
+    """Return the Content-Length of a response; None if it is missing."""
+    length = response.headers.get("Content-Length", "")
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else None
 
 
-def read_blocks(answer: BaseHTTPResponse, url: str, total: int | None, most: int, offset: int = 0) -> Iterator[bytes]:
-    """What comes, block by block, as soon as any has come.
+def read_blocks(response: BaseHTTPResponse, url: str, total: int | None, most: int, offset: int = 0) -> Iterator[bytes]:
+    """Yield the content in blocks as they arrive.
 
     Args:
-        answer, url: of `open_address`.
-        total, most: bytes of the whole file, None = unknown, and bytes that it may have.
-        offset: bytes of it that were there before.
+        response, url: of `open_address`.
+        total, most: size of the whole file in bytes, None = unknown, and the limit.
+        offset: bytes that were received before.
 
     Raises:
-        TransientError: the connection broke, ended too early, or is too slow.
-        UserError: there are more than `most`.
+        TransientError: the connection broke, ended early, or is too slow.
+        UserError: the size exceeds `most`.
     """
     from urllib3.exceptions import HTTPError
 
@@ -152,9 +148,9 @@ def read_blocks(answer: BaseHTTPResponse, url: str, total: int | None, most: int
         if time.monotonic() > end:
             raise TransientError(f"it sends less than {LIMITS.least_speed:,.0f} bytes a second")
         try:
-            block = answer.read1(_BLOCK)
+            block = response.read1(_BLOCK)
         except (HTTPError, OSError) as error:
-            raise _broken(error) from error
+            raise _connection_error(error) from error
         if not block:
             break
         received += len(block)
@@ -164,7 +160,7 @@ def read_blocks(answer: BaseHTTPResponse, url: str, total: int | None, most: int
 
 
 def _pool(url: str) -> PoolManager:
-    """Connections to the server of an address, through the proxy that the environment names for it."""
+    """Return a connection pool, with the proxy that the environment sets."""
     from urllib3 import PoolManager, ProxyManager, make_headers
 
     parts = urlsplit(url)
@@ -175,31 +171,29 @@ def _pool(url: str) -> PoolManager:
     return ProxyManager(proxy, proxy_headers=make_headers(proxy_basic_auth=unquote(account)) if account else {})
 
 
-def _sound(answer: BaseHTTPResponse, asked: str) -> BaseHTTPResponse:
-    """The answer, where it has what was asked for, or says that the part that was asked for is not there."""
-    if answer.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
-        return answer
-    answer.close()
-    said = f"the server answered {answer.status} {one_line(str(answer.reason), 100)}"
-    if answer.status in _TRANSIENT_STATUS:
-        raise TransientError(said)
-    refused = "" if answer.status in (404, 410) else "The server refuses; check the address and your access."
-    raise UserError(f"Cannot download {asked}: {said}. {refused or 'Check the address.'}")
+def _check_status(response: BaseHTTPResponse, shown_url: str) -> BaseHTTPResponse:
+    """Return the response if it has the content, or refuses the range; else raise."""
+    if response.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
+        return response
+    response.close()
+    message = f"the server answered {response.status} {one_line(str(response.reason), 100)}"
+    if response.status in _TRANSIENT_STATUS:
+        raise TransientError(message)
+    raise UserError(f"Cannot download {shown_url}: {message}. Check the address and your access.")
 
 
-def _redirected(url: str, location: str, asked: str) -> str:
-    """Where a redirect leads: to http and https only, and never from https to http."""
-    said = f"Cannot download {asked}: it redirects to"
+def _redirect_target(url: str, location: str, shown_url: str) -> str:
+    """Return the target of a redirect; raise unless it is http or https, without a downgrade to http."""
+    message = f"Cannot download {shown_url}: it redirects to"
     try:
-        place = urljoin(url, location)
+        target = urljoin(url, location)
     except ValueError as error:
-        raise UserError(f"{said} '{one_line(location, 100)}', which is not an address.") from error
-    check_address(place, said)
-    if url.startswith("https:") and not place.startswith("https:"):
-        raise UserError(f"{said} '{one_line(place, 100)}', which is not https.")
-    return place
+        raise UserError(f"{message} '{one_line(location, 100)}', which is not an address.") from error
+    check_address(target, message)
+    if url.startswith("https:") and not target.startswith("https:"):
+        raise UserError(f"{message} '{one_line(target, 100)}', which is not https.")
+    return target
 
 
-def _broken(error: Exception) -> TransientError:
-    """What to raise for an error of the connection."""
+def _connection_error(error: Exception) -> TransientError:
     return TransientError(f"the connection broke ({one_line(str(error) or type(error).__name__, 100)})")

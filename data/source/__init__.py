@@ -1,4 +1,4 @@
-"""What is there: the dataset YAML, its images and labels, read, checked and indexed.
+"""Dataset reading: the dataset YAML, and images and labels as a checked index.
 
 Imports the packages of utils up to engine.
 """

@@ -1,4 +1,4 @@
-"""Archives unpacked without trusting them: plain files and folders inside the target, all of them or none."""
+"""Safe unpacking of untrusted archives: only plain files and folders inside the target, all or none."""
 
 from __future__ import annotations
 
@@ -26,30 +26,13 @@ MAX_MEMBERS = 10_000_000
 MAX_DEPTH = 64
 _BLOCK = 1 << 20
 _LONGEST_EXTENSION = 1 << 20  # of a tar's header; it holds a long name, and is read into memory
-_EXTENSIONS = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
-_DAMAGED = (
-    zipfile.BadZipFile,
-    tarfile.TarError,
-    zlib.error,
-    lzma.LZMAError,
-    gzip.BadGzipFile,
-    EOFError,
-    # what the readers of headers let through
-    ValueError,
-    LookupError,
-    ArithmeticError,
-    struct.error,
-)
+_EXTENSIONS = (b"x", b"g", b"X", b"L", b"K")  # types of pax and GNU headers
+_DAMAGED_CONTENT = (zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError)
+_DAMAGED_HEADER = (ValueError, LookupError, ArithmeticError, struct.error)
 
 
 class _Member(NamedTuple):
-    """A file or a folder of an archive."""
+    """A file or folder of an archive."""
 
     name: str
     is_folder: bool
@@ -80,7 +63,7 @@ def unpack(archive: Path, target: Path) -> None:
                 )
             if member.size > shutil.disk_usage(staging).free:
                 raise UserError(
-                    f"{shown(archive)}: no room to unpack it in {shown(target)}. Free some space or choose another "
+                    f"{shown(archive)}: no space to unpack it to {shown(target)}. Free some space or choose another "
                     "folder."
                 )
             if member.is_folder:
@@ -98,21 +81,21 @@ def unpack(archive: Path, target: Path) -> None:
         _merge(staging, target)
     except UserError:
         raise
-    except _DAMAGED as error:
-        said = one_line(str(error), 120)
-        raise UserError(f"{shown(archive)}: damaged ({said}). Delete it and run the command again.") from error
-    except (NotImplementedError, RuntimeError) as error:  # what zipfile raises for passwords and rare compressions
-        said = one_line(str(error), 120)
-        raise UserError(f"{shown(archive)}: cannot be unpacked ({said}). Unpack it by hand.") from error
+    except (*_DAMAGED_CONTENT, *_DAMAGED_HEADER) as error:
+        reason = one_line(str(error), 120)
+        raise UserError(f"{shown(archive)}: damaged ({reason}). Delete it and run the command again.") from error
+    except (NotImplementedError, RuntimeError) as error:  # of zipfile: passwords and rare compressions
+        reason = one_line(str(error), 120)
+        raise UserError(f"{shown(archive)}: cannot be unpacked ({reason}). Unpack it by hand.") from error
     except OSError as error:
-        said = one_line(error.strerror or str(error), 120)
-        raise UserError(f"{shown(archive)}: cannot be unpacked to {shown(target)}: {said}.") from error
+        reason = one_line(error.strerror or str(error), 120)
+        raise UserError(f"{shown(archive)}: cannot be unpacked to {shown(target)}: {reason}.") from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
 def _members(archive: Path) -> Iterator[_Member]:
-    """The members in order; links, devices and the like are refused."""
+    """Yield the members in order; raise for links and devices."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as pack:
             for info in pack.infolist():
@@ -129,21 +112,20 @@ def _members(archive: Path) -> Iterator[_Member]:
                     raise _unsafe(archive, entry.name, "is a link or a device")
                 size = entry.size if entry.isreg() else 0
                 yield _Member(entry.name, entry.isdir(), size, partial(_content, tape, entry))
-                tape.members = []  # type: ignore[attr-defined]  # it remembers every header: memory without end
+                tape.members = []  # type: ignore[attr-defined]  # it would keep every header in memory
             _require_end(tape)
     else:
         raise UserError(
-            f"{shown(archive)}: expected a zip, a tar or a compressed tar. Delete it and check the address it came "
-            "from."
+            f"{shown(archive)}: expected a zip, tar or compressed tar. Delete it and check the address it came from."
         )
 
 
 class _Header(tarfile.TarInfo):
-    """A header of a tar. A damaged one is an error; Python's own reader takes the archive to be at its end there."""
+    """Tar header that raises for damage, where Python's own reader would end the archive."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
-        """As tarfile's; raises a ReadError for a damaged header, a missing one, or one larger than any name needs."""
+        """Parse a header; raise a ReadError if it is damaged, missing, or larger than any name needs."""
         try:
             header = super().frombuf(buf, encoding, errors)
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # its end
@@ -156,7 +138,7 @@ class _Header(tarfile.TarInfo):
 
 
 def _require_end(tape: tarfile.TarFile) -> None:
-    """After its end a tar has nothing but zeros; reading them also checks what a compressed one says of its content."""
+    """Raise unless only zeros follow the end of a tar; reading them verifies the checksum of a compressed one."""
     assert tape.fileobj is not None, "it is open"
     while block := tape.fileobj.read(_BLOCK):
         if block.count(0) != len(block):
@@ -170,7 +152,7 @@ def _content(tape: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
 
 
 def _safe_name(archive: Path, name: str) -> PurePosixPath:
-    """The member's path, if it stays inside the target on every system."""
+    """Return the member's path if it stays inside the target on every system."""
     path = PurePosixPath(name)
     if len(path.parts) > MAX_DEPTH:
         raise _unsafe(archive, name, f"lies more than {MAX_DEPTH} folders deep")
@@ -184,7 +166,7 @@ def _unsafe(archive: Path, name: str, why: str) -> UserError:
 
 
 def _merge(source: Path, target: Path) -> None:
-    """Move `source` to `target`, folder into folder where both exist."""
+    """Move `source` to `target`, and merge folders that exist in both."""
     if not target.is_dir():
         source.replace(target)
         return

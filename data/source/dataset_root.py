@@ -1,9 +1,10 @@
-"""The folder of a dataset: found, or downloaded or generated below the folder of datasets (TESSERA_DATASETS).
+"""Dataset root directory: located, downloaded or generated.
 
-Nothing is ever written anywhere else, whatever a YAML says: a file in a folder of Python's, say, would be run.
+Downloads and generated data are written only below the datasets directory (TESSERA_DATASETS), whatever a YAML says.
+Elsewhere they could plant files that Python runs.
 """
 
-# A folder that may not be read counts as none here; pathlib's own checks raise, and its resolve() follows links.
+# os.path treats unreadable folders as missing, where pathlib raises; Path.resolve() follows links.
 # ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH119, PTH122, PTH207
 from __future__ import annotations
 
@@ -36,47 +37,49 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a dataset YAML says of its folder."""
+class DatasetRoot:
+    """Location of a dataset as its YAML states it."""
 
-    yaml_path: Path  # the YAML
-    where: str  # what messages about `path` start with, such as "coco.yaml:3: path"
-    stated: str | None  # `path` as written; None where it is missing
+    yaml_path: Path
+    where: str  # start of messages about `path`, such as "coco.yaml:3: path"
+    stated: str | None  # `path` as written; None if missing
     entries: Mapping[str, Sequence[str]]  # split → its entries as written
     archives: tuple[Archive, ...] = ()  # of `download`
-    refused: str = ""  # why `download` cannot be followed; "" where it can, or there is none
+    refused: str = ""  # error message about `download`; "" if it is valid or missing
     generate: str | None = None  # name of a generator
 
-    def is_in(self, root: Path, splits: Iterable[str] | None = None) -> bool:
-        """Whether `root` is a folder with an entry of any of `splits` (all where None)."""
+    def has_entries(self, root: Path, splits: Iterable[str] | None = None) -> bool:
+        """Return whether `root` is a folder with an entry of any of `splits`; None stands for all splits."""
         texts = [text for split in splits or self.entries for text in self.entries.get(split, ())]
-        return os.path.isdir(root) and any(matches(root, self.resolve(root, text)) for text in texts)
+        return os.path.isdir(root) and any(matching_paths(root, self.resolve(root, text)) for text in texts)
 
     def resolve(self, root: Path, text: str) -> Path:
-        """An entry as a path; some exports write ../train/images for a folder beside the YAML, or backslashes."""
+        """Return an entry as a path; exports may write backslashes, or ../train/images for a folder beside the YAML."""
         slashed = text.replace("\\", "/")
         forms = dict.fromkeys((text, slashed, slashed.removeprefix("../")))
         paths = [
             absolute(user_path(root / user_path(form, str(self.yaml_path)), str(self.yaml_path))) for form in forms
         ]
-        return next((path for path in paths if matches(root, path)), paths[0])
+        return next((path for path in paths if matching_paths(root, path)), paths[0])
 
-    def find(self) -> Path:
-        """The dataset's folder; where there is none, it is downloaded or generated."""
+    def locate(self) -> Path:
+        """Return the dataset's folder; download or generate it if it does not exist."""
         relative = user_path(self.stated or ".", self.where)
         bases = (self.yaml_path.parent, Path.cwd(), BASE, datasets_dir())
-        tried = [relative] if relative.is_absolute() else [*(base / relative for base in bases), _target(relative)]
+        tried = (
+            [relative] if relative.is_absolute() else [*(base / relative for base in bases), _download_dir(relative)]
+        )
         tried = list(dict.fromkeys(absolute(user_path(path, self.where)) for path in tried))
         for path in tried:
-            if self.is_in(path):
+            if self.has_entries(path):
                 return path
         if self.refused:
             places = "\n  ".join(map(shown, tried))
             raise ConfigError(f"{self.refused} into one of\n  {places}")
         if self.stated is not None and (self.archives or self.generate):
-            return self._obtain(absolute(_target(relative)))
+            return self._download_or_generate(absolute(_download_dir(relative)))
         if self.stated is None and any(Path(text).is_absolute() for texts in self.entries.values() for text in texts):
-            return self.yaml_path.parent  # `path` is not at fault: `build_index` names the missing entry
+            return self.yaml_path.parent  # `build_index` names the missing entry
         places = "\n  ".join(f"{shown(path)}{'' if os.path.isdir(path) else ' (no such folder)'}" for path in tried)
         raise UserError(
             f"{self.yaml_path}: the dataset is in none of these folders (entries: {self._entries()}):\n  {places}\n"
@@ -87,42 +90,44 @@ class Place:
         texts = dict.fromkeys(text for texts in self.entries.values() for text in texts)
         return one_line(first_of(list(texts), 10), 160)
 
-    def _obtain(self, target: Path) -> Path:
-        """Generate or download the dataset so that `target` appears whole; one process does, the others wait for it."""
+    def _download_or_generate(self, target: Path) -> Path:
+        """Create the complete dataset at `target`; concurrent processes wait for the first one."""
         done = "generated" if self.generate else "downloaded"
         datasets = absolute(datasets_dir())
-        # Links may lead into the folder of datasets and out of it: none is written through.
+        # Nothing is written through links, which may lead out of the datasets directory.
         real = Path(os.path.realpath(target))
         if Path(os.path.realpath(datasets)) not in real.parents:
             raise UserError(
                 f"{self.where}: {shown(target)} does not hold the dataset, and datasets are {done} only into folders "
-                f"below {shown(datasets)} (TESSERA_DATASETS). Write `path: {shown(Path(self.yaml_path.stem))}` to have "
-                f"it {done} there, or correct `path`."
+                f"below {shown(datasets)} (TESSERA_DATASETS). Correct `path`, or write "
+                f"`path: {shown(Path(self.yaml_path.stem))}`."
             )
         staging = real.with_name(f".{real.name}.download")
         try:
-            if real.exists() and any(real.iterdir()) and not self.is_in(real):  # another process may be done by now
+            if (
+                real.exists() and any(real.iterdir()) and not self.has_entries(real)
+            ):  # another process may be done by now
                 raise UserError(
-                    f"{self.yaml_path}: {shown(target)} exists, but has none of {self._entries()}. Move it away to "
-                    f"have the dataset {done} there, or correct `path`."
+                    f"{self.yaml_path}: {shown(target)} exists, but has none of {self._entries()}. Correct `path`, or "
+                    f"move the folder away; then the dataset is {done}."
                 )
             if self.generate is not None:
                 logger.info("Generating the dataset %s in %s", self.generate, target)
                 GENERATORS[self.generate](real)
                 return target
-            with locked(real.with_name(f".{real.name}.lock")):  # beside what its holder may remove
-                if not self.is_in(real):
+            with locked(real.with_name(f".{real.name}.lock")):
+                if not self.has_entries(real):
                     self._download(staging, real)
                     shutil.rmtree(staging)
         except OSError as error:
             raise UserError(
                 f"{self.yaml_path}: the dataset cannot be {done} to {shown(target)} ({error.strerror or error}). Set "
-                "TESSERA_DATASETS to a folder that can be written and has room."
+                "TESSERA_DATASETS to a writable folder with enough space."
             ) from error
         return target
 
     def _download(self, staging: Path, target: Path) -> None:
-        """Fetch and unpack every archive below `staging`, then rename the result. Resumes an interrupted call."""
+        """Download and unpack all archives below `staging`, then rename the result; resumes an interrupted call."""
         contents = staging / "contents"
         for archive in self.archives:
             name = PurePosixPath(urlsplit(archive.url).path).name or "archive"
@@ -140,7 +145,7 @@ class Place:
             found = contents
         needed = [split for split in ("train", "val") if split in self.entries] or list(self.entries)
         for split in needed:
-            if not self.is_in(found, [split]):
+            if not self.has_entries(found, [split]):
                 held = first_of(sorted(path.name for path in found.iterdir()), 10) if found.is_dir() else "nothing"
                 shutil.rmtree(staging)
                 raise UserError(
@@ -150,16 +155,16 @@ class Place:
         found.rename(target)
 
 
-def _target(path: Path) -> Path:
-    """Where a dataset of this `path` is downloaded to; ../datasets/coco128, as other trainers write, is in ours."""
+def _download_dir(path: Path) -> Path:
+    """Return the download target of a `path`; ../datasets/coco128 means coco128 in the datasets directory."""
     if path.is_absolute():
         return path
     parts = [part for part in path.parts if part not in ("..", ".")]
     return datasets_dir() / Path(*(parts[1:] if len(parts) > 1 and parts[0] == "datasets" else parts))
 
 
-def matches(root: Path, entry: Path) -> list[Path]:
-    """The entry itself where it exists, else what it matches as a glob; what it shares with `root` is no pattern."""
+def matching_paths(root: Path, entry: Path) -> list[Path]:
+    """Return the entry itself if it exists, else its glob matches; the part shared with `root` is no pattern."""
     if os.path.exists(entry):
         return [entry]
     shared = os.path.commonpath((root, entry))
@@ -170,9 +175,9 @@ def matches(root: Path, entry: Path) -> list[Path]:
     return [Path(match) for match in found]
 
 
-def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
-    """What an entry of a split leads to: itself, or the folders, images and lists that it matches as a glob."""
-    found = matches(spec.root, entry)
+def expand_entry(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
+    """Return the paths of a split's entry: itself, or the folders, images and lists that its glob matches."""
+    found = matching_paths(spec.root, entry)
     known = IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".txt", ".json"}
     paths = [path for path in found if path == entry or os.path.isdir(path) or suffix_of(path.name) in known]
     if paths:
@@ -187,12 +192,12 @@ def expand(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
 
 
 def absolute(path: Path) -> Path:
-    """Without `..`, links kept: labels are looked for beside the path as written."""
+    """Return the path without `..`, links unresolved, as labels belong beside the path as written."""
     return Path(os.path.abspath(path))
 
 
 def read_list(file: str | Path) -> list[str]:
-    """The lines of a list of files, stripped, without blank ones."""
+    """Return the lines of a list of files, stripped, without blank lines."""
     try:
         with open_plain(file) as content:
             raw = content.read(_LONGEST_LIST + 1)
@@ -208,13 +213,13 @@ def read_list(file: str | Path) -> list[str]:
 
 
 def base_of_list(lines: Iterable[str], bases: Sequence[str]) -> str:
-    """Where relative lines without `./` start: the first of the folders in which the first of them exists."""
+    """Return the folder that relative lines start in: the first one in which the first such line exists."""
     first = next((line for line in lines if not line.startswith(("./", "/", "~")) and not is_address(line)), None)
     return next((base for base in bases if first and os.path.exists(os.path.join(base, first))), bases[0])
 
 
-def walk(folder: Path) -> tuple[list[str], list[str]]:
-    """Images below `folder`, first those whose suffix is not read, and XML files."""
+def images_and_xmls(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the images below `folder`, first those of unread formats, and the XML files."""
     images: dict[bool, list[str]] = {False: [], True: []}
     xmls: list[str] = []
     for path in files_below(folder, IMAGE_SUFFIXES | UNREAD_SUFFIXES | {".xml"}):
@@ -224,5 +229,5 @@ def walk(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def stem_of(path: str) -> str:
-    """The name of a file without its suffix."""
+    """Return the name of a file without its suffix."""
     return os.path.splitext(os.path.basename(path))[0]

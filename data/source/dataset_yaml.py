@@ -1,8 +1,7 @@
-"""A dataset YAML becomes a DatasetSpec: read, checked, its folder found, downloaded or generated.
+"""Dataset YAML parsing: from the file to a DatasetSpec.
 
-A relative `path` names the first of these folders that holds an image entry of the YAML: below the YAML's own folder,
-the working directory, the clone, the folder of datasets (TESSERA_DATASETS). Nothing in a YAML is ever run, and
-nothing is downloaded to anywhere but the folder of datasets.
+A relative `path` is looked up beside the YAML, in the working directory, in the clone and in the datasets directory
+(TESSERA_DATASETS); the first folder that holds an entry wins. Nothing in a YAML is executed.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from tessera.data.source.annotations.classes import Classes, classes_of, classes_of_coco
-from tessera.data.source.annotations.coco import read_names
-from tessera.data.source.dataset_root import GENERATORS, Place, absolute, expand
+from tessera.data.source.annotations.classes import Classes, parse_classes, parse_coco_classes
+from tessera.data.source.annotations.coco import read_category_names
+from tessera.data.source.dataset_root import GENERATORS, DatasetRoot, absolute, expand_entry
 from tessera.data.source.split_files import stats
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.environment import cache_dir
@@ -33,26 +32,27 @@ SPLITS = ("train", "val", "test")
 _OTHER_KEYS = ("path", "names", "nc", "ignore", "classes", "download", "generate", "pixels", "split_seed", "kpt_shape")
 _KEYS = SPLITS + _OTHER_KEYS
 _OTHER_WORD = re.compile("(train|val|test)(id|idation|ing|set)")  # for a split
-_SHARE_AS_TEXT = re.compile(r"\d*[.,]\d+|[\d.,]+\s*%")
+_FRACTION_AS_TEXT = re.compile(r"\d*[.,]\d+|[\d.,]+\s*%")
 _FOLDER = HOME / "data"
 
 
 def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
-    """Read a dataset YAML and make sure that its folder is there; an entry may be missing, which `build_index` says.
+    """Load a dataset YAML and locate its dataset; `build_index` reports missing entries.
 
     Args:
-        data: the YAML, as given or from the repository's data/, with or without ".yaml".
-        obtain: download or generate a dataset that is not there; else it is an error.
+        data: path of the YAML, or name of one in the repository's data/, with or without ".yaml".
+        obtain: download or generate a missing dataset; else raise.
 
     Raises:
-        UserError: no such YAML, a mistake in it, or the dataset is nowhere and unavailable.
+        UserError: no such YAML, a mistake in it, or the dataset is missing and unavailable.
     """
     yaml_path = _find_yaml(data)
     found, in_coco = _read(yaml_path)
-    classes = Classes() if in_coco else classes_of(found)
-    held_out, keypoints = _held_out(found), _keypoints(found)
+    classes = Classes() if in_coco else parse_classes(found)
+    held_out, keypoints = _val_fraction(found), _keypoints(found)
     entries = _entries(found, held_out)
     archives, refused = _archives(found)
+    pixels = PixelRule.from_plain(found.values.get("pixels"), f"{found.at('pixels')}: pixels")
     generate, stated = found.values.get("generate"), found.values.get("path")
     if generate is not None and generate not in list(GENERATORS):
         raise ConfigError(
@@ -62,28 +62,27 @@ def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
         raise ConfigError(f"{found.at('path')}: path: found {shown(stated)}, expected a folder.")
     where = f"{found.at('path')}: path"
     means = (archives, refused, generate) if obtain else ((), "", None)
-    place = Place(yaml_path, where, stated, entries, *means)
-    root = place.find()
-    splits = {split: tuple(place.resolve(root, text) for text in texts) for split, texts in entries.items()}
-    pixels = PixelRule.from_plain(found.values.get("pixels"), f"{found.at('pixels')}: pixels")
+    dataset_root = DatasetRoot(yaml_path, where, stated, entries, *means)
+    root = dataset_root.locate()
+    splits = {split: tuple(dataset_root.resolve(root, text) for text in texts) for split, texts in entries.items()}
     spec = DatasetSpec(yaml_path.stem, yaml_path, root, splits, (), archives, pixels, held_out, keypoints=keypoints)
     if in_coco:
-        classes = classes_of_coco(found, _names_of_coco(spec))
+        classes = parse_coco_classes(found, _coco_category_names(spec))
     return dataclasses.replace(spec, **classes._asdict())
 
 
 def load_label_names(data: str | Path) -> tuple[str, ...]:
-    """Return the names that a dataset YAML gives the numbers in labels; raises as `load_spec`.
+    """Return the class names by their numbers in label files; raises as `load_spec`.
 
-    The dataset need not be there, unless its COCO files have the names; it is not obtained.
+    The dataset may be missing unless its COCO files hold the names; it is never downloaded.
     """
     found, in_coco = _read(_find_yaml(data))
-    classes = load_spec(data, obtain=False) if in_coco else classes_of(found)
+    classes = load_spec(data, obtain=False) if in_coco else parse_classes(found)
     return classes.label_names or classes.names
 
 
 def _read(yaml_path: Path) -> tuple[YamlMapping, bool]:
-    """A dataset YAML, and whether its COCO files have the names of its classes."""
+    """Return a dataset YAML, and whether class names come from its COCO files."""
     found = read_yaml(yaml_path, "keys such as train, val and names", ("names", "ignore", "classes"))
     _refuse_misspelled(found)
     return found, found.values.get("names") is None and _is_coco(found)
@@ -94,17 +93,17 @@ def _find_yaml(data: str | Path) -> Path:
     suffixed = [given] if given.suffix in (".yaml", ".yml") else [given, given.with_name(given.name + ".yaml")]
     tried = [*suffixed, *(_FOLDER / path for path in suffixed if not path.is_absolute())]
     for path in tried:
-        if os.path.isfile(path):  # noqa: PTH113 - pathlib's own raises where a folder may not be read
+        if os.path.isfile(path):  # noqa: PTH113 - Path.is_file() raises if a folder is not readable
             if path.suffix.lower() in (".json", ".txt", ".data"):
                 raise ConfigError(
-                    f"--data {shown(Path(data))}: found {path.suffix}, expected a dataset YAML. Write one: a COCO JSON "
-                    "or a list of images goes under its `train:` or `val:`."
+                    f"--data {shown(Path(data))}: found {path.suffix}, expected a dataset YAML. Write one with this "
+                    "file as `train:` or `val:`."
                 )
             return absolute(path)
     if kind := special_kind(given):
         raise ConfigError(f"--data {shown(Path(data))}: found {kind}, expected a dataset YAML.")
     known = sorted(path.name for path in _FOLDER.glob("*.yaml"))
-    is_bare = given.name == str(given)  # a folder in front means another file than those of the repository
+    is_bare = given.name == str(given)
     hint = did_you_mean(given.name, [*known, *(Path(name).stem for name in known)]) if is_bare else ""
     places = "\n  ".join(map(shown, tried))
     raise ConfigError(
@@ -114,7 +113,7 @@ def _find_yaml(data: str | Path) -> Path:
 
 
 def _refuse_misspelled(found: YamlMapping) -> None:
-    """Other tools keep keys of their own in these files: only what looks like a typo of ours is refused."""
+    """Raise for keys that look like typos of ours; other unknown keys belong to other tools."""
     for key, value in found.values.items():
         if isinstance(key, str) and key not in _KEYS:
             absent = [known for known in _KEYS if known not in found.values and _is_typo(key, known)]
@@ -127,7 +126,7 @@ def _refuse_misspelled(found: YamlMapping) -> None:
 
 
 def _is_typo(key: str, known: str) -> bool:
-    """Whether two letters are swapped, one is added, left out or replaced, or only the case differs."""
+    """Return whether two letters are swapped, one is added, missing or replaced, or only the case differs."""
     if key.lower() == known or sorted(key) == sorted(known):
         return True
     if abs(len(key) - len(known)) > 1 or min(len(key), len(known)) < 3:
@@ -138,7 +137,7 @@ def _is_typo(key: str, known: str) -> bool:
 
 
 def _is_coco(found: YamlMapping) -> bool:
-    """Whether every entry is a COCO file, which has names of its own."""
+    """Return whether every entry is a COCO file."""
     texts = [
         text for entry in map(found.values.get, SPLITS) for text in (entry if isinstance(entry, list) else [entry])
     ]
@@ -146,58 +145,62 @@ def _is_coco(found: YamlMapping) -> bool:
     return bool(named) and all(text.lower().endswith(".json") for text in named)
 
 
-def _names_of_coco(spec: DatasetSpec) -> list[str]:
-    """The categories of the COCO files that are trained and validated on, in the order of their ids."""
+def _coco_category_names(spec: DatasetSpec) -> list[str]:
+    """Return the categories of the train and val COCO files by ascending id."""
     trained = {split: entries for split, entries in spec.splits.items() if split != "test"}  # which may be missing
     named = ((split, entry) for split, entries in (trained or spec.splits).items() for entry in entries)
-    files = list(dict.fromkeys(file for split, entry in named for file in expand(spec, split, entry)))
-    first = _names_in(files[0])
+    files = list(dict.fromkeys(file for split, entry in named for file in expand_entry(spec, split, entry)))
+    first = _category_names(files[0])
     for file in files[1:]:
-        names = _names_in(file)
+        names = _category_names(file)
         if names != first:
             odd = sorted(set(first) ^ set(names)) or names
             raise ConfigError(
-                f"{spec.yaml_path}: names: none are given, and the categories of {shown(files[0])} and {shown(file)} "
-                f"differ ({first_of(list(map(shown, odd)), 5)}). Write `names:` with the classes of both."
+                f"{spec.yaml_path}: names: missing, and the categories of {shown(files[0])} and {shown(file)} differ "
+                f"({first_of(list(map(shown, odd)), 5)}). Write `names:` with the classes of both."
             )
     return first
 
 
-def _names_in(file: Path) -> list[str]:
-    """The categories of a COCO file; read once, as it may be hundreds of megabytes large."""
+def _category_names(file: Path) -> list[str]:
+    """Return the categories of a COCO file, cached, as the file may have hundreds of megabytes."""
     key = hashlib.blake2b(os.fsencode(file), digest_size=10).hexdigest()
     state = f"{file} {stats([str(file)]).tolist()}".encode("utf-8", "surrogateescape")
-    content = kept(cache_dir() / "index" / f"coco-names-{key}", state, lambda: json.dumps(read_names(file)).encode())
+    content = kept(
+        cache_dir() / "index" / f"coco-names-{key}", state, lambda: json.dumps(read_category_names(file)).encode()
+    )
     names: list[str] = json.loads(content)
     return names
 
 
-def _held_out(found: YamlMapping) -> HeldOut | None:
-    """`val: 0.2`, a share of train that is validated on, and `split_seed`."""
-    share, seed = found.values.get("val"), found.values.get("split_seed", 0)
+def _val_fraction(found: YamlMapping) -> HeldOut | None:
+    """Parse `val: 0.2`, a fraction of train held out for validation, and `split_seed`."""
+    fraction, seed = found.values.get("val"), found.values.get("split_seed", 0)
     if type(seed) is not int or not 0 <= seed < 2**63:
         raise ConfigError(f"{found.at('split_seed')}: split_seed: found {shown(seed)}, expected an integer from 0 on.")
-    if isinstance(share, str) and _SHARE_AS_TEXT.fullmatch(share):
-        share = math.nan  # refused below
-    if isinstance(share, bool) or not isinstance(share, (int, float)):
+    if isinstance(fraction, str) and _FRACTION_AS_TEXT.fullmatch(fraction):
+        fraction = math.nan  # refused below
+    if isinstance(fraction, bool) or not isinstance(fraction, (int, float)):
         if "split_seed" in found.values:
             raise ConfigError(
-                f"{found.at('split_seed')}: split_seed: found it without a share as `val`. Write `val: 0.2` to hold "
-                "out a fifth of train, or leave split_seed out."
+                f"{found.at('split_seed')}: split_seed: found without a fraction as `val`. Write `val: 0.2` to hold "
+                "out a fifth of train, or remove split_seed."
             )
         return None
-    if not 0 < share < 1:
+    if not 0 < fraction < 1:
         raise ConfigError(
-            f"{found.at('val')}: val: found {shown(found.values['val'])}, expected a folder, or a share of train "
+            f"{found.at('val')}: val: found {shown(found.values['val'])}, expected a folder, or a fraction of train "
             "between 0 and 1. Write 0.2 for a fifth."
         )
     if not found.values.get("train"):
-        raise ConfigError(f"{found.at('val')}: val: {share:g} is a share of train, which is not there. Add `train:`.")
-    return HeldOut(float(share), seed)
+        raise ConfigError(
+            f"{found.at('val')}: val: {fraction:g} is a fraction of train, which is missing. Add `train:`."
+        )
+    return HeldOut(float(fraction), seed)
 
 
 def _keypoints(found: YamlMapping) -> int:
-    """How many numbers the keypoints of `kpt_shape` are."""
+    """Return the count of numbers of the keypoints of `kpt_shape`."""
     shape = found.values.get("kpt_shape")
     shape = [0, 2] if shape is None else shape
     is_pair = isinstance(shape, list) and len(shape) == 2 and all(type(number) is int for number in shape)
@@ -210,7 +213,7 @@ def _keypoints(found: YamlMapping) -> int:
 
 
 def _entries(found: YamlMapping, held_out: HeldOut | None) -> dict[str, tuple[str, ...]]:
-    """Split → its entries as written; an empty entry counts as a missing one."""
+    """Return split → its entries as written; an empty entry counts as missing."""
     entries: dict[str, tuple[str, ...]] = {}
     for split in SPLITS:
         stated = found.values.get("train" if held_out and split == "val" else split)
@@ -220,7 +223,7 @@ def _entries(found: YamlMapping, held_out: HeldOut | None) -> dict[str, tuple[st
         if not all(isinstance(text, str) and text and not is_address(text) for text in texts):
             raise ConfigError(
                 f"{found.at(split)}: {split}: found {shown(stated)}, expected a folder, a list of images (.txt), a "
-                "glob, a COCO file (.json), or a list of those. The address of an archive goes under `download:`."
+                "glob, a COCO file (.json), or a list of those. Write the URL of an archive as `download:`."
             )
         entries[split] = tuple(texts)
     if not entries:
@@ -229,7 +232,7 @@ def _entries(found: YamlMapping, held_out: HeldOut | None) -> dict[str, tuple[st
 
 
 def _archives(found: YamlMapping) -> tuple[tuple[Archive, ...], str]:
-    """The archives of `download`, and why it cannot be followed where it is anything but addresses; none is run."""
+    """Return the archives of `download`, and an error message if it holds anything but URLs."""
     stated = found.values.get("download")
     if stated is None or stated == "":
         return (), ""
@@ -242,13 +245,12 @@ def _archives(found: YamlMapping) -> tuple[tuple[Archive, ...], str]:
         if not text.startswith(("http://", "https://")) or len(text.split()) != 1:
             line = next(iter(item.strip().splitlines()), "") if isinstance(item, str) else item
             return (), (
-                f"{where}: download: found {shown(line)}, expected the address of an archive (https://….zip or "
-                ".tar.gz) or several, each optionally with `into`. Scripts are refused, never run: fetch the dataset "
-                "by hand"
+                f"{where}: download: found {shown(line)}, expected the URL of an archive (https://….zip or .tar.gz) or "
+                "several, each optionally with `into`. Scripts are refused, never run: download the dataset by hand"
             )
         if not isinstance(into, str) or PurePosixPath(into).is_absolute() or ".." in PurePosixPath(into).parts:
             raise ConfigError(
-                f"{where}: download: into: found {shown(into)}, expected a folder below the folder of datasets."
+                f"{where}: download: into: found {shown(into)}, expected a folder below the datasets directory."
             )
         user_path(into, f"{where}: download: into")
         archives.append(Archive(text, into))

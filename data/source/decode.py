@@ -1,4 +1,4 @@
-"""Image files become pixels, uint8 (H, W, 3) RGB with EXIF orientation applied; their sizes without decoding."""
+"""Image decoding to uint8 (H, W, 3) RGB with EXIF orientation applied, and image sizes without decoding."""
 
 from __future__ import annotations
 
@@ -48,15 +48,14 @@ from tessera.utils.text import first_line
 
 log = logging.getLogger(__name__)
 
-
 _RGB = getattr(cv2, "IMREAD_COLOR_RGB", None)  # since OpenCV 4.11
 _REDUCED = {8: cv2.IMREAD_REDUCED_COLOR_8, 4: cv2.IMREAD_REDUCED_COLOR_4, 2: cv2.IMREAD_REDUCED_COLOR_2}
 MIN_SIDE = 10  # pixels
-REDUCTIONS = tuple(_REDUCED)  # what the sides of a JPEG can be divided by while it is decoded, largest first
-# Threads decode side by side, but one large picture at a time. No process is forked while they do.
+REDUCTIONS = tuple(_REDUCED)  # divisors for the sides of a JPEG during decoding, largest first
+# Bounds memory: threads decode concurrently, but one large image at a time.
 _ONE_LARGE = threading.Lock()
 _FOR_PILLOW = re.compile(rb".{4}ftyp|GIF8|\0\0\0\x0cjP  \r\n", re.DOTALL)
-# How the warnings of libjpeg begin (its jerror.h), and those of libpng, which leave the pixels whole.
+# Warnings of libjpeg (jerror.h), and of libpng, whose warnings do not affect the pixels.
 _WARNINGS = re.compile(
     b"Corrupt JPEG data: |Premature end of JPEG file|Inconsistent progression |Invalid SOS parameters |"
     b"Unknown Adobe color |Warning: unknown JFIF |Application transferred too many |libpng warning: "
@@ -64,26 +63,26 @@ _WARNINGS = re.compile(
 
 
 class UndecodableImage(UserError):
-    """The content of a file is not an image, or not the one that was indexed; the same on every rank."""
+    """Error of a file that is not an image, or not the indexed one; the same on every rank."""
 
 
 class RefusedImage(UndecodableImage):
-    """A file that is not decoded: too many pixels, a layout that is not read, a git-lfs pointer."""
+    """Error of a file that is not decoded: too many pixels, an unsupported layout, a git-lfs pointer."""
 
 
 class BadImage(Exception):
-    """The image cannot be trained on; the message says why."""
+    """Error of an image that cannot be trained on; the message says why."""
 
 
 def image_size(path: str, length: int) -> Size:
-    """Height and width of the decoded image, EXIF orientation applied; from the header, where nothing in it is unusual.
+    """Return height and width of the decoded image, from the header if nothing in it is unusual.
 
     Args:
         path: the file.
-        length: its size in bytes; -1 where it does not exist, less where it is no plain file.
+        length: its size in bytes; -1 if it does not exist, below -1 if it is not a plain file.
 
     Raises:
-        BadImage: the file cannot be used; the message says why.
+        BadImage: the file cannot be used.
     """
     if length == -1 and is_address(path):
         raise BadImage("it is an address, expected a file")
@@ -93,7 +92,7 @@ def image_size(path: str, length: int) -> Size:
         header = read_file_header(path, length)
         refuse_large(header, length)
         height, width = header.size_hw if header and header.is_decoded_size else read_image(Path(path)).shape[:2]
-    except ConfigError:  # of the whole run
+    except ConfigError:  # concerns the whole run
         raise
     except RefusedImage as error:
         raise BadImage(str(error).removeprefix(f"{path}: ").rstrip(".")) from error
@@ -111,13 +110,13 @@ def image_size(path: str, length: int) -> Size:
 def read_image(path: Path, reduction: int = 1, rule: PixelRule | None = None) -> Pixels:
     """Decode a file as uint8 (H, W, 3) RGB.
 
-    Grey and palette become colours, alpha is dropped, EXIF orientation is applied, and more than 8 bits become 8 by
-    `rule`. A JPEG that breaks off is decoded as far as it goes. A loader worker warns of it.
+    Grey and palette images become RGB, alpha is dropped, EXIF orientation is applied, deep levels become 8 bits by
+    `rule`. A truncated JPEG is decoded as far as possible; loader workers warn.
 
     Args:
         path: the file.
-        reduction: 1, 2, 4 or 8: a JPEG comes with its sides divided by it, rounded up; others as they are.
-        rule: for levels of more than 8 bits.
+        reduction: 1, 2, 4 or 8: divisor of the sides of a JPEG, rounded up; other formats keep their size.
+        rule: conversion of levels of more than 8 bits.
 
     Raises:
         UserError: the file cannot be read.
@@ -128,9 +127,9 @@ def read_image(path: Path, reduction: int = 1, rule: PixelRule | None = None) ->
 
 
 def read_levels(path: Path, reduction: int = 1) -> NDArray[Any]:
-    """As `read_image`, with the levels of the file: (H, W, 3) of any type of whole or floating numbers."""
+    """Decode as `read_image`, keeping the levels of the file: (H, W, 3) of any integer or floating type."""
     try:
-        with open_plain(path) as file:  # unlike cv2.imread, takes any Unicode path on every system
+        with open_plain(path) as file:  # cv2.imread does not take all Unicode paths on all systems
             encoded = np.fromfile(file, np.uint8)
     except OSError as error:
         raise UserError(f"{path}: cannot read the image ({error.strerror}). Restore it or take it out.") from error
@@ -138,13 +137,13 @@ def read_levels(path: Path, reduction: int = 1) -> NDArray[Any]:
 
 
 def decode_levels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray[Any]:
-    """As `read_levels`, of a file's content, uint8 (n,); `name` is for messages."""
+    """Decode as `read_levels`, from the content of a file, uint8 (n,); `name` is for messages."""
     header = read_header(encoded.data)
     try:
         refuse_large(header, len(encoded))
     except ValueError as error:
         raise RefusedImage(f"{name}: {error}.") from error
-    # The libraries print what they find wrong, but not in which file.
+    # The libraries print warnings without naming the file.
     listening = words_of_libraries(_WARNINGS) if get_worker_info() else nullcontext(list[str]())
     alone = nullcontext() if header is not None and header.pixels < LARGE else _ONE_LARGE
     with alone, listening as words:
@@ -156,9 +155,9 @@ def decode_levels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray[Any
 
 @lru_cache(maxsize=10_000)
 def _warn(name: str, words: str) -> None:
-    """Once for each file in a process."""
+    """Warn once per file and process."""
     harmless = words.startswith("libpng")
-    log.warning(f"{name}: {words}." if harmless else f"{name}: damaged ({words}); what decodes of it is used.")
+    log.warning(f"{name}: {words}." if harmless else f"{name}: damaged ({words}); the decodable part is used.")
 
 
 def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
@@ -168,13 +167,13 @@ def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
     try:
         levels = _decode(encoded, reduction)
         if levels is None and jpeg:
-            # Cut off somewhere: with an end in its place, the decoder gives what there is, and grey for the rest.
+            # Truncated: with an end mark appended, the decoder returns what there is, and grey for the rest.
             levels = _decode(np.concatenate((encoded, np.frombuffer(JPEG_END, np.uint8))), reduction)
         if levels is None and _FOR_PILLOW.match(head):
             levels = _read_by_pillow(encoded)
         if is_lfs_pointer(head):
             raise ValueError(LFS_POINTER)
-    except ConfigError:  # of the whole run
+    except ConfigError:  # concerns the whole run
         raise
     except ValueError as error:
         raise RefusedImage(f"{name}: {error}.") from error
@@ -188,17 +187,17 @@ def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
 
 
 def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
-    """AVIF, GIF and JPEG 2000, where OpenCV was built without; HEIC where pillow-heif is installed."""
+    """Decode AVIF, GIF and JPEG 2000 if OpenCV was built without them, and HEIC if pillow-heif is installed."""
     if READS_HEIC:
         try:
             import_module("pillow_heif").register_heif_opener()
         except (ImportError, OSError) as error:
             raise ConfigError(
-                f"pillow-heif: found the package, but it does not load ({first_line(error)}). Install it anew, or "
-                "uninstall it to do without HEIC: pip uninstall pillow-heif."
+                f"pillow-heif: the package is installed, but does not load ({first_line(error)}). Reinstall it, or "
+                "uninstall it to skip HEIC images: pip uninstall pillow-heif."
             ) from error
     try:
-        with catch_warnings(action="ignore", category=Image.DecompressionBombWarning):  # it names no file
+        with catch_warnings(action="ignore", category=Image.DecompressionBombWarning):  # it does not name the file
             image = Image.open(BytesIO(encoded.data))
         with image:
             refuse_large(Header((image.height, image.width)), len(encoded))
@@ -207,7 +206,7 @@ def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
         raise ValueError(str(error)) from error
     except (ValueError, MemoryError):
         raise
-    except Exception:  # no format of Pillow's either, or damaged: its decoders raise errors of many kinds
+    except Exception:  # unknown format or damaged: Pillow's decoders raise errors of many kinds
         return None
     return levels if levels.ndim == 3 else np.repeat(levels[..., None], 3, 2)
 
@@ -228,8 +227,8 @@ def _rgb(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
     shallow = has_8_bits(head)
     if shallow and _RGB is not None and reduction == 1:
         return cast("NDArray[Any] | None", cv2.imdecode(encoded, _RGB))
-    # Deep ones not in RGB: OpenCV 5.0 forgets to swap the channels of TIFF files of 16 bits.
+    # Deep images are decoded as BGR: OpenCV 5.0 does not swap the channels of 16-bit TIFF files to RGB.
     image = cv2.imdecode(encoded, _REDUCED.get(reduction, cv2.IMREAD_COLOR) | (0 if shallow else cv2.IMREAD_ANYDEPTH))
-    if image is None or image.dtype == np.float64:  # which OpenCV does not convert
+    if image is None or image.dtype == np.float64:  # cvtColor does not take float64
         return None if image is None else np.ascontiguousarray(image[..., ::-1])
     return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)

@@ -1,7 +1,4 @@
-"""Files from the network.
-
-A download goes to `<target>.part` and is renamed when it is whole, so an interrupted one is resumed where it stopped.
-"""
+"""Resumable downloads: a file arrives as `<target>.part` and is renamed when it is complete."""
 
 from __future__ import annotations
 
@@ -39,16 +36,16 @@ _LONGEST_VALIDATOR = 256
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`, made for it and removed with it; waits for another that holds it.
+    """Hold an exclusive lock on the file `path`, which is created for it and removed afterwards.
 
-    The lock goes with the process: a crash leaves a file that nobody holds. Holders must look again at what they
-    protect: another process may have finished the work meanwhile.
+    A crash of the process releases the lock. Holders must re-check the protected state, as another process may have
+    finished the work.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         with path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if not is_at(path, file):  # its last holder has removed it: whoever comes now locks another file
+            if not is_at(path, file):  # the last holder has removed it
                 continue
             try:
                 yield
@@ -60,21 +57,18 @@ def locked(path: Path) -> Iterator[None]:
 def fetch(
     url: str, target: Path, *, max_bytes: int = MAX_DOWNLOAD_BYTES, accept: Callable[[Path], None] | None = None
 ) -> Path:
-    """Download `url` to `target`, with a bar on stderr; a target that exists is taken as it is.
+    """Download `url` to `target` with a progress bar on stderr; an existing target is returned unchanged.
 
     Args:
         url: http or https, redirects included.
-        target: the file; its folder is made. An interrupted download stays in `<target>.part` and is resumed by the
-            next call if the server can and the file there is still the same (ETag or Last-Modified).
-        max_bytes: refuse anything larger.
-        accept: looks at the whole file before it gets its name, and raises where it is not what was expected: then
-            nothing of it is kept.
-
-    Returns:
-        `target`.
+        target: the file; its folder is created. The next call resumes `<target>.part` if the server supports ranges and
+            the file is unchanged (ETag or Last-Modified).
+        max_bytes: size limit.
+        accept: validates the complete file before the rename; if it raises, the download
+            is discarded.
 
     Raises:
-        UserError: the address is not http(s), the server refuses, the network fails, the file is too large or is not
+        UserError: the address is not http(s), the server refuses, the network fails, the file is too large or not
             accepted, or the disk is full or read-only.
     """
     if target.exists():
@@ -96,7 +90,7 @@ def fetch(
                 try:
                     accept(part)
                 except UserError:
-                    file.truncate(0)  # else the next call would take it for whole; another process may wait for it
+                    file.truncate(0)  # keep the file, as another process may wait for its lock
                     raise
             part.replace(target)
         download.state_file.unlink(missing_ok=True)
@@ -109,7 +103,7 @@ def fetch(
 
 @dataclass(frozen=True)
 class _Download:
-    """One address on its way to a file; the attributes are the arguments of `fetch`."""
+    """A download in progress; the attributes are arguments of `fetch`."""
 
     url: str
     target: Path
@@ -117,70 +111,70 @@ class _Download:
 
     @property
     def state_file(self) -> Path:
-        """Says which file on the server a part belongs to."""
+        """Describes the server's file that a part belongs to."""
         return self.target.with_name(self.target.name + ".part.json")
 
     def complete(self, file: IO[bytes]) -> None:
-        """Repeat transfers into `file` until it is whole."""
+        """Repeat transfers into `file` until it is complete."""
         furthest, failures = file.seek(0, os.SEEK_END), 0
         while True:
             try:
                 return self._transfer(file)
             except TransientError as error:
-                # Only bytes never reached before count: a server that always starts over must not keep us for ever.
+                # Only new bytes count as progress: a server may start over for ever.
                 size = file.seek(0, os.SEEK_END)
                 failures = 1 if size > furthest else failures + 1
                 furthest = max(furthest, size)
                 if failures >= http_client.LIMITS.attempts:
-                    kept = " (what has arrived is kept)" if _recall(self.state_file, self.url) else ""
+                    resumed = " to resume" if _load_state(self.state_file, self.url) else ""
                     raise UserError(
                         f"Cannot download {shown_address(self.url)}: {error}. Check the network and run the command "
-                        f"again{kept}, or download the file by other means to {shown(self.target)}."
+                        f"again{resumed}, or download the file by other means to {shown(self.target)}."
                     ) from error
                 http_client.LIMITS.wait(failures)
 
     def _transfer(self, file: IO[bytes]) -> None:
-        """One request: the whole file, or what `file` lacks of it."""
+        """Request the file, or the rest that `file` lacks."""
         offset = file.seek(0, os.SEEK_END)
-        known = _recall(self.state_file, self.url) if offset else None
-        if known is not None and offset == known["total"]:  # whole already: the process ended just before the rename
+        state = _load_state(self.state_file, self.url) if offset else None
+        if state is not None and offset == state["total"]:  # the process was killed just before the rename
             return
         total: int | None = None
         headers: dict[str, str] = {}
-        if known is not None and offset < known["total"]:
-            total, headers = known["total"], {"Range": f"bytes={offset}-", "If-Range": known["validator"]}
-        with open_address(self.url, headers) as answer:
-            if total is not None and answer.status == HTTPStatus.PARTIAL_CONTENT:
-                part, _, whole = answer.headers.get("Content-Range", "").partition("/")
+        if state is not None and offset < state["total"]:
+            total, headers = state["total"], {"Range": f"bytes={offset}-", "If-Range": state["validator"]}
+        with open_address(self.url, headers) as response:
+            if total is not None and response.status == HTTPStatus.PARTIAL_CONTENT:
+                part, _, whole = response.headers.get("Content-Range", "").partition("/")
                 if not part.startswith(f"bytes {offset}-") or whole != str(total):
                     file.truncate(0)
                     raise TransientError("the file changed on the server during the download")
-            elif answer.status == HTTPStatus.OK:
+            elif response.status == HTTPStatus.OK:
                 offset = 0
                 file.truncate(0)
-                total = self._remember(answer)
+                total = self._save_state(response)
             else:
                 file.truncate(0)
-                raise TransientError(f"the server answered {answer.status}, expected 200 or 206")
-            self._receive(answer, file, offset, total)
+                raise TransientError(f"the server answered {response.status}, expected 200 or 206")
+            self._receive(response, file, offset, total)
 
-    def _remember(self, answer: BaseHTTPResponse) -> int | None:
-        """Write down which file the server is sending; return its length, where it says so."""
-        total, headers = stated_length(answer), answer.headers
+    def _save_state(self, response: BaseHTTPResponse) -> int | None:
+        """Save which file the server sends; return its length, if stated."""
+        total, headers = stated_length(response), response.headers
         etag = headers.get("ETag", "")
-        # A weak ETag says "much the same", which is not enough to join two halves.
+        # A weak ETag does not promise equal bytes.
         validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
         if len(validator) > _LONGEST_VALIDATOR or not (validator.isascii() and validator.isprintable()):
             validator = ""  # it could not be sent back
         self.state_file.write_text(json.dumps({"url": self.url, "validator": validator, "total": total}))
         return total
 
-    def _receive(self, answer: BaseHTTPResponse, file: IO[bytes], offset: int, total: int | None) -> None:
+    def _receive(self, response: BaseHTTPResponse, file: IO[bytes], offset: int, total: int | None) -> None:
         """Append the body to `file`, which has `offset` bytes."""
         title = self.target.name
         with tqdm(total=total, initial=offset, unit="B", unit_scale=True, unit_divisor=1024, desc=title) as bar:
             try:
-                for block in read_blocks(answer, self.url, total, self.max_bytes, offset):
+                for block in read_blocks(response, self.url, total, self.max_bytes, offset):
                     file.write(block)
                     bar.update(len(block))
             except UserError:  # it is too large
@@ -188,11 +182,11 @@ class _Download:
                 raise
 
 
-def _recall(state_file: Path, url: str) -> dict[str, Any] | None:
-    """What is known of the file that a part belongs to; None where that is another one, or has no ETag and no date."""
+def _load_state(state_file: Path, url: str) -> dict[str, Any] | None:
+    """Return the state of a part; None if it is of another file, or has neither ETag nor date."""
     try:
-        known = json.loads(state_file.read_text())
+        state = json.loads(state_file.read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    usable = isinstance(known, dict) and known.get("url") == url and type(known.get("total")) is int
-    return known if usable and known.get("validator") and isinstance(known["validator"], str) else None
+    usable = isinstance(state, dict) and state.get("url") == url and type(state.get("total")) is int
+    return state if usable and state.get("validator") and isinstance(state["validator"], str) else None

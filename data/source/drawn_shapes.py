@@ -1,8 +1,8 @@
-"""The embedded dataset: rendered shapes, for trying the trainer without a download.
+"""Generated dataset of simple shapes, which needs no download.
 
 Six classes on varied textures, from about 15 pixels to 0.6 of the image, rotated, stretched, shaded, overlapping and
-cut by the border, with lines that belong to no class. Each image is a pure function of (seed, split, number): the
-folder is the same bytes on every machine with the same NumPy and OpenCV.
+clipped by the border, with lines as distractors. Each image is a pure function of (seed, split, number): the files are
+equal on all machines with the same NumPy and OpenCV.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tessera.utils.machine.opencv import cv2
 NAMES = ("circle", "square", "triangle", "star", "cross", "ring")
 
 _STREAMS = {"train": 0, "val": 1}
-_BACKGROUND_SHARE = 0.05  # images without an object
-_OBJECTS = (4, 15)  # tried for an image, the second excluded; it may be full before
-_MIN_EXTENT = 14.0  # pixels; the long side of the smallest object
-_MAX_EXTENT = 0.6  # of the image's long side
-_MIN_VISIBLE = 0.75  # of an object's pixels, below which too little of it is in sight to be a label
-_MIN_INSIDE = 0.85  # of an object's pixels that must lie inside the image
-_MIN_OUTLINED = 20.0  # pixels; the short side of the smallest object with an outline
-_MIN_CONTRAST = 110.0  # RGB distance that three quarters of an object's pixels keep from what they cover
+_BACKGROUND_FRACTION = 0.05  # of images without an object
+_OBJECTS = (4, 15)  # attempted objects an image, the second excluded
+_MIN_EXTENT = 14.0  # pixels; long side of the smallest object
+_MAX_EXTENT = 0.6  # fraction of the image's long side
+_MIN_VISIBLE = 0.75  # fraction of an object's pixels that later objects must leave visible
+_MIN_INSIDE = 0.85  # fraction of an object's pixels inside the image
+_MIN_OUTLINED = 20.0  # pixels; short side of the smallest object with an outline
+_MIN_CONTRAST = 110.0  # RGB distance to the background for three quarters of an object's pixels
 _MAX_TILT = math.pi / 8  # radians
 _SHIFT = 4  # fractional bits of the coordinates given to OpenCV
 
@@ -37,13 +37,11 @@ Contour = NDArray[np.float32]
 
 
 def write_shapes(root: Path, *, train: int = 640, val: int = 100, size: int = 144, seed: int = 0) -> None:
-    """Write images/{train,val}/*.jpg and labels/{train,val}/*.txt under `root`, unless they are there.
+    """Write images/{train,val}/*.jpg and labels/{train,val}/*.txt under `root`, unless they exist.
 
-    The folder is written beside `root` and renamed into place: readers see all of it or nothing, and of several
-    writers one wins while the others drop their (equal) copy.
+    The folder is written beside `root` and renamed, so readers see all or nothing. Of concurrent writers one wins.
 
     Args:
-        root: the dataset's folder; its parent is made.
         train, val: numbers of images.
         size: long side of the images in pixels; the short side is 0.75 to 1 of it.
         seed: another seed gives other images.
@@ -71,15 +69,15 @@ def render_image(
     """Render image `number` of a split, "train" or "val", with a long side of `size` pixels.
 
     Returns:
-        Image uint8 (H, W, 3) RGB, classes int32 (n,), boxes float32 (n, 4) xyxy pixels. A box is tight around the
-        pixels of its object that lie inside the image, hidden ones included.
+        Image uint8 (H, W, 3) RGB, classes int32 (n,), boxes float32 (n, 4) xyxy pixels. A box encloses the pixels
+        of its object inside the image, hidden ones included.
     """
     rng = np.random.default_rng([seed, _STREAMS[split], number])
     short = round(size * rng.uniform(0.75, 1.0))
     height, width = (size, short) if rng.random() < 0.5 else (short, size)
     image = _background(rng, height, width)
     _render_lines(rng, image, int(rng.integers(0, 4)))
-    most = 0 if rng.random() < _BACKGROUND_SHARE else int(rng.integers(*_OBJECTS))
+    most = 0 if rng.random() < _BACKGROUND_FRACTION else int(rng.integers(*_OBJECTS))
     classes, boxes = _render_objects(rng, image, most)
     _render_lines(rng, image, int(rng.integers(0, 2)))
     image += _grain(rng, image.shape, 6)
@@ -99,7 +97,7 @@ def _write_split(root: Path, split: str, count: int, size: int, seed: int) -> No
         encoded, jpeg = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92])
         assert encoded
         (images / f"{number:05d}.jpg").write_bytes(jpeg.tobytes())
-        # Images without objects occur with an empty label file and with none.
+        # Background images have an empty label file or none.
         if len(classes) or number % 2:
             (labels / f"{number:05d}.txt").write_text(_label_rows(classes, boxes, image.shape[:2]), encoding="utf-8")
 
@@ -114,7 +112,7 @@ def _label_rows(classes: NDArray[np.int32], boxes: NDArray[np.float32], size_hw:
 
 
 def _background(rng: np.random.Generator, height: int, width: int) -> NDArray[np.float32]:
-    """Textured background, float32 (H, W, 3) in 0..255."""
+    """Return a textured background, float32 (H, W, 3) in 0..255."""
     y, x = np.mgrid[:height, :width].astype(np.float32)
     texture = _TEXTURES[rng.integers(len(_TEXTURES))]
     weight = texture(rng, x, y)[..., None]
@@ -124,12 +122,12 @@ def _background(rng: np.random.Generator, height: int, width: int) -> NDArray[np
 
 
 def _grain(rng: np.random.Generator, shape: tuple[int, ...], strongest: float) -> NDArray[np.float32]:
-    """Normal noise of a random standard deviation up to `strongest`."""
+    """Return normal noise of a random standard deviation up to `strongest`."""
     return rng.standard_normal(shape, np.float32) * np.float32(rng.uniform(0, strongest))
 
 
 def _along(rng: np.random.Generator, x: Field, y: Field) -> Field:
-    """Pixels travelled along a random direction."""
+    """Return the distance in pixels along a random direction."""
     angle = rng.uniform(0, 2 * math.pi)
     return (x * math.cos(angle) + y * math.sin(angle)).astype(np.float32)
 
@@ -170,7 +168,7 @@ _TEXTURES: tuple[Texture, ...] = (_gradient, _clouds, _stripes, _checks, _blobs)
 
 
 def _render_lines(rng: np.random.Generator, image: NDArray[np.float32], count: int) -> None:
-    """Render lines of no class into `image`."""
+    """Draw distractor lines into `image`."""
     height, width = image.shape[:2]
     for _ in range(count):
         start, end = (rng.uniform(0, 1, 2) * (width, height) for _ in range(2))
@@ -178,15 +176,12 @@ def _render_lines(rng: np.random.Generator, image: NDArray[np.float32], count: i
         cv2.line(image, _fixed(start).tolist(), _fixed(end).tolist(), colour, int(rng.integers(1, 3)), shift=_SHIFT)
 
 
-# Objects
-
-
 def _render_objects(
     rng: np.random.Generator, image: NDArray[np.float32], most: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Render up to `most` objects into `image`; classes int32 (n,), boxes float32 (n, 4)."""
+    """Draw up to `most` objects into `image`; return classes int32 (n,), boxes float32 (n, 4)."""
     height, width = image.shape[:2]
-    on_top = np.full((height, width), -1, np.int64)  # which object each pixel shows
+    on_top = np.full((height, width), -1, np.int64)  # visible object of each pixel
     classes: list[int] = []
     boxes: list[tuple[int, int, int, int]] = []
     areas: list[int] = []
@@ -213,7 +208,7 @@ def _render_objects(
 
 
 def _would_hide(mask: NDArray[np.bool_], on_top: NDArray[np.int64], areas: list[int]) -> bool:
-    """Whether an object over `mask` would leave one below it with too few visible pixels."""
+    """Return whether an object over `mask` would leave one below it with too few visible pixels."""
     remaining = np.bincount(on_top[~mask] + 1, minlength=len(areas) + 1)[1:]
     return bool((remaining < _MIN_VISIBLE * np.array(areas)).any())
 
@@ -221,7 +216,7 @@ def _would_hide(mask: NDArray[np.bool_], on_top: NDArray[np.int64], areas: list[
 def _place(
     rng: np.random.Generator, name: str, height: int, width: int, beside: tuple[int, int, int, int] | None
 ) -> list[Contour]:
-    """Contours of a shape somewhere in the image, or near the box `beside`; rotated, stretched, scaled."""
+    """Return the contours of a random shape in the image, or near the box `beside`: rotated, stretched, scaled."""
     outline, *holes = _contours(rng, name)
     angle, stretch = rng.uniform(-_MAX_TILT, _MAX_TILT), rng.uniform(0.8, 1.0)
     turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
@@ -229,8 +224,8 @@ def _place(
     placed = [contour @ transform.T for contour in (outline, *holes)]
     low, high = placed[0].min(0), placed[0].max(0)
     longest = max(height, width)
-    share = rng.random() ** 0.4  # fewer tiny ones than a uniform logarithm would give
-    extent = _MIN_EXTENT * max(_MAX_EXTENT * longest / _MIN_EXTENT, 1.1) ** share
+    exponent = rng.random() ** 0.4  # fewer tiny objects than log-uniform
+    extent = _MIN_EXTENT * max(_MAX_EXTENT * longest / _MIN_EXTENT, 1.1) ** exponent
     if beside is None:
         centre = rng.uniform(0, 1, 2) * (width, height)
     else:
@@ -241,7 +236,7 @@ def _place(
 
 
 def _contours(rng: np.random.Generator, name: str) -> list[Contour]:
-    """Contours of a shape of about unit radius, each (k, 2): the outline, then its holes."""
+    """Return the contours of a shape of about unit radius, each (k, 2): the outline, then its holes."""
     if name == "circle":
         return [_polygon(64)]
     if name == "ring":
@@ -275,17 +270,17 @@ def _area(contours: list[Contour]) -> float:
 def _paint(
     rng: np.random.Generator, image: NDArray[np.float32], contours: list[Contour], alpha: NDArray[np.uint8]
 ) -> None:
-    """Fill a shape with a shaded colour that stands out from what it covers; outline some."""
+    """Fill a shape with a shaded colour that contrasts with what it covers; outline some."""
     left, top, width, height = cv2.boundingRect(alpha)
     window = np.s_[top : top + height, left : left + width]
     fill = _contrasting(rng, image[alpha >= 128])
     y, x = np.mgrid[:height, :width].astype(np.float32)
     shade = (_gradient(rng, x, y)[..., None] - 0.5) * np.float32(rng.uniform(0, 60))
     layer = np.clip(fill + shade, 0, 255)
-    # An outline on something tiny would leave no fill, and make a ring of a circle.
+    # An outline on a tiny shape would leave no fill, and turn a circle into a ring.
     if np.ptp(contours[0], axis=0).min() > _MIN_OUTLINED and rng.random() < 0.4:
         edge = _contrasting(rng, fill[None])
-        thickness = int(rng.integers(1, 4))  # half of it falls outside the shape and is cut off
+        thickness = int(rng.integers(1, 4))  # the outer half is masked
         points = [_fixed(contour - np.array([left, top], np.float32)) for contour in contours]
         cv2.polylines(layer, points, True, edge.tolist(), thickness, shift=_SHIFT)
     weight = alpha[window][..., None] / np.float32(255)
@@ -293,7 +288,7 @@ def _paint(
 
 
 def _contrasting(rng: np.random.Generator, colours: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A random RGB colour, (3,), far from most of `colours` (n, 3), or the farthest of several."""
+    """Return a random RGB colour, (3,), that differs from most of `colours` (n, 3)."""
     best, best_distance = np.zeros(3, np.float32), -1.0
     for _ in range(12):
         colour = rng.uniform(0, 255, 3).astype(np.float32)
@@ -306,5 +301,5 @@ def _contrasting(rng: np.random.Generator, colours: NDArray[np.float32]) -> NDAr
 
 
 def _fixed(points: NDArray[np.floating]) -> NDArray[np.int32]:
-    """Pixel coordinates as the fixed-point integers that OpenCV takes; a pixel's centre is at 0.5."""
+    """Return pixel coordinates as OpenCV's fixed-point integers; the centre of a pixel is at 0.5."""
     return np.rint((points - 0.5) * 2**_SHIFT).astype(np.int32)

@@ -1,8 +1,7 @@
-"""What a file of a picture or video says of itself before it is decoded: kind, size, orientation, whether it is whole.
+"""Image and video file headers: format, size, orientation and truncation, read without decoding.
 
-A header of a few bytes can ask for gigabytes, and a decoder fills them before it finds that nothing follows. Pillow
-reads size and orientation too, in 2.6 times the time (27 against 10 µs an image of coco128), but of an EXIF block that
-breaks off another orientation than OpenCV, and it says nothing of a file's end.
+A header of a few bytes can claim gigabytes, which a decoder allocates first. Pillow takes 2.6 times as long (27 against
+10 µs an image of coco128), reads other orientations than OpenCV from truncated EXIF, and does not check a file's end.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from tessera.data.source.tiff import HEIGHT, TIFF_STARTS, WIDTH, TiffDirectory
 from tessera.utils.environment import max_pixels
 from tessera.utils.files import open_plain
 
-LARGE = 1 << 25  # pixels; decoded, they take 100 MB
-KIND_BYTES = 64  # that show what a file is
-_HARMLESS = 1 << 24  # pixels; a file that breaks off is used as far as it goes
-_BYTES_A_PIXEL = 16  # more than any format needs; a file may have so many for each pixel of the budget
-_DEFLATE = 1032  # times as large as the compressed bytes, at most (zlib.net/zlib_tech.html)
+LARGE = 1 << 25  # pixels; 100 MB decoded
+KIND_BYTES = 64  # that identify the format
+_HARMLESS = 1 << 24  # pixels; up to here a truncated file is decoded as far as possible
+_BYTES_A_PIXEL = 16  # more than any format needs
+_DEFLATE = 1032  # maximum compression ratio (zlib.net/zlib_tech.html)
 _JPEG_BLOCK, _JPEG_BLOCKS_A_BYTE = 64, 8  # a code of at least one bit for each block of 8 x 8 (ITU T.81, F.1.2)
 _RLE = 128  # pixels a byte, at most
 _HEAD = 4096  # bytes; enough for most files
-_MORE = (1 << 16, 1 << 20)  # for the metadata of cameras: preview, colour profile
-_TAIL = 4096  # bytes; where most files have their end mark
+_MORE = (1 << 16, 1 << 20)  # bytes for camera metadata: preview, colour profile
+_TAIL = 4096  # bytes that hold the end mark of most files
 
 JPEG_START, JPEG_END, PNG_START = b"\xff\xd8", b"\xff\xd9", b"\x89PNG\r\n\x1a\n"
-_MARKER = re.compile(rb"\xff+([\x01-\xfe])")  # as libjpeg finds the next one, whatever lies before it
+_MARKER = re.compile(rb"\xff+([\x01-\xfe])")  # as libjpeg searches for the next marker
 _MOST_MARKERS = 5000  # a header has dozens
 _BARE = frozenset({0x01, *range(0xD0, 0xDA)})  # markers without a length
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of the frame header, one for each coding
-_COMMON_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # those that libjpeg decodes everywhere
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # frame header markers, one for each coding
+_COMMON_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # codings that every libjpeg decodes
 _END, _SCAN, _APPLICATION = 0xD9, 0xDA, 0xE1
 _FRAME = struct.Struct(">BHH")  # bits a channel, height, width
 _PNM = re.compile(rb"P[1-7fF]\s+(\d{1,9})\s+(\d{1,9})\s")
@@ -53,31 +52,30 @@ Size = tuple[int, int]
 
 
 def holds_picture(head: bytes) -> bool:
-    """Whether a file that begins so is a picture that OpenCV may decode."""
+    """Return whether the first bytes are of an image format that OpenCV may decode."""
     return _PICTURE.match(head) is not None
 
 
 def holds_video(head: bytes) -> bool:
-    """Whether a file that begins so is a video: MP4, AVI, Matroska, MPEG, Flash, Ogg, GIF, ASF."""
+    """Return whether the first bytes are of a video: MP4, AVI, Matroska, MPEG, Flash, Ogg, GIF, ASF."""
     return _VIDEO.match(head) is not None
 
 
 def has_8_bits(head: bytes) -> bool:
-    """Whether a format has 8 bits a channel: JPEG, BMP, WebP, most PNG; of AVIF and HEIF OpenCV makes 8."""
+    """Return whether the format has 8 bits a channel; OpenCV converts AVIF and HEIF to 8 bits."""
     if head[:8] == PNG_START:
         return head[24:25] != b"\x10"
     return head[:2] in (JPEG_START, b"BM") or head[8:12] == b"WEBP" or head[4:8] == b"ftyp"
 
 
 class Header(NamedTuple):
-    """What the first bytes of a picture state.
+    """Facts from the first bytes of an image.
 
     Attributes:
         size_hw: height and width in pixels.
-        least_bytes: how long a file with so many pixels is at least.
-        is_decoded_size: the decoded picture has this height and width: they are turned as EXIF says, and nothing is
-            unusual about the file. Else only decoding can tell.
-        orientation: of a JPEG, as EXIF numbers it: 1 is upright, 2 to 8 are turned or mirrored when it is decoded.
+        least_bytes: minimum file length for so many pixels.
+        is_decoded_size: whether the decoded image is sure to have this size, EXIF orientation included.
+        orientation: EXIF orientation of a JPEG: 1 is upright, 2 to 8 are rotated or mirrored by decoding.
     """
 
     size_hw: Size
@@ -92,9 +90,9 @@ class Header(NamedTuple):
 
 
 def read_header(encoded: Buffer, length: int | None = None) -> Header | None:
-    """What a picture states; None where its format is not known here, or its header breaks off.
+    """Parse an image header; None if the format is unknown or the header is truncated.
 
-    `encoded` is the file from its start on, `length` that of the whole file in bytes.
+    `encoded` is the start of the file, `length` the size of the whole file in bytes.
     """
     head, length = bytes(encoded[:KIND_BYTES]), len(encoded) if length is None else length
     try:
@@ -119,20 +117,20 @@ def read_header(encoded: Buffer, length: int | None = None) -> Header | None:
 
 
 def read_file_header(path: str, length: int) -> Header | None:
-    """As `read_header`, of a file of `length` bytes; less than 0 where it is no plain file.
+    """Parse the header of a file of `length` bytes; a negative length means that it is not a plain file.
 
     Raises:
         OSError: it cannot be read; `strerror` says why.
     """
     if length < 0:
-        open_plain(path).close()  # says what it is
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # waits for nothing, whatever came since
+        open_plain(path).close()  # raises with the kind of file
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     try:
         head = os.read(descriptor, _HEAD)
         header = read_header(head, length)
         if head[:2] == JPEG_START:
             for more in _MORE:
-                if header is None:  # the metadata is longer than what was read
+                if header is None:  # the metadata is longer
                     head += os.read(descriptor, more)
                     header = read_header(head, length)
         elif head[:8] != PNG_START:
@@ -142,28 +140,28 @@ def read_file_header(path: str, length: int) -> Header | None:
         tail = os.pread(descriptor, _TAIL, max(length - _TAIL, 0))
     finally:
         os.close(descriptor)
-    # The chunk eXIf of a PNG, before or after its pixels, may rotate it, or not.
+    # Readers differ in whether the eXIf chunk of a PNG, before or after its pixels, rotates it.
     may_turn = head[:8] == PNG_START and (b"IDAT" not in head or b"eXIf" in head or b"eXIf" in tail)
     return header._replace(is_decoded_size=False) if header and (may_turn or _lacks_end(head, tail)) else header
 
 
 def refuse_large(header: Header | None, length: int) -> None:
-    """Raise a ValueError for a picture larger than TESSERA_MAX_PIXELS allows, or than its file of `length` can hold."""
+    """Raise a ValueError if an image exceeds TESSERA_MAX_PIXELS, or what its file of `length` bytes can hold."""
     most = max_pixels()
     if length > _BYTES_A_PIXEL * most:
-        raise ValueError(f"{length:,} bytes, more than {most:,} pixels (TESSERA_MAX_PIXELS) need")
+        raise ValueError(f"{length:,} bytes, more than the maximum of {most:,} pixels (TESSERA_MAX_PIXELS) needs")
     if header is None:
         return
     if header.pixels > most:
         raise ValueError(
-            f"{header.pixels:,} pixels, expected at most {most:,}; set TESSERA_MAX_PIXELS to use larger pictures"
+            f"{header.pixels:,} pixels, expected at most {most:,}; set TESSERA_MAX_PIXELS to use larger images"
         )
     if header.pixels > _HARMLESS and header.least_bytes > length:
-        raise ValueError(f"it states {header.pixels:,} pixels, which its {length:,} bytes cannot hold")
+        raise ValueError(f"the header states {header.pixels:,} pixels, more than {length:,} bytes can hold")
 
 
 def breaks_off(encoded: Path | bytes) -> bool:
-    """Whether a JPEG or PNG that decoded lacks the mark of its end, a trailer after it or not; False for others."""
+    """Return whether a decoded JPEG or PNG lacks its end mark; False for other formats."""
     if isinstance(encoded, Path):
         try:
             with open_plain(encoded) as file:
@@ -180,7 +178,7 @@ def _lacks_end(head: bytes, part: bytes) -> bool:
 
 
 def _without_preview(content: bytes) -> bytes:
-    """A JPEG from its first scan on: the headers before may hold a preview with an end of its own (ITU T.81, B.1)."""
+    """Return a JPEG from its first scan on, as its headers may hold a preview with an end mark (ITU T.81, B.1)."""
     at = 2
     while content[:2] == JPEG_START and (match := _MARKER.search(content, at)) is not None:
         marker, at = match[1][0], match.end()
@@ -192,7 +190,7 @@ def _without_preview(content: bytes) -> bytes:
 
 
 def _jpeg(encoded: Buffer) -> Header | None:
-    """Walk the markers (ITU T.81, B.1) up to the first frame header of any coding (B.2.2), as libjpeg does."""
+    """Walk the markers (ITU T.81, B.1) to the first frame header (B.2.2), as libjpeg does."""
     at, is_usual, orientation, applications = 2, True, 1, 0
     for _ in range(_MOST_MARKERS):
         match = _MARKER.search(encoded, at)
@@ -217,14 +215,14 @@ def _jpeg(encoded: Buffer) -> Header | None:
             if bytes(encoded[at + 2 : at + 8]) == b"Exif\0\0":
                 if at + length > len(encoded):
                     return None
-                is_usual = is_usual and applications == 1  # readers differ in which of several segments they use
+                is_usual = is_usual and applications == 1  # of several segments, readers use different ones
                 orientation = _exif_orientation(bytes(encoded[at + 8 : at + length]))
         at += length
     return None
 
 
 def _exif_orientation(tiff: bytes) -> int:
-    """Tag 0x0112 of the first directory (Exif 2.3, 4.6.4), 1 where it is missing; 5 to 8 swap width and height."""
+    """Return tag 0x0112 of the first directory (Exif 2.3, 4.6.4), 1 if missing; 5 to 8 swap width and height."""
     try:
         if tiff[:4] not in (b"II*\0", b"MM\0*"):
             return 1
@@ -240,14 +238,14 @@ def _exif_orientation(tiff: bytes) -> int:
 
 
 def _png(head: bytes) -> Header:
-    """IHDR is the first chunk (PNG 3rd edition, 11.2.1)."""
+    """Parse IHDR, the first chunk (PNG 3rd edition, 11.2.1)."""
     width, height, depth, colour = struct.unpack_from(">IIBB", head, 16)
     row = (width * depth * {2: 3, 4: 2, 6: 4}.get(colour, 1) + 7) // 8 + 1
     return Header((height, width), height * row // _DEFLATE, head[12:16] == b"IHDR")
 
 
 def _bmp(head: bytes, length: int) -> Header:
-    """The header of OS/2, or BITMAPINFOHEADER and its successors; a negative height means top to bottom."""
+    """Parse the header of OS/2, or BITMAPINFOHEADER and later; a negative height means top to bottom."""
     if struct.unpack_from("<I", head, 14)[0] < 40:
         width, height, _, depth = struct.unpack_from("<HHHH", head, 18)
         return Header((height, width), width * height * depth // 8)
@@ -259,8 +257,8 @@ def _bmp(head: bytes, length: int) -> Header:
 
 
 def _webp(head: bytes, length: int) -> Header | None:
-    """The first chunk of the container: lossy, lossless or extended (WebP container specification; RFC 6386, 9.1)."""
-    chunk = head[12:16]  # a picture of one colour may take a few bytes, so there is no least length
+    """Parse the first chunk: lossy, lossless or extended (WebP container specification; RFC 6386, 9.1)."""
+    chunk = head[12:16]  # a plain image takes a few bytes, so there is no minimum length
     if chunk == b"VP8 ":
         width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", head, 26))
         is_usual = head[23:26] == b"\x9d\x01\x2a"
@@ -278,7 +276,6 @@ def _webp(head: bytes, length: int) -> Header | None:
 
 
 def _tiff(encoded: Buffer) -> Header | None:
-    """ImageWidth and ImageLength of the first directory."""
     first = TiffDirectory.read(encoded)
     width, height = first.numbers(WIDTH), first.numbers(HEIGHT)
     return Header((height[0], width[0])) if width and height else None

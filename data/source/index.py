@@ -1,7 +1,7 @@
-"""The index of a split: every image and label, checked, as flat arrays that a second start maps from a file.
+"""Dataset index: images and checked labels of a split as flat arrays, cached in a memory-mapped file.
 
-The file is in TESSERA_CACHE and is rebuilt when an image, a label, the names or the format changes. Nothing is ever
-written to the dataset. Where the file cannot be written, a warning is logged and the index stays in memory.
+The file is in TESSERA_CACHE and is rebuilt when an image, a label, the names or the format changes. The dataset itself
+is never modified. If the file cannot be written, a warning is logged and the index stays in memory.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.class_matching import SINGLE_CLASS
-from tessera.data.source.annotations.coco_ids import ids_of
-from tessera.data.source.annotations.yolo_labels import ANY_CLASS
+from tessera.data.source.annotations.coco_ids import result_ids
+from tessera.data.source.annotations.yolo_labels import ALL_CLASSES
 from tessera.data.source.messages import (
-    flat,
+    check_usable,
+    has_no_area,
     left_out_line,
     missing_labels,
-    refuse_unusable,
     shared_labels,
     unused_ignores,
     without_objects,
 )
 from tessera.data.source.scan import ClassNames, Scan, scan
-from tessera.data.source.split import part_of
-from tessera.data.source.split_files import Listing, Remembered, list_images
+from tessera.data.source.split import select_images
+from tessera.data.source.split_files import CachedCocoListing, Listing, list_images
 from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write, open_plain, remove_leftovers
@@ -39,8 +39,8 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.text import counted, first_of
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
-_FORMAT = 10  # raise it when the same files give another index
-_MAGIC = b"TESSERA INDEX\n\0\5"  # its last byte counts the layouts of the file
+_FORMAT = 10  # increment when the same files give another index
+_MAGIC = b"TESSERA INDEX\n\0\5"  # the last byte is the version of the file layout
 _ALIGNMENT = 64
 _SHOWN = 5
 _COCO_IMAGES = "coco_images"  # an array of the file alone
@@ -52,18 +52,18 @@ logger = logging.getLogger(__name__)
 def build_index(
     spec: DatasetSpec, split: str, *, single_cls: bool = False, verified: dict[str, str] | None = None
 ) -> DatasetIndex:
-    """Index a split, from the cache where nothing has changed.
+    """Index a split, from the cache if nothing has changed.
 
     Args:
         spec: the dataset.
         split: "train", "val" or "test".
-        single_cls: every class becomes 0, named as the dataset's only one, else "item".
-        verified: file of an index → its digest, of the indexes that were compared with this node's images and labels
-            just now: they are mapped as they are. This one is added.
+        single_cls: all classes become 0, named as the dataset's only class, else "item".
+        verified: index file → digest, of indexes just compared with this node's files, which are mapped without
+            another check. This index is added.
 
     Raises:
-        UserError: the split is missing or has no usable image, labels name classes that the YAML does not, or no image
-            of "train" has a label.
+        UserError: the split is missing or has no usable image, labels have classes that the YAML does not name, or no
+            image of "train" has a label.
     """
     path = cache_dir() / "index" / f"{spec.name}-{split}-{_key(spec, split, single_cls)}.index"
     verified = {} if verified is None else verified
@@ -78,7 +78,7 @@ def build_index(
 
 
 def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool) -> DatasetIndex:
-    """The index in `path` where it is that of the images and labels there are now; else a new one in its place."""
+    """Return the index in `path` if it matches the current images and labels; else rebuild it."""
     stored, coco_images = read_index(path) or (None, None)
     listing = list_images(spec, split, coco_images)
     digest = _digest(spec, split, listing, class_names(spec, single_cls))
@@ -86,19 +86,18 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
         return stored
     if not listing.is_complete:
         listing = list_images(spec, split)
-    if listing.ownerless:
-        raise UserError(first_of(listing.ownerless, _SHOWN, "\n"))
-    listing = part_of(spec, split, listing)
+    if listing.unmatched_annotations:
+        raise UserError(first_of(listing.unmatched_annotations, _SHOWN, "\n"))
+    listing = select_images(spec, split, listing)
     logger.info("Scanning %s and labels of %s …", counted(len(listing.images), "image"), split)
     scanned = scan(listing, ClassNames.of(spec, single_cls))
-    refuse_unusable(spec, split, listing, scanned)
+    check_usable(spec, split, listing, scanned)
     index = _assemble(spec, split, single_cls, listing, scanned, digest)
     try:
         write_index(path, index, listing.coco_images)
     except OSError as error:
         logger.warning(
-            "Cannot write %s (%s): the dataset will be scanned at every start. Set TESSERA_CACHE to a folder that can "
-            "be written.",
+            "Cannot write %s (%s): the dataset will be scanned at every start. Set TESSERA_CACHE to a writable folder.",
             path,
             error.strerror,
         )
@@ -108,44 +107,39 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
 
 
 def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
-    """Names of the classes that are trained."""
+    """Return the names of the trained classes."""
     return spec.names if not single_cls or spec.nc == 1 else (SINGLE_CLASS,)
 
 
 def problem_report(index: DatasetIndex) -> str:
-    """A warning about what the scan found: counts, the first lines and where to see all; "" where all is well."""
+    """Return a warning on what the scan found, with counts and the first lines; "" without problems."""
     said = []
     for noun, about, found in (("problem", "with", index.problems), ("note", "on", index.notes)):
         if found:
-            lines, where = first_of(found, _SHOWN, "\n  "), "prints them all" if len(found) > _SHOWN else "says more"
-            count = counted(len(found), noun)
-            said.append(f"{index.split}: {count} {about} images or labels:\n  {lines}; --check-data {where}")
+            lines, count = first_of(found, _SHOWN, "\n  "), counted(len(found), noun)
+            said.append(f"{index.split}: {count} {about} images or labels (all: --check-data):\n  {lines}")
     return "\n".join(said)
 
 
 def index_warnings(index: DatasetIndex) -> list[str]:
-    """What a run is warned of before it uses an index; it goes on all the same.
+    """Return the warnings before a run uses an index.
 
-    Boxes without an area count in a validation as they do in COCO's metric: as objects that nothing can be matched to.
+    In a validation, boxes without area count as objects that nothing can match, as in COCO's metric.
     """
     found = list(filter(None, [problem_report(index)]))
-    without_area = int(flat(index.boxes_xyxy).sum())
+    without_area = int(has_no_area(index.boxes_xyxy).sum())
     if without_area:
-        use = (
-            "nothing is learnt from such a box"
-            if index.split == "train"
-            else "such a box is an object that is never found"
-        )
+        effect = "not learned" if index.split == "train" else "counted as missed objects"
         every = "all " if without_area == len(index.classes) > 1 else ""
         boxes = counted(without_area, "box")
-        found.append(f"{index.split}: {every}{boxes} without width or height: {use}; --check-data says where")
+        found.append(f"{index.split}: {every}{boxes} without width or height, {effect}; --check-data lists them")
     if not len(index.classes):
         found.append(without_objects(index.split, len(index)))
     return found
 
 
 def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
-    """Name of the cache file: one for each list of entries, so that a changed dataset replaces its own."""
+    """Return the name of the cache file, one for each list of entries: a changed dataset replaces its own."""
     parts = [split, str(spec.root), *map(str, spec.splits.get(split, ())), *spec.names, str(single_cls)]
     parts += [str(spec.held_out)] if spec.held_out else []
     parts += [str((spec.label_names, spec.parts))] if spec.label_names else []
@@ -153,10 +147,10 @@ def _key(spec: DatasetSpec, split: str, single_cls: bool) -> str:
 
 
 def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, ...]) -> str:
-    """State of the dataset: paths from its root, states of files, names, format. A dataset moved as it is keeps it."""
+    """Return the state of the dataset: relative paths, file states, names, format. A moved dataset keeps its digest."""
     state = hashlib.blake2b(digest_size=20)
     sources = [f"{listing.shown(file)} {status}" for file, (status, _) in sorted(listing.coco_images.items())]
-    # All paths at once: a hundred thousand calls of `shown` would take longer than the rest of this function.
+    # One replacement for all paths: calls of `shown` would take longer than the rest of this function.
     images, labels = (
         "\0".join(["", *paths]).replace(f"\0{listing.root}/", "\0") for paths in (listing.images, listing.labels)
     )
@@ -173,23 +167,23 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
 
 
 def _coco_ids(listing: Listing, scanned: Scan, spec: DatasetSpec, single: bool) -> CocoIds | None:
-    """Ids of the COCO files of the images that are kept; None where any comes from elsewhere, or ids meet."""
+    """Return the COCO ids of the kept images; None if any image is of no COCO file, or ids collide."""
     kept = np.flatnonzero(scanned.kept).tolist()
     if not all(place in listing.coco for place in kept):
         return None
     files = {file: categories for file, _, categories in listing.coco.values()}
-    # A class made of one category has its id; one that is merged has that of its own name, if this is among its parts.
+    # A class has the id of its category. A merged class has that of its namesake among its parts.
     named = [
         name if name in parts else parts[0] if len(parts) == 1 else ""
         for name, parts in zip(spec.names, spec.parts or [(name,) for name in spec.names], strict=True)
     ]
     untrained = spec.ignore + spec.left_out
     images = [listing.coco[place][1].id for place in kept]
-    ids = ids_of(images, list(files.values()), named, single, untrained)
+    ids = result_ids(images, list(files.values()), named, single, untrained)
     if ids is None:
         listing.notes.append(
-            f"{', '.join(listing.shown(str(file)) for file in files)}: one id is two images or categories in them; "
-            "--save-json writes file names and class numbers instead of ids"
+            f"{', '.join(listing.shown(str(file)) for file in files)}: ids of images or categories collide; "
+            "--save-json writes file names and class numbers instead"
         )
     return ids
 
@@ -218,22 +212,22 @@ def _assemble(
         segment_offsets=_offsets(scanned.point_counts) if len(scanned.points) else no_offsets,
         segment_points=scanned.points,
         ignored_offsets=_offsets(scanned.ignored_counts) if len(scanned.ignored_classes) else no_offsets,
-        ignored_classes=scanned.ignored_classes.clip(ANY_CLASS),
+        ignored_classes=scanned.ignored_classes.clip(ALL_CLASSES),
         ignored_boxes_xyxy=scanned.ignored_boxes_xyxy,
         coco_text=np.frombuffer(json.dumps(ids).encode() if ids else b"", np.uint8),
     )
     for value in vars(index).values():
         if isinstance(value, np.ndarray):
-            value.flags.writeable = False  # as from the cache
+            value.flags.writeable = False  # as memory-mapped arrays
     return dataclasses.replace(index, stored_hash=index.content_hash())
 
 
 def _offsets(counts: Any) -> NDArray[np.int64]:
-    """(n + 1,) starts from n counts."""
+    """Return (n + 1,) starts of n counts."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))))
 
 
-def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> None:
+def write_index(path: Path, index: DatasetIndex, coco_images: CachedCocoListing) -> None:
     """Write an index file: magic, checksum of the rest, length of the header, header in JSON, arrays."""
     arrays = {name: np.ascontiguousarray(value) for name, value in vars(index).items() if isinstance(value, np.ndarray)}
     arrays[_COCO_IMAGES] = np.frombuffer(json.dumps(coco_images).encode(), np.uint8)
@@ -252,16 +246,16 @@ def write_index(path: Path, index: DatasetIndex, coco_images: Remembered) -> Non
         file.writelines([_MAGIC, checksum.digest(), *pieces])
 
 
-def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, Remembered] | None:
+def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, CachedCocoListing] | None:
     """Map an index file, so that all processes of a node share its arrays.
 
     Args:
         path: the file.
-        digest: of the index that was found undamaged there just now, so its checksum is not computed again.
+        digest: digest of the index that was just verified there, so its checksum is not computed again.
 
     Returns:
-        The index, and of each COCO file, without `digest`, its state and the images it lists; None where there is no
-        file, or it is damaged, of another format or not the one of `digest`.
+        The index and, without `digest`, state and images of each COCO file; None if the file is missing, damaged, of
+        another format or of another digest.
     """
     start = len(_MAGIC) + 32
     try:

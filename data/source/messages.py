@@ -1,30 +1,30 @@
-"""What a dataset cannot be used with, or should not: messages that indexing and the checks share."""
+"""Error messages and warnings shared by dataset indexing and `--check-data`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.unsupported_formats import beside_images
-from tessera.data.source.annotations.yolo_labels import ANY_CLASS, MOST_BEYOND
-from tessera.data.source.scan import Scan, other_places
+from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, MAX_OVERSHOOT
+from tessera.data.source.scan import Scan, more_rows
 from tessera.data.source.split_files import MISSING, Listing
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.text import counted, first_of, shown
 from tessera.utils.types import DatasetSpec
 
-_SHOWN, _NEXT = 4, 3
-_NEXT_LINE = "\n  "
+_SHOWN, _NEXT, _NEXT_LINE = 4, 3, "\n  "
+_TRIED = 20  # images whose folders are searched for other annotations
 _MOST_LEFT_OUT = 10  # classes to name
-_FEW, _SHARE = 16, 10  # images that may fail to decode: 16, and a tenth of a set, but never all of them
-MANY_MISSING = 0.1  # share of images without a label file; up to that much background is common advice
+_FEW, _TENTH = 16, 10  # images that may fail to decode: 16, and a tenth of a split
+MANY_MISSING = 0.1  # fraction of images without a label file; so much background is common advice
 
 
-def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan) -> None:
-    """Raise a UserError where training on what was scanned would be wrong or impossible."""
+def check_usable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan) -> None:
+    """Raise a UserError if training on the scanned split would be wrong or impossible."""
     if scanned.unknown:
         raise UserError(first_of(unknown_classes(spec, split, scanned), _SHOWN, _NEXT_LINE))
     if not scanned.kept.any():
@@ -43,7 +43,7 @@ def refuse_unusable(spec: DatasetSpec, split: str, listing: Listing, scanned: Sc
 
 
 def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
-    """What is wrong where the labels of all training images hold no object."""
+    """Return the message for a training split without a labelled object."""
     images = counted(len(listing.images), "image")
     what = f"{spec.yaml_path}: train: no labels found for {images}"
     crowds = int((scanned.ignored_classes >= 0).sum())
@@ -58,33 +58,47 @@ def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
         return (
             f"{what}: {first_of([*listing.coco_images], _SHOWN, _NEXT_LINE)}: its annotations hold {held}. Label some."
         )
-    if tool := beside_images(listing.images, listing.root):
-        return f"{what}: {tool}"
+    if other := _unread_annotations(listing):
+        return (
+            f"{what}: {other} is not read as labels. Expected YOLO label files, Pascal VOC XML, or a COCO JSON file as "
+            f"the entry (`train: {os.path.relpath(other, listing.root)}`). Export one of these from your tool."
+        )
     return (
-        f"{what}: {labelled:,} of them have a label file, and none holds a usable row. Looked for\n  "
-        f"{_label_places(listing)}\nA label has the image's path with the last /images/ replaced by /labels/ and the "
-        "suffix .txt. Correct `path`, move the labels there, or label the images."
+        f"{what}: {labelled:,} of them have a label file, none with a usable row. Expected\n  "
+        f"{_label_places(listing)}\nA label file has the image's path with the last /images/ replaced by /labels/ and "
+        "the suffix .txt. Correct `path`, move the labels there, or label the images."
     )
 
 
+def _unread_annotations(listing: Listing) -> str:
+    """Return the first JSON, CSV or XML file that may hold the labels of the images; "" if there is none."""
+    folders = dict.fromkeys(Path(image).parent for image in listing.images[:_TRIED])
+    above = dict.fromkeys(folder.parent for folder in folders)
+    for folder in (*folders, *above, *(folder / name for folder in above for name in ("annotations", "labels"))):
+        for path in sorted(folder.glob("*.*")):
+            if path.suffix in (".csv", ".json", ".xml") and str(path) not in listing.labels:
+                return str(path)
+    return ""
+
+
 def _require_pixels(listing: Listing, scanned: Scan) -> None:
-    """Refuse a COCO file, or XML, whose boxes all lie in the first pixel: they are fractions of the image."""
+    """Raise for a COCO file, or XML files of a folder, whose boxes are fractions of the image."""
     file_of = {place: str(file) for place, (file, _, _) in listing.coco.items()}
     file_of |= {at: xml.rpartition("/")[0] for at, xml in enumerate(listing.labels) if xml.endswith(".xml")}
     files = list(dict.fromkeys(file_of.values()))
     numbers = {file: number for number, file in enumerate(files)}
     of_image = np.array([numbers[file_of[at]] if at in file_of else -1 for at in range(len(listing.images))], np.int64)
     of_box = np.repeat(of_image[scanned.kept], scanned.counts)
-    is_beyond = (scanned.boxes_xyxy > 1 + MOST_BEYOND).any(1)  # fractions may be rounded up
+    is_beyond = (scanned.boxes_xyxy > 1 + MAX_OVERSHOOT).any(1)  # fractions may be rounded up
     for number in np.setdiff1d(of_box, [-1, *np.unique(of_box[is_beyond])]):
         raise UserError(
             f"{listing.shown(files[number])}: all boxes ({int((of_box == number).sum()):,}) lie in the first pixel of "
-            "their images: they seem to be fractions of it, expected pixels. Multiply them by its width or height."
+            "their images: they seem to be fractions, expected pixels. Multiply them by the image's width or height."
         )
 
 
 def unknown_classes(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
-    """A message for each class that labels have and the YAML does not name: how many rows, and where the first are."""
+    """Return a message for each unnamed class of the labels, with its number of rows and the first places."""
     places: dict[str, list[str]] = {}
     for place, name in scanned.unknown:
         places.setdefault(name, []).append(place)
@@ -92,13 +106,13 @@ def unknown_classes(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
         (found,) = places.values()
         return [
             f"{found[0]}: class {spec.nc}, but {spec.yaml_path.name} names classes from 0 to {spec.nc - 1}, and no row "
-            f"of {split} has class 0: the labels seem to count from 1. Subtract 1 from each class.{other_places(found)}"
+            f"of {split} has class 0: the labels seem to count from 1. Subtract 1 from each class.{more_rows(found)}"
         ]
-    return [_unknown(spec, found[0], name) + other_places(found) for name, found in places.items()]
+    return [_unknown(spec, found[0], name) + more_rows(found) for name, found in places.items()]
 
 
 def counts_from_one(spec: DatasetSpec, scanned: Scan) -> bool:
-    """Whether the classes of label files are 1 … nc instead of 0 … nc - 1."""
+    """Return whether the classes of label files are 1 … nc instead of 0 … nc - 1."""
     beyond = {name for _, name in scanned.unknown}
     return (
         not spec.label_names
@@ -118,21 +132,21 @@ def _unknown(spec: DatasetSpec, place: str, name: str) -> str:
 
 
 def unused_ignores(spec: DatasetSpec, split: str, scanned: Scan) -> list[str]:
-    """A message where training labels have no object of a class that is to be ignored: its name may be misspelled."""
+    """Return a message on ignored classes that no training label has, whose names may be misspelled."""
     used = set(scanned.ignored_classes.tolist())
-    unused = [shown(name) for number, name in enumerate(spec.ignore) if ANY_CLASS - 1 - number not in used]
+    unused = [shown(name) for number, name in enumerate(spec.ignore) if ALL_CLASSES - 1 - number not in used]
     if split != "train" or not unused:
         return []
-    return [f"train: {spec.yaml_path.name}: ignore: no label is of {first_of(unused, _NEXT)}. Is the name correct?"]
+    return [f"train: {spec.yaml_path.name}: ignore: no label is of class {first_of(unused, _NEXT)}. Check the name."]
 
 
 def most_undecodable(images: int, met: int) -> int:
-    """How many images of a split may fail to decode and be left out, where `met` of all `images` were decoded."""
-    return min(images - 1, max(_FEW, images // _SHARE), _FEW + met // _SHARE)
+    """Return how many images may fail to decode and be skipped, after `met` of all `images` were decoded."""
+    return min(images - 1, max(_FEW, images // _TENTH), _FEW + met // _TENTH)
 
 
 def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
-    """What `classes` leaves out of the labels: objects by class, and images that are background without them."""
+    """Return a summary of what the key `classes` leaves out: objects by class, and images that become background."""
     if not spec.left_out:
         return ""
     objects = np.bincount(scanned.left_out_classes, minlength=len(spec.left_out)).tolist()
@@ -141,45 +155,41 @@ def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
     by_count = sorted(zip(spec.left_out, objects, strict=True), key=lambda pair: -pair[1])
     by_class = [f"{shown(name)} {count:,}" for name, count in by_count]
     return (
-        f"{split}: `classes` leaves out {len(spec.left_out):,} of {len(spec.label_names):,} classes with "
+        f"{split}: `classes` excludes {len(spec.left_out):,} of {len(spec.label_names):,} classes with "
         f"{counted(sum(objects), 'object')} in {counted(int(of_images.sum()), 'image')}, {emptied:,} of which "
         f"{'is' if emptied == 1 else 'are'} background without them: {first_of(by_class, _MOST_LEFT_OUT)}"
     )
 
 
 def without_objects(split: str, images: int) -> str:
-    """What a split other than train is worth where no label of its images holds an object."""
+    """Return the message for a val or test split without a labelled object."""
     return (
-        f"{split}: no object in the labels of its {counted(images, 'image')}: no metric can be measured, "
-        f"and mAP will be 0. Label some of them, or give a {split} set that has labels."
+        f"{split}: no object in the labels of its {counted(images, 'image')}, so mAP will be 0. Label some of them, or "
+        f"set `{split}:` to a labelled set."
     )
 
 
-def flat(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which boxes (n, 4) have no width or no height, (n,)."""
+def has_no_area(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Return which boxes (n, 4) have no width or no height, (n,)."""
     found: NDArray[np.bool_] = np.any(boxes_xyxy[:, 2:] <= boxes_xyxy[:, :2], axis=1)
     return found
 
 
 def missing_labels(split: str, listing: Listing, scanned: Scan) -> list[str]:
-    """A message where many images have no label file: they count as background, and may have lost their labels.
-
-    Where none has one, there is nothing to compare with, and training refuses or warns of no object at all.
-    """
+    """Return a message if many images, but not all, have no label file: they may have lost it."""
     missing = unlabelled(listing, scanned)
     images = len(scanned.counts)
     if not MANY_MISSING * images < len(missing) < images:
         return []
     have, are = ("has", "is") if len(missing) == 1 else ("have", "are")
     return [
-        f"{split}: {len(missing):,} of {images:,} images {have} no label file and {are} used as background, "
-        f"without objects: {first_of(missing, _NEXT)}. If they are background, all is well (an empty label file "
-        "for each says so); else restore their labels"
+        f"{split}: {len(missing):,} of {images:,} images {have} no label file and {are} used as background: "
+        f"{first_of(missing, _NEXT)}. Restore their labels, or add an empty label file to each background image"
     ]
 
 
 def shared_labels(listings: Sequence[Listing]) -> list[str]:
-    """A message where a label file belongs to several images, such as a.jpg and a.png: each gets its boxes."""
+    """Return a message on label files of several images, such as a.jpg and a.png."""
     owners: dict[str, str] = {}
     shared: dict[str, set[str]] = {}
     for listing in listings:
@@ -191,19 +201,19 @@ def shared_labels(listings: Sequence[Listing]) -> list[str]:
     shown_as = listings[0].shown
     named = [f"{shown_as(label)} ({first_of(sorted(map(shown_as, own)), _NEXT)})" for label, own in shared.items()]
     return [
-        f"{counted(len(shared), 'label file')} of several images, each of which gets all the boxes: "
-        f"{first_of(named, _NEXT)}. Leave one image beside each, or rename the others and give them labels of their own"
+        f"{counted(len(shared), 'label file')} of several images, each of which gets all boxes: "
+        f"{first_of(named, _NEXT)}. Keep one image for each label file, or rename the others and label them"
     ]
 
 
 def unlabelled(listing: Listing, scanned: Scan) -> list[str]:
-    """Kept images, as messages name them, without a label file; a COCO file has the labels of all that it lists."""
+    """Return the kept images without a label file, as messages name them."""
     missing = np.flatnonzero(scanned.kept & (listing.label_stats[:, 0] == MISSING[0])).tolist()
     return [listing.shown(listing.images[place]) for place in missing if place not in listing.coco]
 
 
 def _label_places(listing: Listing) -> str:
-    """Where label files were looked for: each folder with one file as an example."""
+    """Return the folders that label files were expected in, each with an example."""
     examples: dict[str, str] = {}
     for label in listing.labels:
         examples.setdefault(label.rpartition("/")[0], label)

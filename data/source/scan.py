@@ -1,4 +1,4 @@
-"""Images and labels of a split, read and checked; and where the labels of an image are, which no index knows."""
+"""Dataset scan: reads and checks the images and labels of a split, and locates labels for reports."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco_annotations import parse_coco
-from tessera.data.source.annotations.label_paths import ENDLESS, NO_CLASS_LIMIT, AnyName
+from tessera.data.source.annotations.label_paths import NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
 from tessera.data.source.annotations.voc import parse_voc
-from tessera.data.source.annotations.yolo_labels import ANY_CLASS, ParsedLabels, of_other_size, parse_labels
+from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, ParsedLabels, check_stated_size, parse_labels
 from tessera.data.source.decode import BadImage, image_size
 from tessera.data.source.image_header import Size, read_file_header
 from tessera.data.source.split_files import Listing, list_images
@@ -26,33 +26,33 @@ from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import first_of
 from tessera.utils.types import CocoId, DatasetIndex, DatasetSpec
 
-_FILES_AT_A_TIME = 256  # images
-_NEXT = 3  # places to name behind the first
-_SLOW_S = 0.001  # an image; from memory it takes about a twentieth of that
+_FILES_AT_A_TIME = 256
+_NEXT = 3  # further places to name
+_SLOW_S = 0.001  # an image; from memory it takes a twentieth of that
 
 
 class ClassNames(NamedTuple):
-    """The classes that labels are checked against."""
+    """Mapping from the classes of labels to trained, ignored and left-out classes."""
 
-    ids: Mapping[str, int]  # name → class; -2 - k of the k-th one that is ignored or, behind these, left out
-    single: bool  # every class is taken, and becomes 0, but for those that are ignored or left out
-    numbers: tuple[int, ...] = ()  # what the numbers of label files stand for; () where every number is its class
-    ignored: int = 0  # how many classes are ignored
+    ids: Mapping[str, int]  # name → class; -2 - k for the k-th of the ignored, then left-out classes
+    single: bool  # all other classes become 0, unnamed ones included
+    numbers: tuple[int, ...] = ()  # class number in label files → class; () if they are equal
+    ignored: int = 0  # number of ignored classes
     keypoints: int = 0  # as in DatasetSpec
 
     @classmethod
     def of(cls, spec: DatasetSpec, single: bool) -> ClassNames:
-        """The classes that a dataset trains, ignores and leaves out."""
+        """Return the mapping for a dataset."""
         parts = spec.parts or [(name,) for name in spec.names]
         ids = {name: number for number, names in enumerate(parts) for name in names}
-        ids |= {name: ANY_CLASS - 1 - number for number, name in enumerate(spec.ignore + spec.left_out)}
+        ids |= {name: ALL_CLASSES - 1 - number for number, name in enumerate(spec.ignore + spec.left_out)}
         return cls(ids, single, tuple(ids[name] for name in spec.label_names), len(spec.ignore), spec.keypoints)
 
 
 class Scan(NamedTuple):
-    """Scanned images; n of them kept, with m objects."""
+    """Scan results; n images kept, with m objects."""
 
-    kept: NDArray[np.bool_]  # one an image listed
+    kept: NDArray[np.bool_]  # (N,), whether each listed image is usable
     sizes_hw: NDArray[np.int32]  # (n, 2)
     counts: NDArray[np.int64]  # (n,), objects of each image
     classes: NDArray[np.int32]  # (m,)
@@ -60,13 +60,13 @@ class Scan(NamedTuple):
     point_counts: NDArray[np.int64]  # (m,), points of each object's polygon
     points: NDArray[np.float32]  # (k, 2) pixels
     ignored_counts: NDArray[np.int64]  # (n,), ignored regions of each image
-    ignored_classes: NDArray[np.int32]  # (r,), as in `Regions`
+    ignored_classes: NDArray[np.int32]  # (r,), as in `IgnoredRegions`
     ignored_boxes_xyxy: NDArray[np.float32]  # (r, 4) pixels
-    left_out_counts: NDArray[np.int64]  # (n,), objects and regions of each image of classes that are left out
-    left_out_classes: NDArray[np.int64]  # (l,), the place of each one's class among those that are left out
-    problems: list[str]  # "file:line: what" of all that is wrong
-    notes: list[str]  # the same of what costs nothing: equal rows
-    unknown: list[tuple[str, str]]  # (place, class) of rows whose class the dataset does not name
+    left_out_counts: NDArray[np.int64]  # (n,), objects and regions of left-out classes in each image
+    left_out_classes: NDArray[np.int64]  # (l,), index of each one's class among the left-out classes
+    problems: list[str]  # "file:line: what"
+    notes: list[str]  # harmless ones: duplicate rows
+    unknown: list[tuple[str, str]]  # (place, class) of rows of unnamed classes
 
 
 def scan(listing: Listing, names: ClassNames) -> Scan:
@@ -80,7 +80,7 @@ def scan(listing: Listing, names: ClassNames) -> Scan:
 
 
 def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Scan:
-    """Read images `start` to before `end` and their labels."""
+    """Read the images from `start` to before `end` and their labels."""
     kept: list[bool] = []
     sizes: list[Size] = []
     every: list[ParsedLabels] = []
@@ -93,15 +93,15 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         try:
             size = image_size(image, int(listing.image_stats[index, 0]))
         except BadImage as error:
-            problems.append(f"{listing.shown(image)}: {error}; the image is left out")
+            problems.append(f"{listing.shown(image)}: {error}; image skipped")
             continue
         if image.lower().endswith((".tif", ".tiff")) and (remark := unread_pages(Path(image))):
             problems.append(f"{listing.shown(image)}: {remark}")
         objects = read_objects(listing, index, size, names)
         if objects.problems or objects.unknown or objects.duplicates or objects.remarks or objects.notes:
-            where = listing.label_place(index)
+            where = listing.label_location(index)
             problems += _by_cause(where, objects.remarks)
-            problems += _by_cause(where, [(line, f"{what}; the image is left out") for line, what in objects.problems])
+            problems += _by_cause(where, [(line, f"{what}; image skipped") for line, what in objects.problems])
             notes += _by_cause(where, objects.notes)
             unknown += [(where(line), name) for line, name in objects.unknown]
             if objects.duplicates:
@@ -122,19 +122,19 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
     owners = np.repeat(np.arange(len(every)), np.array([len(own.classes) for own in regions], np.int64))
     of_regions = np.array([*chain.from_iterable(own.classes for own in regions)], np.int64)
     region_boxes = np.array([*chain.from_iterable(own.boxes for own in regions)], np.float64).reshape(-1, 4)
-    places = ANY_CLASS - 1 - names.ignored - of_regions  # among the classes that are left out; below 0 of others
+    places = ALL_CLASSES - 1 - names.ignored - of_regions  # index among the left-out classes; below 0 for others
     is_ignored = places < 0
     return Scan(
         np.array(kept, np.bool_),
         sizes_hw,
         counts,
         np.zeros_like(classes) if names.single else classes,
-        pixels(boxes, np.repeat(sizes_hw, counts, 0)),
+        to_corners(boxes, np.repeat(sizes_hw, counts, 0)),
         np.array([*chain.from_iterable(point_counts)], np.int64),
         np.concatenate([np.zeros((0, 2)), *polygons]).astype(np.float32),
         np.bincount(owners[is_ignored], minlength=len(every)),
         np.minimum(of_regions[is_ignored].astype(np.int32), 0 if names.single else NO_CLASS_LIMIT),
-        pixels(region_boxes[is_ignored], sizes_hw[owners[is_ignored]]),
+        to_corners(region_boxes[is_ignored], sizes_hw[owners[is_ignored]]),
         np.bincount(owners[~is_ignored], minlength=len(every)),
         places[~is_ignored],
         problems,
@@ -144,29 +144,29 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
 
 
 def _by_cause(where: Callable[[int | None], str], rows: Iterable[tuple[int | None, str]]) -> list[str]:
-    """A message for each cause, with the first of its rows."""
+    """Return one message for each cause, with its first place."""
     places: dict[str, list[str]] = {}
     for line, what in rows:
         places.setdefault(what, []).append(where(line))
-    return [f"{found[0]}: {what}{'.' * (len(found) > 1)}{other_places(found)}" for what, found in places.items()]
+    return [f"{found[0]}: {what}{'.' * (len(found) > 1)}{more_rows(found)}" for what, found in places.items()]
 
 
-def other_places(places: Sequence[str]) -> str:
-    """How many rows have what the first one has, and where the next are; "" without any."""
+def more_rows(places: Sequence[str]) -> str:
+    """Return the number of further rows with the same message, and the next places; "" without any."""
     if len(places) == 1:
         return ""
     return f" There are {len(places):,} such rows; the next: {first_of(places[1:], _NEXT)}"
 
 
-def pixels(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArray[np.float32]:
-    """(m, 4) centres and sizes as fractions to corners in pixels; computed in double precision, rounded once."""
+def to_corners(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArray[np.float32]:
+    """Convert centres and sizes (m, 4), fractions, to corners in pixels; in double precision, rounded once."""
     half = fractions[:, 2:] / 2
     corners = np.concatenate((fractions[:, :2] - half, fractions[:, :2] + half), 1)
     return (corners * sizes_hw[:, [1, 0, 1, 0]]).astype(np.float32)
 
 
 def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> ParsedLabels:
-    """Objects of image `index`; none where it has no label file."""
+    """Read the labels of image `index`; empty without a label file."""
     path = listing.labels[index]
     if index in listing.coco:
         _, image, categories = listing.coco[index]
@@ -186,14 +186,16 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
         if not path.endswith(".xml"):
             nc = NO_CLASS_LIMIT if names.single else len(names.ids)
             return parse_labels(raw, nc, names.numbers, names.keypoints)
-        read = partial(parse_voc, raw, class_ids=AnyName(names.ids) if names.single else names.ids)
+        read = partial(parse_voc, raw, class_ids=AnyClassName(names.ids) if names.single else names.ids)
         parsed = read(size_hw=size_hw)
     if parsed.stated_hw in ((0, 0), size_hw):
         return parsed
-    boxes = np.array(read(size_hw=(ENDLESS, ENDLESS)).boxes).reshape(-1, 4)
-    reach_hw = ((boxes[:, :2] + boxes[:, 2:] / 2) * ENDLESS).max(0, initial=0)[::-1]
+    boxes = np.array(read(size_hw=(UNBOUNDED, UNBOUNDED)).boxes).reshape(-1, 4)
+    reach_hw = ((boxes[:, :2] + boxes[:, 2:] / 2) * UNBOUNDED).max(0, initial=0)[::-1]
     header = read_file_header(listing.images[index], int(listing.image_stats[index, 0]))
-    is_usable, what = of_other_size(parsed.stated_hw, size_hw, reach_hw, header is not None and header.orientation >= 5)
+    is_usable, what = check_stated_size(
+        parsed.stated_hw, size_hw, reach_hw, header is not None and header.orientation >= 5
+    )
     if not is_usable:
         return ParsedLabels(problems=[(None, what)])
     parsed.remarks.insert(0, (None, what))
@@ -201,10 +203,10 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
 
 
 def _read_bytes(path: str, length: int) -> bytes:
-    """All `length` bytes of a file, without the layers of `open`, which take longer than the reading."""
+    """Read `length` bytes; faster than `open`, whose buffering takes longer than the reading."""
     if length < 0:
-        open_plain(path).close()  # says what it is
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # waits for nothing, whatever came since
+        open_plain(path).close()  # raises with the kind of file
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     try:
         raw = os.read(descriptor, length)
         while len(raw) < length and (block := os.read(descriptor, length - len(raw))):
@@ -215,14 +217,14 @@ def _read_bytes(path: str, length: int) -> bytes:
 
 
 class ImageLabels(NamedTuple):
-    """The labels of an image."""
+    """Location of the labels of an image."""
 
-    file: str  # text, XML or JSON file, whether it exists or not
-    lines: Sequence[int] = ()  # of each object, from 1; () where the file has changed since, and in a COCO file
-    ids: Sequence[CocoId | None] = ()  # of the annotation of each object; () where it is of no COCO file
+    file: str  # text, XML or JSON file, which may not exist
+    lines: Sequence[int] = ()  # line of each object; () for a COCO file, or if the file has changed
+    ids: Sequence[CocoId | None] = ()  # annotation id of each object in a COCO file
 
     def place(self, row: int) -> tuple[int | None, CocoId | None]:
-        """Line and id of an object; None for what is not known, and of row -1."""
+        """Return line and annotation id of an object; None if unknown."""
         line = self.lines[row] if 0 <= row < len(self.lines) else None
         return line, self.ids[row] if 0 <= row < len(self.ids) else None
 
@@ -230,7 +232,7 @@ class ImageLabels(NamedTuple):
 def label_lines(
     spec: DatasetSpec, index: DatasetIndex, images: Iterable[int], *, single_cls: bool = False
 ) -> dict[int, ImageLabels]:
-    """Read the labels of the images with these numbers in the index once more; without those that are gone."""
+    """Read the labels of these images of the index again; deleted images are omitted."""
     listing, names = list_images(spec, index.split), ClassNames.of(spec, single_cls)
     found = {}
     for image in images:
@@ -242,11 +244,11 @@ def label_lines(
 
 
 def _labels_of(listing: Listing, place: int, names: ClassNames, index: DatasetIndex, image: int) -> ImageLabels:
-    """The labels of image `image` of the index, `place` of the listing."""
+    """Return the labels of image `image` of the index, which is image `place` of the listing."""
     height, width = index.sizes_hw[image].tolist()
     parsed = read_objects(listing, place, (height, width), names)
     classes, boxes_xyxy = index.labels(image)
-    boxes = pixels(np.array(parsed.boxes).reshape(-1, 4), np.tile(index.sizes_hw[image], (len(parsed.classes), 1)))
+    boxes = to_corners(np.array(parsed.boxes).reshape(-1, 4), np.tile(index.sizes_hw[image], (len(parsed.classes), 1)))
     is_same = len(boxes) == len(classes) and np.array_equal(boxes, boxes_xyxy)
     lines = parsed.lines if is_same else ()
     if place not in listing.coco:
@@ -257,6 +259,6 @@ def _labels_of(listing: Listing, place: int, names: ClassNames, index: DatasetIn
 
 
 def _id(record: dict[str, Any]) -> CocoId | None:
-    """An annotation's id, which COCO demands and no reader needs."""
+    """Return an annotation's id, which may be missing."""
     own = record.get("id")
     return own if isinstance(own, (int, str)) and not isinstance(own, bool) else None

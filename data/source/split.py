@@ -1,8 +1,7 @@
-"""`val: 0.2` in a dataset YAML: a share of the training images is held out to validate on.
+"""`val: 0.2` in a dataset YAML: a random fraction of train held out for validation.
 
-Copies of a picture and pictures that are nearly equal stay on one side: a detector that has trained on a picture's twin
-is not measured by the picture. Which images are held out depends on what the files hold and on `split_seed` alone: it
-is the same on each rank and host, wherever the dataset lies and whatever its files are called.
+Copies and near-duplicates stay on one side of the split, as validating on a copy of a training image says nothing. The
+split depends only on file contents and `split_seed`, not on paths: it is equal on all ranks and hosts.
 """
 
 from __future__ import annotations
@@ -28,108 +27,106 @@ from tessera.utils.machine.resource_limits import usable_cpus
 from tessera.utils.seeding import HeldOut
 from tessera.utils.types import DatasetSpec
 
-GRID = 9  # cells a side that a picture is averaged over
+GRID = 9  # cells a side of the averaged image
 BITS = 2 * GRID * (GRID - 1)
-# Bits that pictures which are kept together may differ in. Copies in another quality and pictures of a burst differ in
-# up to 10, those of one scene in 20 and more, any two of coco128 in at least 35. Fewer where too many look alike, as
-# all of a camera that stands still do.
-ALIKE_BITS = (14, 7, 3, 0)
+# Maximum number of different bits of similar images. Recompressed copies and images of a burst differ in up to 10 bits,
+# images of one scene in 20 and more, any two of coco128 in at least 35. The next value applies if too many are similar.
+SIMILAR_BITS = (14, 7, 3, 0)
 _DIGEST = 16  # bytes
-_ROW = _DIGEST + BITS // 8  # bytes of a picture in the cache
-_DISTANCES = 1 << 22  # in memory at a time
+_ROW = _DIGEST + BITS // 8  # bytes of an image in the cache
+_DISTANCES = 1 << 22  # computed at a time
 
 log = logging.getLogger(__name__)
 
 
 class Fingerprints(NamedTuple):
-    """What N pictures hold."""
+    """Fingerprints of N images."""
 
-    contents: NDArray[np.uint8]  # (N, 16), hash of each file; of its path from the dataset's folder where it is damaged
-    bits: NDArray[np.uint8]  # (N, 18), `difference_hash` of each picture; 0 where it does not decode
+    contents: NDArray[np.uint8]  # (N, 16), hash of each file; of its relative path if it does not decode
+    bits: NDArray[np.uint8]  # (N, 18), `difference_hash` of each image; 0 if it does not decode
 
 
 class Division(NamedTuple):
-    """Which images are held out."""
+    """A split into train and val."""
 
     is_val: NDArray[np.bool_]  # (N,)
-    groups: NDArray[np.int64]  # (N,), equal for images that are kept together
-    alike: int  # bits that such images differ in at most, from one to the next
+    groups: NDArray[np.int64]  # (N,), equal for images that stay together
+    max_bits: int  # maximum number of different bits between neighbours of a group
 
 
-def part_of(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
-    """The images of `split` among those of its entries: all, unless a share of train is held out."""
+def select_images(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
+    """Return the images of `split`: all listed ones, unless a fraction of train is held out."""
     if spec.held_out is None or split not in ("train", "val"):
         return listing
     division = _division(spec, listing, spec.held_out)
     if split == "val":
         log.info(_summary(division, spec.held_out))
-    part = listing.only(division.is_val == (split == "val"))
-    if split == "val" and division.alike < ALIKE_BITS[0]:
+    part = listing.subset(division.is_val == (split == "val"))
+    if split == "val" and division.max_bits < SIMILAR_BITS[0]:
         part.problems = [*part.problems, _similarity_warning(division, spec.held_out)]
     return part
 
 
 def _similarity_warning(division: Division, held_out: HeldOut) -> str:
-    """What a run is warned of where pictures that look alike are on both sides."""
-    together = f"that differ in at most {division.alike} of {BITS} bits" if division.alike else "that are copies"
+    """Return the warning that similar images are on both sides."""
+    together = f"that differ in at most {division.max_bits} of {BITS} bits" if division.max_bits else "that are copies"
     return (
-        f"val: {held_out.share:g} of train: too many pictures look alike to keep them on one side, as frames of a "
-        f"still camera do, so only those {together} stay together. What is trained on shows much of what is measured "
-        "on, and metrics will be too good: give whole videos or places to val as a folder of its own"
+        f"val: {held_out.share:g} of train: too many images look alike, as frames of a still camera do, so only those "
+        f"{together} stay on one side and metrics will be too good. Set `val:` to a folder of other videos or scenes"
     )
 
 
 def _division(spec: DatasetSpec, listing: Listing, held_out: HeldOut) -> Division:
-    """Which images are held out, from the cache where neither a picture nor the share has changed."""
+    """Return the split, from the cache if neither images nor settings have changed."""
     fingerprints = _fingerprints(spec, listing)
     count = len(fingerprints.bits)
 
     def divided() -> bytes:
-        division = divide(fingerprints, held_out)
+        division = hold_out(fingerprints, held_out)
         if division is None:
             raise UserError(
-                f"{spec.yaml_path}: val: {held_out.share:g}: the {count:,} images of train are too few, or copies of "
-                "too few pictures, to hold out that share. Name the folder of other images."
+                f"{spec.yaml_path}: val: {held_out.share:g}: train has too few different images ({count:,} files) to "
+                "hold out that fraction. Set `val:` to a folder of other images."
             )
-        return np.concatenate(([division.alike], division.is_val, division.groups)).astype("<i8").tobytes()
+        return np.concatenate(([division.max_bits], division.is_val, division.groups)).astype("<i8").tobytes()
 
-    state = f"{ALIKE_BITS} {held_out}\0".encode() + fingerprints.contents.tobytes() + fingerprints.bits.tobytes()
+    state = f"{SIMILAR_BITS} {held_out}\0".encode() + fingerprints.contents.tobytes() + fingerprints.bits.tobytes()
     table = np.frombuffer(kept(_cache_file(spec, "division"), state, divided), "<i8").astype(np.int64)
     return Division(table[1 : 1 + count].astype(np.bool_), table[1 + count :], int(table[0]))
 
 
 def _summary(division: Division, held_out: HeldOut) -> str:
-    """A line about a division: images and groups of each side."""
+    """Return a summary of a split: images and groups of each side."""
     _, sizes = np.unique(division.groups, return_counts=True)
     in_val = len(np.unique(division.groups[division.is_val]))
     return (
         f"val: {held_out.share:g} of train with split_seed {held_out.seed}: {int(division.is_val.sum()):,} of "
-        f"{len(division.is_val):,} images, {in_val:,} of {len(sizes):,} groups (pictures that differ in at most "
-        f"{division.alike} of {BITS} bits are kept together; the largest group has {int(sizes.max()):,})"
+        f"{len(division.is_val):,} images, {in_val:,} of {len(sizes):,} groups (images that differ in at most "
+        f"{division.max_bits} of {BITS} bits stay together; the largest group has {int(sizes.max()):,})"
     )
 
 
-def divide(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
-    """Hold out whole groups of pictures that look alike, in an order by the seed, as long as they fit in the share.
+def hold_out(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
+    """Hold out whole groups of similar images, in seeded order, as long as they fit into the fraction.
 
-    Where less than half of the share fits, pictures must look more alike to be kept together; None where none fits so.
+    If less than half of the fraction fits, images must be more similar to stay together; None if nothing fits.
     """
     count = len(fingerprints.bits)
     wanted = min(max(round(count * held_out.share), 1), count - 1)
     salt = (held_out.seed % 2**128).to_bytes(16, "little")
     keys = [hashlib.blake2b(own.tobytes(), digest_size=16, salt=salt).digest() for own in fingerprints.contents]
-    # A file's copies are one picture, whether it decodes or not.
+    # Copies of a file are one image, whether it decodes or not.
     _, copies = np.unique(fingerprints.contents, axis=0, return_inverse=True)
-    for alike in ALIKE_BITS:
-        groups = group(fingerprints.bits, copies.reshape(-1), alike)
-        is_val = _chosen(groups, keys, wanted)
+    for max_bits in SIMILAR_BITS:
+        groups = group_similar(fingerprints.bits, copies.reshape(-1), max_bits)
+        is_val = _choose_groups(groups, keys, wanted)
         if 2 * int(is_val.sum()) >= max(wanted, 1):
-            return Division(is_val, groups, alike)
+            return Division(is_val, groups, max_bits)
     return None
 
 
-def _chosen(groups: NDArray[np.int64], keys: Sequence[bytes], most: int) -> NDArray[np.bool_]:
-    """Whole groups, in the order of their least keys, that are at most `most` images together; bool (N,)."""
+def _choose_groups(groups: NDArray[np.int64], keys: Sequence[bytes], most: int) -> NDArray[np.bool_]:
+    """Choose whole groups in the order of their smallest keys, at most `most` images in all; bool (N,)."""
     least: dict[int, bytes] = {}
     for own, key in zip(groups.tolist(), keys, strict=True):
         least[own] = min(key, least.get(own, key))
@@ -143,18 +140,18 @@ def _chosen(groups: NDArray[np.int64], keys: Sequence[bytes], most: int) -> NDAr
     return chosen
 
 
-def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDArray[np.int64]:
-    """The group of each of N pictures, (N,): equal `copies`, and chains of at most `alike` bits between two."""
+def group_similar(bits: NDArray[np.uint8], copies: NDArray[np.int64], max_bits: int) -> NDArray[np.int64]:
+    """Return the group of each of N images, (N,): equal `copies`, and chains of images within `max_bits`."""
     _, first, of = np.unique(copies, return_index=True, return_inverse=True)
     count = len(first)
     labels = np.arange(count)
-    known = np.any(bits[first], axis=1)  # 0 is of what does not decode
-    for rows, near in similar(bits[first], alike, np.asarray(known)):
+    known = np.any(bits[first], axis=1)  # images that do not decode have only zeros
+    for rows, near in similar(bits[first], max_bits, np.asarray(known)):
         touched = near.any(1)
         mine, near = rows[touched], near[touched]
         columns = np.flatnonzero(near.any(0))
         near = near[:, columns]
-        while len(mine):  # until all that hang together have the least label of theirs
+        while len(mine):  # until each connected component has its smallest label
             least = np.minimum(np.where(near, labels[columns], count).min(1), labels[mine])
             reach = np.where(near, least[:, None], count).min(0)
             parent = np.arange(count)
@@ -169,11 +166,11 @@ def group(bits: NDArray[np.uint8], copies: NDArray[np.int64], alike: int) -> NDA
 
 
 def similar(
-    bits: NDArray[np.uint8], alike: int, known: NDArray[np.bool_] | None = None
+    bits: NDArray[np.uint8], max_bits: int, known: NDArray[np.bool_] | None = None
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """Some rows of N hashes at a time, and which of those up to the last row, but themselves, are at most `alike` away.
+    """Yield some rows of N hashes, and which hashes up to the last row are within `max_bits` of each; O(N²) time.
 
-    Takes time that grows with N². Hashes that are not `known`, bool (N,), look like nothing else.
+    Hashes that are not `known`, bool (N,), are similar to none.
     """
     signs = np.where(np.unpackbits(bits, axis=1), np.float32(1), np.float32(-1))
     if known is not None:
@@ -181,35 +178,34 @@ def similar(
     length = max(_DISTANCES // max(len(bits), 1), 1)
     for start in range(0, len(bits), length):
         rows = np.arange(start, min(start + length, len(bits)))
-        # A product of signs is the number of bits minus twice those that differ; small integers, so it is exact.
-        near = signs[rows] @ signs[: rows[-1] + 1].T >= BITS - 2 * alike
+        # A product of signs is the number of bits minus twice the different ones; small integers, so it is exact.
+        near = signs[rows] @ signs[: rows[-1] + 1].T >= BITS - 2 * max_bits
         near[np.arange(len(rows)), rows] = False
         yield rows, near
 
 
 def _cache_file(spec: DatasetSpec, what: str) -> Path:
-    """Where it is kept for the entries of train."""
     key = "\0".join([str(spec.root), *map(str, spec.splits["train"])]).encode("utf-8", "surrogateescape")
     return cache_dir() / "index" / f"{spec.name}-{what}-{hashlib.blake2b(key, digest_size=10).hexdigest()}"
 
 
 def _fingerprints(spec: DatasetSpec, listing: Listing) -> Fingerprints:
-    """What the pictures hold, from the cache where no file has changed."""
+    """Return the fingerprints of all images, from the cache if no file has changed."""
     count = len(listing.images)
 
     def rows() -> bytes:
-        log.info("Comparing %s images, to keep twins together …", f"{count:,}")
+        log.info("Comparing %s images for near-duplicates …", f"{count:,}")
         with ThreadPoolExecutor(usable_cpus()) as pool:
             return b"".join(pool.map(lambda place: _row(listing, place), range(count)))
 
     state = "\0".join([f"{BITS} {cv2.__version__}", *listing.images]).encode("utf-8", "surrogateescape")
-    content = kept(_cache_file(spec, "looks"), state + listing.image_stats.tobytes(), rows)
+    content = kept(_cache_file(spec, "fingerprints"), state + listing.image_stats.tobytes(), rows)
     table = np.frombuffer(content, np.uint8).reshape(count, _ROW)
     return Fingerprints(table[:, :_DIGEST], table[:, _DIGEST:])
 
 
 def _row(listing: Listing, place: int) -> bytes:
-    """A picture's row of `Fingerprints`."""
+    """Return the fingerprint row of an image."""
     path = listing.images[place]
     try:
         height, width = image_size(path, int(listing.image_stats[place, 0]))
@@ -217,17 +213,16 @@ def _row(listing: Listing, place: int) -> bytes:
         with open_plain(path) as file:
             content = file.read()
         pixels = to_uint8(decode_levels(np.frombuffer(content, np.uint8), path, reduction), None)
-    except (BadImage, UserError, OSError):  # it will be left out; on which side matters little
+    except (BadImage, UserError, OSError):  # training will skip it
         name = listing.shown(path).encode("utf-8", "surrogateescape")
         return hashlib.blake2b(name, digest_size=_DIGEST).digest() + bytes(BITS // 8)
     return hashlib.blake2b(content, digest_size=_DIGEST).digest() + difference_hash(pixels).tobytes()
 
 
 def difference_hash(pixels: Pixels) -> NDArray[np.uint8]:
-    """Which of neighbouring parts of a picture (H, W, 3) are brighter: 144 bits, uint8 (18,).
+    """Return the difference hash of an image (H, W, 3): 144 bits, uint8 (18,), which neighbouring cells are brighter.
 
-    The difference hash of Krawetz (hackerfactor.com, 2013), on a grid of 9 x 9 in both directions. Sums of integers, so
-    that no rounding decides.
+    Krawetz (hackerfactor.com, 2013), on a 9 x 9 grid in both directions. Integer sums avoid rounding differences.
     """
     levels = pixels.sum(-1, dtype=np.int64)
     rows, columns = (np.arange(GRID) * side // GRID for side in levels.shape)

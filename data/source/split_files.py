@@ -1,6 +1,6 @@
-"""Which images a split has, and where the labels of each are."""
+"""Images of a split and the location of their labels, listed without reading them."""
 
-# Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
+# Paths are strings: 100,000 Path objects would cost seconds at each start.
 # ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH122
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco import CocoImage, read_coco
-from tessera.data.source.annotations.label_paths import label_path, own_labels, plain_stem
-from tessera.data.source.annotations.moved_images import find_moved
-from tessera.data.source.annotations.unsupported_formats import tool_of
+from tessera.data.source.annotations.label_paths import label_path, match_label_files, normalized_stem
+from tessera.data.source.annotations.moved_images import relocate_images
 from tessera.data.source.annotations.voc_folder import voc_folder
-from tessera.data.source.dataset_root import base_of_list, expand, read_list, stem_of, walk
+from tessera.data.source.dataset_root import base_of_list, expand_entry, images_and_xmls, read_list, stem_of
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, suffix_of
@@ -26,48 +25,48 @@ from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import counted, first_of, one_line, shown
 from tessera.utils.types import DatasetSpec
 
-Stat = tuple[int, int, int]  # bytes; ns of modification, which archives set, and of change; FUSE numbers inodes anew
+Stat = tuple[int, int, int]  # size in bytes; times of modification, which archives set, and of change, in ns
 MISSING: Stat = (-1, -1, -1)
-NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device, socket, or a link to nothing
-OFFER = "`val: 0.2` holds out a fifth of train, copies and nearly equal pictures on one side."
-_PROBLEMS = 3  # to name where there is no image
-_FILES_AT_A_TIME = 1024  # files
+NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device, socket or broken link
+OFFER = "`val: 0.2` holds out a fifth of train, with near-duplicates on one side."
+_PROBLEMS = 3  # to name if there is no image
+_FILES_AT_A_TIME = 1024
 _IMAGES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
-Remembered = Mapping[str, tuple[Stat, Sequence[str]]]
+CachedCocoListing = Mapping[str, tuple[Stat, Sequence[str]]]
 
 
 @dataclass
 class Listing:
     """Images of a split in the order of their paths, each once."""
 
-    root: str  # folder of the dataset; messages name files from there
-    images: list[str] = field(default_factory=list)  # absolute paths, and addresses
-    labels: list[str] = field(default_factory=list)  # .txt or .xml of each image, there or not; "" of COCO
+    root: str  # dataset root, which messages name files relative to
+    images: list[str] = field(default_factory=list)  # absolute paths, and URLs
+    labels: list[str] = field(default_factory=list)  # expected .txt or .xml of each image; "" for COCO
     image_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))  # Stats
     label_stats: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, 3), np.int64))
-    # Place in `images` → COCO file, image with its annotations, category id → name.
+    # Index in `images` → COCO file, image with its annotations, category id → name.
     coco: dict[int, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
-    coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)  # COCO file → its state, images
-    is_complete: bool = True  # False where annotations were not read because the COCO file was remembered
-    problems: list[str] = field(default_factory=list)  # "file: what" of what costs images or labels
-    notes: list[str] = field(default_factory=list)  # of what is unusual but costs nothing
-    ownerless: list[str] = field(default_factory=list)  # annotations of COCO of no image: training refuses them
+    coco_images: dict[str, tuple[Stat, Sequence[str]]] = field(default_factory=dict)  # COCO file → state, images
+    is_complete: bool = True  # False if the annotations of a cached COCO file were not read
+    problems: list[str] = field(default_factory=list)  # messages that cost images or labels
+    notes: list[str] = field(default_factory=list)  # harmless messages
+    unmatched_annotations: list[str] = field(default_factory=list)  # COCO annotations without an image: an error
 
     def shown(self, path: str) -> str:
-        """A path as messages name it."""
+        """Return a path as messages name it."""
         return one_line(path[len(self.root) + 1 :] if path.startswith(self.root + os.sep) else path, LONGEST_PATH)
 
-    def only(self, wanted: NDArray[np.bool_]) -> Listing:
-        """The images where `wanted`, bool (N,), is True."""
+    def subset(self, wanted: NDArray[np.bool_]) -> Listing:
+        """Return the images where `wanted`, bool (N,), is True."""
         places = np.flatnonzero(wanted).tolist()
         images, labels = ([paths[place] for place in places] for paths in (self.images, self.labels))
         coco = {new: self.coco[old] for new, old in enumerate(places) if old in self.coco}
         image_stats, label_stats = self.image_stats[places], self.label_stats[places]
         return replace(self, images=images, labels=labels, image_stats=image_stats, label_stats=label_stats, coco=coco)
 
-    def label_place(self, index: int) -> Callable[[int | None], str]:
-        """How messages name a line of the labels of image `index`, and None: all of them."""
+    def label_location(self, index: int) -> Callable[[int | None], str]:
+        """Return a function that formats a label line of image `index` for messages; None stands for all lines."""
         if index in self.coco:
             file, _, _ = self.coco[index]
             shown = self.shown(str(file))
@@ -78,22 +77,22 @@ class Listing:
         return lambda line: shown if line is None else f"{shown}:{line}"
 
 
-def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = None) -> Listing:
+def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None = None) -> Listing:
     """List the images of a split.
 
-    A COCO file whose state and images are `remembered` from an earlier listing is not read again.
+    A COCO file with an unchanged state in `cached` is not read again.
 
     Raises:
-        UserError: the split is not in the YAML, an entry does not exist or holds no image.
+        UserError: the split is not in the YAML, or an entry does not exist or holds no image.
     """
     if not spec.splits.get(split):
         have = ", ".join(spec.splits)
         offer = f" {OFFER}" if split == "val" else ""
         raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.{offer}")
     listing = Listing(str(spec.root))
-    collected = _Collector(spec, split, remembered or {}, listing)
+    collected = _Collector(spec, split, cached or {}, listing)
     for entry in spec.splits[split]:
-        for path in expand(spec, split, entry):
+        for path in expand_entry(spec, split, entry):
             collected.add(path)
     unread = unread_images([*dict.fromkeys(collected.unread)])
     listing.problems += [f"{split}: {unread}"] if unread else []
@@ -104,11 +103,11 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
             f"{spec.yaml_path}: {split}: no image found in\n  {places}\n{found}Expected files that end in "
             f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
         )
-    listing.images, listing.image_stats = collected.located()
+    listing.images, listing.image_stats = collected.resolve_images()
     labels = [collected.labels[image] for image in listing.images]
     label_stats = stats(labels)
     missing = [labels[place] for place in np.flatnonzero(label_stats[:, 0] == MISSING[0]) if labels[place]]
-    own, respelled, unused = own_labels(collected.labels, missing, collected.orphans, collected.shown)
+    own, respelled, unused = match_label_files(collected.labels, missing, collected.orphans, collected.shown)
     listing.notes += respelled
     listing.problems += unused
     if respelled:
@@ -124,7 +123,7 @@ def list_images(spec: DatasetSpec, split: str, remembered: Remembered | None = N
 
 
 def stats(paths: Sequence[str]) -> NDArray[np.int64]:
-    """(N, 3) of the files' states, MISSING and NOT_PLAIN among them."""
+    """Return the states (N, 3) of files, MISSING and NOT_PLAIN included."""
 
     def read(start: int, end: int) -> NDArray[np.int64]:
         return np.array([_stat(path) for path in paths[start:end]], np.int64)
@@ -146,22 +145,22 @@ def _stat(path: str) -> Stat:
 
 @dataclass
 class _Collector:
-    """Collects the images of all entries of a split."""
+    """Collector of the images of all entries of a split."""
 
     spec: DatasetSpec
     split: str
-    remembered: Remembered
+    cached: CachedCocoListing
     listing: Listing
     labels: dict[str, str] = field(default_factory=dict)
     coco: dict[str, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
-    orphans: set[str] = field(default_factory=set)  # XML files of no image
+    orphans: set[str] = field(default_factory=set)  # XML files without an image
     folders: list[str] = field(default_factory=list)  # of lists and COCO files
-    nowhere: list[str] = field(default_factory=list)  # a message for each COCO file without any of its images
+    all_missing: list[str] = field(default_factory=list)  # a message for each COCO file without existing images
     unread: list[str] = field(default_factory=list)
     repeats: int = 0
 
     def add(self, path: Path) -> None:
-        """Add the images that `path`, an entry of the YAML, names."""
+        """Add the images of `path`, an entry of the YAML."""
         suffix = path.suffix.lower()
         if os.path.isdir(path):
             self._add_folder(path)
@@ -171,24 +170,22 @@ class _Collector:
             self._add_coco(path)
         elif suffix == ".txt":
             self._add_list(path)
-        elif suffix in (".csv", ".xml") and (tool := tool_of(str(path))):
-            raise UserError(f"{path} is not read: it is {tool}")
         else:
             raise UserError(
                 f"{self.spec.yaml_path}: found the entry {shown(path)}, expected a folder, an image, a list of "
                 "images (.txt) or a COCO file (.json)."
             )
 
-    def located(self) -> tuple[list[str], NDArray[np.int64]]:
-        """All images and their states, those that are listed by paths of another machine where they are."""
+    def resolve_images(self) -> tuple[list[str], NDArray[np.int64]]:
+        """Return all images and their states, with images listed by foreign paths relocated."""
         images = sorted(self.labels)
         states = stats(images)
         folders = [str(self.spec.root), *self.folders]
         splits = self.spec.splits
         split = next(own for own in splits if splits[own] == splits[self.split])  # val may be of train's entries
-        places, note = find_moved(split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
-        if self.nowhere and not places:
-            raise UserError("\n".join(filter(None, [self.nowhere[0], note])))
+        places, note = relocate_images(split, images, (states[:, 0] == MISSING[0]).tolist(), folders)
+        if self.all_missing and not places:
+            raise UserError("\n".join(filter(None, [self.all_missing[0], note])))
         self.listing.notes += [note] if note else []
         for old, new in places.items():
             label = self.labels.pop(old)
@@ -206,8 +203,8 @@ class _Collector:
         self.labels.setdefault(image, label)
 
     def _add_folder(self, folder: Path) -> None:
-        images, xmls = walk(folder)
-        # XML beside images that have text labels is left over from a conversion.
+        images, xmls = images_and_xmls(folder)
+        # Text labels take precedence: XML beside them is left over from a conversion.
         if any(os.path.exists(label_path(image)) for image in images):
             for image in images:
                 self._put(image, label_path(image))
@@ -221,21 +218,23 @@ class _Collector:
             self._put(image, f"{annotations}/{name}" if annotations else label_path(image))
 
     def _add_voc(self, folder: Path, images: list[str], xmls: list[str]) -> None:
-        """Annotations of a folder; their images are beside them or in a JPEGImages or images folder next to it."""
+        """Add a folder of annotations; images are beside them or in a neighbouring JPEGImages or images folder."""
         places = [folder.parent / name for name in ("JPEGImages", "images", "data")]
         if folder.parent.name.lower() == "annotations":
             places += [folder.parent.parent / name / folder.name for name in ("JPEGImages", "images")]
-        by_stem = {stem_of(image): image for place in reversed(places) if place.is_dir() for image in walk(place)[0]}
+        by_stem = {
+            stem_of(image): image for place in reversed(places) if place.is_dir() for image in images_and_xmls(place)[0]
+        }
         by_stem.update((stem_of(image), image) for image in images)
         annotated = {stem_of(xml) for xml in xmls}
-        spelled = {plain_stem(stem): stem for stem in by_stem.keys() - annotated}
+        spelled = {normalized_stem(stem): stem for stem in by_stem.keys() - annotated}
         orphans = []
         for xml in xmls:
             if (stem := stem_of(xml)) in by_stem:
                 self._put(by_stem[stem], xml)
-            elif (stem := spelled.get(plain_stem(stem), "")) and stem not in annotated:
+            elif (stem := spelled.get(normalized_stem(stem), "")) and stem not in annotated:
                 annotated.add(stem)
-                self._put(by_stem[stem], f"{Path(xml).parent}/{stem}.xml")  # which `own_labels` finds, spelled so
+                self._put(by_stem[stem], f"{Path(xml).parent}/{stem}.xml")  # `match_label_files` resolves the spelling
             else:
                 orphans.append(xml)
         if orphans:
@@ -246,7 +245,7 @@ class _Collector:
                 f"{self.shown(folder)}: {count} without an image of that name in {looked}: {named}"
             )
             self.orphans.update(orphans)
-        # Images beside annotations, but without one of their own, show background.
+        # Images without an annotation among others with one are background.
         for image in images:
             if stem_of(image) not in annotated:
                 self._put(image, os.path.splitext(image)[0] + ".xml")
@@ -269,32 +268,30 @@ class _Collector:
             if _suffix(path) in _IMAGES:
                 self._put(path, label_path(path))
             else:
-                self.listing.problems.append(
-                    f"{shown(file)}: {shown(line)} is not the path of an image; it is left out"
-                )
+                self.listing.problems.append(f"{shown(file)}: {shown(line)} is not the path of an image; skipped")
 
     def _add_voc_ids(self, file: Path, ids: Sequence[str]) -> None:
-        """An ImageSets list of the VOC development kit: names without suffix."""
+        """Add an ImageSets list of the VOC development kit: file stems."""
         kit = Path(*file.parts[: len(file.parts) - 1 - file.parts[::-1].index("ImageSets")])
-        by_stem = {stem_of(image): image for image in walk(kit / "JPEGImages")[0]}
+        by_stem = {stem_of(image): image for image in images_and_xmls(kit / "JPEGImages")[0]}
         for name in ids:
             image = by_stem.get(name, f"{kit}/JPEGImages/{name}.jpg")
             self._put(image, f"{kit}/Annotations/{name}.xml")
 
     def _add_coco(self, file: Path) -> None:
         self.folders.append(str(file.parent))
-        state, known = _stat(str(file)), self.remembered.get(str(file))
+        state, known = _stat(str(file)), self.cached.get(str(file))
         if known is not None and known[0] == state:
             paths, self.listing.is_complete = known[1], False
         else:
             content = read_coco(file, self._coco_folders(file))
             if self.split == "train" and not content.has_annotations:
                 raise UserError(
-                    f"{file}: found no key 'annotations', expected a list of them to train on; [] where no image shows "
-                    "an object."
+                    f"{file}: found no key 'annotations', expected a list to train on. Use [] if no image shows an "
+                    "object."
                 )
-            self.listing.ownerless += content.ownerless
-            self.nowhere += [content.nowhere] if content.nowhere else []
+            self.listing.unmatched_annotations += content.unmatched_annotations
+            self.all_missing += [content.all_missing] if content.all_missing else []
             for image in content.images:
                 self.coco.setdefault(image.path, (file, image, content.categories))
             paths = [image.path for image in content.images]
@@ -303,12 +300,12 @@ class _Collector:
             self._put(path, "")
 
     def _coco_folders(self, file: Path) -> list[Path]:
-        """Where the images of a COCO file may be: beside it, or as COCO itself and its common exports have them."""
+        """Return candidate image folders of a COCO file: beside it, or as in COCO and common exports."""
         part = file.stem.removeprefix("instances_")
         bases = dict.fromkeys((file.parent, file.parent.parent, self.spec.root))
         return [base / below for base in bases for below in (".", f"images/{part}", part, "images", "data")]
 
 
 def _suffix(path: str) -> str:
-    """The suffix of an image, of an address that of its path."""
+    """Return the suffix of an image path or URL."""
     return suffix_of(path.partition("?")[0] if is_address(path) else path)

@@ -1,7 +1,7 @@
-"""TIFF files by their tags (TIFF 6.0; BigTIFF): pixels of the layouts that OpenCV reads, or why not; pages.
+"""TIFF tags (TIFF 6.0; BigTIFF): decoding of layouts that OpenCV misreads, refusal of others, page count.
 
-OpenCV reads all of up to 8 bits but bands without a colour. Of more it takes samples as they come, whatever the tags
-say of planes, signs and the direction of grey.
+OpenCV reads all layouts of up to 8 bits except bands without a colour. Of deeper files it takes the samples as they
+are, ignoring planes, signs and inverted grey.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tessera.utils.text import counted
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 WIDTH, HEIGHT = 256, 257
 _SUBFILE, _DEPTH, _COLOUR, _BANDS, _PLANES, _EXTRA, _FORM = 254, 258, 262, 277, 284, 338, 339
-_STRAIGHT_ALPHA = 2  # by which OpenCV multiplies 8 bits
+_STRAIGHT_ALPHA = 2  # OpenCV multiplies 8-bit levels by it
 _WHITE_IS_0, _BLACK_IS_0, _RGB = 0, 1, 2
-_COLOURED = ((3, _RGB), (4, _RGB), (3, _BLACK_IS_0), (4, _BLACK_IS_0))  # bands, colour: GDAL names none above 8 bits
-_SENSOR = (32803, 34892)  # of DNG: OpenCV gives the levels of the sensor
+_COLOURED = ((3, _RGB), (4, _RGB), (3, _BLACK_IS_0), (4, _BLACK_IS_0))  # (bands, colour); GDAL omits RGB above 8 bits
+_SENSOR = (32803, 34892)  # DNG, of which OpenCV returns sensor levels
 _FORMS = {1: "u", 2: "i", 3: "f", 4: "u"}
 _TYPES = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "u8", "i8", "f8")
 _MOST_PAGES = 10_000  # to count
@@ -33,27 +33,27 @@ _WORDS = {1: "B", 3: "H", 4: "I", 16: "Q"}  # kinds of whole numbers
 
 
 class TiffDirectory(NamedTuple):
-    """What a TIFF file says of one of its images."""
+    """Image file directory of a TIFF."""
 
     encoded: bytes | memoryview | mmap  # the file
-    at: int  # where the directory is
-    order: str  # of bytes, as `struct` names it
-    word: str  # of places, as `struct` names it
-    entries: dict[int, bytes]  # tag → its entry
-    following: int  # where the next directory is; 0 after the last one
+    at: int  # offset of the directory
+    order: str  # byte order for `struct`
+    word: str  # format of offsets for `struct`
+    entries: dict[int, bytes]  # tag → entry
+    following: int  # offset of the next directory; 0 after the last one
 
     @classmethod
     def read(cls, encoded: bytes | memoryview | mmap, at: int | None = None, most: int = 1 << 62) -> TiffDirectory:
-        """Read the directory at `at`, or the first one; of its entries, which ascend by tag, the first `most`.
+        """Read the directory at `at`, or the first one; only the first `most` entries, which ascend by tag.
 
         Raises:
-            struct.error: the file ends before.
+            struct.error: the file is truncated.
         """
         order, is_big = "<" if encoded[0] == ord("I") else ">", 43 in bytes(encoded[2:4])
         word = "Q" if is_big else "I"
         if at is None:
             (at,) = struct.unpack_from(order + word, encoded, 8 if is_big else 4)
-        at = min(at, len(encoded))  # a place beyond the end may be too large for `struct` to say so
+        at = min(at, len(encoded))  # `struct` raises no struct.error for offsets that exceed a C integer
         (count,) = struct.unpack_from(order + ("Q" if is_big else "H"), encoded, at)
         start, step = (at + 8, 20) if is_big else (at + 2, 12)
         entries: dict[int, bytes] = {}
@@ -63,7 +63,7 @@ class TiffDirectory(NamedTuple):
         return cls(encoded, at, order, word, entries, following)
 
     def numbers(self, tag: int, *default: int, most: int = 1 << 62) -> tuple[int, ...]:
-        """Return the first `most` whole numbers of a tag; raises as `read`."""
+        """Return the first `most` integers of a tag; raises as `read`."""
         if tag not in self.entries:
             return default
         _, kind, count = struct.unpack_from(self.order + "HH" + self.word, self.entries[tag])
@@ -76,11 +76,7 @@ class TiffDirectory(NamedTuple):
 
 
 def unread_pages(encoded: Path | bytes) -> str:
-    """A remark where a TIFF file holds several images, smaller copies and masks not counted; else "".
-
-    Args:
-        encoded: the file, or its content; one that decoded.
-    """
+    """Return a message if a decoded TIFF, file or content, has several pages besides thumbnails and masks; else ""."""
     try:
         if isinstance(encoded, Path):
             with open_plain(encoded) as file:
@@ -88,13 +84,13 @@ def unread_pages(encoded: Path | bytes) -> str:
                 count = _pages(mmap(file.fileno(), 0, access=ACCESS_READ)) if is_tiff else 1
         else:
             count = _pages(encoded) if encoded[:4] in TIFF_STARTS else 1
-    except OSError:  # gone since it was decoded
+    except OSError:  # deleted since it was decoded
         return ""
     if count < 2:
         return ""
     others = "the other is" if count == 2 else f"the other {count - 1:,} are"
     more = " or more" if count == _MOST_PAGES else ""
-    return f"the first of {count:,}{more} pages is used, {others} left out; save each page as a file"
+    return f"the first of {count:,}{more} pages is used, {others} skipped; save each page as a file"
 
 
 def _pages(encoded: bytes | mmap) -> int:
@@ -102,20 +98,20 @@ def _pages(encoded: bytes | mmap) -> int:
     found, seen, at = 0, {0}, None
     try:
         while at not in seen and len(seen) <= _MOST_PAGES:
-            directory = TiffDirectory.read(encoded, at, most=1)  # the tag that counts here is the lowest
+            directory = TiffDirectory.read(encoded, at, most=1)  # NewSubfileType is the lowest tag
             found += not directory.numbers(_SUBFILE, 0, most=1)[0] & 0b101
             seen.add(directory.at)
             at = directory.following
-    except struct.error:  # the rest is missing
+    except struct.error:  # truncated
         pass
     return found
 
 
 def read_tiff(encoded: Pixels) -> NDArray[Any] | None:
-    """Levels (H, W, 3) of a file of which OpenCV needs to be told what its samples are; None where it knows.
+    """Return the levels (H, W, 3) of a layout that OpenCV misreads; None if OpenCV reads it.
 
     Raises:
-        ValueError: nothing here reads this layout; the message names it.
+        ValueError: the layout is not supported; the message names it.
     """
     try:
         tags = TiffDirectory.read(encoded.data)

@@ -1,4 +1,4 @@
-"""Archives that are damaged, or made to leave the folder that they are unpacked to."""
+"""Hostile archives: damaged, or made to leave their folder."""
 
 from __future__ import annotations
 
@@ -107,12 +107,9 @@ def _extension(rng: random.Random, kind: str) -> bytes:
     return _pack(kind, [*FILES.items()], odd)
 
 
-def _made_well(rng: random.Random, raw: bytes) -> bytes:
-    return raw
-
-
 _OF_BYTES = {
-    **named(flipped, cut, _made_well),
+    **named(flipped, cut),
+    "made well": lambda rng, raw: raw,
     "zeroed": functools.partial(zeroed, block=512),
     "left out": functools.partial(left_out, block=512),
 }

@@ -1,4 +1,4 @@
-"""Hostile cases, each in a process of its own with limits of time and memory; the same for the same seed."""
+"""Runner of hostile cases, each in a process with time and memory limits; deterministic by seed."""
 
 from __future__ import annotations
 
@@ -23,40 +23,27 @@ from pathlib import Path
 from tests.hostile.expect import raw_characters
 
 FOLDER = Path(__file__).parent
+_STATED = ("CASES", "FAST_CASES", "TIME_LIMIT_S", "MEMORY")
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A file of this folder with a `trial`, and what else it says in capitals.
-
-    Attributes:
-        trial: makes one case in an empty folder and gives it to the product; returns its kind, raises on a failure.
-        cases: of a whole campaign (CASES).
-        fast_cases: of the default suite (FAST_CASES).
-        time_limit_s: of a case (TIME_LIMIT_S).
-        memory: bytes of address space that a case may take beside what is there before (MEMORY).
-    """
+    """A module of this folder with a `trial`, which runs one case in an empty folder and returns its kind or raises."""
 
     name: str
     trial: Callable[[random.Random, Path], str]
-    cases: int
-    fast_cases: int
-    time_limit_s: float
-    memory: int
+    cases: int = 1000
+    fast_cases: int = 20  # of the slow suite
+    time_limit_s: float = 60
+    memory: int = 2 * 2**30  # bytes of address space that a case may add
 
     @classmethod
     def load(cls, name: str) -> Subject:
         """Import a subject, and let it make what all its cases share (`prepare`)."""
         module = importlib.import_module(f"tests.hostile.{name}")
         getattr(module, "prepare", lambda: None)()
-        return cls(
-            name,
-            module.trial,
-            getattr(module, "CASES", 1000),
-            getattr(module, "FAST_CASES", 20),
-            getattr(module, "TIME_LIMIT_S", 60),
-            getattr(module, "MEMORY", 2 * 2**30),
-        )
+        stated = {key.lower(): getattr(module, key) for key in _STATED if hasattr(module, key)}
+        return cls(name, module.trial, **stated)
 
 
 def subject_names() -> list[str]:

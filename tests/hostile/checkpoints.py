@@ -1,4 +1,4 @@
-"""Checkpoints that are cut, flipped, packed otherwise, or hold other values than a run writes."""
+"""Hostile checkpoints: truncated, flipped, repacked, or with other values."""
 
 from __future__ import annotations
 
@@ -157,10 +157,6 @@ _OTHERS: tuple[Callable[[], Any], ...] = (
 )
 
 
-def _confused_value(rng: random.Random) -> bytes:
-    return file_of(_confuse(rng, content()))
-
-
 def _weights_alone(rng: random.Random) -> bytes:
     """A best.pt under the name of a whole checkpoint, with another value here and there."""
     weights = {key: content()[key] for key in WEIGHTS_KEYS}
@@ -179,5 +175,8 @@ def _confuse(rng: random.Random, original: Any) -> Any:
 
 
 _OF_BYTES = named(flipped, cut, left_out, pickle_changed)
-_MADE = named(_compressed, _directory_changed, _bomb, _confused_value, _weights_alone, _newer_version)
+_MADE = {
+    **named(_compressed, _directory_changed, _bomb, _weights_alone, _newer_version),
+    "confused value": lambda rng: file_of(_confuse(rng, content())),
+}
 _ALWAYS_FOUND = frozenset({"cut", "left out", "compressed", "bomb"})

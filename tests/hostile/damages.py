@@ -1,4 +1,4 @@
-"""What happens to the bytes of any file, and a table of kinds by their functions' names."""
+"""Byte-level damages of files."""
 
 from __future__ import annotations
 

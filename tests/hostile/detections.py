@@ -1,4 +1,4 @@
-"""A small detector for hostile cases, runs of detect.py with it, and what is asked of all that a run has written."""
+"""A small detector, detect.py runs with it, and checks of their outputs."""
 
 from __future__ import annotations
 

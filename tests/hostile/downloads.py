@@ -1,10 +1,11 @@
-"""Hostile web servers, and what a sound one makes of the files that they left behind."""
+"""Hostile web servers, and resumed downloads after them."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from tessera.data.source.download import fetch
@@ -50,24 +51,12 @@ def _header(length: int | str, more: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\nETag: \"one\"\r\n" + more + f"Content-Length: {length}\r\n\r\n".encode()  # fmt: skip
 
 
-def _noise(rng: random.Random) -> Pieces:
-    return [rng.randbytes(rng.randint(0, 3000))]
-
-
 def _header_flipped(rng: random.Random) -> Pieces:
     """Damage in the header; what follows is whole."""
     header = bytearray(_header(len(BODY)))
     for _ in range(rng.randint(1, 4)):
         header[rng.randrange(len(header))] = rng.choice(b"\0\r\n: \x1b\xff9az;=-")
     return [bytes(header) + BODY]
-
-
-def _length(rng: random.Random) -> Pieces:
-    return [_header(rng.choice(["-1", "9" * 5000, "1e3", "0x10", "", "30001", "99999999999", "\u0663"])) + BODY]
-
-
-def _cut(rng: random.Random) -> Pieces:
-    return [_header(len(BODY)) + BODY[: rng.randrange(len(BODY))]]
 
 
 def _trickle(rng: random.Random) -> Pieces:
@@ -110,10 +99,6 @@ def _status(rng: random.Random) -> Pieces:
     return [b"HTTP/1.1 %b %b\r\nContent-Range: bytes 0-1/\x80\r\n\r\nab" % (code, reason)]
 
 
-def _made_well(rng: random.Random) -> Pieces:
-    return [rng.choice([_header(len(BODY)) + BODY, b"HTTP/1.1 200 OK\r\n\r\n" + BODY])]
-
-
 def _address(rng: random.Random) -> str:
     odd = [
         "http://[", "http://a:b/", "http://a:99999/", "file:///etc/passwd", "http://", "", "\x1b[2J", "http://a b/",
@@ -122,7 +107,12 @@ def _address(rng: random.Random) -> str:
     return rng.choice(odd)
 
 
-_ANSWERS = named(
-    *(_noise, _header_flipped, _length, _cut, _trickle, _silence, _endless, _chunks, _redirect, _status, _made_well)
-)
+_LENGTHS = ("-1", "9" * 5000, "1e3", "0x10", "", "30001", "99999999999", "\u0663")
+_ANSWERS: dict[str, Callable[[random.Random], Pieces]] = {
+    **named(_header_flipped, _trickle, _silence, _endless, _chunks, _redirect, _status),
+    "noise": lambda rng: [rng.randbytes(rng.randint(0, 3000))],
+    "length": lambda rng: [_header(rng.choice(_LENGTHS)) + BODY],
+    "cut": lambda rng: [_header(len(BODY)) + BODY[: rng.randrange(len(BODY))]],
+    "made well": lambda rng: [rng.choice([_header(len(BODY)) + BODY, b"HTTP/1.1 200 OK\r\n\r\n" + BODY])],
+}
 _WHOLE = frozenset({"cut", "made well"})

@@ -1,4 +1,4 @@
-"""Short trainings under limits of the system, without shared memory, with streams that cannot be written to."""
+"""Short trainings under system limits, without shared memory, or with unwritable streams."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exported files that are cut, flipped or zeroed, describe themselves falsely, or find what no detector finds."""
+"""Hostile exported files: damaged, with false metadata, or with impossible predictions."""
 
 from __future__ import annotations
 

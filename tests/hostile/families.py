@@ -1,4 +1,4 @@
-"""Weight files of YOLOX and YOLOv9 that are cut, flipped, or hold other tensors than their families have."""
+"""Hostile YOLOX and YOLOv9 weights: truncated, flipped, or with other tensors."""
 
 from __future__ import annotations
 

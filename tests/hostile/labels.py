@@ -1,4 +1,4 @@
-"""Labels of every kind, damaged: text, COCO JSON and VOC XML."""
+"""Hostile labels: YOLO text, COCO JSON, VOC XML."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
+from tests.data.source.annotations.test_voc import voc as voc_text
+from tests.data.source.annotations.test_voc import voc_object
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, checked, message_or_result
 from tests.hostile.pictures import make_special
@@ -135,17 +137,8 @@ def coco_deep(rng: random.Random, folder: Path) -> None:
 def auto_labels(rng: random.Random, folder: Path) -> None:
     put(folder, "labels/a.txt", b"0 0.5 0.5 0.2 0.2\n")
     deep = "[" * 100_000 + "]" * 100_000
-    odd = (
-        deep,
-        *_NUMBERS,
-        "null",
-        "[]",
-        '"a\\u0000b"',
-        '"' + "a/" * 3000 + '"',
-        "9" * 5000,
-        '"/dev/zero"',
-        '"\\ud800"',
-    )
+    words = ("null", "[]", '"a\\u0000b"', '"' + "a/" * 3000 + '"', "9" * 5000, '"/dev/zero"', '"\\ud800"')
+    odd = (deep, *_NUMBERS, *words)
     run = {"schema": '"tessera-auto-labels 1"', "weights": '"best.pt"', "names": '["cat", "dog"]'}
     file = {"labels": '"a.txt"', "sha256": '"0"', "scores": "[0.5]"}
     for _ in range(rng.randint(0, 2)):
@@ -208,9 +201,7 @@ def coco() -> dict[str, Any]:
 
 
 def voc(name: str, left: str) -> str:
-    box = f"<bndbox><xmin>{left}</xmin><ymin>2</ymin><xmax>30</xmax><ymax>20</ymax></bndbox>"
-    size = "<size><width>64</width><height>48</height><depth>3</depth></size>"
-    return f"<annotation>\n{size}\n<object><name>{name}</name>{box}</object>\n</annotation>"
+    return voc_text(voc_object(name, f"{left} 2 30 20")).decode()
 
 
 def put(folder: Path, place: str, raw: bytes) -> None:

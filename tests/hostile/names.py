@@ -1,4 +1,4 @@
-"""Names of files, folders and classes: controls, 255 bytes, not UTF-8, right to left, formulas, like one another."""
+"""Hostile names of files, folders and classes: controls, 255 bytes, not UTF-8, right to left, formulas, collisions."""
 
 # ruff: noqa: PTH103, PTH118, PTH119, PTH120, PTH122 - names as texts, of which Path changes some
 from __future__ import annotations

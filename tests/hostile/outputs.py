@@ -1,4 +1,4 @@
-"""Outputs of detect.py in every mix: names that collide, limits of size, full disks, folders that are not the run's."""
+"""Hostile output conditions of detect.py: name collisions, size limits, full disks, foreign folders."""
 
 from __future__ import annotations
 

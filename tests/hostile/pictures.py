@@ -1,4 +1,4 @@
-"""Pictures that are cut, flipped, huge by their headers, of another format than their names, or no plain files."""
+"""Hostile images: truncated, flipped, huge by their headers, of another format, or special files."""
 
 from __future__ import annotations
 
@@ -109,11 +109,10 @@ def noise(rng: random.Random, raw: bytes) -> bytes:
     return raw[: rng.randrange(16)] + rng.randbytes(rng.randrange(5000))
 
 
-def other_suffix(rng: random.Random, raw: bytes) -> bytes:
-    return raw
-
-
-_DAMAGES = named(flipped, cut, zeroed, spliced, repeated_often, enlarged, noise, other_suffix)
+_DAMAGES = {
+    **named(flipped, cut, zeroed, spliced, repeated_often, enlarged, noise),
+    "other suffix": lambda rng, raw: raw,
+}
 
 
 def make_special(path: Path, rng: random.Random) -> None:

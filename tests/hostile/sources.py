@@ -1,4 +1,4 @@
-"""Media of every kind that are damaged or odd, lists, globs, folders and standard input, with one good picture."""
+"""Hostile detection sources: damaged media, lists, globs, folders and standard input, with one good image."""
 
 from __future__ import annotations
 

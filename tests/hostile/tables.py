@@ -1,4 +1,4 @@
-"""results.csv at a resume: damaged, of another program, or no plain file."""
+"""Hostile results.csv at a resume: damaged, foreign, or a special file."""
 
 from __future__ import annotations
 

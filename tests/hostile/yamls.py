@@ -1,4 +1,4 @@
-"""Datasets, hyperparameters, models and journals of a search: made to harm, or damaged by a slip of the hand."""
+"""Hostile dataset, hyperparameter and model YAMLs, and search journals."""
 
 from __future__ import annotations
 
@@ -60,18 +60,6 @@ def _files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.name not in ("printed", "failure", "kind")}
 
 
-def _data(folder: Path) -> tuple[str, Callable[[Path], object]]:
-    return DATA.format(folder=folder), load_spec
-
-
-def _hyp(folder: Path) -> tuple[str, Callable[[Path], object]]:
-    return (HYPS_DIR / "hyp.scratch-high.yaml").read_text(), load_hyp
-
-
-def _model(folder: Path) -> tuple[str, Callable[[Path], object]]:
-    return (HOME / "models" / "yolov5n.yaml").read_text(), DetectionModel
-
-
 def _journal(folder: Path) -> tuple[str, Callable[[Path], object]]:
     config, start = TrainConfig(evolve=1, project=str(folder), name="search"), load_hyp("hyp.scratch-low.yaml")
 
@@ -83,7 +71,12 @@ def _journal(folder: Path) -> tuple[str, Callable[[Path], object]]:
     return path.read_text(), lambda path: search(dataclasses.replace(config, resume=str(path)))
 
 
-_SUBJECTS = named(_data, _hyp, _model, _journal)
+_SUBJECTS: dict[str, Callable[[Path], tuple[str, Callable[[Path], object]]]] = {
+    "data": lambda folder: (DATA.format(folder=folder), load_spec),
+    "hyp": lambda _: ((HYPS_DIR / "hyp.scratch-high.yaml").read_text(), load_hyp),
+    "model": lambda _: ((HOME / "models" / "yolov5n.yaml").read_text(), DetectionModel),
+    "journal": _journal,
+}
 
 
 def _characters(rng: random.Random, text: str) -> str:
@@ -153,9 +146,8 @@ def _size(rng: random.Random, text: str) -> str:
     return text + rng.choice(["x: [" + "a, " * 10**6 + "]", "#" * (3 << 20), "x: '" + "a" * (3 << 20) + "'"])
 
 
-def _bytes(rng: random.Random, text: str) -> str:
-    return rng.randbytes(rng.randint(0, 300)).decode("latin-1")
-
-
-_DAMAGES = named(_characters, _lines, _value, _planting, _aliases, _depth, _size, _bytes)
+_DAMAGES = {
+    **named(_characters, _lines, _value, _planting, _aliases, _depth, _size),
+    "bytes": lambda rng, _: rng.randbytes(rng.randint(0, 300)).decode("latin-1"),
+}
 _ALWAYS_FOUND = frozenset({"planting", "aliases", "depth", "size"})

@@ -111,7 +111,7 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
     "missing images": (train, described(train="images/trian"), 1, "images/trian"),
     "script in download": (train, described(path="nowhere", download="import os"), 2, ("download", "never run")),
     "class beyond nc": (train, labelled("7 0.5 0.5 0.1 0.1\n"), 1, (".txt:1: class 7", "names 3 classes")),
-    "no labels": (train, labelled(None), 1, ("no labels found", "Looked for")),
+    "no labels": (train, labelled(None), 1, ("no labels found", "none with a usable row")),
     "overlap without tile": (train, "--overlap 0.3", 2, "--overlap without --tile"),
     "tile below the objects": (
         train,

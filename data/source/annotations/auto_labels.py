@@ -1,7 +1,7 @@
-"""`auto_labels.jsonl` beside label files: which of them a model wrote, so that they are told from a person's.
+"""Records of model-written label files (`auto_labels.jsonl`), which tell them from labels that a person has edited.
 
-A line for a run, with the model's classes, then one for each label file that it wrote, with its path below the folder,
-the digest of its content and the score of each row: a file that somebody has changed since is a person's.
+One line describes the run and its classes. One line for each label file has its path below the folder, the digest of
+its content and the score of each row. A file whose digest differs has been edited since.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from tessera.utils.text import shown
 
 NAME = "auto_labels.jsonl"
 SCHEMA = "tessera-auto-labels 1"
-_ANY_NAME = "auto_labels*.jsonl"  # of several runs, in one folder
+_ANY_NAME = "auto_labels*.jsonl"  # several runs may write to one folder
 
 
 @dataclass(frozen=True)
 class AutoLabel:
-    """What is known of a label file that a model wrote."""
+    """A label file that a model wrote."""
 
-    weights: str  # of the model, as they were given to detect.py
-    names: tuple[str, ...]  # of the model's classes, by the numbers in the file
+    weights: str  # --weights of detect.py
+    names: tuple[str, ...]  # class names of the model
     sha256: str  # of the file's content
-    least_score: float  # of its rows; 1 where it has none
+    least_score: float  # lowest score of its rows; 1 without rows
 
 
 def auto_labels(folders: Iterable[Path], wrong: list[str]) -> dict[Path, AutoLabel]:
-    """What the lists in `folders` say of label files, the last line of each; messages on bad lines go to `wrong`."""
+    """Return the last record of each label file in the lists of `folders`; append messages on bad lines to `wrong`."""
     found = dict[Path, AutoLabel]()
     for path in sorted(path for folder in folders for path in folder.glob(_ANY_NAME)):
         weights, names = "", tuple[str, ...]()
@@ -52,7 +52,7 @@ def auto_labels(folders: Iterable[Path], wrong: list[str]) -> dict[Path, AutoLab
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
                 text = shown(line.decode(errors="replace").strip())
                 wrong.append(
-                    f"{path}:{number}: found {text}, expected a line as --auto-label writes it. It is "
-                    "ignored; remove it, or write the labels again."
+                    f"{path}:{number}: found {text}, expected a line as --auto-label writes it; the line is ignored. "
+                    "Remove it, or write the labels again."
                 )
     return found

@@ -1,4 +1,4 @@
-"""Class names of weights and of datasets: which class of one is which of the other."""
+"""Matching of class names between weights and datasets."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ SINGLE_CLASS = "item"  # of --single-cls
 
 
 def match_classes(known: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...]:
-    """Return the number in `known` of each class of `wanted`; -1 for a class that `known` lacks.
+    """Return the index in `known` of each class of `wanted`; -1 for a class that `known` lacks.
 
-    Names that are equal match first, then those that are equal but for case and spaces, where only one is left on each
-    side. Mere numbers ("0", "1") are no names: such classes match by number, where both lists have as many. So does the
-    one class of --single-cls with any one class.
+    Equal names match first, then names that differ only in case and spaces, if one is left on each side. Class numbers
+    ("0", "1") are not names: such classes match by index if both lists are equally long. So does the single class of
+    --single-cls.
     """
     numbered = _are_numbers(known) or _are_numbers(wanted)
     if len(known) == len(wanted) and (numbered or [SINGLE_CLASS] in (list(known), list(wanted))):
         return tuple(range(len(wanted)))
     found = [-1] * len(wanted)
-    spellings: tuple[Callable[[str], str], ...] = () if numbered else (str, _plain)
+    spellings: tuple[Callable[[str], str], ...] = () if numbered else (str, _normalized)
     for spelled in spellings:
         taken = set(found)
         offered = [(spelled(name), number) for number, name in enumerate(known) if number not in taken]
@@ -35,12 +35,12 @@ def match_classes(known: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...
 
 
 def names_say_nothing(names: Sequence[str]) -> bool:
-    """Whether classes have no names but their numbers, or the one of all objects under --single-cls."""
+    """Return whether the names are only class numbers, or the single class of --single-cls."""
     return _are_numbers(names) or list(names) == [SINGLE_CLASS]
 
 
 def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
-    """Classes of one number and another name, where that are most of as many; "" also where names are but numbers."""
+    """Return the classes whose names differ at the same index, if they are the majority; else ""."""
     if len(before) != len(now) or names_say_nothing(before):
         return ""
     pairs = enumerate(zip(before, now, strict=True))
@@ -53,7 +53,7 @@ def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
 
 
 def moved_classes(before: Sequence[str], now: Sequence[str]) -> str:
-    """Classes that two lists of names give another number, such as "'cat' is 0 in the checkpoint and 1 in the data"."""
+    """Return the classes with another index in `now`: "'cat' is 0 in the checkpoint and 1 in the data"."""
     places = {name.strip().casefold(): number for number, name in enumerate(now)}
     moved = [
         f"{shown(name)} is {number} in the checkpoint and {place} in the data"
@@ -67,5 +67,5 @@ def _are_numbers(names: Sequence[str]) -> bool:
     return list(names) == [str(number) for number in range(len(names))]
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return "".join(name.casefold().split())

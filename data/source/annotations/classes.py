@@ -1,4 +1,4 @@
-"""The classes of a dataset's YAML: what `names` and `ignore` number in its labels, and what `classes` makes of them."""
+"""Classes of a dataset YAML: the keys `names`, `ignore` and `classes`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.text import counted, first_of, is_one_line, shown
 from tessera.utils.yaml_file import Row, YamlMapping
 
-LONGEST_CLASS_NAME = 200  # tables, pictures and file names hold them
+LONGEST_CLASS_NAME = 200  # must fit tables, plots and file names
 _NAMES = "a list, or a map from 0, 1, 2 … to names"
 
 
 class Classes(NamedTuple):
-    """As in DatasetSpec."""
+    """Class fields of a DatasetSpec."""
 
     names: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
@@ -26,42 +26,41 @@ class Classes(NamedTuple):
     left_out: tuple[str, ...] = ()
 
 
-def classes_of(found: YamlMapping) -> Classes:
-    """What `names`, `ignore` and `classes` say; a ConfigError names a mistake in one of them."""
-    return _chosen(found, _all_classes(found), is_numbered=True)
+def parse_classes(found: YamlMapping) -> Classes:
+    """Return the classes of `names`, `ignore` and `classes`; raise a ConfigError for a mistake in one of them."""
+    return _select_classes(found, _all_classes(found), is_numbered=True)
 
 
 def _all_classes(found: YamlMapping) -> Classes:
-    """The classes that are trained, and those that are ignored: together they have the numbers of label files."""
-    names = _numbered(found, "names", 0)
+    """Return the trained and the ignored classes, which together number the classes of label files."""
+    names = _numbered_names(found, "names", 0)
     if not found.values.get("ignore"):
         _require_all_numbers(found, names)
         return Classes(tuple(names.values()))
-    ignore = _numbered(found, "ignore", max(names) + 1)
+    ignore = _numbered_names(found, "ignore", max(names) + 1)
     where = found.at("ignore")
     numbers = {name: number for number, name in names.items()}
     if not names.keys() - {numbers.get(name) for name in ignore.values()}:
-        raise ConfigError(f"{where}: ignore: found all of names, so that no class is trained. Take one out of ignore.")
+        raise ConfigError(f"{where}: ignore: found all of names, so no class is trained. Remove one from ignore.")
     for number, name in ignore.items():
         if name in numbers:
             raise ConfigError(
-                f"{where}: ignore: {shown(name)} is in names too, and so is trained. Take it out of ignore; or, to "
-                "ignore it under its number in label files, write both as maps: names without it, and `ignore: "
-                f"{{{numbers[name]}: {json.dumps(name, ensure_ascii=False)}}}` with the other ignored classes under "
-                "numbers of their own."
+                f"{where}: ignore: {shown(name)} is in names too. Remove it from ignore, or write "
+                "names and ignore as maps from class numbers: names without it, and `ignore: "
+                f"{{{numbers[name]}: {json.dumps(name, ensure_ascii=False)}}}`."
             )
         if number in names:
             raise ConfigError(
-                f"{where}: ignore: class {number} is {shown(name)}, but in names it is {shown(names[number])}. "
-                "Together they number the classes of label files, each once."
+                f"{where}: ignore: class {number} is {shown(name)}, but in names it is {shown(names[number])}. Give "
+                "each class a number of its own."
             )
     together = dict(sorted({**names, **ignore}.items()))
     _require_all_numbers(found, together)
     return Classes(tuple(names.values()), tuple(ignore.values()), tuple(together.values()))
 
 
-def _numbered(found: YamlMapping, key: str, first: int) -> dict[int, str]:
-    """Class → name, ascending, of a list that counts from `first`, or a map."""
+def _numbered_names(found: YamlMapping, key: str, first: int) -> dict[int, str]:
+    """Return class → name in ascending order, of a map or of a list that counts from `first`."""
     names, where = found.values.get(key), found.at(key)
     if not names or not isinstance(names, (list, dict)):
         raise ConfigError(f"{where}: {key}: found {shown(names)}, expected {_NAMES}. Name the classes of the labels.")
@@ -75,7 +74,7 @@ def _numbered(found: YamlMapping, key: str, first: int) -> dict[int, str]:
             raise ConfigError(f"{where}: {key}: found the key {shown(odd[0])}, expected {_NAMES} without gaps.")
         rows = dict(sorted(zip(keys, map(str, names), strict=True)))
         names = [name for _, name in sorted(zip(keys, names.values(), strict=True), key=lambda pair: pair[0])]
-    # What an editor of Windows puts before a text is no part of a name.
+    # Windows editors may put a byte-order mark before a text.
     names = [name.removeprefix("\ufeff") if isinstance(name, str) else name for name in names]
     for number, name in zip(rows, names, strict=True):
         if isinstance(name, bool) or not isinstance(name, (str, int, float)) or name == "":
@@ -110,7 +109,7 @@ def _check_name(found: str, name: str) -> None:
 
 
 def _require_all_numbers(found: YamlMapping, names: Mapping[int, str]) -> None:
-    """Refuse classes that do not count from 0 on without gaps."""
+    """Raise unless the classes count from 0 without gaps."""
     missing = next((number for number in range(len(names)) if number not in names), None)
     if missing is not None:
         raise ConfigError(
@@ -119,9 +118,9 @@ def _require_all_numbers(found: YamlMapping, names: Mapping[int, str]) -> None:
         )
 
 
-def classes_of_coco(found: YamlMapping, categories: list[str]) -> Classes:
-    """Without `names`: all categories but those that are ignored, which have names and no numbers here."""
-    ignore = list(_numbered(found, "ignore", 0).values()) if found.values.get("ignore") else []
+def parse_coco_classes(found: YamlMapping, categories: list[str]) -> Classes:
+    """Return the classes of a YAML without `names`: all categories except the ignored ones."""
+    ignore = list(_numbered_names(found, "ignore", 0).values()) if found.values.get("ignore") else []
     for name in ignore:
         if name not in categories:
             raise ConfigError(
@@ -130,22 +129,21 @@ def classes_of_coco(found: YamlMapping, categories: list[str]) -> Classes:
     trained = [name for name in categories if name not in ignore]
     if categories and not trained:
         raise ConfigError(
-            f"{found.at('ignore')}: ignore: found all {len(categories)} categories, so that no class is trained. "
-            "Take one out."
+            f"{found.at('ignore')}: ignore: found all {len(categories)} categories, so no class is trained. Remove one."
         )
     every = _all_classes(dataclasses.replace(found, values={**found.values, "names": trained, "ignore": ignore}))
-    return _chosen(found, every, is_numbered=False)
+    return _select_classes(found, every, is_numbered=False)
 
 
-def _chosen(found: YamlMapping, every: Classes, *, is_numbered: bool) -> Classes:
-    """What `classes` keeps and merges of `every` class, by numbers too where label files have such: `is_numbered`."""
+def _select_classes(found: YamlMapping, every: Classes, *, is_numbered: bool) -> Classes:
+    """Apply the key `classes`, which selects and merges classes; `is_numbered` allows class numbers as entries."""
     if "classes" not in found.values:
         return every
     stated = found.values["classes"]
     if not stated or not isinstance(stated, (list, dict)):
         raise ConfigError(
-            f"{found.at('classes')}: classes: found {shown(stated)}, expected a list of classes to keep, or a map from "
-            "names to the classes that each is made of. Leave it out to keep all."
+            f"{found.at('classes')}: classes: found {shown(stated)}, expected a list of classes or a map from names to "
+            "the classes that each merges. Remove the key to use all classes."
         )
     label_names = every.label_names or every.names
     owners: dict[str, str] = {}  # name in labels → class
@@ -154,16 +152,16 @@ def _chosen(found: YamlMapping, every: Classes, *, is_numbered: bool) -> Classes
     for row, of_row in rows:
         where = f"{found.at('classes', row if isinstance(stated, list) else str(row))}: classes:"
         own = of_row if isinstance(of_row, list) else [of_row]
-        known = tuple(_known(where, part, label_names, is_numbered) for part in own)
+        known = tuple(_resolve_class(where, part, label_names, is_numbered) for part in own)
         if not known:
-            raise ConfigError(f"{where} {shown(row)} is made of no class. Name at least one.")
+            raise ConfigError(f"{where} {shown(row)} merges no class. Name at least one.")
         name = str(row) if isinstance(stated, dict) else known[0]
         _check_name(f"{where} found the name", name)
         for part in (name, *known):
             if part in every.ignore:
                 raise ConfigError(
-                    f"{where} {shown(part)} is in ignore too, whose objects are neither trained nor background. Take "
-                    "it out of one of the two."
+                    f"{where} {shown(part)} is in ignore too, whose objects are neither trained nor background. Remove "
+                    "it from one of the two."
                 )
         for part in known:
             if part in owners:
@@ -177,8 +175,8 @@ def _chosen(found: YamlMapping, every: Classes, *, is_numbered: bool) -> Classes
     return Classes(tuple(parts), every.ignore, label_names, tuple(parts.values()), left_out)
 
 
-def _known(where: str, part: Any, label_names: Sequence[str], is_numbered: bool) -> str:
-    """The name in labels that an entry of `classes` means: a whole number is that of label files."""
+def _resolve_class(where: str, part: Any, label_names: Sequence[str], is_numbered: bool) -> str:
+    """Return the label name that an entry of `classes` refers to; an integer is a class number of label files."""
     if type(part) is not int:
         if str(part) in label_names:
             return str(part)
@@ -186,7 +184,7 @@ def _known(where: str, part: Any, label_names: Sequence[str], is_numbered: bool)
             f"{where} no class of the labels is named {shown(part)}.{did_you_mean(str(part), label_names)}"
         )
     if not is_numbered:
-        raise ConfigError(f"{where} found {part}, but categories of COCO go by their names here. Write the name.")
+        raise ConfigError(f"{where} found {part}, but COCO categories are selected by name. Write the name.")
     if not 0 <= part < len(label_names):
         raise ConfigError(f"{where} found {part}, but the classes of the labels are 0 to {len(label_names) - 1}.")
     return label_names[part]

@@ -1,4 +1,4 @@
-"""COCO JSON, read as it is; nothing is converted on disk."""
+"""COCO detection files, read without conversion."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from tessera.data.source.annotations.coco_annotations import as_json, whole
-from tessera.data.source.annotations.unsupported_formats import other_tool
+from tessera.data.source.annotations.coco_annotations import as_json, to_integer
 from tessera.data.source.annotations.yolo_labels import Size
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, open_plain
 from tessera.utils.text import first_line, shown
 from tessera.utils.types import CocoId
 
-MOST_OWNERLESS = 100  # annotations to name; with more, the file is cut or of other images
+MAX_UNMATCHED = 100  # annotations to name; more mean that the file is truncated or belongs to other images
 _LARGEST_SIDE = 2**31 - 1  # pixels
 _PARTS = "images (id, file_name), annotations (image_id, category_id, bbox) and categories (id, name)"
-_TRIED = 100  # names; looking for all of 100,000 in each folder would take seconds
+_REQUIRED = {"images": ("id",), "categories": ("id", "name"), "annotations": ()}
+_TRIED = 100  # names; checking 100,000 in each folder would take seconds
 
 
 @dataclass
 class CocoImage:
-    """An image of a COCO file: its id, normal path, stated size (0, 0 without one) and annotations (number, record)."""
+    """An image of a COCO file: id, path, stated size ((0, 0) if unknown) and annotations (number, record)."""
 
     id: CocoId
     path: str
@@ -35,74 +35,65 @@ class CocoImage:
 
 @dataclass
 class CocoFile:
-    """A COCO detection file."""
+    """Content of a COCO detection file."""
 
     images: list[CocoImage]  # in the file's order
     categories: dict[int, str]  # category id → name
-    has_annotations: bool  # whether there is such a key; files of images to detect on have none
-    ownerless: list[str]  # a message for each annotation that belongs to no image; "" beyond the first hundred
-    nowhere: str  # a message where none of its images is where it may be; else ""
+    has_annotations: bool  # False for files that only list images
+    # A message for each annotation without an image; "" beyond the first MAX_UNMATCHED.
+    unmatched_annotations: list[str]
+    all_missing: str  # a message if none of the images exists; else ""
 
 
 def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
     """Read a COCO detection file.
 
     Args:
-        path: the JSON.
-        folders: where the images may be; the one with the most of them is taken for all, the first of equals.
+        path: the JSON file.
+        folders: candidate image folders; the one that has the most of the images is used for all, the first on a tie.
 
     Raises:
-        UserError: unreadable, not COCO, or an id, a category's name or a file name is there twice.
+        UserError: the file is unreadable, not COCO, or has a duplicate id, category name or file name.
     """
     content = _load(path)
-    try:
-        categories = _categories(path, content)
-        records = _by_id(path, "images", content)
-        names = _file_names(path, records.values())
-        sizes = [(_side(path, item, "height"), _side(path, item, "width")) for item in records.values()]
-        annotations = list(content.get("annotations", []))
-        owners = [item.get("image_id") for item in annotations]
-    except KeyError as error:
-        raise _not_coco(path, error) from error
+    categories = _categories(path, content)
+    records = _records_by_id(path, "images", content)
+    names = _file_names(path, records.values())
+    sizes = [(_stated_side(path, item, "height"), _stated_side(path, item, "width")) for item in records.values()]
     folder = _image_folder(path, names, folders)
-    places = _places(path, names, folder or folders[0])
+    places = _image_paths(path, names, folder or folders[0])
     images = {key: CocoImage(key, place, size) for key, place, size in zip(records, places, sizes, strict=True)}
-    ownerless: list[str] = []
-    for number, (owner, annotation) in enumerate(zip(owners, annotations, strict=True)):
+    unmatched_annotations: list[str] = []
+    for number, annotation in enumerate(content.get("annotations", [])):
+        owner = annotation.get("image_id")
         if isinstance(owner, (int, float, str)) and owner in images:
             images[cast(CocoId, owner)].annotations.append((number, annotation))
         else:
-            said = len(ownerless) < MOST_OWNERLESS
-            ownerless.append(f"{path}: annotations[{number}] {_no_owner(owner, images)}." if said else "")
+            message = f"{path}: annotations[{number}] has image_id {as_json(owner)}, but no image has that id."
+            unmatched_annotations.append(message if len(unmatched_annotations) < MAX_UNMATCHED else "")
     tried, named = "\n  ".join(map(str, folders)), next((name for name in names if not is_address(name)), "")
-    nowhere = f"{path}: its images, such as {shown(named)}, are in none of\n  {tried}\nMove them to one of these."
+    all_missing = f"{path}: its images, such as {shown(named)}, are in none of\n  {tried}\nMove them to one of these."
     has_annotations = "annotations" in content
-    return CocoFile(list(images.values()), categories, has_annotations, ownerless, "" if folder else nowhere)
+    return CocoFile(
+        list(images.values()), categories, has_annotations, unmatched_annotations, "" if folder else all_missing
+    )
 
 
-def read_names(path: Path) -> list[str]:
-    """Names of the categories of a COCO file, in the order of their ids; raises as `read_coco`."""
-    content = _load(path)
-    try:
-        return [name for _, name in sorted(_categories(path, content).items())]
-    except KeyError as error:
-        raise _not_coco(path, error) from error
+def read_category_names(path: Path) -> list[str]:
+    """Return the category names of a COCO file by ascending id; raises as `read_coco`."""
+    return [name for _, name in sorted(_categories(path, _load(path)).items())]
 
 
 def _categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
-    """Category id → name, each name once."""
-    named = {key: str(item["name"]) for key, item in _by_id(path, "categories", content).items()}
+    """Return category id → name, with unique names."""
+    named = {key: str(item["name"]) for key, item in _records_by_id(path, "categories", content).items()}
     annotations = content.get("annotations", [])
     used = {own for item in annotations if isinstance(own := item.get("category_id"), (int, float, str))}
-    return cast("dict[int, str]", _one_for_each_name(path, named, used))
-
-
-def _not_coco(path: Path, error: KeyError) -> UserError:
-    return UserError(f"{path}: expected a COCO detection file with {_PARTS}; found one without {error}.")
+    return cast("dict[int, str]", _unique_names(path, named, used))
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """The content of a COCO detection file, whose lists hold objects; nothing else is known of these."""
+    """Load the JSON and check that its lists contain objects with the required keys."""
     try:
         with open_plain(path) as file:
             content = json.load(file)
@@ -112,14 +103,11 @@ def _load(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}). Export the file anew.") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, a number of more than 4,300 digits, or nested too deep
         raise UserError(f"{path}: expected a COCO JSON ({first_line(error).partition(';')[0]}).") from error
-    is_coco = isinstance(content, dict) and content.keys() >= {"images", "categories"}
-    if not is_coco and (tool := other_tool(content)):
-        raise UserError(f"{path}: it is {tool}")
     missing = [key for key in ("images", "categories") if not isinstance(content, dict) or key not in content]
     if missing:
         found = f"no key '{missing[0]}'" if isinstance(content, dict) else shown(content, 60)
-        raise UserError(f"{path}: found {found}, expected a COCO detection file with {_PARTS}.")
-    for key in ("images", "categories", "annotations"):
+        raise UserError(f"{path}: found {found}, expected a COCO detection file with {_PARTS}. Export COCO.")
+    for key, required in _REQUIRED.items():
         records = content.get(key, [])
         if not isinstance(records, list):
             raise UserError(f"{path}: {key} is {as_json(records)}, expected a list. Export the file anew.")
@@ -128,11 +116,13 @@ def _load(path: Path) -> dict[str, Any]:
                 raise UserError(
                     f"{path}: {key}[{number}] is {as_json(record)}, expected an object. Export the file anew."
                 )
+            if lacking := [name for name in required if name not in record]:
+                raise UserError(f"{path}: {key}[{number}] has no '{lacking[0]}', expected a COCO file with {_PARTS}.")
     return content
 
 
-def _one_for_each_name(path: Path, categories: Mapping[CocoId, str], used: Collection[Any]) -> dict[CocoId, str]:
-    """The categories, of those with one name the one that annotations use: exports add a root, named like its class."""
+def _unique_names(path: Path, categories: Mapping[CocoId, str], used: Collection[Any]) -> dict[CocoId, str]:
+    """Return categories with unique names: of several with one name the one in use, as exports add a root category."""
     kept: dict[str, CocoId] = {}
     for own, name in categories.items():
         earlier = kept.setdefault(name, own)
@@ -146,25 +136,11 @@ def _one_for_each_name(path: Path, categories: Mapping[CocoId, str], used: Colle
     return {own: name for own, name in categories.items() if kept[name] == own}
 
 
-def _no_owner(owner: Any, images: Mapping[CocoId, CocoImage]) -> str:
-    """What is wrong with an image_id that no image has."""
-    if owner is None:
-        return "has no image_id, expected the id of an image"
-    if isinstance(owner, (int, float)) and str(owner) in images:
-        return (
-            f"belongs to image_id {shown(owner)}, but in images that id is found as the text {shown(str(owner))}, "
-            "expected a number"
-        )
-    if isinstance(owner, str) and whole(owner) in images:
-        return f"belongs to image_id {shown(owner)}: found text, expected the number that an image has as its id"
-    return f"belongs to image_id {shown(owner)}, but no image has that id"
-
-
-def _by_id(path: Path, key: str, content: Mapping[str, Any]) -> dict[CocoId, dict[str, Any]]:
-    """The records of a list of the file by their ids: numbers, and text for images."""
+def _records_by_id(path: Path, key: str, content: Mapping[str, Any]) -> dict[CocoId, dict[str, Any]]:
+    """Return the records of a list by id: integers, for images also strings."""
     records: dict[CocoId, dict[str, Any]] = {}
     for number, item in enumerate(content[key]):
-        own = whole(item["id"]) if key == "categories" else item["id"]
+        own = to_integer(item["id"]) if key == "categories" else item["id"]
         own = int(own) if isinstance(own, float) and own.is_integer() else own
         if isinstance(own, bool) or not isinstance(own, (int, str) if key == "images" else int):
             raise UserError(f"{path}: {key}[{number}] has the id {shown(item['id'])}, expected an integer.")
@@ -178,10 +154,10 @@ def _by_id(path: Path, key: str, content: Mapping[str, Any]) -> dict[CocoId, dic
 
 
 def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Names of the images' files; LVIS has addresses alone, whose ends are found among the dataset's images."""
+    """Return the file names of images; of LVIS records, which have none, the URLs."""
     names: list[str] = []
     for number, item in enumerate(records):
-        found = item["coco_url"] if "coco_url" in item and "file_name" not in item else item["file_name"]
+        found = item.get("file_name", item.get("coco_url"))
         name = str(found) if isinstance(found, (str, int, float)) else ""
         try:
             encoded = os.fsencode(name)
@@ -197,8 +173,8 @@ def _file_names(path: Path, records: Iterable[Mapping[str, Any]]) -> list[str]:
     return names
 
 
-def _places(path: Path, names: Sequence[str], folder: Path) -> list[str]:
-    """Paths of the images' files without `.` and `..`, each once; addresses stay, for a message of their own."""
+def _image_paths(path: Path, names: Sequence[str], folder: Path) -> list[str]:
+    """Return normalised, unique paths of the images; URLs stay, as they get their own message."""
     places: dict[str, int] = {}
     for number, name in enumerate(names):
         place = name if is_address(name) else os.path.normpath(folder / name)
@@ -211,30 +187,30 @@ def _places(path: Path, names: Sequence[str], folder: Path) -> list[str]:
     return list(places)
 
 
-def _side(path: Path, item: Mapping[str, Any], key: str) -> int:
-    """A stated height or width; 0 where it is unknown: tools write null, 0, and -1 of an image that was not opened."""
-    value = whole(item.get(key) or 0)
+def _stated_side(path: Path, item: Mapping[str, Any], key: str) -> int:
+    """Return a stated height or width; 0 if unknown, which tools write as null, 0 or -1."""
+    value = to_integer(item.get(key) or 0)
     if isinstance(value, int) and -1 <= value <= _LARGEST_SIDE:
         return max(value, 0)
     raise UserError(f"{path}: the image {shown(item['id'])} has the {key} {shown(item[key])}, expected pixels.")
 
 
 def _image_folder(path: Path, names: Sequence[str], folders: Sequence[Path]) -> Path | None:
-    """Where relative names start: the folder with the most of their files; None where no name leads to a file."""
+    """Return the folder with most of the relative file names; None if no name leads to a file."""
     if not names:
         raise UserError(f"{path}: it lists no images.")
     files = [name for name in names if not is_address(name)]
     relative = [name for name in files if not name.startswith("/")]
     for tried in (relative[:: len(relative) // _TRIED + 1], relative):
-        found = [_found(folder, tried) for folder in folders]
+        found = [_count_files(folder, tried) for folder in folders]
         if any(count for count, _ in found):
             return folders[found.index(max(found))]
-    # Without a relative name that leads to a file, any folder will do for the others.
+    # Absolute names do not depend on the folder.
     is_there = not files or any(os.path.isfile(name) for name in files if name.startswith("/"))  # noqa: PTH113
     return folders[0] if is_there else None
 
 
-def _found(folder: Path, names: Sequence[str]) -> tuple[int, int]:
-    """How many of the names are files in `folder`, and how many of these do not lead out of it."""
+def _count_files(folder: Path, names: Sequence[str]) -> tuple[int, int]:
+    """Return how many names are files in `folder`, and how many of these stay inside it."""
     found = [name for name in names if os.path.isfile(folder / name)]  # noqa: PTH113 - no error for a name too long
     return len(found), sum(not os.path.normpath(name).startswith("..") for name in found)

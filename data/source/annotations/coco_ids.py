@@ -1,4 +1,4 @@
-"""COCO's class names, and the ids that results are written with: those of the COCO files that images come from."""
+"""COCO class names, and the image and category ids that results are written with."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ COCO_NAMES = (
 # fmt: on
 
 
-def ids_of(
+def result_ids(
     images: Sequence[CocoId],
     categories: Sequence[Mapping[int, str]],
     names: Sequence[str],
     single: bool,
     ignore: Sequence[str],
 ) -> CocoIds | None:
-    """The ids that results are written with; None where files of one split give an id to two things.
+    """Return the ids that results are written with; None if files of one split use an id for two things.
 
-    A class that no category is named after gets an id beyond all of theirs.
+    A class without a category of its name gets an id above all others.
 
     Args:
-        images: the ids of the images of a split.
-        categories: category id → name of each file that they come from.
-        names: the category that each class is called after.
-        single: all classes count as one, which has the first category's id.
+        images: ids of the images of a split.
+        categories: category id → name, of each COCO file.
+        names: the category that each class is named after.
+        single: all classes count as one, with the id of the first trained category.
         ignore: names of the classes that are not trained.
     """
     by_name: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Images listed by paths of another machine, found by the ends of these below the dataset's own folders."""
+"""Relocation of images that are listed by paths of another machine, by matching path endings."""
 
 # Paths are strings, as in data/source/split_files.py.
 # ruff: noqa: PTH112, PTH113, PTH119, PTH120
@@ -15,28 +15,28 @@ from tessera.utils.errors import UserError
 from tessera.utils.files import files_below, is_address
 from tessera.utils.text import counted, first_of, one_line
 
-_SPLIT = re.compile(  # a folder's whole name, such as val2017, valid, images_train or obj_train_data
+_SPLIT = re.compile(  # folder names such as val2017, valid, images_train or obj_train_data
     r"(?:(?:data|images?|imgs?|obj)[-_]?)?(train|val|test)(?:id|idation|ing)?(?:[-_]?(?:\d{4}|data|images?|imgs?|set))?",
     re.IGNORECASE,
 )
 _SHOWN, _LONGEST = 3, 120
 
 
-def find_moved(
+def relocate_images(
     split: str, images: Sequence[str], is_missing: Sequence[bool], folders: Sequence[str]
 ) -> tuple[dict[str, str], str]:
-    """Look for images that are not where they are listed.
+    """Locate images that do not exist at their listed paths.
 
-    An image of a folder that is there was removed, and is not looked for: one of another folder may have its name.
+    A missing image whose folder exists was deleted: it is not searched for, as other folders may reuse its name.
 
     Args:
-        split: whose images they are.
-        images: paths as listed, absolute, or addresses; relative ones start in one of `folders`.
-        is_missing: whether there is no such file, of each.
-        folders: that are searched, with all below.
+        split: split of the images.
+        images: listed paths, absolute, or URLs; relative paths start in one of `folders`.
+        is_missing: whether each file is missing.
+        folders: folders that are searched recursively.
 
     Returns:
-        Listed path → the image's path, {} unless there is exactly one image for each; what was taken, or why nothing.
+        Listed path → new path, {} unless every image has exactly one match; and a note on the result.
     """
     missing = list(compress(images, is_missing))
     taken = set(images).difference(missing) if missing else set[str]()
@@ -49,40 +49,40 @@ def find_moved(
         for folder in dict.fromkeys(folders):
             for path in files_below(folder, IMAGE_SUFFIXES):
                 by_name.setdefault(os.path.basename(path), {}).setdefault(path, path[len(folder) + 1 :])
-    except UserError:  # a folder that may not be read: nobody can say that an image is there once only
+    except UserError:  # with an unreadable folder, no match is known to be unique
         return {}, ""
-    found = {path: _by_end(path, split, folders, by_name) for path in lost}
+    found = {path: _match_path_end(path, split, folders, by_name) for path in lost}
     places = {path: paths[0] for path, (paths, _) in found.items() if len(paths) == 1}
     if len(places) == len(lost) and not taken & set(places.values()) and len(set(places.values())) == len(lost):
-        pair = f"{_said(places[lost[0]], folders)} is used instead of {_said(lost[0], folders)}"
+        pair = f"{_shown_path(places[lost[0]], folders)} is used instead of {_shown_path(lost[0], folders)}"
         count = counted(len(lost), "image")
-        return places, f"{split}: {count} not where listed, and found by the end of the path: {pair}"
+        return places, f"{split}: {count} missing at the listed path, relocated by the end of the path: {pair}"
     if not any(map(any, found.values())):
         return {}, ""
     several = {path: paths for path, paths in found.items() if len(paths[0]) != 1} or found
     named = []
     for path, candidates in several.items():
-        own, of_others = (first_of([_said(at, folders) for at in paths], _SHOWN, " or ") for paths in candidates)
+        own, of_others = (first_of([_shown_path(at, folders) for at in paths], _SHOWN, " or ") for paths in candidates)
         where = own or (f"only {of_others}, in the folder of another split" if of_others else "nowhere")
-        named.append(f"{_said(path, folders)} ({where})")
-    note = f"{split}: {counted(len(lost), 'image')} not where listed, and not each is found once by the end of its path"
+        named.append(f"{_shown_path(path, folders)} ({where})")
+    note = f"{split}: {counted(len(lost), 'image')} missing at the listed path, without a unique match for each"
     return {}, f"{note}: {first_of(named, _SHOWN)}"
 
 
 def _is_here(path: str, folders: Sequence[str], of_present: set[str]) -> bool:
-    """Whether the folder that an image is listed in is one of this machine's dataset."""
+    """Return whether the folder of a listed image exists in the dataset."""
     above = os.path.dirname(_slashed(path))
     return above in of_present or (_inside(above, folders) is not None and os.path.isdir(above))
 
 
 def _is_spelled_otherwise(path: str) -> bool:
-    """Whether there is such a file without the backslashes of Windows or the percent signs of an address."""
+    """Return whether the file exists without backslashes or URL escapes in its path."""
     slashed = _slashed(path)
     return any(form != path and os.path.isfile(form) for form in (slashed, unquote(slashed)))
 
 
-def _said(path: str, folders: Sequence[str]) -> str:
-    """A path as messages name it: from the first folder."""
+def _shown_path(path: str, folders: Sequence[str]) -> str:
+    """Return a path for messages, relative to the first folder."""
     return one_line(_inside(path, folders[:1]) or path, _LONGEST)
 
 
@@ -91,18 +91,18 @@ def _slashed(path: str) -> str:
 
 
 def _inside(path: str, folders: Sequence[str]) -> str | None:
-    """The path from the longest of the folders that it is in; "" for the folder itself."""
+    """Return the path relative to the longest matching folder; None if it is in none."""
     above = max((folder for folder in folders if f"{path}/".startswith(f"{folder}/")), key=len, default=None)
     return None if above is None else path[len(above) + 1 :]
 
 
-def _by_end(
+def _match_path_end(
     listed: str, split: str, folders: Sequence[str], by_name: dict[str, dict[str, str]]
 ) -> tuple[list[str], list[str]]:
-    """The images whose paths share the longest end with a listed one, and those in the folder of another split.
+    """Return the images with the longest matching path ending, and matches in folders of other splits.
 
-    The name may be all that is left of a path. The split is that of the listed path, else the one that is listed; of
-    equal ends the one in its own folder counts.
+    The file name alone may match. The expected split is that of the listed path, else `split`. On a tie, images in a
+    folder of the expected split win.
     """
     path = _slashed(listed.partition("?")[0] if is_address(listed) else listed)
     path = path if os.path.basename(path) in by_name else unquote(path)
@@ -119,6 +119,6 @@ def _by_end(
 
 
 def _split_of(path: str) -> str:
-    """The split that the folders of a path name last; "" where they name none."""
+    """Return the split that the folders of a path name last; "" if they name none."""
     named = [match[1].lower() for folder in path.split("/")[:-1] if (match := _SPLIT.fullmatch(folder))]
     return named[-1] if named else ""

@@ -1,4 +1,4 @@
-"""Pascal VOC XML, read as it is; nothing is converted on disk."""
+"""Pascal VOC XML annotations, read without conversion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import xml.parsers.expat
 from collections.abc import Mapping
 from typing import Any
 
-from tessera.data.source.annotations.yolo_labels import ParsedLabels, Size, clipped_fractions
+from tessera.data.source.annotations.yolo_labels import Corners, ParsedLabels, Size, clipped_box
 from tessera.utils.text import one_line, shown
 
 _MOST_DEPTH = 32
@@ -17,36 +17,20 @@ _INVALID_TOKEN = xml.parsers.expat.errors.codes[xml.parsers.expat.errors.XML_ERR
 _DECLARED = re.compile(
     rb"""(?:\xef\xbb\xbf)?\s{0,99}<\?xml[^>]{0,200}?\sencoding\s{0,9}=\s{0,9}["']([\w.:-]{1,40})["']"""
 )
-# Python's name of an encoding of several bytes a character → the one that files which declare it are in (WHATWG
-# Encoding standard, 4.2).
-_MULTI_BYTE = {
-    **{
-        name: name
-        for name in ("big5hkscs", "cp932", "cp949", "cp950", "euc_jp", "gb18030", "hz", "iso2022_jp", "utf-8")
-    },
-    "gb2312": "gb18030",
-    "gbk": "gb18030",
-    "shift_jis": "cp932",
-    "euc_kr": "cp949",
-    "big5": "cp950",
-}
+# Multi-byte encoding → the superset that files declare as it (WHATWG Encoding standard, 4.2).
+_SUPERSETS = {"gb2312": "gb18030", "gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "cp950"}
+_MULTI_BYTE = ("big5hkscs", "cp932", "cp949", "cp950", "euc_jp", "gb18030", "hz", "iso2022_jp", "utf-8")
 
 
 def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> ParsedLabels:
-    """Read a Pascal VOC annotation.
+    """Parse a Pascal VOC annotation.
 
-    Coordinates are pixels that count from 1, both ends included (VOC 2012 development kit, 3.3): a box covers
-    [xmin − 1, xmax]. Objects marked difficult, and those of an ignored class, are ignored regions.
-
-    Args:
-        raw: bytes of the XML file, in the encoding that it declares. One that declares entities, or nests elements
-            deeper than any annotation, is refused.
-        size_hw: height and width of the image in pixels.
-        class_ids: name → class, below 0 that of an ignored one.
+    Coordinates are 1-based pixels, both ends included (VOC 2012 development kit, 3.3): a box covers [xmin − 1, xmax].
+    Difficult objects and classes below 0 in `class_ids` become ignored regions. Entities and deep nesting are refused.
     """
     try:
         reader = _parse(raw)
-    except _Refused as error:
+    except _InvalidVoc as error:
         return ParsedLabels(problems=[(error.line, str(error))])
     if reader.root != "annotation":
         return ParsedLabels(problems=[(1, f"the root is <{one_line(reader.root, 40)}>, expected <annotation>")])
@@ -54,10 +38,10 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     for line, fields in reader.objects:
         name = fields.get("name", "")
         corners = _voc_corners(fields)
-        box = corners if isinstance(corners, str) else _voc_box(corners, size_hw)
+        box = corners if isinstance(corners, str) else clipped_box(corners, size_hw, origin=1)
         if fields.get("difficult") == "1" or class_ids.get(name, 0) < 0:
             if isinstance(box, str):
-                labels.remarks.append((line, f"{box}; the ignored region is left out"))
+                labels.remarks.append((line, f"{box}; ignored region skipped"))
             elif name in class_ids:
                 labels.ignore(class_ids[name], box)
             else:
@@ -73,18 +57,11 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
     height, width = (reader.size.get(side, "") for side in ("height", "width"))
     is_stated = all(text.isdecimal() and len(text) < 10 and int(text) > 0 for text in (height, width))
     labels.stated_hw = (int(height), int(width)) if is_stated else (0, 0)
-    return labels.whole()
+    return labels.finish()
 
 
-def _voc_box(corners: tuple[float, float, float, float], size_hw: Size) -> list[float] | str:
-    """Centre and size of a box as fractions of the image, or what is wrong with it."""
-    left, top, right, bottom = corners
-    found = clipped_fractions(left - 1, top - 1, right, bottom, size_hw)
-    return found or f"the box {corners} lies outside the image of {size_hw[1]} x {size_hw[0]} pixels"
-
-
-class _Refused(Exception):
-    """The XML cannot be read, or contains what no annotation needs."""
+class _InvalidVoc(Exception):
+    """Error of an XML file that cannot be parsed, or that has content no annotation needs."""
 
     def __init__(self, line: int, what: str) -> None:
         super().__init__(what)
@@ -95,33 +72,28 @@ def _parse(raw: bytes) -> _VocReader:
     declared = _DECLARED.match(raw)
     name = declared[1].decode() if declared else "utf-8"
     try:
-        # Expat knows UTF-8, UTF-16 and, with Python's help, encodings of one byte a character.
-        wider = _MULTI_BYTE.get(codecs.lookup(name).name) if declared else None
-        reader = _VocReader("utf-8" if wider else None)
-        reader.parser.Parse(raw.decode(wider).encode() if wider else raw, True)
+        # Expat itself decodes UTF-8, UTF-16 and single-byte encodings.
+        codec = codecs.lookup(name).name
+        codec = _SUPERSETS.get(codec, codec)
+        is_decoded = declared is not None and codec in _MULTI_BYTE
+        reader = _VocReader("utf-8" if is_decoded else None)
+        reader.parser.Parse(raw.decode(codec).encode() if is_decoded else raw, True)
     except xml.parsers.expat.ExpatError as error:
         what = f"not valid XML ({xml.parsers.expat.ErrorString(error.code)})"
-        if error.code == _INVALID_TOKEN and not _is_utf8(raw):
+        if error.code == _INVALID_TOKEN and "\ufffd" in raw.decode(errors="replace"):
             what += f"; its bytes are not {name}. Save it as UTF-8, or let its first line declare its encoding"
-        raise _Refused(error.lineno, what) from error
+        raise _InvalidVoc(error.lineno, what) from error
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise _Refused(line, f"it declares {name}, but byte 0x{raw[error.start]:02x} is no such text") from error
+        raise _InvalidVoc(line, f"it declares {name}, but byte 0x{raw[error.start]:02x} is no such text") from error
     except (LookupError, ValueError) as error:
-        raise _Refused(1, f"it declares the encoding {shown(name, 40)}, which is unknown. Save it as UTF-8") from error
+        what = f"it declares the encoding {shown(name, 40)}, which is unknown. Save it as UTF-8"
+        raise _InvalidVoc(1, what) from error
     return reader
 
 
-def _is_utf8(raw: bytes) -> bool:
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 class _VocReader:
-    """Collects <size> and the <object>s with their lines; parts of objects (<part>) are skipped."""
+    """Expat handler that collects <size> and the <object>s with their lines; <part>s are skipped."""
 
     def __init__(self, encoding: str | None) -> None:
         self.root = ""
@@ -137,7 +109,7 @@ class _VocReader:
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
         if len(self._path) == _MOST_DEPTH:
-            raise _Refused(self.parser.CurrentLineNumber, f"its elements nest deeper than {_MOST_DEPTH}")
+            raise _InvalidVoc(self.parser.CurrentLineNumber, f"its elements nest deeper than {_MOST_DEPTH}")
         self.root = self.root or name
         self._path.append(name)
         self._text.clear()
@@ -155,11 +127,11 @@ class _VocReader:
         self._text.clear()
 
     def _refuse(self, *declaration: Any) -> None:
-        raise _Refused(self.parser.CurrentLineNumber, "it declares entities, which no annotation needs")
+        raise _InvalidVoc(self.parser.CurrentLineNumber, "it declares entities, which no annotation needs")
 
 
-def _voc_corners(fields: Mapping[str, str]) -> tuple[float, float, float, float] | str:
-    """xmin, ymin, xmax, ymax, or what is wrong with them."""
+def _voc_corners(fields: Mapping[str, str]) -> Corners | str:
+    """Return xmin, ymin, xmax, ymax, or a message."""
     corners: list[float] = []
     for key in ("xmin", "ymin", "xmax", "ymax"):
         text = fields.get(key)

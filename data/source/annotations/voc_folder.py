@@ -1,4 +1,4 @@
-"""The folder of the VOC XML of a folder of images."""
+"""Location of the VOC XML files that belong to a folder of images."""
 
 # Paths are strings, as in data/source/split_files.py.
 # ruff: noqa: PTH112, PTH113, PTH118, PTH206, PTH208
@@ -8,38 +8,33 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tessera.data.source.annotations.label_paths import plain_stem
+from tessera.data.source.annotations.label_paths import normalized_stem
 
 _IMAGES = ("images", "jpegimages")
 _ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls", "labels")
 
 
 def voc_folder(folder: str, names: Sequence[str]) -> str | None:
-    """Where the XML files of the images in `folder` are: such as Annotations/ beside JPEGImages/, or annots/ beside it.
+    """Return the folder with XML files of the images in `folder`, such as Annotations/ beside JPEGImages/, or None.
 
-    Args:
-        folder: of images.
-        names: of these images' annotations, from the folder that is looked for: train/a.xml of images/train/a.jpg.
-
-    Returns:
-        The first folder with any of them; None where there is none.
+    `names` are XML paths relative to that folder, such as train/a.xml for images/train/a.jpg.
     """
     return next((place for place in _places(folder) if _has_any(place, names)), None)
 
 
 def _has_any(place: str, names: Sequence[str]) -> bool:
-    """Whether a folder has any of the files, or one that spells such a name with escapes."""
+    """Return whether a folder has any of the files, URL-escaped names included."""
     if not os.path.isdir(place):
         return False
     if any(os.path.isfile(f"{place}/{name}") for name in names):
         return True
-    stems = {plain_stem(Path(name).stem) for name in names}
+    stems = {normalized_stem(Path(name).stem) for name in names}
     folders = {Path(place, name).parent for name in names}
-    return any(plain_stem(path.stem) in stems for folder in folders for path in folder.glob("*.xml"))
+    return any(normalized_stem(path.stem) in stems for folder in folders for path in folder.glob("*.xml"))
 
 
 def _places(folder: str) -> Iterator[str]:
-    """Folders named like annotations beside the last part named like images, then beside the folder itself."""
+    """Yield candidate folders beside the last path component named like images, then beside the folder itself."""
     parts = folder.split(os.sep)
     of_images = [at for at, part in enumerate(parts) if part.lower() in _IMAGES][-1:]
     for at in dict.fromkeys([*of_images, len(parts) - 1]):

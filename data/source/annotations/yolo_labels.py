@@ -1,7 +1,7 @@
-"""Label files: rows `class x y w h` or `class x1 y1 x2 y2 …`, fractions of the image's width and height.
+"""YOLO label files: rows `class x y w h` or `class x1 y1 x2 y2 …`, fractions of the image's width and height.
 
-A row of class -1 is a region to ignore: neither object nor background. What lies beyond the image by a rounding error
-is cut to it. A file of nothing but correct boxes takes a fast path; any other is read row by row.
+A row of class -1 is an ignored region, neither object nor background. Coordinates that exceed the image by a rounding
+error are clipped. Files of valid boxes take a fast path; all others are parsed row by row.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from tessera.utils.text import one_line
 
 _BOX_FIELDS = ("x", "y", "w", "h")
 _MAX_CLASS = 2**31 - 1
-ANY_CLASS = -1  # of a region that is about every class
-MOST_BEYOND = 0.01  # of a side, that a coordinate may lie beyond the image: it is cut, more is a mistake
-_LONGEST_TOKEN = 25  # characters of a message
-_NO_AREA = 1e-9  # of a side; rounding leaves so much of a box that ends where the image begins
+ALL_CLASSES = -1  # class of an ignored region that applies to all classes
+MAX_OVERSHOOT = 0.01  # fraction of a side by which a coordinate may exceed the image and is clipped
+_LONGEST_TOKEN = 25  # characters in a message
+_NO_AREA = 1e-9  # fraction of a side that rounding may leave of a box outside the image
 
 Size = tuple[int, int]
+Corners = tuple[float, float, float, float]
 
 
-class Regions(NamedTuple):
-    """Ignored regions, neither object nor background: crowds, difficult objects, ignored classes, rows of class -1.
+class IgnoredRegions(NamedTuple):
+    """Ignored regions, neither object nor background: crowds, difficult objects, ignored classes, class -1.
 
     Attributes:
-        classes: the class that each region is about; ANY_CLASS; -2 - k for an object of the dataset's k-th ignored
-            class, which is about every class too. Behind these count classes that are left out: the scan drops them.
+        classes: class of each region; ALL_CLASSES; -2 - k for the k-th ignored class, which applies to all, too.
+            Classes that are left out have the numbers below these; the scan drops them.
         boxes: as in ParsedLabels.
     """
 
@@ -43,21 +44,21 @@ class Regions(NamedTuple):
 
 @dataclass
 class ParsedLabels:
-    """The objects of one image, as its labels have them, equal ones once."""
+    """Objects of one image without duplicates, with messages on unusable rows."""
 
-    classes: list[int] = field(default_factory=list)  # class of each object
-    boxes: list[float] = field(default_factory=list)  # centre x and y, width, height of each; fractions
-    # (k, 2) xy fractions of each object, k = 0 for an object with a box only; [] where all are.
+    classes: list[int] = field(default_factory=list)
+    boxes: list[float] = field(default_factory=list)  # centre x and y, width, height of each object; fractions
+    # (k, 2) xy fractions of each object, k = 0 for a box; [] if all are boxes.
     polygons: list[NDArray[np.float64]] = field(default_factory=list)
-    duplicates: int = 0  # rows equal to an earlier one, which are left out
-    problems: list[tuple[int | None, str]] = field(default_factory=list)  # line of each unusable row; None: the file
-    unknown: list[tuple[int, str]] = field(default_factory=list)  # line, class that is not named
-    ignored: Regions = field(default_factory=lambda: Regions([], []))  # neither object nor background
-    remarks: list[tuple[int | None, str]] = field(default_factory=list)  # left out; the image is kept
-    lines: list[int] = field(default_factory=list)  # where each object is
-    notes: list[tuple[int, str]] = field(default_factory=list)  # what costs nothing: a box that is cut
-    stated_hw: Size = (0, 0)  # height and width of the image as the labels state them; (0, 0) where they do not
-    # Remarks, or problems where no object is left: the image would seem to be background.
+    duplicates: int = 0  # skipped rows that equal an earlier one
+    problems: list[tuple[int | None, str]] = field(default_factory=list)  # (line or None = file, message): unusable
+    unknown: list[tuple[int, str]] = field(default_factory=list)  # (line, unnamed class)
+    ignored: IgnoredRegions = field(default_factory=lambda: IgnoredRegions([], []))
+    remarks: list[tuple[int | None, str]] = field(default_factory=list)  # (line, message): dropped, image usable
+    lines: list[int] = field(default_factory=list)  # line of each object
+    notes: list[tuple[int, str]] = field(default_factory=list)  # (line, message): clipped boxes
+    stated_hw: Size = (0, 0)  # image size that the labels state; (0, 0) if they do not
+    # Become remarks; problems if no object is left, as the image would seem to be background.
     left_out: list[tuple[int, str]] = field(default_factory=list)
     _seen: set[tuple[float | str, ...]] = field(default_factory=set, compare=False)
 
@@ -69,7 +70,7 @@ class ParsedLabels:
         box: Sequence[float],
         polygon: NDArray[np.float64] | None = None,
     ) -> None:
-        """Add an object, unless one of an equal `key` is there already; or the region of an ignored class."""
+        """Add an object unless its `key` is a duplicate; classes below 0 become ignored regions."""
         if class_id < 0:
             self.ignore(class_id, box)
         elif key in self._seen:
@@ -86,10 +87,10 @@ class ParsedLabels:
         self.ignored.classes.append(class_id)
         self.ignored.boxes.extend(box)
 
-    def whole(self) -> ParsedLabels:
-        """Itself, after the last row."""
+    def finish(self) -> ParsedLabels:
+        """Sort the messages after the last row and return the labels."""
         if self.classes:
-            self.remarks += [(line, f"{what}; the object is left out") for line, what in self.left_out]
+            self.remarks += [(line, f"{what}; object skipped") for line, what in self.left_out]
         else:
             self.problems += self.left_out
         self.polygons = self.polygons if any(map(len, self.polygons)) else []
@@ -97,24 +98,23 @@ class ParsedLabels:
 
 
 def parse_labels(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int = 0) -> ParsedLabels:
-    """Read a label file; a byte-order mark, Windows or old Mac line ends and blank lines are accepted.
+    """Parse a label file; a byte-order mark, Windows or old Mac line ends and blank lines are accepted.
 
     Args:
-        raw: its bytes.
-        nc: number of classes, the ignored ones included.
-        classes: what the first numbers of a file stand for, as in `Regions` those that are ignored or left out; ()
-            where every number is its class.
-        keypoints: how many numbers follow the box in a row of a pose; 0 where there are no such rows.
+        raw: content of the file.
+        nc: number of classes, ignored ones included.
+        classes: class of each class number in the file, below 0 if ignored or left out; () if all numbers are classes.
+        keypoints: count of numbers after the box in a pose row; 0 without keypoints.
     """
     if raw.startswith(codecs.BOM_UTF8):
         raw = raw[3:]
-    return (None if classes else _parse_plain(raw, nc)) or parse_rows(raw, nc, classes, keypoints)
+    return (None if classes else _parse_fast(raw, nc)) or parse_rows(raw, nc, classes, keypoints)
 
 
-def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
-    """The fast path; None where anything is unusual."""
+def _parse_fast(raw: bytes, nc: int) -> ParsedLabels | None:
+    """Parse a file of valid boxes; None if anything is unusual."""
     rows = [line.split() for line in raw.splitlines()]
-    if b"_" in raw or any(len(row) != 5 for row in rows):  # Python's numbers may have underscores, labels may not
+    if b"_" in raw or any(len(row) != 5 for row in rows):  # Python parses underscores in numbers
         return None
     if not rows:
         return ParsedLabels()
@@ -125,7 +125,7 @@ def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
         boxes = [float(token) for token in tokens]
     except ValueError:
         return None
-    # Comparisons let NaN pass, the sum does not.
+    # Comparisons miss NaN, the sum does not.
     if min(boxes) < 0 or max(boxes) > 1 or math.isnan(sum(boxes)) or min(classes) < 0 or max(classes) >= nc:
         return None
     if len(rows) > 1 and len(set(zip(classes, boxes[::4], boxes[1::4], boxes[2::4], boxes[3::4], strict=True))) < len(
@@ -136,7 +136,7 @@ def _parse_plain(raw: bytes, nc: int) -> ParsedLabels | None:
 
 
 def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int = 0) -> ParsedLabels:
-    """Row by row: as `parse_labels`, without a byte-order mark."""
+    """Parse row by row, as `parse_labels` without a byte-order mark."""
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return ParsedLabels(problems=[(None, UTF_16)])
     if is_lfs_pointer(raw):
@@ -158,34 +158,34 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int 
             points = np.array(row[1:] if len(row) > 5 else ()).reshape(-1, 2)
             box = polygon_box(points) if len(points) else row[1:]
             if min(row[1:]) < 0 or max(row[1:]) > 1:
-                points, box = points.clip(0, 1), _cut(box)
+                points, box = points.clip(0, 1), _clip(box)
                 beyond = f"{max(max(row[1:]) - 1, -min(row[1:])):.2g} beyond the image"
                 if min(box[2:]) < _NO_AREA:
                     nothing = f"{beyond}: nothing of it is inside"
                     if class_id < 0:
-                        labels.remarks.append((number, f"{nothing}; the ignored region is left out"))
+                        labels.remarks.append((number, f"{nothing}; ignored region skipped"))
                     else:
                         labels.left_out.append((number, nothing))
                     continue
-                labels.notes.append((number, f"{beyond}: cut to it"))
+                labels.notes.append((number, f"{beyond}: clipped"))
             labels.add(number, (class_id, *row[1:]), class_id, box, points)
-    return labels.whole()
+    return labels.finish()
 
 
-def _cut(box: Sequence[float]) -> list[float]:
-    """The part of a box that lies in the image, as centre and size; a size of 0 where there is none."""
+def _clip(box: Sequence[float]) -> list[float]:
+    """Return the part of a box inside the image as centre and size; zeros if there is none."""
     x, y, width, height = box
     return clipped_fractions(x - width / 2, y - height / 2, x + width / 2, y + height / 2, (1, 1)) or [0.0] * 4
 
 
 def polygon_box(points: NDArray[np.float64]) -> list[float]:
-    """Centre and size of the box around a polygon (k, 2)."""
+    """Return centre and size of the box around a polygon (k, 2)."""
     low, high = points.min(0), points.max(0)
     return [*((low + high) / 2).tolist(), *(high - low).tolist()]
 
 
 def _read_row(tokens: list[bytes], keypoints: int) -> tuple[float, ...] | str:
-    """The numbers of a row, or what is wrong with it."""
+    """Return the numbers of a row, or a message."""
     count = len(tokens)
     if keypoints and count != 5:
         return f"{count} fields, expected 5 (class x y w h), or {5 + keypoints} with the keypoints of kpt_shape"
@@ -210,11 +210,11 @@ def _read_row(tokens: list[bytes], keypoints: int) -> tuple[float, ...] | str:
         name = "class" if place == 0 else _field_name(place, count)
         if not math.isfinite(value):
             return f"{name} is {_shown(token)}, expected a finite number"
-        if place == 0 and (value != int(value) or not ANY_CLASS <= value <= _MAX_CLASS):
+        if place == 0 and (value != int(value) or not ALL_CLASSES <= value <= _MAX_CLASS):
             return f"class is {_shown(token)}, expected an integer from 0 on, or -1 for a region to ignore"
-        if place > 0 and value < (-MOST_BEYOND if count > 5 or place < 3 else 0):
+        if place > 0 and value < (-MAX_OVERSHOOT if count > 5 or place < 3 else 0):
             return f"{name} is {_shown(token)}, expected no negative value"
-        if place > 0 and value > 1 + MOST_BEYOND:
+        if place > 0 and value > 1 + MAX_OVERSHOOT:
             return f"{name} is {_shown(token)}, expected at most 1 (a fraction of the image's width or height)"
         row.append(value)
     return tuple(row)
@@ -225,9 +225,9 @@ def _shown(token: bytes) -> str:
 
 
 def _keypoints(tokens: list[bytes]) -> int:
-    """How many keypoints of x, y and visibility (0, 1 or 2) a row has; 0 where it may be a polygon.
+    """Return the number of keypoints (x, y, visibility 0, 1 or 2) of a row; 0 if it may be a polygon.
 
-    Polygons have an even number of coordinates, and hardly three of them, each three apart, on the image's borders.
+    Polygons have an even number of coordinates, and hardly ever 0 or 1 at every third of them.
     """
     count, rest = divmod(len(tokens) - 5, 3)
     try:
@@ -240,12 +240,18 @@ def _keypoints(tokens: list[bytes]) -> int:
 
 
 def _field_name(place: int, count: int) -> str:
-    """What the number at `place` of a row of `count` fields is."""
     return _BOX_FIELDS[place - 1] if count == 5 else f"{'xy'[(place - 1) % 2]}{(place + 1) // 2}"
 
 
+def clipped_box(corners: Corners, size_hw: Size, origin: int = 0) -> list[float] | str:
+    """Clip a box to the image as `clipped_fractions`, or return a message; the first pixel has index `origin`."""
+    left, top, right, bottom = corners
+    outside = f"the box {[*corners]} lies outside the image of {size_hw[1]} x {size_hw[0]} pixels"
+    return clipped_fractions(left - origin, top - origin, right, bottom, size_hw) or outside
+
+
 def clipped_fractions(left: float, top: float, right: float, bottom: float, size_hw: Size) -> list[float] | None:
-    """Centre and size as fractions of the image, after cutting the box to it; None where nothing is left."""
+    """Clip a box to the image; return centre and size as fractions, or None if nothing is left."""
     height, width = size_hw
     left, top, right, bottom = max(left, 0.0), max(top, 0.0), min(right, float(width)), min(bottom, float(height))
     if right <= left or bottom <= top:
@@ -253,10 +259,12 @@ def clipped_fractions(left: float, top: float, right: float, bottom: float, size
     return [(left + right) / 2 / width, (top + bottom) / 2 / height, (right - left) / width, (bottom - top) / height]
 
 
-def of_other_size(stated_hw: Size, size_hw: Size, reach_hw: NDArray[np.float64], is_turned: bool) -> tuple[bool, str]:
-    """Whether labels that state another size than their image has are about it as it is, and what to say of them.
+def check_stated_size(
+    stated_hw: Size, size_hw: Size, reach_hw: NDArray[np.float64], is_turned: bool
+) -> tuple[bool, str]:
+    """Return whether labels that state another image size are usable, and a message.
 
-    Their boxes reach as far as `reach_hw`; `is_turned` where the image's EXIF orientation swaps height and width.
+    `reach_hw` is the largest extent of their boxes. `is_turned` means that EXIF orientation swaps height and width.
     """
     stated, found = (f"{width} x {height}" for height, width in (stated_hw, size_hw))
     what = f"the annotations are made for {stated} pixels, but the image has {found}"
@@ -266,5 +274,5 @@ def of_other_size(stated_hw: Size, size_hw: Size, reach_hw: NDArray[np.float64],
         return False, what
     fits, fits_stated = (bool((reach_hw <= np.add(size, 1)).all()) for size in (size_hw, stated_hw))
     is_usable = fits and not (is_turned and fits_stated)
-    what += " when it is turned as its EXIF orientation says" if is_turned else ": width and height are swapped"
-    return is_usable, f"{what}; its boxes fit the image as it is shown, and are used" if is_usable else what
+    what += " after applying its EXIF orientation" if is_turned else ": width and height are swapped"
+    return is_usable, f"{what}; its boxes fit the displayed image and are used" if is_usable else what

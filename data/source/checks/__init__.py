@@ -1,1 +1,1 @@
-"""What is wrong with a dataset, and what it holds: `--check-data`, and the warnings before a run."""
+"""Dataset checks of `--check-data`."""

@@ -1,4 +1,4 @@
-"""Boxes: where they lie, how large they are, and whether they are written in another way than is read."""
+"""Box checks of `--check-data`: boxes outside their image, without area, rotated, or in another format; box sizes."""
 
 from __future__ import annotations
 
@@ -8,77 +8,79 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.coco_annotations import category_of, is_crowd
-from tessera.data.source.annotations.label_paths import ENDLESS, any_labels
-from tessera.data.source.annotations.segmentation import numbers
-from tessera.data.source.checks.results import DatasetCheck, Part, share
-from tessera.data.source.messages import flat
+from tessera.data.source.annotations.coco_annotations import category_of, is_crowd, numbers
+from tessera.data.source.annotations.label_paths import UNBOUNDED, parse_any_labels
+from tessera.data.source.checks.results import DatasetCheck, SplitData, fraction_text
+from tessera.data.source.messages import has_no_area
 from tessera.utils.text import counted, first_of
 
-_SLACK, _SLACK_PX = 0.02, 2.0  # share of a side, and pixels, that rounding may put a box outside by
-_MOST_SHOWN = 10.0  # sides that messages count
-_FAR = 0.05  # share of a side that no rounding explains
-_LEAST, _USUAL = 5, 0.25  # boxes, and share of them, that leave the image far where corners are read as centre and size
+_SLACK, _SLACK_PX = 0.02, 2.0  # fraction of a side, and pixels, by which rounding may exceed the image
+_MOST_SHOWN = 10.0  # largest fraction of a side in messages
+_FAR = 0.05  # fraction of a side that rounding does not explain
+_LEAST, _USUAL = 5, 0.25  # minimum number and fraction of boxes far outside the image that indicate corners
 
 
 class Written(NamedTuple):
-    """Boxes of a split as they are written, before anything is cut to the image; k of them."""
+    """Boxes of a split as written, before clipping; k boxes."""
 
-    owners: NDArray[np.int64]  # (k,), place of each one's image in the listing
-    excess: NDArray[np.float64]  # (k,), by which a box leaves the image at most, of a side
+    owners: NDArray[np.int64]  # (k,), index of each box's image in the listing
+    excess: NDArray[np.float64]  # (k,), largest overshoot as a fraction of the side
     excess_px: NDArray[np.float64]  # the same in pixels
-    as_corners: NDArray[np.bool_]  # (k,), third and fourth number are larger than the others: x1 y1 x2 y2?
+    as_corners: NDArray[np.bool_]  # (k,), third and fourth number exceed the first two, as in x1 y1 x2 y2
 
 
-def check_boxes(check: DatasetCheck, part: Part) -> None:
-    """Report boxes without an area, those that reach beyond their image, and x1 y1 x2 y2 read as x y w h."""
-    for place, count in zip(*np.unique(part.owners[flat(part.scanned.boxes_xyxy)], return_counts=True), strict=True):
-        where = part.listing.label_place(int(place))(None)
+def check_boxes(check: DatasetCheck, part: SplitData) -> None:
+    """Report boxes without area, boxes that exceed their image, and x1 y1 x2 y2 read as x y w h."""
+    for place, count in zip(
+        *np.unique(part.owners[has_no_area(part.scanned.boxes_xyxy)], return_counts=True), strict=True
+    ):
+        where = part.listing.label_location(int(place))(None)
         check.problems.append(f"{where}: {counted(int(count), 'box')} without width or height")
-    turned = [place for place, (_, image, _) in part.listing.coco.items() for _, row in image.annotations if _turn(row)]
-    if turned:
-        places = [part.listing.label_place(place)(None) for place in dict.fromkeys(turned)]
+    rotated = [
+        place for place, (_, image, _) in part.listing.coco.items() for _, row in image.annotations if _turn(row)
+    ]
+    if rotated:
+        places = [part.listing.label_location(place)(None) for place in dict.fromkeys(rotated)]
         check.problems.append(
-            f"{part.split}: {counted(len(turned), 'rotated box')} (attributes.rotation); bbox is the box before "
-            f"rotation, and is used: {first_of(places, 3)}. Export polygons instead"
+            f"{part.split}: {counted(len(rotated), 'rotated box')} (attributes.rotation), used without rotation: "
+            f"{first_of(places, 3)}. Export polygons instead"
         )
     written = _written(part)
     corners = _corners(written)
     if corners.any():
         read = "x y width height" if part.listing.coco else "centre x, centre y, width, height"
-        number = share(int(corners.sum()), len(corners), "box")
+        number = fraction_text(int(corners.sum()), len(corners), "box")
         check.errors.append(
-            f"{part.split}: {number} seem to be written as x1 y1 x2 y2, but are read as {read}, and then leave their "
-            f"image: {_places(part, written, corners)}. Convert these labels."
+            f"{part.split}: {number} seem to be written as x1 y1 x2 y2, expected {read}: "
+            f"{_places(part, written, corners)}. Convert these labels."
         )
     beyond = (written.excess > _SLACK) & (written.excess_px > _SLACK_PX) & ~corners
     if beyond.any():
-        number, most = share(int(beyond.sum()), len(beyond), "box"), float(written.excess[beyond].max())
-        reach, their = ("reaches", "its") if beyond.sum() == 1 else ("reach", "their")
+        number, most = fraction_text(int(beyond.sum()), len(beyond), "box"), float(written.excess[beyond].max())
+        exceed, their = ("exceeds", "its") if beyond.sum() == 1 else ("exceed", "their")
         by = f"up to {100 * most:.0f} %" if most <= _MOST_SHOWN else f"more than {100 * _MOST_SHOWN:,.0f} %"
         check.problems.append(
-            f"{part.split}: {number} {reach} beyond the border of {their} image, by {by} of its side: "
-            f"{_places(part, written, beyond)}"
+            f"{part.split}: {number} {exceed} {their} image by {by} of its side: {_places(part, written, beyond)}"
         )
 
 
-def _places(part: Part, written: Written, boxes: NDArray[np.bool_]) -> str:
-    places = [part.listing.label_place(place)(None) for place in np.unique(written.owners[boxes]).tolist()]
+def _places(part: SplitData, written: Written, boxes: NDArray[np.bool_]) -> str:
+    places = [part.listing.label_location(place)(None) for place in np.unique(written.owners[boxes]).tolist()]
     return first_of(places, 3)
 
 
 def _turn(record: Mapping[str, Any]) -> float:
-    """Degrees from upright by which CVAT says that a box is rotated."""
+    """Return the degrees by which CVAT states that a box is rotated."""
     attributes = record.get("attributes")
-    turned = numbers([attributes.get("rotation")]) if isinstance(attributes, dict) else None
-    return turned[0] % 180 if turned else 0.0
+    rotated = numbers([attributes.get("rotation")]) if isinstance(attributes, dict) else None
+    return rotated[0] % 180 if rotated else 0.0
 
 
 def _corners(written: Written) -> NDArray[np.bool_]:
-    """Which boxes, (k,), seem to be corners where centre and size are expected.
+    """Return which boxes, (k,), seem to be corners where centre and size are expected.
 
-    Corners are always ordered, and read as centre and size most leave the image: of the boxes of files where all are
-    ordered, 0.6 to 0.97 on cards, raccoon and coco128. Boxes that are what they seem to be hardly ever leave it far.
+    Corners ascend within a row. Read as centre and size, 60 to 97 % of the boxes in files of ascending rows leave
+    the image (cards, raccoon, coco128). Correct boxes hardly ever leave it far.
     """
     if not len(written.owners):
         return np.zeros(0, np.bool_)
@@ -88,13 +90,13 @@ def _corners(written: Written) -> NDArray[np.bool_]:
     return ordered if far >= max(_LEAST, _USUAL * int(ordered.sum())) else np.zeros(len(of), np.bool_)
 
 
-def _written(part: Part) -> Written:
-    """The boxes of all kept images, as they are written."""
+def _written(part: SplitData) -> Written:
+    """Return the boxes of all kept images as written."""
     listing, scanned = part.listing, part.scanned
     is_text = np.array(
         [place not in listing.coco and not label.endswith(".xml") for place, label in enumerate(listing.labels)]
     )
-    mine = is_text[part.owners]  # nothing is cut off from label files when they are read
+    mine = is_text[part.owners]  # boxes of label files are not clipped when they are read
     boxes = scanned.boxes_xyxy[mine].astype(np.float64)
     centres, sizes = (boxes[:, :2] + boxes[:, 2:]) / 2, boxes[:, 2:] - boxes[:, :2]
     as_corners = np.all(sizes > centres, axis=1) & (scanned.point_counts[mine] == 0)
@@ -111,13 +113,13 @@ def _written(part: Part) -> Written:
     return Written(places, excess, out.max(1, initial=0), ordered)
 
 
-def _of_records(part: Part, place: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Corners in pixels, (n, 4), and `as_corners`, (n,), of an image's objects in a COCO file or XML."""
+def _of_records(part: SplitData, place: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return corners in pixels, (n, 4), and `as_corners`, (n,), of an image's objects in a COCO or XML file."""
     untrained = part.spec.ignore + part.spec.left_out
     if place not in part.listing.coco:
-        fractions = np.array(any_labels(part.listing.labels[place], untrained).boxes).reshape(-1, 4)
+        fractions = np.array(parse_any_labels(part.listing.labels[place], untrained).boxes).reshape(-1, 4)
         half = fractions[:, 2:] / 2
-        corners = np.hstack((fractions[:, :2] - half, fractions[:, :2] + half)) * ENDLESS
+        corners = np.hstack((fractions[:, :2] - half, fractions[:, :2] + half)) * UNBOUNDED
         return corners, np.zeros(len(corners), np.bool_)
     _, image, categories = part.listing.coco[place]
     records = [
@@ -129,8 +131,8 @@ def _of_records(part: Part, place: int) -> tuple[NDArray[np.float64], NDArray[np
     return np.hstack((rows[:, :2], rows[:, :2] + rows[:, 2:])), np.all(rows[:, 2:] > rows[:, :2], axis=1)
 
 
-def sizes_at(part: Part, imgsz: int) -> str:
-    """A line about how large the boxes are in images whose long side is `imgsz`."""
+def sizes_at(part: SplitData, imgsz: int) -> str:
+    """Return a summary of box sizes in images with a long side of `imgsz`."""
     boxes = part.scanned.boxes_xyxy
     if not len(boxes):
         return f"{part.split}: no box"

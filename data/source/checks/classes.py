@@ -1,4 +1,4 @@
-"""Classes: which have objects, which do not, and which differ by case alone."""
+"""Class checks of `--check-data`: unnamed classes, classes without objects, similar names, and counts by class."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tessera.data.source.checks.results import DatasetCheck, Part, SplitCounts
+from tessera.data.source.checks.results import DatasetCheck, SplitCounts, SplitData
 from tessera.data.source.index import class_names
 from tessera.data.source.messages import counts_from_one, unknown_classes
 from tessera.utils.text import counted, first_of, one_line, printable, shown, table_row
 from tessera.utils.types import DatasetSpec
 
 _MOST_ROWS = 100
-_MOST_ERRORS = 20  # classes; with more, the YAML is that of another dataset
+_MOST_ERRORS = 20  # classes; more mean that the YAML belongs to another dataset
 
 
 def check_names(check: DatasetCheck, spec: DatasetSpec) -> None:
-    """Report classes whose names differ by case alone."""
+    """Report classes whose names differ only in case."""
     spelled: dict[str, list[str]] = {}
     for name in spec.names:
         spelled.setdefault(name.casefold(), []).append(shown(name))
     for names in spelled.values():
         if len(names) > 1:
             check.notes.append(
-                f"{spec.yaml_path.name}: the classes {first_of(names, 5, ' and ')} differ by case alone: if they are "
-                "one, name it once and correct the labels."
+                f"{spec.yaml_path.name}: the classes {first_of(names, 5, ' and ')} differ only in case. If they are "
+                "one class, name it once and correct the labels."
             )
 
 
-def check_classes(check: DatasetCheck, part: Part) -> None:
-    """Report rows of classes that the YAML does not name, and classes that train has no object of."""
+def check_classes(check: DatasetCheck, part: SplitData) -> None:
+    """Report classes of labels that the YAML does not name, and classes without an object in train."""
     unknown = unknown_classes(part.spec, part.split, part.scanned)
     check.errors += unknown[:_MOST_ERRORS]
     if len(unknown) > _MOST_ERRORS:
@@ -45,12 +45,12 @@ def check_classes(check: DatasetCheck, part: Part) -> None:
         check.notes.append(f"train: {counted(len(missing), 'class')} without an object: {first_of(missing, 8)}")
 
 
-def _absent_categories(check: DatasetCheck, part: Part) -> set[str]:
-    """Note classes that no category of a split's COCO files is named after, perhaps misspelled: they get no objects."""
+def _absent_categories(check: DatasetCheck, part: SplitData) -> set[str]:
+    """Report and return the classes that no category of a split's COCO files is named after."""
     listing = part.listing
     files = {listing.shown(str(file)): categories for file, _, categories in listing.coco.values()}
     named = {name for categories in files.values() for name in categories.values()}
-    if not listing.coco or len(listing.coco) < len(listing.images):  # labels of other kinds may have them
+    if not listing.coco or len(listing.coco) < len(listing.images):  # other labels may have the classes
         return set()
     parts = part.spec.parts or [(name,) for name in part.spec.names]
     missing = [name for name, own in zip(part.spec.names, parts, strict=True) if named.isdisjoint(own)]
@@ -62,8 +62,8 @@ def _absent_categories(check: DatasetCheck, part: Part) -> set[str]:
     return set(missing)
 
 
-def ignored_regions(part: Part) -> list[str]:
-    """A line about the regions that are neither object nor background, by what makes them so; none without regions."""
+def ignored_regions(part: SplitData) -> list[str]:
+    """Return a summary of ignored regions by their origin; [] without regions."""
     classes = part.scanned.ignored_classes
     if not len(classes):
         return []
@@ -75,8 +75,8 @@ def ignored_regions(part: Part) -> list[str]:
     return [f"{part.split}: {regions} in {images}, neither object nor background: {found}"]
 
 
-def counts_of(part: Part) -> SplitCounts:
-    """A split in numbers."""
+def counts_of(part: SplitData) -> SplitCounts:
+    """Return image and object counts of a split."""
     classes, owners, nc = part.scanned.classes, part.owners, len(class_names(part.spec, part.single_cls))
     pairs = np.unique(np.stack((classes, owners), 1), axis=0) if len(classes) else np.zeros((0, 2), np.int64)
     images, objects = (np.bincount(column, minlength=nc).tolist() for column in (pairs[:, 0], classes))
@@ -85,7 +85,7 @@ def counts_of(part: Part) -> SplitCounts:
 
 
 def table(names: Sequence[str], counts: Sequence[SplitCounts]) -> list[str]:
-    """How many images and objects each class has in each split."""
+    """Return a table of images and objects by class and split."""
     if not counts:
         return []
     heads = [f"{own.split} {noun}" for own in counts for noun in ("img", "obj")]

@@ -1,56 +1,48 @@
-"""Everything that is wrong with a dataset, with file and line, and what it holds: what `--check-data` prints."""
+"""Entry point of `--check-data`: runs all dataset checks and collects their results."""
 
 from __future__ import annotations
 
-from tessera.data.source.annotations.coco import MOST_OWNERLESS
+from tessera.data.source.annotations.coco import MAX_UNMATCHED
 from tessera.data.source.checks.boxes import check_boxes, sizes_at
 from tessera.data.source.checks.classes import check_classes, check_names, counts_of, ignored_regions, table
 from tessera.data.source.checks.drift import check_drift
 from tessera.data.source.checks.files import check_auto_labels, check_label_files
 from tessera.data.source.checks.image_quality import Fingerprint, check_images
 from tessera.data.source.checks.near_duplicates import check_copies, check_near_duplicates
-from tessera.data.source.checks.results import DatasetCheck, Part
-from tessera.data.source.dataset_root import matches
+from tessera.data.source.checks.results import DatasetCheck, SplitData
+from tessera.data.source.dataset_root import matching_paths
 from tessera.data.source.index import class_names
-from tessera.data.source.messages import left_out_line, refuse_unusable, shared_labels, unused_ignores
+from tessera.data.source.messages import check_usable, left_out_line, shared_labels, unused_ignores
 from tessera.data.source.scan import ClassNames, scan
-from tessera.data.source.split import part_of
+from tessera.data.source.split import select_images
 from tessera.data.source.split_files import OFFER, list_images
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetSpec
 
 
 def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 640) -> DatasetCheck:
-    """Check all splits: what indexing checks, every place instead of the first ones, and every image decoded.
-
-    A bar on stderr shows how far it is.
-
-    Args:
-        spec: the dataset.
-        single_cls: all classes are one, so any class will do.
-        imgsz: pixels of an image's long side, for the sizes of boxes.
-    """
+    """Check all splits, decoding every image, with a bar on stderr; box sizes are at an image size of `imgsz`."""
     check = DatasetCheck()
     names = ClassNames.of(spec, single_cls)
-    fingerprints: dict[Part, list[Fingerprint | None]] = {}
+    fingerprints: dict[SplitData, list[Fingerprint | None]] = {}
     if not single_cls:
         check_names(check, spec)
     for split in spec.splits:
         try:
-            listing = part_of(spec, split, list_images(spec, split))
+            listing = select_images(spec, split, list_images(spec, split))
         except UserError as error:
             if split != "test":
                 check.errors.append(str(error))
-            elif any(matches(spec.root, entry) for entry in spec.splits[split]):
+            elif any(matching_paths(spec.root, entry) for entry in spec.splits[split]):
                 check.problems.append(str(error))
             else:
                 check.notes.append(f"no training needs `test`: {error}")
             continue
-        part = Part(spec, split, listing, scan(listing, names), single_cls)
+        part = SplitData(spec, split, listing, scan(listing, names), single_cls)
         errors = len(check.errors)
         _check_part(check, part)
         fingerprints[part] = check_images(check, part)
-        if split == "test":  # which no training reads
+        if split == "test":  # training does not read it
             check.problems += check.errors[errors:]
             del check.errors[errors:]
         left_out = left_out_line(spec, split, part.scanned)
@@ -69,23 +61,23 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
     return check
 
 
-def _check_part(check: DatasetCheck, part: Part) -> None:
+def _check_part(check: DatasetCheck, part: SplitData) -> None:
     listing, scanned = part.listing, part.scanned
     check.images += len(scanned.sizes_hw)
     check.objects += len(scanned.classes)
-    check.errors += listing.ownerless[:MOST_OWNERLESS]
-    if more := len(listing.ownerless[MOST_OWNERLESS:]):
+    check.errors += listing.unmatched_annotations[:MAX_UNMATCHED]
+    if more := len(listing.unmatched_annotations[MAX_UNMATCHED:]):
         check.errors.append(f"{part.split}: {more:,} more annotations belong to no image")
-    # Two splits may share files.
+    # Splits may share files.
     check.problems += [line for line in listing.problems if line not in check.problems] + scanned.problems
     check.notes += [line for line in listing.notes if line not in check.notes] + scanned.notes
     check.notes += unused_ignores(part.spec, part.split, scanned)
     check.left_out += [
         listing.shown(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if not kept
     ]
-    if not scanned.unknown:  # else there are labels, all of which are in the errors
+    if not scanned.unknown:  # else the unknown classes are the errors
         try:
-            refuse_unusable(part.spec, part.split, listing, scanned)
+            check_usable(part.spec, part.split, listing, scanned)
         except UserError as error:
             check.errors.append(str(error))
     check_classes(check, part)

@@ -1,12 +1,10 @@
-"""Drift: how val and test differ from train by more than chance, in classes, sizes, places and crowds.
+"""Drift checks of `--check-data`: differences of val and test from train in classes, box sizes, positions and counts.
 
-Every picture counts once, whatever it holds: objects of a picture are of one scene, and a hundred of them say little
-more than one. Whether a difference is chance is asked of the pictures themselves: a thousand times they are dealt to
-the two splits anew, and a family of shares drifts where hardly any deal differs as much (a permutation test, whose
-largest difference of a family is compared: Westfall and Young 1993). The p-values of all families and splits are
-corrected by Holm (1979), and what is certain but small is left out.
+Images are the unit, as objects of one image are correlated. A permutation test deals all images to the two splits at
+random; a family of fractions differs if few permutations have as large a maximum difference (Westfall and Young 1993).
+P-values of all families and splits are corrected (Holm 1979), and small effects are dropped.
 
-Legend: N pictures, K shares of a family, E entries.
+Legend: N images, K fractions of a family, E entries.
 """
 
 from __future__ import annotations
@@ -17,42 +15,42 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.checks.results import DatasetCheck, Drift, Moved, Part
+from tessera.data.source.checks.results import DatasetCheck, Drift, Moved, SplitData
 from tessera.data.source.index import class_names
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import first_of, shown
 
-ROUNDS = 999  # deals
-LEVEL = 0.05  # of all families and splits together, that chance may alarm
-EFFECT = 0.15  # Cohen's h of two shares (Cohen 1988, who calls 0.2 small), below which a difference matters little
-_LEAST = 20  # pictures of a split, below which nothing is said
-_SEEN = 5  # pictures that have a share, below which it is not compared
-_SIDES = (0.0, 0.04, 0.08, 0.16, 0.32, 0.64)  # of a box: root of its area over that of the picture
+ROUNDS = 999  # permutations
+LEVEL = 0.05  # family-wise error rate
+EFFECT = 0.15  # minimum effect size, Cohen's h (Cohen 1988 calls 0.2 small)
+_LEAST = 20  # minimum number of images of a split
+_SEEN = 5  # minimum number of images with a non-zero fraction
+_SIDES = (0.0, 0.04, 0.08, 0.16, 0.32, 0.64)  # root of box area over image area
 _SIDE_NAMES = ("below 4 %", "4 to 8 %", "8 to 16 %", "16 to 32 %", "32 to 64 %", "64 % and more")
-_CROWDS = (0, 1, 2, 5, 10, 20)
-_CROWD_NAMES = ("none", "1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
+_COUNTS = (0, 1, 2, 5, 10, 20)
+_COUNT_NAMES = ("none", "1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
 _ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "centre", "right")
-CLASSES, SIZES, PLACES, CROWDS = "classes", "sizes", "places", "objects a picture"
+CLASSES, SIZES, POSITIONS, OBJECT_COUNTS = "classes", "box sizes", "box positions", "object counts"
 FAMILIES = {
-    CLASSES: "pictures that have an object of the class",
-    SIZES: "boxes of a picture by their side, as a share of the picture's",
-    PLACES: "boxes of a picture by where their centres lie",
-    CROWDS: "pictures by how many objects they have",
+    CLASSES: "images with an object of the class",
+    SIZES: "boxes of an image by side, as a fraction of the image's",
+    POSITIONS: "boxes of an image by the position of their centre",
+    OBJECT_COUNTS: "images by number of objects",
 }
 
 
-class Shares(NamedTuple):
-    """Shares of a family, 0 … 1, picture by picture, as a sparse matrix (N, K) of E entries."""
+class Fractions(NamedTuple):
+    """Fractions of a family, 0 … 1, for each image, as a sparse matrix (N, K) of E entries."""
 
     names: tuple[str, ...]  # of the K shares
-    pictures: NDArray[np.int64]
+    images: NDArray[np.int64]
     columns: NDArray[np.int64]
     values: NDArray[np.float64]
-    has: NDArray[np.bool_]  # bool (N,), pictures that count: those with an object, or all
+    has: NDArray[np.bool_]  # bool (N,), images that count: those with an object, or all
 
 
-def check_drift(check: DatasetCheck, parts: Sequence[Part]) -> None:
-    """Report families of shares in which a split differs from train."""
+def check_drift(check: DatasetCheck, parts: Sequence[SplitData]) -> None:
+    """Report families of fractions in which a split differs from train."""
     found = [
         _compared(family, ("train", other.split), first, second)
         for train in parts
@@ -67,13 +65,13 @@ def check_drift(check: DatasetCheck, parts: Sequence[Part]) -> None:
             (train, other), family = drift.splits, drift.family
             moved = [f"{one.name} {100 * one.shares[0]:.0f} % and {100 * one.shares[1]:.0f} %" for one in drift.moved]
             check.notes.append(
-                f"{other}: {family} differ from {train} by more than chance (p {drift.p:.3f}): {first_of(moved, 3)} "
+                f"{other}: {family} differ significantly from {train} (p {drift.p:.3f}): {first_of(moved, 3)} "
                 f"({FAMILIES[family]}, in {train} and {other})"
             )
 
 
-def _compared(family: str, splits: tuple[str, str], first: Shares, second: Shares) -> Drift:
-    """A family's shares in two splits; its p-values are of this family alone."""
+def _compared(family: str, splits: tuple[str, str], first: Fractions, second: Fractions) -> Drift:
+    """Compare a family between two splits; the p-values are not yet corrected."""
     n, m = int(first.has.sum()), int(second.has.sum())
     means = np.stack([_sums(first, first.has) / n, _sums(second, second.has) / m])
     joined = _joined(first, second)
@@ -85,15 +83,15 @@ def _compared(family: str, splits: tuple[str, str], first: Shares, second: Share
     rng = sample_rng(0, 0, 0, "bootstrap")
     total = _sums(joined, joined.has)
 
-    def deviation(dealt: NDArray[np.bool_]) -> NDArray[np.float64]:
-        return np.where(seen, np.abs(_sums(joined, dealt) - total * (m / (n + m))) / scale, 0)
+    def deviation(selected: NDArray[np.bool_]) -> NDArray[np.float64]:
+        return np.where(seen, np.abs(_sums(joined, selected) - total * (m / (n + m))) / scale, 0)
 
     own = deviation(inside & joined.has)
     largest = np.zeros(ROUNDS)
     for number in range(ROUNDS):
-        dealt = np.zeros(len(joined.has), np.bool_)
-        dealt[places[rng.permutation(n + m)[:m]]] = True
-        largest[number] = deviation(dealt).max(initial=0)
+        selected = np.zeros(len(joined.has), np.bool_)
+        selected[places[rng.permutation(n + m)[:m]]] = True
+        largest[number] = deviation(selected).max(initial=0)
     chance = (1 + (largest[:, None] >= own - 1e-9).sum(0)) / (1 + ROUNDS)
     size = np.abs(np.diff(2 * np.arcsin(np.sqrt(means.clip(0, 1))), axis=0))[0]
     moved = [
@@ -107,7 +105,7 @@ def _compared(family: str, splits: tuple[str, str], first: Shares, second: Share
 
 
 def _corrected(drifts: Sequence[Drift]) -> list[Drift]:
-    """Drifts with p-values of them all (Holm 1979); what is no longer certain has not moved."""
+    """Correct the p-values for the number of comparisons (Holm 1979), and drop what is no longer significant."""
     order = np.argsort([drift.p for drift in drifts], kind="stable").tolist()
     corrected = dict[int, Drift]()
     least = 0.0
@@ -119,68 +117,68 @@ def _corrected(drifts: Sequence[Drift]) -> list[Drift]:
     return [corrected[place] for place in range(len(drifts))]
 
 
-def _families(train: Part, other: Part) -> dict[str, tuple[Shares, Shares]]:
-    families = {CLASSES: _classes, SIZES: _sizes, PLACES: _places, CROWDS: _crowds}
+def _families(train: SplitData, other: SplitData) -> dict[str, tuple[Fractions, Fractions]]:
+    families = {CLASSES: _classes, SIZES: _sizes, POSITIONS: _positions, OBJECT_COUNTS: _object_counts}
     if len(class_names(train.spec, train.single_cls)) == 1:
-        del families[CLASSES]  # which is told by how many pictures have no object
+        del families[CLASSES]  # object counts cover a single class
     return {family: (make(train), make(other)) for family, make in families.items()}
 
 
-def _classes(part: Part) -> Shares:
+def _classes(part: SplitData) -> Fractions:
     names = class_names(part.spec, part.single_cls)
     pairs = np.unique(np.stack((_images(part), part.scanned.classes.astype(np.int64)), 1), axis=0)
     pairs = pairs[pairs[:, 1] < len(names)]
     everything = np.ones(len(part.scanned.counts), np.bool_)
-    return Shares(tuple(map(shown, names)), pairs[:, 0], pairs[:, 1], np.ones(len(pairs)), everything)
+    return Fractions(tuple(map(shown, names)), pairs[:, 0], pairs[:, 1], np.ones(len(pairs)), everything)
 
 
-def _sizes(part: Part) -> Shares:
+def _sizes(part: SplitData) -> Fractions:
     boxes, images = part.scanned.boxes_xyxy.astype(np.float64), _images(part)
     sides = np.maximum(boxes[:, 2:] - boxes[:, :2], 0) / part.scanned.sizes_hw[images][:, ::-1]
     return _of_boxes(part, np.searchsorted(_SIDES, np.sqrt(sides.prod(1)), "right") - 1, _SIDE_NAMES)
 
 
-def _places(part: Part) -> Shares:
+def _positions(part: SplitData) -> Fractions:
     boxes, images = part.scanned.boxes_xyxy.astype(np.float64), _images(part)
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2 / part.scanned.sizes_hw[images][:, ::-1]
     column, row = np.clip((3 * centres).astype(np.int64), 0, 2).T
     return _of_boxes(part, 3 * row + column, tuple(f"{row} {column}" for row in _ROWS for column in _COLUMNS))
 
 
-def _crowds(part: Part) -> Shares:
+def _object_counts(part: SplitData) -> Fractions:
     counts = part.scanned.counts
     everything = np.ones(len(counts), np.bool_)
-    columns = np.searchsorted(_CROWDS, counts, "right") - 1
-    return Shares(_CROWD_NAMES, np.arange(len(counts)), columns, np.ones(len(counts)), everything)
+    columns = np.searchsorted(_COUNTS, counts, "right") - 1
+    return Fractions(_COUNT_NAMES, np.arange(len(counts)), columns, np.ones(len(counts)), everything)
 
 
-def _of_boxes(part: Part, columns: NDArray[np.int64], names: tuple[str, ...]) -> Shares:
-    """Of each picture's boxes the share in each column."""
+def _of_boxes(part: SplitData, columns: NDArray[np.int64], names: tuple[str, ...]) -> Fractions:
+    """Return the fraction of each image's boxes in each column."""
     images, counts = _images(part), part.scanned.counts
-    return Shares(names, images, columns, 1 / counts[images], counts > 0)
+    return Fractions(names, images, columns, 1 / counts[images], counts > 0)
 
 
-def _images(part: Part) -> NDArray[np.int64]:
-    """The image of each object, among those that are kept."""
+def _images(part: SplitData) -> NDArray[np.int64]:
+    """Return the image of each object among the kept images."""
     return np.repeat(np.arange(len(part.scanned.counts), dtype=np.int64), part.scanned.counts)
 
 
-def _sums(shares: Shares, dealt: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Sum of each share over the pictures that are `dealt`, (K,)."""
-    values = shares.values * dealt[shares.pictures]
+def _sums(shares: Fractions, selected: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the sum of each fraction over the images of `selected`, (K,)."""
+    values = shares.values * selected[shares.images]
     return np.bincount(shares.columns, weights=values, minlength=len(shares.names)).astype(np.float64)
 
 
-def _joined(first: Shares, second: Shares) -> Shares:
-    second = second._replace(pictures=second.pictures + len(first.has))
+def _joined(first: Fractions, second: Fractions) -> Fractions:
+    second = second._replace(images=second.images + len(first.has))
     joined: Any = map(np.concatenate, zip(first[1:], second[1:], strict=True))
-    return Shares(first.names, *joined)
+    return Fractions(first.names, *joined)
 
 
-def _scales(shares: Shares, n: int, m: int) -> NDArray[np.float64]:
-    """Standard deviation of each sum over m pictures of n + m, dealt without replacement; infinite where it is 0."""
+def _scales(shares: Fractions, n: int, m: int) -> NDArray[np.float64]:
+    """Return the standard deviation of each sum over m of n + m images, drawn without replacement; inf instead of 0."""
     total = n + m
-    cell = shares.pictures * len(shares.names) + shares.columns
+    cell = shares.images * len(shares.names) + shares.columns
     keys, of = np.unique(cell, return_inverse=True)
     values = np.bincount(of.reshape(-1), weights=shares.values, minlength=len(keys))
     squares = np.bincount(keys % len(shares.names), weights=values**2, minlength=len(shares.names))

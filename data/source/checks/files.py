@@ -1,4 +1,4 @@
-"""Label files: images without one, and those that a model wrote and nobody has changed since."""
+"""Label file checks of `--check-data`: images without labels, and model-written labels that nobody has edited."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tessera.data.source.annotations.auto_labels import AutoLabel, auto_labels
-from tessera.data.source.annotations.label_paths import any_labels
-from tessera.data.source.checks.results import DatasetCheck, Part, share
+from tessera.data.source.annotations.label_paths import parse_any_labels
+from tessera.data.source.checks.results import DatasetCheck, SplitData, fraction_text
 from tessera.data.source.messages import missing_labels, unlabelled, without_objects
 from tessera.utils.files import sha256
 from tessera.utils.text import counted, first_of, shown
 
 
-def check_label_files(check: DatasetCheck, part: Part) -> None:
-    """Count the images of a split by whether they have labels, and report those that may have lost theirs."""
+def check_label_files(check: DatasetCheck, part: SplitData) -> None:
+    """Count the images of a split with and without labels, and report those that may have lost them."""
     listing, scanned = part.listing, part.scanned
     missing = unlabelled(listing, scanned)
     lost = missing_labels(part.split, listing, scanned)
@@ -38,8 +38,8 @@ def check_label_files(check: DatasetCheck, part: Part) -> None:
     )
 
 
-def check_auto_labels(check: DatasetCheck, part: Part) -> None:
-    """Report how many label files of a split are as `detect.py --auto-label` wrote them, the least sure ones first."""
+def check_auto_labels(check: DatasetCheck, part: SplitData) -> None:
+    """Report how many label files are unchanged since `detect.py --auto-label`, the least certain first."""
     root = Path(part.listing.root)
     files = {Path(label) for place, label in enumerate(part.listing.labels) if label and place not in part.listing.coco}
     own = {file.parent for file in files}
@@ -52,32 +52,33 @@ def check_auto_labels(check: DatasetCheck, part: Part) -> None:
         check.errors += _other_classes(part, same)
     makers = first_of(sorted({shown(label.weights) for label in noted.values()}), 3)
     changed = f"; it wrote {len(noted) - len(same):,} more, changed since" if len(same) < len(noted) else ""
-    line = f"{part.split}: {share(len(same), len(files), 'label file')} as a model wrote them ({makers}){changed}"
+    line = (
+        f"{part.split}: {fraction_text(len(same), len(files), 'label file')} as a model wrote them ({makers}){changed}"
+    )
     if same and part.split != "train":
-        check.problems.append(f"{line}: metrics on them tell agreement with that model")
+        check.problems.append(f"{line}: metrics on them measure agreement with that model")
         return
     check.facts.append(line)
     unsure = sorted((label.least_score, path) for path, label in same.items() if label.least_score < 1)
     if unsure:
         named = first_of([f"{part.listing.shown(str(path))} ({score:.2f})" for score, path in unsure], 3)
-        check.facts.append(f"{part.split}: look at these first, where it was least sure: {named}")
+        check.facts.append(f"{part.split}: lowest scores, to review first: {named}")
 
 
-def _other_classes(part: Part, labels: Mapping[Path, AutoLabel]) -> list[str]:
-    """A line for each class number of label files that means another class to their model than to the dataset."""
+def _other_classes(part: SplitData, labels: Mapping[Path, AutoLabel]) -> list[str]:
+    """Return a message for each class number that means another class to the model than to the dataset."""
     own = part.spec.label_names or part.spec.names
     found: dict[tuple[int, str, str], list[Path]] = {}
     for path, label in labels.items():
-        for number in sorted(set(any_labels(str(path)).classes)):
+        for number in sorted(set(parse_any_labels(str(path)).classes)):
             if number < min(len(label.names), len(own)):
                 name, wanted = label.names[number], own[number]
                 if name.strip().casefold() != wanted.strip().casefold():
                     found.setdefault((number, name, wanted), []).append(path)
     yaml = part.spec.yaml_path.name
     return [
-        f"{part.split}: class {number} is {shown(name)} to the model {shown(labels[paths[0]].weights)} and "
-        f"{shown(wanted)} in {yaml}: {first_of([part.listing.shown(str(path)) for path in paths], 3)}, which it "
-        f"wrote. Give the rows the numbers of {yaml}; where it is one class by two names, take the files out of "
-        "auto_labels.jsonl."
+        f"{part.split}: class {number} is {shown(name)} in the model {shown(labels[paths[0]].weights)} that wrote "
+        f"{first_of([part.listing.shown(str(path)) for path in paths], 3)}, but {shown(wanted)} in {yaml}. Renumber "
+        "the rows; if both names mean one class, remove the files from auto_labels.jsonl."
         for (number, name, wanted), paths in found.items()
     ]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tessera.data.source.checks.results import DatasetCheck, Part, Remark
+from tessera.data.source.checks.results import DatasetCheck, Remark, SplitData
 from tessera.data.source.decode import decode_levels
 from tessera.data.source.image_header import breaks_off, read_header
 from tessera.data.source.messages import most_undecodable
@@ -24,48 +24,41 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.machine.resource_limits import usable_cpus
 from tessera.utils.text import counted, first_of
 
-SMALL = 2 * GRID  # points a side of the copy that is compared
-DIM, GLARING = 20, 240  # mean levels of 255, below and above which an image is remarked on
-_TINY = 64  # pixels of the long side, below which it is
-_TINT = 3  # levels that the channels of a grey image may differ by: a JPEG rounds
-_FEW = 0.5  # share of a split's images from which on a kind is what the set is like, not a remark
+SMALL = 2 * GRID  # side of the thumbnail
+DIM, GLARING = 20, 240  # mean level (of 255) of dark and bright images
+_TINY = 64  # pixels of the long side
+_TINT = 3  # levels by which JPEG rounding separates the channels of a grey image
+_FEW = 0.5  # a kind that applies to a larger fraction of a split is not unusual
 
-CUT, TURNED, DARKER, BRIGHTER, DEEP, GREY, TINY = (
-    "cut off",
-    "turned by EXIF",
-    "very dark",
-    "very bright",
-    "of more than 8 bits",
-    "grey among coloured ones",
-    "tiny",
-)
+CUT, TURNED, DARKER, BRIGHTER = "truncated", "rotated by EXIF", "very dark", "very bright"
+DEEP, GREY, TINY = "of more than 8 bits", "grey in a colour dataset", "tiny"
 KINDS = {
-    CUT: "the end of the file is missing; what decodes is used",
-    TURNED: "EXIF turns or mirrors them when they are decoded: labels must be of the image as it is shown",
-    DARKER: f"the mean level is below {DIM} of 255",
-    BRIGHTER: f"the mean level is above {GLARING} of 255",
-    DEEP: "their levels become 8 bits by `pixels` of the dataset's YAML",
-    GREY: "their three channels are equal, where most images have colours",
-    TINY: f"the long side is below {_TINY} pixels",
+    CUT: "the file is truncated; the decodable part is used",
+    TURNED: "EXIF orientation is applied: labels must refer to the image as displayed",
+    DARKER: f"mean level below {DIM} of 255",
+    BRIGHTER: f"mean level above {GLARING} of 255",
+    DEEP: "converted to 8 bits by `pixels` of the dataset's YAML",
+    GREY: "three equal channels",
+    TINY: f"long side below {_TINY} pixels",
 }
 
 
 class Fingerprint(NamedTuple):
-    """Content and quality of one image."""
+    """Content hash and quality measures of one image."""
 
     size_hw: tuple[int, int]  # of the decoded image
-    digest: bytes  # of its file
-    small: Pixels  # (SMALL, SMALL), a grey copy
-    bits: Pixels  # (18,), `difference_hash` of it
-    mean: float  # level of all its pixels, of 255
-    most: int  # level of its brightest pixel, of 255
-    brightest: float | None  # its largest level where it has more than 8 bits; else None
-    is_cut: bool  # the file breaks off
-    is_grey: bool  # it has no colour
-    orientation: int  # as EXIF numbers it
+    digest: bytes  # of the file
+    small: Pixels  # (SMALL, SMALL), grey thumbnail
+    bits: Pixels  # (18,), `difference_hash`
+    mean: float  # mean level of 255
+    most: int  # largest level of 255
+    brightest: float | None  # largest level before conversion to 8 bits; None for 8-bit images
+    is_cut: bool  # truncated file
+    is_grey: bool
+    orientation: int  # EXIF orientation
 
 
-def check_images(check: DatasetCheck, part: Part) -> list[Fingerprint | None]:
+def check_images(check: DatasetCheck, part: SplitData) -> list[Fingerprint | None]:
     """Decode every image of a split and report unusual ones; None for an image that does not decode."""
     fingerprints: list[Fingerprint | None] = []
     listing = part.listing
@@ -79,12 +72,12 @@ def check_images(check: DatasetCheck, part: Part) -> list[Fingerprint | None]:
                 height, width = fingerprint.size_hw
                 fingerprint = f"decodes to {width} x {height} pixels, but its header says {size[1]} x {size[0]}"
             if isinstance(fingerprint, str):
-                check.problems.append(f"{shown}: {fingerprint.rstrip('.')}; the image is left out")
+                check.problems.append(f"{shown}: {fingerprint.rstrip('.')}; image skipped")
                 check.left_out.append(shown)
                 fingerprints.append(None)
                 continue
             if fingerprint.is_cut:
-                check.problems.append(f"{shown}: the end of the file is missing; what decodes is used")
+                check.problems.append(f"{shown}: truncated file; the decodable part is used")
             fingerprints.append(fingerprint)
     decodes = np.array([fingerprint is not None for fingerprint in fingerprints], np.bool_)
     undecodable = len(fingerprints) - int(decodes.sum())
@@ -93,7 +86,7 @@ def check_images(check: DatasetCheck, part: Part) -> list[Fingerprint | None]:
     if undecodable and undecodable > most_undecodable(len(fingerprints), len(fingerprints)):
         check.errors.append(
             f"{part.split}: {undecodable:,} of {counted(len(fingerprints), 'image')} do not decode, more than training "
-            "leaves out. Restore these files."
+            "skips. Restore these files."
         )
     deep = [
         (fingerprint.brightest, fingerprint.most)
@@ -104,15 +97,14 @@ def check_images(check: DatasetCheck, part: Part) -> list[Fingerprint | None]:
     if level > 0 and max(byte for _, byte in deep) < DARK:
         check.notes.append(
             f"{part.split}: of {counted(len(deep), 'image')} with more than 8 bits, the brightest level is {level:g}, "
-            f"which becomes {byte} of 255: they come dark. Give `pixels: {{range: [0, {level:g}]}}` in "
-            f"{part.spec.yaml_path.name}"
+            f"which becomes {byte} of 255. Write `pixels: {{range: [0, {level:g}]}}` into {part.spec.yaml_path.name}"
         )
     _remark(check, part, fingerprints)
     return fingerprints
 
 
 def _decode(path: str, rule: PixelRule | None) -> Fingerprint | str:
-    """What a file holds; or why it cannot be used."""
+    """Return the fingerprint of a file, or why it cannot be used."""
     try:
         with open_plain(path) as file:
             raw = file.read()
@@ -125,7 +117,7 @@ def _decode(path: str, rule: PixelRule | None) -> Fingerprint | str:
 
 
 def fingerprint_of(levels: NDArray[np.generic], raw: bytes, rule: PixelRule | None = None) -> Fingerprint:
-    """Return the fingerprint of an image: levels (H, W, 3) RGB of the file `raw`."""
+    """Return the fingerprint of an image with levels (H, W, 3) RGB, decoded from `raw`."""
     pixels, header = to_uint8(levels, rule), read_header(raw)
     coloured = cast(Pixels, cv2.resize(pixels, (2 * SMALL, 2 * SMALL), interpolation=cv2.INTER_AREA))
     means = coloured.astype(np.int16)
@@ -143,8 +135,8 @@ def fingerprint_of(levels: NDArray[np.generic], raw: bytes, rule: PixelRule | No
     )
 
 
-def _remark(check: DatasetCheck, part: Part, fingerprints: Sequence[Fingerprint | None]) -> None:
-    """Remark on the unusual images of a split, and note how many of each kind there are."""
+def _remark(check: DatasetCheck, part: SplitData, fingerprints: Sequence[Fingerprint | None]) -> None:
+    """Report the unusual images of a split, and their number by kind."""
     found: dict[str, list[Remark]] = {}
     for place, fingerprint in zip(part.places.tolist(), fingerprints, strict=True):
         if fingerprint is not None:
@@ -158,17 +150,17 @@ def _remark(check: DatasetCheck, part: Part, fingerprints: Sequence[Fingerprint 
     for kind in KINDS:
         remarks = found.get(kind, [])
         check.remarks += remarks
-        if remarks and kind not in (CUT, DEEP):  # each has lines of its own
+        if remarks and kind not in (CUT, DEEP):  # reported above
             named = first_of([remark.shown for remark in remarks], 3)
             check.notes.append(f"{part.split}: {counted(len(remarks), 'image')} {kind} ({KINDS[kind]}): {named}")
 
 
 def _kinds_of(fingerprint: Fingerprint) -> list[tuple[str, str]]:
-    """In which ways an image is unusual, each with what was measured."""
+    """Return in which ways an image is unusual, each with a measurement."""
     of_255 = f"mean level {fingerprint.mean:.0f} of 255"
-    dark = f", and dark thereby: at most {fingerprint.most} of 255" if fingerprint.most < DARK else ""
+    dark = f", at most {fingerprint.most} of 255" if fingerprint.most < DARK else ""
     found = {
-        CUT: (fingerprint.is_cut, "the end is missing"),
+        CUT: (fingerprint.is_cut, "truncated"),
         TURNED: (fingerprint.orientation > 1, f"orientation {fingerprint.orientation}"),
         DARKER: (fingerprint.mean < DIM, of_255),
         BRIGHTER: (fingerprint.mean > GLARING, of_255),

@@ -1,7 +1,7 @@
-"""Duplicate checks of `--check-data`: files of equal content, and near-duplicates, which look the same.
+"""Duplicate checks of `--check-data`: identical files, and near-duplicates.
 
-These are scaled, saved again, or next to each other in a burst: their hashes of 144 bits differ in at most 14, and
-small copies agree, as on a plain background most bits say nothing.
+Near-duplicates are scaled or recompressed copies, or images of a burst. Their difference hashes are within 14 of 144
+bits, and their thumbnails correlate, as most bits of a plain background carry no information.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.checks.image_quality import Fingerprint
-from tessera.data.source.checks.results import DatasetCheck, NearDuplicates, Part
-from tessera.data.source.split import ALIKE_BITS, similar
+from tessera.data.source.checks.results import DatasetCheck, NearDuplicates, SplitData
+from tessera.data.source.split import SIMILAR_BITS, similar
 from tessera.utils.text import counted
 
-_ALIKE = ALIKE_BITS[0]  # bits that near-duplicates may differ in
-_CROWD = 50  # similar images of a split that one is compared with: more are frames of a still camera
-_CORRELATION = 0.99  # of the small copies of near-duplicates
-_FAR = 40.0  # levels that the most different of their points may be apart
-_CONTRAST = 2.0  # standard deviation of levels, below which an image shows nothing to compare
-_SEEN = "what was trained on cannot show how well it detects"
+_ALIKE = SIMILAR_BITS[0]  # maximum number of different bits of near-duplicates
+_CROWD = 50  # similar images of a split to compare with; more are frames of a still camera
+_CORRELATION = 0.99  # minimum correlation of thumbnails
+_FAR = 40.0  # maximum difference of levels in thumbnails
+_CONTRAST = 2.0  # minimum standard deviation of levels; plain images are not compared
+_SEEN = "metrics on training images are too good"
 
-Fingerprints = Mapping[Part, Sequence[Fingerprint | None]]  # split → of each of its images that is kept
+Fingerprints = Mapping[SplitData, Sequence[Fingerprint | None]]  # split → fingerprints of its kept images
 
 
 def check_copies(check: DatasetCheck, fingerprints: Fingerprints) -> None:
-    """Report files of equal content: metrics on what was trained on mean nothing, and a copy may have other labels."""
-    owners: dict[bytes, dict[Part, list[int]]] = {}
+    """Report identical files: copies of training images invalidate metrics, and copies may differ in their labels."""
+    owners: dict[bytes, dict[SplitData, list[int]]] = {}
     for part, of_images in fingerprints.items():
         for own, fingerprint in enumerate(of_images):
             if fingerprint is not None:
@@ -50,7 +50,7 @@ def check_copies(check: DatasetCheck, fingerprints: Fingerprints) -> None:
                 check.notes.append(f"{line}, such as {example}")
 
 
-def _report_twice(check: DatasetCheck, part: Part, copies: list[list[int]]) -> None:
+def _report_twice(check: DatasetCheck, part: SplitData, copies: list[list[int]]) -> None:
     differ, equal = list[list[int]](), list[list[int]]()
     for own in copies:
         first, *others = (_labels(part, one) for one in own)
@@ -61,16 +61,16 @@ def _report_twice(check: DatasetCheck, part: Part, copies: list[list[int]]) -> N
     ):
         if found:
             example = " = ".join(_shown(part, one) for one in found[0][:3])
-            images = counted(len(found), "picture")
+            images = counted(len(found), "image")
             lines.append(f"{part.split}: {images} with several files {which}, such as {example}{remedy}")
 
 
-def _shown(part: Part, own: int) -> str:
+def _shown(part: SplitData, own: int) -> str:
     return part.listing.shown(part.listing.images[int(part.places[own])])
 
 
-def _labels(part: Part, own: int) -> list[tuple[float, ...]]:
-    """Class and box of each object of an image, and of each ignored region, in one order whatever that of the rows."""
+def _labels(part: SplitData, own: int) -> list[tuple[float, ...]]:
+    """Return class and box of each object and ignored region of an image, in a canonical order."""
     scanned = part.scanned
     objects = scanned.counts, scanned.classes, scanned.boxes_xyxy, 0
     ignored = scanned.ignored_counts, scanned.ignored_classes, scanned.ignored_boxes_xyxy, 1
@@ -83,19 +83,14 @@ def _labels(part: Part, own: int) -> list[tuple[float, ...]]:
 
 
 def check_near_duplicates(check: DatasetCheck, fingerprints: Fingerprints) -> None:
-    """Report images that look the same but are different files, within a split and between splits."""
-    owners = [
-        (part, own)
-        for part, of_images in fingerprints.items()
-        for own, fingerprint in enumerate(of_images)
-        if fingerprint
-    ]
-    known = [fingerprint for of_images in fingerprints.values() for fingerprint in of_images if fingerprint]
+    """Report similar images of different files, within a split and between splits."""
+    known = [(part, own, one) for part, images in fingerprints.items() for own, one in enumerate(images) if one]
     if not known:
         return
     order = {part.split: number for number, part in enumerate(fingerprints)}
-    for first, second, bits in near_duplicates(known, [order[part.split] for part, _ in owners]):
-        (part, own), (other, others) = owners[first], owners[second]
+    found = near_duplicates([one for _, _, one in known], [order[part.split] for part, _, _ in known])
+    for first, second, bits in found:
+        (part, own, _), (other, others, _) = known[first], known[second]
         paths = part.listing.images[int(part.places[own])], other.listing.images[int(other.places[others])]
         shown = _shown(part, own), _shown(other, others)
         check.twins.append(NearDuplicates((part.split, other.split), paths, shown, bits))
@@ -105,28 +100,27 @@ def check_near_duplicates(check: DatasetCheck, fingerprints: Fingerprints) -> No
             if not pairs:
                 continue
             number = len({pair.paths[1] for pair in pairs})
-            line = f"{counted(number, 'image')} of {second_split} look{'s' * (number == 1)} nearly the same as"
-            example = f"such as {pairs[0].shown[0]} ~ {pairs[0].shown[1]}"
-            if first_split == second_split:
-                check.notes.append(f"{line} another one of it, {example}")
-            elif first_split == "train":
-                check.problems.append(f"{line} one of train, {example}: {_SEEN}")
+            line = (
+                f"{counted(number, 'near-duplicate')} in {second_split} of images in {first_split}, such as "
+                f"{pairs[0].shown[0]} ~ {pairs[0].shown[1]}"
+            )
+            if first_split == "train" != second_split:
+                check.problems.append(f"{line}: {_SEEN}")
             else:
-                check.notes.append(f"{line} one of {first_split}, {example}")
+                check.notes.append(line)
 
 
 def near_duplicates(fingerprints: Sequence[Fingerprint], splits: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Of each image the nearest one before it in each split that looks the same, where their files differ.
+    """Return for each image the most similar earlier image of each split, if their files differ.
 
-    A chain of n images so has n - 1 pairs, and what is kept does not grow with the pairs that are compared.
+    A chain of n images so has n - 1 pairs, and memory does not grow with the number of compared pairs.
 
     Args:
         fingerprints: of N images.
-        splits: the number of each one's split, ascending.
+        splits: number of each image's split, ascending.
 
     Returns:
-        Places of both, the first before the second, and the bits in which they differ; of two splits first, then by
-        bits.
+        (first, second, different bits), pairs of two splits first, then by bits.
     """
     bits = np.stack([fingerprint.bits for fingerprint in fingerprints])
     small = np.stack([fingerprint.small for fingerprint in fingerprints]).reshape(len(fingerprints), -1)
@@ -134,7 +128,7 @@ def near_duplicates(fingerprints: Sequence[Fingerprint], splits: Sequence[int]) 
     shows = small.std(1) >= _CONTRAST
     split_of, count = np.array(splits), max(splits) + 1
     none = np.iinfo(np.int64).max
-    best = np.full(len(fingerprints) * count, none)  # bits, then the place of the first
+    best = np.full(len(fingerprints) * count, none)  # bits * N + index of the first image
     for rows, near in similar(bits, _ALIKE):
         seconds, first = np.nonzero(near)
         second = rows[seconds]
@@ -155,7 +149,7 @@ def near_duplicates(fingerprints: Sequence[Fingerprint], splits: Sequence[int]) 
 
 
 def _alike(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Whether small copies (n, points) agree, (n,): in their pattern, and nowhere by much."""
+    """Return whether thumbnails (n, points) agree, (n,): they correlate, and no point differs by much."""
     a, b = first.astype(np.float32), second.astype(np.float32)
     a, b = a - a.mean(1, keepdims=True), b - b.mean(1, keepdims=True)
     product = np.sqrt((a * a).sum(1) * (b * b).sum(1))

@@ -1,4 +1,4 @@
-"""A split as the checks see it, what they found, and how it is printed."""
+"""Input and results of the dataset checks, and their printed form."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tessera.utils.types import DatasetSpec
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """One split; N images listed, n of them kept, m objects."""
+class SplitData:
+    """A scanned split; N images listed, n of them kept, m objects."""
 
     spec: DatasetSpec
     split: str  # "train", "val" or "test"
@@ -28,17 +28,17 @@ class Part:
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """The place in the listing of each image that is kept, int64 (n,)."""
+        """Index in the listing of each kept image, int64 (n,)."""
         return np.flatnonzero(self.scanned.kept)
 
     @cached_property
     def owners(self) -> NDArray[np.int64]:
-        """The place in the listing of each object's image, int64 (m,)."""
+        """Index in the listing of each object's image, int64 (m,)."""
         return np.repeat(self.places, self.scanned.counts)
 
 
 class NearDuplicates(NamedTuple):
-    """Two images of different files that look the same: splits, paths, names in messages; bits of 144 that differ."""
+    """A pair of similar images: splits, paths, names in messages, and different bits of 144."""
 
     splits: tuple[str, str]
     paths: tuple[str, str]
@@ -47,7 +47,7 @@ class NearDuplicates(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A share of the images of two splits, such as that of a class, which differs by more than chance (p)."""
+    """A fraction, such as that of a class, that differs significantly between two splits."""
 
     name: str
     shares: tuple[float, float]
@@ -55,18 +55,18 @@ class Moved(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """How a family of shares, such as those of the classes, differs between two splits."""
+    """Comparison of a family of fractions, such as those of the classes, between two splits."""
 
-    family: str  # what the shares are of
-    splits: tuple[str, str]  # two
-    pictures: tuple[int, int]  # of both, that were compared
-    p: float  # that chance does as much, adjusted for all families
-    distance: float  # half the sum of all differences of the shares, 0 … 1; of classes the largest difference
-    moved: tuple[Moved, ...]  # shares that differ, the most certain first; () where nothing does
+    family: str
+    splits: tuple[str, str]
+    pictures: tuple[int, int]  # compared images of both
+    p: float  # adjusted p-value
+    distance: float  # half the sum of absolute differences, 0 … 1; for classes the largest difference
+    moved: tuple[Moved, ...]  # significant differences, by p-value
 
 
 class Remark(NamedTuple):
-    """An image that is unusual in some way (`kind`), its name in messages, and what was measured."""
+    """An unusual image: kind, split, path, name in messages, and a measurement."""
 
     kind: str
     split: str
@@ -76,7 +76,7 @@ class Remark(NamedTuple):
 
 
 class SplitCounts(NamedTuple):
-    """A split in numbers: its images, those without an object, its objects; images and objects of each class."""
+    """Counts of a split: images, images without an object, objects; images and objects by class."""
 
     split: str
     images: int
@@ -86,24 +86,24 @@ class SplitCounts(NamedTuple):
     class_objects: tuple[int, ...]
 
 
-PROBLEMS_CODE = 3  # exit code where there are problems, but no error
+PROBLEMS_CODE = 3  # exit code with problems, but no error
 
 
 @dataclass
 class DatasetCheck:
-    """Findings, one line each ("file:line: what"), in three weights: errors, problems and notes."""
+    """Results of all checks, one line each ("file:line: what"), as errors, problems and notes."""
 
-    errors: list[str] = field(default_factory=list)  # training refuses the dataset, or would learn something wrong
-    problems: list[str] = field(default_factory=list)  # cost labels or images, or trust in the metrics
-    notes: list[str] = field(default_factory=list)  # worth knowing; they cost nothing
-    facts: list[str] = field(default_factory=list)  # what the dataset holds, wrong or not
-    left_out: list[str] = field(default_factory=list)  # images that training would do without
-    images: int = 0  # that can be used
-    objects: int = 0  # in these
+    errors: list[str] = field(default_factory=list)  # training refuses the dataset, or would learn wrong labels
+    problems: list[str] = field(default_factory=list)  # cost labels, images, or trust in the metrics
+    notes: list[str] = field(default_factory=list)  # harmless
+    facts: list[str] = field(default_factory=list)  # statistics
+    left_out: list[str] = field(default_factory=list)  # images that training would skip
+    images: int = 0  # usable ones
+    objects: int = 0  # in usable images
     names: tuple[str, ...] = ()  # of the classes
     counts: list[SplitCounts] = field(default_factory=list)  # of each split
-    twins: list[NearDuplicates] = field(default_factory=list)  # in other splits first, each with the one most like it
-    drifts: list[Drift] = field(default_factory=list)  # how the other splits differ from train
+    twins: list[NearDuplicates] = field(default_factory=list)  # pairs of different splits first
+    drifts: list[Drift] = field(default_factory=list)  # differences from train
     remarks: list[Remark] = field(default_factory=list)  # unusual images
 
     @property
@@ -112,34 +112,35 @@ class DatasetCheck:
         return 1 if self.errors else PROBLEMS_CODE if self.problems else 0
 
     def verdict(self) -> str:
-        """How bad the errors and problems are, and how many notes there are."""
+        """Return a summary of errors, problems and notes."""
         errors, problems, notes = map(len, (self.errors, self.problems, self.notes))
         parts = ["no errors, no problems" if not errors + problems else "no errors"]
         if errors:
-            parts = [
-                f"{counted(errors, 'error')} make{'s' * (errors == 1)} training refuse the dataset, or learn something "
-                "wrong"
-            ]
+            make = "makes" if errors == 1 else "make"
+            parts = [f"{counted(errors, 'error')} {make} training refuse the dataset or learn wrong labels"]
         if problems:
             parts.append(f"{counted(problems, 'problem')} cost{'s' * (problems == 1)} labels or trust in the metrics")
         return "; ".join([*parts, *([counted(notes, "note")] if notes else [])])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values by name, for JSON."""
+        """Return plain values by name, for JSON."""
         named = {
             "counts": [one._asdict() for one in self.counts],
             "twins": [one._asdict() for one in self.twins],
-            "drifts": [one._asdict() | {"moved": [share._asdict() for share in one.moved]} for one in self.drifts],
+            "drifts": [
+                one._asdict() | {"moved": [fraction_text._asdict() for fraction_text in one.moved]}
+                for one in self.drifts
+            ],
             "remarks": [one._asdict() for one in self.remarks],
         }
         return {**dataclasses.asdict(self), **named}
 
     def lines(self) -> list[str]:
-        """Everything, the worst first, and the verdict."""
+        """Return all lines, the most serious first, and the verdict."""
         left_out = ""
         if self.left_out:
             named = first_of([one_line(name, 70) for name in self.left_out], 3)
-            left_out = f"; {counted(len(self.left_out), 'image')} left out ({named})"
+            left_out = f"; {counted(len(self.left_out), 'image')} skipped ({named})"
         return [
             *(f"error: {line}" for line in self.errors),
             *(f"problem: {line}" for line in self.problems),
@@ -150,7 +151,7 @@ class DatasetCheck:
         ]
 
 
-def share(part: int, whole: int, noun: str) -> str:
-    """Such as `3 of 60 boxes (5 %)`."""
+def fraction_text(part: int, whole: int, noun: str) -> str:
+    """Return text such as `3 of 60 boxes (5 %)`."""
     percent = f"{100 * part / whole:.2g}" if whole and part < whole else str(100 * bool(whole))
     return f"{part:,} of {counted(whole, noun)} ({percent} %)"

@@ -185,6 +185,6 @@ def test_what_libraries_find_wrong_is_named_once_instead_of_their_own_words(
             assert [len(batch) for batch in loader.batches(epoch)] == [3]
     damaged, odd = sorted(capfd.readouterr().err.splitlines())
     assert damaged == (
-        f"{paths[1]}: damaged (Corrupt JPEG data: premature end of data segment); what decodes of it is used."
+        f"{paths[1]}: damaged (Corrupt JPEG data: premature end of data segment); the decodable part is used."
     )
     assert odd.startswith(f"{paths[2]}: libpng warning: gAMA: "), odd

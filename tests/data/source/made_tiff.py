@@ -1,4 +1,4 @@
-"""TIFF files as some tool writes them: any type of samples, planes, byte order, compression, BigTIFF, several pages."""
+"""TIFF writer for tests: sample types, planes, byte orders, compression, BigTIFF, pages."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A little dataset and its YAML; what is built of a YAML, found in it, or refused."""
+"""Helpers that write small datasets, and index, check or refuse them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,19 @@ def dataset(root: Path) -> Path:
         write_image(root / "images" / split / "a.jpg")
         write(root / "labels" / split / "a.txt", "0 0.5 0.5 0.2 0.2\n")
     return root
+
+
+def coco_set(
+    root: Path, images: Mapping[str, Sequence[Mapping[str, Any]]], categories: Mapping[int, str], more: str = ""
+) -> Path:
+    """Write set.json for images and their annotations; return a YAML with it as train and val."""
+    content = {
+        "images": [{"id": number, "file_name": name} for number, name in enumerate(images, 1)],
+        "categories": [{"id": number, "name": name} for number, name in categories.items()],
+        "annotations": [{"image_id": own, **row} for own, rows in enumerate(images.values(), 1) for row in rows],
+    }
+    write(root / "set.json", json.dumps(content))
+    return write(root / "coco.yaml", f"path: {root}\ntrain: set.json\nval: set.json\n{more}")
 
 
 def build(yaml: Path, split: str = "train", **options: Any) -> DatasetIndex:

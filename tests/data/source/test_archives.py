@@ -1,4 +1,4 @@
-"""Archives: what is unpacked, and what is refused without a trace."""
+"""Archives: safe unpacking and refusals."""
 
 from __future__ import annotations
 
@@ -110,20 +110,9 @@ def test_bomb(tmp_path: Path, make, monkeypatch: pytest.MonkeyPatch) -> None:  #
     archive = make(tmp_path / "a", {"bomb": bytes(5_000_000)})
     assert archive.stat().st_size < 50_000
     refuse(archive, "limit of 1,000,000 bytes")
-
-
-def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.rmtree(tmp_path / "deep")
     monkeypatch.setattr(archives, "MAX_MEMBERS", 10)
-    refuse(make_zip(tmp_path / "a.zip", {f"{n}": b"" for n in range(20)}), "10 files")
-
-
-def test_zip_that_lies_about_a_size(tmp_path: Path) -> None:
-    archive = make_zip(tmp_path / "a.zip", {"bomb": bytes(100_000)})
-    raw = archive.read_bytes()
-    size = (100_000).to_bytes(4, "little")
-    assert raw.count(size) == 2
-    archive.write_bytes(raw.replace(size, (10).to_bytes(4, "little")))
-    refuse(archive, "damaged")
+    refuse(make(tmp_path / "a", {f"{n}": b"" for n in range(20)}), "10 files")
 
 
 NUMBERED = {f"{n}": bytes([n]) * 999 for n in range(1, 20)}  # each a header and two blocks of 512 bytes
@@ -139,20 +128,6 @@ def test_damaged_header_of_a_tar(tmp_path: Path, mode: str, start: int, content:
     raw[start : start + len(content)] = content
     (tmp_path / "a").write_bytes(raw if mode == "w" else gzip.compress(raw))
     refuse(tmp_path / "a", r"damaged \((bad checksum where|data follow)")
-
-
-def test_tar_without_its_end(tmp_path: Path) -> None:
-    archive = make_tar(tmp_path / "a", NUMBERED, "w")
-    archive.write_bytes(archive.read_bytes()[: 512 + 9 * 1536])
-    refuse(archive, r"damaged \(empty header where a member or the end should be\)")
-
-
-def test_wrong_checksum_of_a_compressed_tar(tmp_path: Path) -> None:
-    archive = make_tar(tmp_path / "a.tgz")
-    raw = bytearray(archive.read_bytes())
-    raw[-6] ^= 1
-    archive.write_bytes(raw)
-    refuse(archive, r"damaged \(CRC check failed")
 
 
 @pytest.mark.parametrize(

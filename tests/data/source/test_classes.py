@@ -1,8 +1,7 @@
-"""`classes` of a dataset's YAML: what it keeps, merges and leaves out, and what is said of mistakes."""
+"""The key `classes` of a dataset YAML: selection, merging and mistakes."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc_object, write_voc
-from tests.data.source.made_yaml import build, check, dataset, refuse, write
+from tests.data.source.made_yaml import build, check, coco_set, dataset, refuse, write
 
 ROWS = {number: f"{number} 0.5 0.5 0.{number + 1} 0.5\n" for number in range(4)}
 NAMES = "[person, car, truck, dog]"
@@ -38,20 +37,17 @@ def objects(index: DatasetIndex) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("classes", "names", "found"),
+    ("classes", "names", "first", "third"),
     [
-        ("[truck, person]", ("truck", "person"), [["person 1", "truck 3"], [], ["truck 3"], []]),
-        ("[2, person]", ("truck", "person"), [["person 1", "truck 3"], [], ["truck 3"], []]),
-        (
-            "{vehicle: [car, 2], who: person}",
-            ("vehicle", "who"),
-            [["who 1", "vehicle 2", "vehicle 3"], [], ["vehicle 3"], []],
-        ),
+        ("[truck, person]", ("truck", "person"), ["person 1", "truck 3"], "truck 3"),
+        ("[2, person]", ("truck", "person"), ["person 1", "truck 3"], "truck 3"),
+        ("{vehicle: [car, 2], who: person}", ("vehicle", "who"), ["who 1", "vehicle 2", "vehicle 3"], "vehicle 3"),
     ],
 )
 def test_a_subset_in_its_own_order_and_merged(
-    tmp_path: Path, classes: str, names: tuple[str, ...], found: list[list[str]]
+    tmp_path: Path, classes: str, names: tuple[str, ...], first: list[str], third: str
 ) -> None:
+    found = [first, [], [third], []]
     yaml = made(tmp_path, f"classes: {classes}")
     index = build(yaml)
     assert index.names == load_spec(yaml).names == names and objects(index) == found and not index.problems
@@ -64,7 +60,7 @@ def test_it_says_what_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     caplog.set_level("INFO")
     yaml = made(tmp_path, "classes: [person, car]\nignore: {4: unsure}")
     said = (
-        "train: `classes` leaves out 2 of 5 classes with 4 objects in 3 images, 2 of which are background without "
+        "train: `classes` excludes 2 of 5 classes with 4 objects in 3 images, 2 of which are background without "
         "them: 'truck' 2, 'dog' 2"
     )
     assert build(yaml).left_out == said and said in caplog.messages
@@ -86,7 +82,7 @@ def test_ignored_classes_stay_ignored_whatever_is_kept(tmp_path: Path) -> None:
     index = build(yaml)
     assert objects(index) == [["car 2"], [], [], []]
     assert index.ignored_offsets.tolist() == [0, 0, 1, 2, 2] and index.ignored_classes.tolist() == [-1, -1]
-    assert "leaves out 2 of 4 classes with 3 objects in 2 images, 0 of which are background" in index.left_out
+    assert "excludes 2 of 4 classes with 3 objects in 2 images, 0 of which are background" in index.left_out
     (regions,) = (line for line in check(yaml).facts if line.startswith("train: 2 ignored regions"))
     assert regions.endswith("'dog' 2")
 
@@ -113,14 +109,11 @@ def test_classes_are_part_of_the_index_and_of_a_run(tmp_path: Path) -> None:
 
 
 def coco(root: Path, more: str) -> Path:
-    write_image(root / "images" / "a.jpg")
-    categories = [{"id": 3, "name": "person"}, {"id": 7, "name": "car"}, {"id": 20, "name": "truck"}]
+    write_image(root / "a.jpg")
     boxes = {3: [0, 0, 6.4, 8], 7: [8, 0, 12.8, 8], 20: [16, 0, 19.2, 8]}
-    rows = [{"image_id": 1, "category_id": c, "bbox": box, "iscrowd": 0} for c, box in boxes.items()]
-    rows += [{"image_id": 1, "category_id": c, "bbox": [30, 0, 8, 8], "iscrowd": 1} for c in (3, 20)]
-    content = {"images": [{"id": 1, "file_name": "a.jpg"}], "categories": categories, "annotations": rows}
-    write(root / "set.json", json.dumps(content))
-    return write(root / "coco.yaml", f"path: {root}\ntrain: set.json\nval: set.json\n{more}")
+    rows = [{"category_id": own, "bbox": box} for own, box in boxes.items()]
+    rows += [{"category_id": own, "bbox": [30, 0, 8, 8], "iscrowd": 1} for own in (3, 20)]
+    return coco_set(root, {"a.jpg": rows}, {3: "person", 7: "car", 20: "truck"}, more)
 
 
 @pytest.mark.parametrize("names", ["", "names: [truck, car, person]\n"])
@@ -159,11 +152,11 @@ def test_mistakes(tmp_path: Path) -> None:
     refuse(tmp_path, f"{body}classes: [cat, 0]\n", r"a\.yaml:4: classes: found 'cat' twice, expected each class once")
     merged = "classes:\n  pet: [cat, dog]\n  hound: [dog]\n"
     refuse(tmp_path, body + merged, r"a\.yaml:6: classes: found 'dog' twice, in 'pet' and in 'hound', expected each")
-    refuse(tmp_path, f"{body}classes: {{pet: []}}\n", r"a\.yaml:4: classes: 'pet' is made of no class")
+    refuse(tmp_path, f"{body}classes: {{pet: []}}\n", r"a\.yaml:4: classes: 'pet' merges no class")
     both = r"a\.yaml:5: classes: 'cow' is in ignore too, whose objects are neither"
     refuse(tmp_path, f"{body}ignore: [cow]\nclasses: [cat, cow]\n", both)
     refuse(tmp_path, f"{body}ignore: [cow]\nclasses: {{cow: cat}}\n", both)
     refuse(tmp_path, f"{body}classes: {{1: cat, '1': dog}}\n", r"found the name '1' twice")
     yaml = coco(tmp_path / "coco", "classes: [7]\n")
-    with pytest.raises(UserError, match=r"coco\.yaml:4: classes: found 7, but categories of COCO go by their names"):
+    with pytest.raises(UserError, match=r"coco\.yaml:4: classes: found 7, but COCO categories are selected by name"):
         load_spec(yaml)

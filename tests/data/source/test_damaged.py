@@ -1,4 +1,4 @@
-"""Damaged files of formats that are read by their tags or by Pillow: one message each, whatever a decoder raises."""
+"""Damaged images of formats read by TIFF tags or Pillow: one message each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of a dataset: where it is downloaded and generated, and that nothing is written anywhere else."""
+"""Dataset roots: downloads and generated datasets, and no writes outside the datasets directory."""
 
 from __future__ import annotations
 
@@ -89,9 +89,14 @@ def test_download_of_something_else(tmp_path: Path, site: str) -> None:
     assert not (tmp_path / "datasets" / "pets").exists()
 
 
-def test_download_does_not_touch_an_unfinished_folder(tmp_path: Path) -> None:
-    write(tmp_path / "datasets" / "pets" / "notes.txt", "mine")
-    refuse(tmp_path, f"path: pets\n{BODY}download: http://127.0.0.1:9/a.zip\n", "exists, but has none of images/train")
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [("pets/notes.txt", "exists, but has none of images/train"), ("pets", "cannot be downloaded to .*Not a directory")],
+)
+def test_download_does_not_touch_what_is_there(tmp_path: Path, place: str, what: str) -> None:
+    write(tmp_path / "datasets" / place, "mine")
+    refuse(tmp_path, f"path: pets\n{BODY}download: http://127.0.0.1:9/a.zip\n", what)
+    assert (tmp_path / "datasets" / place).read_text() == "mine"
 
 
 def test_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,20 +127,14 @@ def test_nothing_is_planted_outside_the_folder_of_datasets(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_an_absolute_path_below_the_folder_of_datasets_is_downloaded(tmp_path: Path, site: str) -> None:
-    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
-    root = tmp_path / "datasets" / "deep" / "pets"
-    yaml = write(tmp_path / "a.yaml", f"path: {root}\n{BODY}download: {site}/pets.zip\n")
-    assert load_spec(yaml).root == root and (root / "images" / "val" / "a.jpg").is_file()
-
-
-def test_the_folder_of_datasets_by_another_name(tmp_path: Path, site: str) -> None:
+@pytest.mark.parametrize("name", ["datasets/deep", "alias"])
+def test_an_absolute_path_below_the_folder_of_datasets_is_downloaded(tmp_path: Path, site: str, name: str) -> None:
     pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
     (tmp_path / "datasets").mkdir()
     (tmp_path / "alias").symlink_to(tmp_path / "datasets")
-    yaml = write(tmp_path / "a.yaml", f"path: {tmp_path}/alias/pets\n{BODY}download: {site}/pets.zip\n")
-    assert load_spec(yaml).root == tmp_path / "alias" / "pets"
-    assert (tmp_path / "datasets" / "pets" / "images" / "val" / "a.jpg").is_file()
+    yaml = write(tmp_path / "a.yaml", f"path: {tmp_path}/{name}/pets\n{BODY}download: {site}/pets.zip\n")
+    assert load_spec(yaml).root == tmp_path / name / "pets"
+    assert (tmp_path / name / "pets" / "images" / "val" / "a.jpg").is_file()
 
 
 def test_nothing_is_written_beside_a_link_into_the_folder_of_datasets(tmp_path: Path, site: str) -> None:
@@ -158,13 +157,6 @@ def test_a_link_out_of_the_folder_of_datasets_is_not_followed(tmp_path: Path, si
     text = f"path: {stated.format(tmp=tmp_path)}\n{BODY}download: {site}/pets.zip\n"
     refuse(tmp_path, text, "only into folders below .*TESSERA_DATASETS")
     assert not list((tmp_path / "lib").iterdir()) and not (tmp_path / "missing").exists()
-
-
-def test_a_file_where_the_dataset_should_be(tmp_path: Path) -> None:
-    write(tmp_path / "datasets" / "pets", "mine")
-    refuse(
-        tmp_path, f"path: pets\n{BODY}download: http://127.0.0.1:9/a.zip\n", "cannot be downloaded to .*Not a directory"
-    )
 
 
 def test_the_folder_of_datasets_of_an_unknown_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Dataset YAMLs: where they and their datasets are found, and what is refused."""
+"""Dataset YAMLs: lookup of files and datasets, and mistakes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.source.dataset_root import Place
+from tessera.data.source.dataset_root import DatasetRoot
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.drawn_shapes import NAMES
 from tessera.utils.errors import ConfigError, UserError
@@ -35,7 +35,7 @@ def test_names_that_yaml_takes_for_numbers_stay_as_written(tmp_path: Path, form:
 
 @pytest.mark.parametrize("name", ["coco128", "coco", "VOC", "shapes"])
 def test_the_repository_has(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "find", lambda place: Path("/there") / place.stated)
+    monkeypatch.setattr(DatasetRoot, "locate", lambda place: Path("/there") / place.stated)
     spec = load_spec(name)
     assert spec == load_spec(f"{name}.yaml") == load_spec(HOME / "data" / f"{name}.yaml")
     assert spec.nc == {"coco128": 80, "coco": 80, "VOC": 20, "shapes": 6}[name]
@@ -53,7 +53,7 @@ def test_unknown_yaml_lists_places_and_choices() -> None:
 
 @pytest.mark.parametrize("name", ["a.json", "train.txt", "obj.data"])
 def test_what_goes_into_a_yaml_is_none(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}: found .*, expected a dataset YAML.* goes under its `train:`"):
+    with pytest.raises(ConfigError, match=rf"{name}: found .*, expected a dataset YAML.* with this file as `train:`"):
         load_spec(write(tmp_path / name, "{}"))
 
 
@@ -83,15 +83,6 @@ def test_nowhere_lists_what_was_tried(tmp_path: Path) -> None:
         load_spec(yaml)
     for place in (tmp_path, Path.cwd(), HOME, tmp_path / "datasets"):
         assert f"{place / 'pets'} (no such folder)" in str(caught.value)
-
-
-def test_without_path_the_yaml_lies_in_the_dataset(tmp_path: Path) -> None:
-    root = dataset(tmp_path / "pets")
-    spec = load_spec(
-        write(root / "data.yaml", "train: ../images/train\nval: ../images/val\nnames: [cat]\nroboflow: {v: 1}\n")
-    )
-    assert spec.splits["val"] == (root / "images/val",)
-    assert spec.name == "data"
 
 
 def test_entries(tmp_path: Path) -> None:
@@ -125,14 +116,11 @@ def test_names_of_every_script(tmp_path: Path) -> None:
         ("- a\n- b\n", "found list, expected keys"),
         ("", "found nothing"),
         ("train: a\nval: b\n", "names: found None"),
-        ("train: a\nnames: cat\n", "names: found 'cat'"),
         ("train: a\nnames: {0: cat, 2: dog, 5: cow}\n", "found the key 5, but none for class 1, expected"),
-        ("train: a\nnames: {1: cat, 2: dog}\n", "found the key 2, but none for class 0"),
         ("train: a\nnames: {cat: 0}\n", "found the key 'cat'"),
         ("train: a\nnames: [no, yes]\n", "class 0 is False"),
         ("train: a\nnames: [2024-01-01]\n", "Put it in quotes"),
         ("train: a\nnames: [[cat], dog]\n", r"class 0 is \['cat'\], expected a name. Write a text"),
-        ("train: a\nnames: [cat]\nkpt_shape: 17\n", r"a\.yaml:3: kpt_shape: found 17, expected \[17, 3\]"),
         ("train: a\nnames: [cat]\nkpt_shape: [17, 4]\n", r"kpt_shape: found \[17, 4\]"),
         ("train: a\nnames: {0: cat, '0': dog}\n", "found the key 0 twice"),
         ("train: a\nnames: {0: cat, 00: dog}\n", "the key '00' is already on line 2"),
@@ -145,22 +133,20 @@ def test_names_of_every_script(tmp_path: Path) -> None:
         (f"train: a\npath: {'x' * 256}\nnames: [cat]\n", r"a\.yaml:2: path: found 'xxx.* at most 255"),
         ("train: a\npath: ~nobody-here/a\nnames: [cat]\n", r"a\.yaml:2: path: found '~nobody-here/a', but the home"),
         (f"train: a\npath: {'d/' * 2045}\nnames: [cat]\n", "at most 4,095 bytes"),
-        ("train: a\nnames: [cat, cat]\n", "'cat' is the name of classes 0 and 1"),
         ("train: a\nnames: [cat, dog]\nnc: 3\n", "nc is 3, but names has 2"),
-        ("train: a\nnames: [cat, dog]\nnc: true\n", "nc is True"),
         ("names: [cat]\n", "none of train, val and test"),
         ("train: 3\nnames: [cat]\n", "train: found 3"),
-        ("train: https://x.org/a.zip\nnames: [cat]\n", "'https://x.org/a.zip', expected a folder.* under `download:`"),
+        ("train: https://x.org/a.zip\nnames: [cat]\n", "'https://x.org/a.zip', expected a folder.* as `download:`"),
         ("trian: a\nval: a\nnames: [cat]\n", "unknown key 'trian'. Did you mean 'train'"),
         *(
             (f"train: a\n{key}: b\nnames: [cat]\n", f"a.yaml:2: unknown key '{key}'. Did you mean '{meant}'")
             for key, meant in {"validation": "val", "valid": "val", "vali": "val", "Validation": "val"}.items()
         ),
         ("val: a\ntraining: [b, c]\nnames: [cat]\n", "unknown key 'training'. Did you mean 'train'"),
-        ("train: a\nval: a\ntesting: b\nnames: [cat]\n", "unknown key 'testing'. Did you mean 'test'"),
         ("train: a\nvalidation: 0.2\nnames: [cat]\n", "unknown key 'validation'. Did you mean 'val'"),
         ("train: a\nval: a\nvalid: [b]\nnames: [cat]\n", "a.yaml:3: unknown key 'valid'.* Both are there: remove one"),
         ("train: a\nname: [cat]\n", "unknown key 'name'. Did you mean 'names'"),
+        ("train: a\nnames: [cat]\npixels: {range: [9, 0]}\n", r"a\.yaml:3: pixels: found \{'range': \[9, 0\]\}, exp"),
         ("path: [a]\ntrain: a\nnames: [cat]\n", r"path: found \['a'\]"),
         ("train: a\nnames: [cat]\ngenerate: art\n", "generate: found 'art'"),
         ("train: !!python/object/apply:os.system ['touch x']\nnames: [cat]\n", "not valid YAML"),
@@ -171,7 +157,7 @@ def test_mistakes(tmp_path: Path, text: str, what: str) -> None:
     refuse(tmp_path, text, what)
 
 
-SCRIPTS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     "script",
     [
         "bash data/scripts/get.sh",
@@ -183,21 +169,13 @@ SCRIPTS = pytest.mark.parametrize(
         "3",
     ],
 )
-
-
-@SCRIPTS
 def test_scripts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     monkeypatch.chdir(tmp_path)
     refuse(tmp_path, f"path: pets\n{BODY}download: {script}\n", "Scripts are refused, never run")
     assert not (tmp_path / "pwned").exists()
 
 
-@SCRIPTS
-def test_scripts_do_not_matter_where_the_data_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_scripts_do_not_matter_where_the_data_is_there(tmp_path: Path) -> None:
     root = dataset(tmp_path / "datasets" / "pets")
-    yaml = write(tmp_path / "a.yaml", f"path: ../datasets/pets\n{BODY}download: {script}\n")
+    yaml = write(tmp_path / "a.yaml", f"path: ../datasets/pets\n{BODY}download: bash data/scripts/get.sh\n")
     assert load_spec(yaml).root == root
-    assert not (tmp_path / "pwned").exists()

@@ -1,4 +1,4 @@
-"""Downloads against a real server that misbehaves on demand."""
+"""Downloads from a real server that misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -44,23 +44,16 @@ def test_whole_file_and_nothing_else(server: FileServer, tmp_path: Path) -> None
     target = fetch(server.url, tmp_path / "deep" / "data.zip")
     assert target.read_bytes() == BODY
     assert list(target.parent.iterdir()) == [target]
-
-
-def test_present_target_is_not_fetched(server: FileServer, tmp_path: Path) -> None:
-    (tmp_path / "data.zip").write_bytes(b"mine")
-    assert fetch(server.url, tmp_path / "data.zip").read_bytes() == b"mine"
-    assert server.seen == []
+    target.write_bytes(b"mine")
+    assert fetch(server.url, target).read_bytes() == b"mine" and len(server.seen) == 1, "it is not fetched again"
 
 
 def test_an_interrupted_transfer_is_resumed(server: FileServer, tmp_path: Path) -> None:
     server.break_after = [100_000, 50_000]
     assert fetch(server.url, tmp_path / "data.zip").read_bytes() == BODY
     assert server.seen == [None, "bytes=100000-", "bytes=150000-"]
-
-
-def test_progress_renews_the_attempts(server: FileServer, tmp_path: Path) -> None:
-    server.break_after = [30_000] * 9
-    assert fetch(server.url, tmp_path / "data.zip").read_bytes() == BODY
+    server.break_after = [30_000] * 9  # progress renews the attempts
+    assert fetch(server.url, tmp_path / "other.zip").read_bytes() == BODY
 
 
 @pytest.mark.usefixtures("one_try")
@@ -139,26 +132,6 @@ def test_size_limit(server: FileServer, tmp_path: Path, length: bool) -> None:
     with pytest.raises(UserError, match="limit of 1,000"):
         fetch(server.url, tmp_path / "data.zip", max_bytes=1000)
     assert not (tmp_path / "data.zip").exists()
-
-
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/a.zip", "data.zip", "http://"])
-def test_only_http(tmp_path: Path, url: str) -> None:
-    with pytest.raises(UserError, match="starts with http"):
-        fetch(url, tmp_path / "data.zip")
-
-
-@pytest.mark.parametrize("location", ["file:///etc/passwd", "ftp://127.0.0.1/data.zip"])
-def test_redirect_to_another_scheme_is_refused(server: FileServer, tmp_path: Path, location: str) -> None:
-    server.location = location
-    with pytest.raises(UserError, match=r"redirects to '(ftp|file)"):
-        fetch(server.url, tmp_path / "data.zip")
-
-
-def test_nobody_listens(server: FileServer, tmp_path: Path) -> None:
-    with FileServer(BODY) as other:
-        url = other.url
-    with pytest.raises(UserError, match=r"Cannot download .*Check the network"):
-        fetch(url, tmp_path / "data.zip")
 
 
 def test_target_that_cannot_be_written(server: FileServer, tmp_path: Path) -> None:

@@ -1,16 +1,14 @@
-"""The embedded dataset: deterministic, disjoint splits, tight boxes, written whole."""
+"""The generated dataset: deterministic, tight boxes, atomic writes."""
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 
 from tessera.data.source import drawn_shapes
-from tessera.data.source.drawn_shapes import NAMES, render_image, write_shapes
+from tessera.data.source.drawn_shapes import render_image, write_shapes
 from tessera.utils.errors import UserError
 from tests.at_once import at_once
 
@@ -22,7 +20,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-Painted = tuple[np.ndarray, np.ndarray, np.ndarray]  # the image before and after, and the object's mask
+Painted = tuple[np.ndarray, np.ndarray]  # the image before and after
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def painted(monkeypatch: pytest.MonkeyPatch) -> list[Painted]:
     def spy(rng: np.random.Generator, image: np.ndarray, contours: list[np.ndarray], alpha: np.ndarray) -> None:
         before = image.copy()
         paint(rng, image, contours, alpha)
-        seen.append((before, image.copy(), alpha >= 128))
+        seen.append((before, image.copy()))
 
     monkeypatch.setattr(drawn_shapes, "_paint", spy)
     return seen
@@ -44,31 +42,15 @@ def files(root: Path) -> dict[str, bytes]:
     return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
 
 
-def test_layout(written: Path) -> None:
-    assert len(list((written / "images/train").glob("*.jpg"))) == 60
-    assert len(list((written / "images/val").glob("*.jpg"))) == 20
-    assert [p.name for p in written.parent.iterdir()] == ["shapes"]  # no temporary folder stays
-    images = {p.relative_to(written / "images").with_suffix("") for p in (written / "images").rglob("*.jpg")}
-    labels = {p.relative_to(written / "labels").with_suffix("") for p in (written / "labels").rglob("*.txt")}
-    assert labels <= images
-
-
 def test_same_bytes_again_and_other_bytes_with_another_seed(written: Path, tmp_path: Path) -> None:
+    assert [path.name for path in written.parent.iterdir()] == ["shapes"], "no temporary folder is left"
+    assert [len([*(written / "images" / split).iterdir()]) for split in ("train", "val")] == [60, 20]
     write_shapes(tmp_path / "again", train=60, val=20)
     assert files(tmp_path / "again") == files(written)
     write_shapes(tmp_path / "other", train=60, val=20, seed=1)
     write_shapes(tmp_path / "fewer", train=3, val=2)
     assert files(tmp_path / "fewer").items() <= files(written).items(), "however many are written"
     assert not set(files(tmp_path / "other").values()) & {v for k, v in files(written).items() if k.endswith(".jpg")}
-
-
-def test_no_two_images_are_equal(written: Path) -> None:
-    digests = [hashlib.sha256(v).hexdigest() for k, v in files(written).items() if k.endswith(".jpg")]
-    assert len(set(digests)) == 80
-    small = np.stack([cv2.resize(render_image(split, n)[0], (16, 16)) for split in ("train", "val") for n in range(20)])
-    small = small.reshape(40, -1).astype(int)
-    distances = [np.abs(small[i] - small[j]).mean() for i in range(40) for j in range(i)]
-    assert min(distances) > 5  # not even nearly
 
 
 def test_labels_are_what_was_rendered(written: Path) -> None:
@@ -92,7 +74,7 @@ def test_boxes_are_tight(painted: list[Painted]) -> None:
         painted.clear()
         _, _, boxes = render_image("val", number)
         assert len(painted) == len(boxes)
-        for (before, after, _), box in zip(painted, boxes.astype(int), strict=True):
+        for (before, after), box in zip(painted, boxes.astype(int), strict=True):
             left, top, right, bottom = box
             changed = np.abs(after - before).max(2)
             outside = changed.copy()
@@ -104,43 +86,6 @@ def test_boxes_are_tight(painted: list[Painted]) -> None:
                 assert line.max() > 1, (number, box)
             seen += 1
     assert seen > 60
-
-
-def test_variety() -> None:
-    drawn = [render_image("train", number) for number in range(200)]
-    counts = np.bincount(np.concatenate([classes for _, classes, _ in drawn]), minlength=len(NAMES))
-    assert len(counts) == 6 and counts.min() > 0.6 * counts.mean()
-    boxes = np.concatenate([boxes for _, _, boxes in drawn])
-    longest = (boxes[:, 2:] - boxes[:, :2]).max(1)
-    assert longest.min() < 20 and longest.max() > 80
-    assert (boxes[:, 2:] - boxes[:, :2]).min() >= 4
-    empty = sum(len(classes) == 0 for _, classes, _ in drawn)
-    assert 2 <= empty <= 25
-    shapes_hw = {image.shape for image, _, _ in drawn}
-    assert len(shapes_hw) > 20 and all(max(s) == 144 and s[2] == 3 for s in shapes_hw)
-
-
-def test_both_kinds_of_background_label(tmp_path: Path) -> None:
-    write_shapes(tmp_path / "s", train=120, val=0)
-    labels = tmp_path / "s/labels/train"
-    missing = [n for n in range(120) if not (labels / f"{n:05d}.txt").exists()]
-    empty = [p for p in labels.iterdir() if p.stat().st_size == 0]
-    assert missing and empty
-
-
-def test_nothing_is_hidden(painted: list[Painted]) -> None:
-    """At the end every object shows at least 40 % of its pixels inside the image."""
-    overlapping = 0
-    for number in range(60):
-        painted.clear()
-        render_image("train", number)
-        above = np.zeros_like(painted[0][2]) if painted else None
-        for _, _, mask in reversed(painted):
-            visible = (mask & ~above).sum() / mask.sum()
-            assert visible >= 0.4, number
-            overlapping += visible < 0.98
-            above |= mask
-    assert overlapping > 15
 
 
 def test_existing_dataset_is_left_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The index: what is in it, and what is refused."""
+"""The dataset index: contents and refusals."""
 
 from __future__ import annotations
 
@@ -17,16 +17,9 @@ from tests.data.source.made_yaml import BOX, build, same, write
 
 
 def test_contents(tmp_path: Path) -> None:
-    yaml = write_dataset(
-        tmp_path / "pets",
-        {
-            "train/b": "1 0.5 0.5 0.25 0.5\n0 0.25 0.25 0.5 0.5",
-            "train/a": BOX,
-            "train/c": None,
-            "train/d": "",
-            "val/a": BOX,
-        },
-    )
+    two = "1 0.5 0.5 0.25 0.5\n0 0.25 0.25 0.5 0.5"
+    labels = {"train/b": two, "train/a": BOX, "train/c": None, "train/d": "", "val/a": BOX}
+    yaml = write_dataset(tmp_path / "pets", labels)
     index = build(yaml)
     assert [index.path(i) for i in range(4)] == [tmp_path / f"pets/images/train/{name}.jpg" for name in "abcd"]
     assert index.sizes_hw.tolist() == [[48, 64]] * 4
@@ -37,8 +30,8 @@ def test_contents(tmp_path: Path) -> None:
     assert index.segments(0) == [] and len(index.segment_offsets) == 0
     assert (index.names, index.split) == (("cat", "dog"), "train")
     assert index.problems == (
-        "train: 1 of 4 images has no label file and is used as background, without objects: images/train/c.jpg. "
-        "If they are background, all is well (an empty label file for each says so); else restore their labels",
+        "train: 1 of 4 images has no label file and is used as background: images/train/c.jpg. "
+        "Restore their labels, or add an empty label file to each background image",
     )
     assert [index.classes.dtype, index.boxes_xyxy.dtype, index.sizes_hw.dtype] == [np.int32, np.float32, np.int32]
 
@@ -53,21 +46,14 @@ def test_polygons(tmp_path: Path) -> None:
 
 
 def test_problems_leave_the_image_out_and_name_the_line(tmp_path: Path) -> None:
-    yaml = write_dataset(
-        tmp_path / "pets",
-        {
-            "train/a": BOX,
-            "train/b": BOX + "1 0.5 2 0.1 0.1\n1 x 1 1 1\n",
-            "train/c": BOX + BOX,
-            "train/d": "\ufeff" + BOX,
-        },
-    )
+    labels = {"train/a": BOX, "train/b": BOX + "1 0.5 2 0.1 0.1\n1 x 1 1 1\n", "train/c": BOX + BOX}
+    yaml = write_dataset(tmp_path / "pets", {**labels, "train/d": "\ufeff" + BOX})
     write_image(tmp_path / "pets/images/train/small.png", (9, 50))
     (tmp_path / "pets/images/train/torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     index = build(yaml)
     assert [index.path(i).stem for i in range(len(index))] == ["a", "c", "d"]
     assert len(index.classes) == 3
-    left_out = "; the image is left out"
+    left_out = "; image skipped"
     assert index.problems == (
         "labels/train/b.txt:2: y is 2, expected at most 1 (a fraction of the image's width or height)" + left_out,
         "labels/train/b.txt:3: 'x' is not a number" + left_out,
@@ -76,8 +62,12 @@ def test_problems_leave_the_image_out_and_name_the_line(tmp_path: Path) -> None:
     )
     assert index.notes == ("labels/train/c.txt: 1 row is a duplicate, used once",)
     report = problem_report(index)
-    assert report.startswith("train: 4 problems with images or labels:\n  labels/train/b.txt:2: y is 2")
-    assert "\ntrain: 1 note on images or labels:\n  labels/train/c.txt: 1 row is a duplicate" in report
+    assert report.startswith(
+        "train: 4 problems with images or labels (all: --check-data):\n  labels/train/b.txt:2: y is 2"
+    )
+    assert (
+        "\ntrain: 1 note on images or labels (all: --check-data):\n  labels/train/c.txt: 1 row is a duplicate" in report
+    )
 
 
 def test_unknown_class_has_the_promised_message(tmp_path: Path) -> None:
@@ -92,12 +82,6 @@ def test_unknown_class_has_the_promised_message(tmp_path: Path) -> None:
     )
 
 
-def test_single_cls(tmp_path: Path) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": "81 0.5 0.5 0.1 0.1\n" + BOX})
-    index = build(yaml, single_cls=True)
-    assert (index.classes.tolist(), index.names) == ([0, 0], ("item",))
-
-
 def test_no_labels_in_train_says_where_it_looked(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": None, "train/b": "", "val/a": None})
     with pytest.raises(UserError, match="no labels found for 2 images: 1 of them have a label file") as caught:
@@ -108,7 +92,7 @@ def test_no_labels_in_train_says_where_it_looked(tmp_path: Path) -> None:
 
 def test_missing_split_folder_and_images(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
-    with pytest.raises(UserError, match="found train, expected `val`"):
+    with pytest.raises(UserError, match=r"found train, expected `val`.* `val: 0\.2` holds out a fifth of train"):
         build(yaml, "val")
     yaml.write_text(yaml.read_text() + f"val: images/val\ntest: {tmp_path}/empty\n")
     (tmp_path / "empty").mkdir()
@@ -151,8 +135,8 @@ def test_list_file(tmp_path: Path) -> None:
     index = build(write(yaml, f"path: {root}\ntrain: train.txt\nnames: [cat, dog]\n"))
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg", "c.jpg"]
     assert index.problems == (
-        f"{root}/train.txt: 'readme' is not the path of an image; it is left out",
-        "images/train/gone.jpg: no such file; the image is left out",
+        f"{root}/train.txt: 'readme' is not the path of an image; skipped",
+        "images/train/gone.jpg: no such file; image skipped",
     )
     assert index.notes == ("pets.yaml: train lists 1 image repeatedly; each is used once",)
 
@@ -192,7 +176,7 @@ def test_real_dataset(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = build("coco128")
     assert (len(index), len(index.classes)) == (128, 929)
     assert [line.partition(": ")[2] for line in index.problems] == [
-        "2 label files of no image, so their objects are not used: 000000000656.txt, 000000000659.txt"
+        "2 label files without an image, objects not used: 000000000656.txt, 000000000659.txt"
     ]
     assert sum(len(index.labels(i)[0]) == 0 for i in range(128)) == 2
     for i in range(0, 128, 16):

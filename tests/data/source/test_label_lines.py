@@ -1,15 +1,14 @@
-"""Where the label of an object is."""
+"""Location of an object's label."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.scan import ImageLabels, label_lines
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc_object, write_voc
-from tests.data.source.made_yaml import build
+from tests.data.source.made_yaml import build, coco_set
 
 # Objects are in lines 2, 4 and 6: a blank line, an ignored region, a duplicate and a polygon are among them.
 TEXT = "\n0 0.5 0.5 0.5 0.5\n-1 0.25 0.5 0.5 1\n1 0.5 0.5 0.25 0.25\n0 0.5 0.5 0.5 0.5\n1 0.5 0 1 0 1 1\n"
@@ -53,17 +52,9 @@ def test_lines_of_voc_are_those_of_the_objects(tmp_path: Path) -> None:
 
 
 def test_ids_of_a_coco_file(tmp_path: Path) -> None:
-    write_image(tmp_path / "images" / "a.jpg")
+    write_image(tmp_path / "a.jpg")
     rows = [{"id": 7, "iscrowd": 1}, {"id": 40}, {}]
-    records = [{"image_id": 1, "category_id": 3, "bbox": [4, 4, 9, n + 5], **row} for n, row in enumerate(rows)]
-    content = {
-        "images": [{"id": 1, "file_name": "a.jpg"}],
-        "annotations": records,
-        "categories": [{"id": 3, "name": "cat"}],
-    }
-    (tmp_path / "val.json").write_text(json.dumps(content))
-    yaml = tmp_path / "a.yaml"
-    yaml.write_text("train: val.json\nval: val.json\nnames: [cat]\n")
-    (found,) = labels(yaml, "val")
-    assert found.file == str(tmp_path / "val.json")
+    records = [{"category_id": 3, "bbox": [4, 4, 9, n + 5], **row} for n, row in enumerate(rows)]
+    (found,) = labels(coco_set(tmp_path, {"a.jpg": records}, {3: "cat"}), "val")
+    assert found.file == str(tmp_path / "set.json")
     assert [found.place(row) for row in range(2)] == [(None, 40), (None, None)]

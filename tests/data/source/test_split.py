@@ -1,8 +1,7 @@
-"""`val: 0.2`: a share of train is held out, the same wherever the files are, and no picture's twin is in train."""
+"""`val: 0.2`: reproducible splits that keep near-duplicates together."""
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from itertools import pairwise
@@ -15,13 +14,13 @@ import pytest
 from tessera.data.source import split
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
-from tessera.data.source.split import ALIKE_BITS, Fingerprints, difference_hash, divide, group
+from tessera.data.source.split import SIMILAR_BITS, Fingerprints, difference_hash, group_similar, hold_out
 from tessera.utils.errors import UserError
 from tessera.utils.seeding import HeldOut
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 from tests.data.source.annotations.test_voc import voc, voc_object
-from tests.data.source.made_yaml import BOX, build, check, refuse, write
+from tests.data.source.made_yaml import BOX, build, check, coco_set, refuse
 
 
 def write_pictures(root: Path, count: int = 40, kind: str = "text") -> Path:
@@ -39,11 +38,8 @@ def write_pictures(root: Path, count: int = 40, kind: str = "text") -> Path:
     (root / "images/4.jpg").write_bytes((root / "images/5.jpg").read_bytes() + b"\0")
     entry = "images"
     if kind == "coco":
-        entry = "a.json"
-        images = [{"id": number, "file_name": f"{number}.jpg"} for number in range(count)]
-        boxes = [{"image_id": number, "category_id": 3, "bbox": [1, 2, 30, 20]} for number in range(count)]
-        content = {"images": images, "categories": [{"id": 3, "name": "cat"}], "annotations": boxes}
-        (root / "a.json").write_text(json.dumps(content))
+        entry = "set.json"
+        coco_set(root, {f"{n}.jpg": [{"category_id": 3, "bbox": [1, 2, 30, 20]}] for n in range(count)}, {3: "cat"})
     yaml = root.with_name(f"{root.name}.yaml")
     yaml.write_text(f"path: {root}\ntrain: {entry}\nval: 0.2\nnames: [cat]\n")
     return yaml
@@ -90,18 +86,20 @@ def test_the_same_wherever_it_lies_and_whatever_it_is_called(tmp_path: Path, mon
     assert parts(yaml) == (train, val), "neither is taken for the other"
 
 
-def test_pictures_are_compared_once(
+def test_images_are_compared_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    calls: list[HeldOut] = []
+    monkeypatch.setattr(split, "hold_out", lambda looks, share: (calls.append(share), hold_out(looks, share))[1])
     yaml = write_pictures(tmp_path / "set")
     with caplog.at_level(logging.INFO):
         first = parts(yaml)
     assert "val: 0.2 of train with split_seed 0: 8 of 40 images" in caplog.text
-    assert "of 36 groups (pictures that differ in at most 14 of 144 bits are kept together; the largest" in caplog.text
+    assert "of 36 groups (images that differ in at most 14 of 144 bits stay together; the largest" in caplog.text
     monkeypatch.setattr(split, "difference_hash", lambda *_: pytest.fail("compared again"))
     (tmp_path / "set/labels/7.txt").write_text(BOX * 2)  # the pictures are what they were
-    assert parts(yaml) == first
-    (looks,) = (tmp_path / "cache/index").glob("*-looks-*")
+    assert parts(yaml) == first and calls == [HeldOut(0.2, 0)], "train and val share the division"
+    (looks,) = (tmp_path / "cache/index").glob("*-fingerprints-*")
     looks.write_bytes(looks.read_bytes()[:-1] + b"?")
     monkeypatch.undo()
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
@@ -109,48 +107,22 @@ def test_pictures_are_compared_once(
     assert parts(yaml) == first, "a damaged cache is not used"
 
 
-def test_it_is_divided_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Train and val share the division, and a label has no part in it."""
-    calls: list[HeldOut] = []
-    monkeypatch.setattr(split, "divide", lambda looks, share: (calls.append(share), divide(looks, share))[1])
-    yaml = write_pictures(tmp_path / "set")
-    first = parts(yaml)
-    assert calls == [HeldOut(0.2, 0)]
-    (tmp_path / "set/labels/7.txt").write_text(BOX * 2)
-    (tmp_path / "set/labels/8.txt").write_text(BOX * 2)
-    assert parts(yaml) == first and len(calls) == 1
-    assert parts(write(yaml, yaml.read_text() + "split_seed: 1\n")) != first and calls[1:] == [HeldOut(0.2, 1)]
-    write_image(tmp_path / "set/images/new.jpg", seed=99)
-    parts(yaml)
-    assert len(calls) == 3
-
-
-def test_a_new_picture_moves_few_others(tmp_path: Path) -> None:
+def test_a_new_image_moves_few_others(tmp_path: Path) -> None:
     yaml = write_pictures(tmp_path / "set")
     _, val = parts(yaml)
     write_image(tmp_path / "set/images/new.jpg", seed=99)
     assert len(set(val) ^ set(parts(yaml)[1])) <= 2
 
 
-def test_without_val_a_share_is_offered(tmp_path: Path) -> None:
-    yaml = write_pictures(tmp_path / "set")
-    yaml.write_text(yaml.read_text().replace("val: 0.2\n", ""))
-    with pytest.raises(UserError, match=r"Add `val:` with its images\. `val: 0.2` holds out a fifth of train"):
-        build(yaml, "val")
-    assert "`val: 0.2` holds out a fifth of train" in check(yaml).errors[0]
-
-
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("train: a\nval: 1.5", r"a\.yaml:2: val: found 1.5, expected a folder, or a share of train between 0 and 1"),
-        ("train: a\nval: 0", "val: found 0, expected a folder, or a share"),
-        ("train: a\nval: 20%", "val: found '20%', expected a folder, or a share.* Write 0.2 for a fifth"),
-        ("train: a\nval: '0.2'", "val: found '0.2', expected a folder, or a share"),
-        ("train: a\nval: .nan", "val: found nan, expected a folder, or a share"),
-        ("val: 0.2", "val: 0.2 is a share of train, which is not there"),
+        ("train: a\nval: 1.5", r"a\.yaml:2: val: found 1.5, expected a folder, or a fraction of train between 0 and 1"),
+        ("train: a\nval: 20%", "val: found '20%', expected a folder, or a fraction.* Write 0.2 for a fifth"),
+        ("train: a\nval: '0.2'", "val: found '0.2', expected a folder, or a fraction"),
+        ("val: 0.2", "val: 0.2 is a fraction of train, which is missing"),
         ("train: a\nval: 0.2\nsplit_seed: x", r"a\.yaml:3: split_seed: found 'x', expected an integer from 0 on"),
-        ("train: a\nval: b\nsplit_seed: 1", "split_seed: found it without a share"),
+        ("train: a\nval: b\nsplit_seed: 1", "split_seed: found without a fraction"),
         ("train: a\nval: true", "val: found True, expected a folder"),
     ],
 )
@@ -158,11 +130,11 @@ def test_what_is_no_share(tmp_path: Path, text: str, what: str) -> None:
     refuse(tmp_path, f"{text}\nnames: [cat]\n", what)
 
 
-def test_too_few_pictures(tmp_path: Path) -> None:
+def test_too_few_images(tmp_path: Path) -> None:
     yaml = write_pictures(tmp_path / "set", 6)
     for number in range(1, 6):
         shutil.copy(tmp_path / "set/images/0.jpg", tmp_path / f"set/images/{number}.jpg")
-    with pytest.raises(UserError, match=r"val: 0\.2: the 6 images of train are too few, or copies of too few pictures"):
+    with pytest.raises(UserError, match=r"val: 0\.2: train has too few different images \(6 files\)"):
         build(yaml, "val")
 
 
@@ -177,12 +149,12 @@ def test_chains_are_one_group_as_an_oracle_finds_them() -> None:
     for at in range(1, 30):  # each some bits from an earlier one
         bits[at] = bits[rng.integers(at)]
         bits[at, rng.choice(144, rng.integers(1, 22), replace=False)] ^= True
-    for alike in ALIKE_BITS:
-        found = group(np.packbits(bits, axis=1), np.arange(60), alike)
+    for max_bits in SIMILAR_BITS:
+        found = group_similar(np.packbits(bits, axis=1), np.arange(60), max_bits)
         expected = np.arange(60)
         for one in range(60):
             for other in range(60):
-                if (bits[one] != bits[other]).sum() <= alike:
+                if (bits[one] != bits[other]).sum() <= max_bits:
                     expected[expected == expected[one]] = expected[other]
         assert ((found[:, None] == found) == (expected[:, None] == expected)).all()
 
@@ -192,9 +164,9 @@ def test_a_camera_that_stands_still_can_be_divided(caplog: pytest.LogCaptureFixt
     bits = np.repeat(np.random.default_rng(0).random((1, 144)) < 0.5, 50, 0)
     for at in range(50):
         bits[at, 2 * at : 2 * at + 2] ^= True  # 4 bits from each other
-    found = divide(prints_of(bits), HeldOut(0.2, 0))
-    assert found is not None and found.alike == 3 and found.is_val.sum() == 10
-    assert divide(prints_of(np.repeat(bits[:1], 50, 0)), HeldOut(0.2, 0)) is None
+    found = hold_out(prints_of(bits), HeldOut(0.2, 0))
+    assert found is not None and found.max_bits == 3 and found.is_val.sum() == 10
+    assert hold_out(prints_of(np.repeat(bits[:1], 50, 0)), HeldOut(0.2, 0)) is None
 
 
 def test_a_run_is_warned_where_both_sides_look_alike(tmp_path: Path) -> None:
@@ -205,7 +177,7 @@ def test_a_run_is_warned_where_both_sides_look_alike(tmp_path: Path) -> None:
         frame = scene.copy()
         frame.ravel()[2 * number] = 255
         cv2.imwrite(str(tmp_path / f"set/images/{number}.jpg"), cv2.merge([frame.repeat(16, 0).repeat(16, 1)] * 3))
-    said = "val: 0.2 of train: too many pictures look alike to keep them on one side"
+    said = "val: 0.2 of train: too many images look alike"
     for _ in range(2):
         train, val = (index_warnings(build(yaml, split)) for split in ("train", "val"))
         assert not train and len(val) == 1 and said in val[0], val
@@ -217,15 +189,15 @@ def test_shares_are_met_and_seeds_differ() -> None:
     looks = prints_of(np.random.default_rng(0).random((200, 144)) < 0.5)
     chosen = []
     for share in (0.01, 0.1, 0.2, 0.5, 0.9, 0.999):
-        found = divide(looks, HeldOut(share, 0))
+        found = hold_out(looks, HeldOut(share, 0))
         assert found is not None and found.is_val.sum() == min(round(200 * share), 199)
         chosen.append(found.is_val)
     assert all((less <= more).all() for less, more in pairwise(chosen)), "a larger share holds the smaller one"
-    other = divide(looks, HeldOut(0.2, 1))
+    other = hold_out(looks, HeldOut(0.2, 1))
     assert other is not None and not np.array_equal(other.is_val, chosen[2])
 
 
-def test_a_picture_looks_the_same_at_another_size() -> None:
+def test_an_image_looks_the_same_at_another_size() -> None:
     small = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
     large = small.repeat(7, 0).repeat(5, 1)
     assert np.array_equal(difference_hash(small), difference_hash(large))

@@ -1,4 +1,4 @@
-"""Labels that state another size than their image has: which difference it is, and whether their boxes are used."""
+"""Labels that state another image size."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.data.source.made_yaml import build, write
+from tests.data.source.annotations.test_voc import voc, voc_object
+from tests.data.source.made_yaml import build, coco_set, write
 
 WIDE, HIGH = (10, 5, 50, 25), (10, 5, 25, 50)  # corners in pixels
-SHOWN = "its boxes fit the image as it is shown, and are used"
-TURNED = "when it is turned as its EXIF orientation says"
+SHOWN = "its boxes fit the displayed image and are used"
+TURNED = "after applying its EXIF orientation"
 
 
 @pytest.mark.parametrize("form", ["coco", "voc"])
 @pytest.mark.parametrize(
-    ("stated_wh", "orientation", "corners", "is_used", "said"),
+    "case",
     [
         ((64, 40), 1, WIDE, True, ""),
         ((65, 39), 1, WIDE, True, "made for 65 x 39 pixels, but the image has 64 x 40, which is off by one"),
@@ -30,36 +31,25 @@ TURNED = "when it is turned as its EXIF orientation says"
         ((64, 40), 6, (10, 5, 25, 25), False, TURNED),
     ],
 )
-def test_stated_size(
-    tmp_path: Path,
-    form: str,
-    stated_wh: tuple[int, int],
-    orientation: int,
-    corners: tuple[int, int, int, int],
-    is_used: bool,
-    said: str,
-) -> None:
+def test_stated_size(tmp_path: Path, form: str, case: tuple[tuple[int, int], int, tuple[int, ...], bool, str]) -> None:
+    (width, height), orientation, (left, top, right, bottom), is_used, said = case
     exif = Image.Exif()
     exif[0x0112] = orientation
     (tmp_path / "images").mkdir()
     for name, turned in (("a.jpg", exif), ("b.jpg", Image.Exif())):
         Image.new("RGB", (64, 40)).save(tmp_path / "images" / name, exif=turned)
-    (width, height), (left, top, right, bottom) = stated_wh, corners
     if form == "coco":
-        images = [{"id": 1, "file_name": "a.jpg", "width": width, "height": height}, {"id": 2, "file_name": "b.jpg"}]
-        boxes = [[left, top, right - left, bottom - top], [1, 2, 3, 4]]
-        records = [{"image_id": n, "category_id": 1, "bbox": box} for n, box in enumerate(boxes, 1)]
-        content = {"images": images, "annotations": records, "categories": [{"id": 1, "name": "cat"}]}
-        write(tmp_path / "a.json", json.dumps(content))
+        boxes = {"a.jpg": [left, top, right - left, bottom - top], "b.jpg": [1, 2, 3, 4]}
+        yaml = coco_set(tmp_path, {name: [{"category_id": 1, "bbox": box}] for name, box in boxes.items()}, {1: "cat"})
+        content = json.loads((tmp_path / "set.json").read_text())
+        content["images"][0] |= {"width": width, "height": height}
+        write(tmp_path / "set.json", json.dumps(content))
     else:
-        sizes = f"<size><width>{width}</width><height>{height}</height></size>", ""
-        for name, size, box in zip("ab", sizes, ((left + 1, top + 1, right, bottom), (2, 3, 4, 6)), strict=True):
-            keys = zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
-            bndbox = "".join(f"<{key}>{value}</{key}>" for key, value in keys)
-            text = f"{size}<object><name>cat</name><bndbox>{bndbox}</bndbox></object>"
-            write(tmp_path / f"images/{name}.xml", f"<annotation>{text}</annotation>")
-    entry = "a.json" if form == "coco" else "images"
-    index = build(write(tmp_path / "a.yaml", f"path: {tmp_path}\ntrain: {entry}\nnames: [cat]\n"))
-    assert [list(corners)] * is_used + [[1, 2, 4, 6]] == index.boxes_xyxy.round(3).tolist()
+        size = f"<size><width>{width}</width><height>{height}</height></size>"
+        for name, stated, box in (("a", size, f"{left + 1} {top + 1} {right} {bottom}"), ("b", "", "2 3 4 6")):
+            (tmp_path / f"images/{name}.xml").write_bytes(voc(voc_object(box=box), size=stated))
+        yaml = write(tmp_path / "a.yaml", f"path: {tmp_path}\ntrain: images\nnames: [cat]\n")
+    index = build(yaml)
+    assert [[left, top, right, bottom]] * is_used + [[1, 2, 4, 6]] == index.boxes_xyxy.round(3).tolist()
     assert len(index.problems) == bool(said) and all(said in line for line in index.problems), index.problems
-    assert all(line.endswith("the image is left out") != is_used for line in index.problems)
+    assert all(line.endswith("image skipped") != is_used for line in index.problems)

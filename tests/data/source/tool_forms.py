@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.data.make import write_image
+from tests.data.source.annotations.test_voc import voc as voc_text
+from tests.data.source.annotations.test_voc import voc_object
 
 WIDTH, HEIGHT = 96, 64
 NAMES = ("cat", "dog")
@@ -90,30 +92,14 @@ def polygon(corners: list[int]) -> list[int]:
     return [left, top, right, top, right, bottom, left, bottom]
 
 
-def counts(corners: list[int]) -> list[int]:
-    """Run lengths of a rectangle, column by column."""
-    left, top, right, bottom = corners
-    pixels = [left <= x < right and top <= y < bottom for x in range(WIDTH) for y in range(HEIGHT)]
-    lengths, value = [0], False
-    for pixel in pixels:
-        if pixel != value:
-            lengths.append(0)
-            value = pixel
-        lengths[-1] += 1
-    return lengths
-
-
-def voc(stem: str, *, name: str = "{}.jpg", size: tuple[int, int] = (WIDTH, HEIGHT), first: int = 1) -> str:
-    """A VOC annotation; corners count from `first`, which VOC's own are read from: 1."""
-    objects = ""
-    for label, (left, top, right, bottom) in EXPECTED[stem]:
-        box = zip(("xmin", "ymin", "xmax", "ymax"), (left + first, top + first, right, bottom), strict=True)
-        corners = "".join(f"<{key}>{value}</{key}>" for key, value in box)
-        objects += f"<object><name>{NAMES[label]}</name><difficult>0</difficult><bndbox>{corners}</bndbox></object>\n"
-    return (
-        f"<annotation><folder>x</folder><filename>{name.format(stem)}</filename>"
-        f"<size><width>{size[0]}</width><height>{size[1]}</height><depth>3</depth></size>\n{objects}</annotation>"
-    )
+def voc(stem: str, name: str = "{}.jpg", size: tuple[int, int] = (WIDTH, HEIGHT)) -> str:
+    """A VOC annotation, whose corners count from 1."""
+    objects = [
+        voc_object(NAMES[label], f"{left + 1} {top + 1} {right} {bottom}", "<difficult>0</difficult>")
+        for label, (left, top, right, bottom) in EXPECTED[stem]
+    ]
+    stated = f"<size><width>{size[0]}</width><height>{size[1]}</height><depth>3</depth></size>"
+    return voc_text(*objects, size=f"<filename>{name.format(stem)}</filename>{stated}").decode()
 
 
 class Form(NamedTuple):
@@ -147,7 +133,6 @@ def lvis_image(stem: str) -> dict[str, Any]:
 CLASSES = "cat\ndog\n"
 ROBOFLOW, STUDIO = "{}_jpg.rf.0a1b2c", "0a1b2c3d-{}"
 OBJ_DATA = "classes = 2\ntrain = data/train.txt\nnames = data/obj.names\n"
-MASK = {"size": [HEIGHT, WIDTH]}
 SIZES_AS_TEXT = {"width": f"{WIDTH}.0", "height": str(HEIGHT)}
 VIA_IMAGE = {"width": -1, "height": -1, "coco_url": "", "flickr_url": ""}
 ADDRESS = "https://bucket.s3.amazonaws.com/sets/a%20b/{}.jpg?X-Amz-Date=2020/x"
@@ -178,16 +163,6 @@ _FORMS = {
     ),
     "cvat_ultralytics": listing(TRAIN[0], TRAIN[2], "data/images/train/{}.jpg"),
     "windows_list": listing("images/{}.jpg", "labels/{}.txt", "C:\\Users\\me\\set\\images\\{}.jpg\r"),
-    "label_studio_yolo": Form(
-        f"images/{STUDIO}.jpg",
-        "images",
-        f"labels/{STUDIO}.txt",
-        files={"classes.txt": CLASSES, "notes.json": {"categories": []}},
-    ),
-    "datumaro_yolo": listing(
-        "obj_train_data/{}.jpg", "obj_train_data/{}.txt", "data/obj_train_data/{}.jpg", **{"obj.names": CLASSES}
-    ),
-    "fiftyone_yolov5": Form("images/val/{}.jpg", "./images/val/", "labels/val/{}.txt"),
     "labelimg_yolo": Form("set/{}.jpg", "set", "set/{}.txt", files={"set/classes.txt": CLASSES}),
     "coco_itself": one_json("train2017/{}.jpg", "annotations/instances_train2017.json", coco()),
     "roboflow_coco": one_json(
@@ -198,19 +173,8 @@ _FORMS = {
         "annotations/instances_default.json",
         coco(annotation=lambda _: {"attributes": {"occluded": False, "rotation": 0.0}}),
     ),
-    "label_studio_coco": one_json(
-        f"images/{STUDIO}.jpg",
-        "result.json",
-        coco(f"images\\{STUDIO}.jpg", first=0, annotation=lambda _: {"ignore": 0}),
-    ),
     "label_studio_server_coco": one_json(
         f"images/{STUDIO}.jpg", "result.json", coco(f"/label-studio/data/media/upload/1/{STUDIO}.jpg")
-    ),
-    "fiftyone_coco": one_json(
-        "data/{}.jpg", "labels.json", coco(annotation=lambda _: {"segmentation": ..., "score": None})
-    ),
-    "supervisely_coco": one_json(
-        "dataset 1/images/{}.jpg", "dataset 1/annotations/instances.json", coco(annotation=polygons)
     ),
     "via_coco": one_json(
         "{}.jpg", "via_project_coco.json", coco(image=VIA_IMAGE, annotation=lambda own: {"segmentation": polygon(own)})
@@ -224,15 +188,9 @@ _FORMS = {
     "windows_coco": one_json(TRAIN[0], "a.json", coco(r"C:\data\{}.jpg")),
     "backslash_coco": one_json(TRAIN[0], "annotations/a.json", coco(r"images\train\{}.jpg")),
     "renamed_folder_coco": one_json("images/{}.jpg", "a.json", coco("train2017/{}.jpg")),
-    "renamed_folder_list": listing("imgs/{}.jpg", "imgs/{}.txt", "data/{}.jpg"),
     "address_coco": one_json("pictures/a b/{}.jpg", "a.json", coco(ADDRESS)),
     "polygons_without_boxes": one_json(
         "images/{}.jpg", "a.json", coco(annotation=lambda own: {"bbox": ..., **polygons(own)})
-    ),
-    "masks_without_boxes": one_json(
-        "images/{}.jpg",
-        "a.json",
-        coco(annotation=lambda own: {"bbox": [], "segmentation": {**MASK, "counts": counts(own)}}),
     ),
     "unknown_sizes": one_json("images/{}.jpg", "a.json", coco(image={"width": None, "height": 0})),
     "sizes_and_crowds_as_text": one_json(
@@ -246,10 +204,9 @@ _FORMS = {
         {"ImageSets/Main/train.txt": listed("{}")},
     ),
     "labelimg_voc": Form("set/{}.png", "set", "set/{}.xml", lambda stem: voc(stem, name="{}.png")),
-    "roboflow_voc": Form(
-        f"train/{ROBOFLOW}.jpg", "train", f"train/{ROBOFLOW}.xml", lambda stem: voc(stem, name=f"{ROBOFLOW}.jpg")
-    ),
     "kaggle_voc": Form("images/{}.png", "images", "annotations/{}.xml", voc),
+    "annots_of_voc": Form("images/train/{}.jpg", "images/train", "Annots/train/{}.xml", voc),
+    "xml_beside_voc": Form("photos/train/{}.jpg", "photos/train", "photos/xmls/{}.xml", voc),
     "voc_without_sizes": Form(
         "JPEGImages/{}.jpg", "JPEGImages", "Annotations/{}.xml", lambda stem: voc(stem, size=(0, 0))
     ),

@@ -1,4 +1,4 @@
-"""Which class of weights is which of a dataset."""
+"""Class matching between weights and datasets."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from tessera.data.source.annotations.class_matching import match_classes, moved_
         (["Cat", "cat"], ["CAT"], (-1,)),  # which of the two?
         (["cat"], ["Cat", "CAT"], (-1, -1)),
         (["cat", "cat"], ["cat"], (-1,)),
-        (["cat", "dog"], ["pear", "plum"], (-1, -1)),
-        (["0", "1"], ["0", "1"], (0, 1)),  # mere numbers are no names
         (["0", "1"], ["cat", "dog"], (0, 1)),
         (["cat", "dog"], ["0", "1"], (0, 1)),
         (["0", "1", "2"], ["0", "1"], (-1, -1)),
@@ -34,15 +32,12 @@ def test_classes_match_by_name(known: list[str], wanted: list[str], found: tuple
     assert match_classes(known, wanted) == found
 
 
-def test_classes_in_another_order_are_named() -> None:
+def test_reordered_and_renamed_classes_are_named() -> None:
     assert moved_classes(["cat", "dog"], ["Cat ", "hound"]) == ""
     assert moved_classes(["cat", "dog"], ["dog", "cat"]) == (
         "'cat' is 0 in the checkpoint and 1 in the data, 'dog' is 1 in the checkpoint and 0 in the data"
     )
     assert moved_classes([*"abcdef"], [*"bcdefa"]).endswith("and 3 more")
-
-
-def test_as_many_other_classes_are_named() -> None:
     assert renamed_classes(["cat", "dog"], ["pear", "plum"]).startswith("0 is 'cat' in the checkpoint and 'pear' in")
     assert renamed_classes(["cat", "dog", "cow"], ["Cat", "hound", "cow"]) == "", "one that is spelled otherwise"
     assert renamed_classes(["0", "1"], ["cat", "dog"]) == "", "no names at all"

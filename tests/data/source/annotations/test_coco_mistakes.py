@@ -1,8 +1,7 @@
-"""COCO JSON with mistakes: one stray entry costs only itself, and a message says what the file is instead."""
+"""Invalid COCO JSON: stray records are skipped, and messages name what is wrong."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,14 @@ from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.errors import UserError
-from tests.data.make import write_image
 from tests.data.source.annotations.test_coco import coco, write_coco
 from tests.data.source.made_yaml import build, write
 
 ADDRESS = "http://x/y.jpg"
+TWO_CATS = coco(
+    categories=[{"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}, {"id": 30, "name": "cat"}],
+    annotations=[{"image_id": 7, "category_id": own, "bbox": [1, 2, 3, 4]} for own in (17, 30)],
+)
 
 
 def with_first(name: str, content: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def test_a_stray_path_costs_only_itself(tmp_path: Path, place: str) -> None:
     index = build(write_coco(tmp_path / "set", with_first(name, coco())))
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
     (problem,) = index.problems
-    assert problem.endswith("; the image is left out")
+    assert problem.endswith("; image skipped")
     assert ("it is an address, expected a file" in problem) == (place == ADDRESS)
 
 
@@ -54,7 +56,7 @@ def test_absolute_names_alone(tmp_path: Path) -> None:
     assert len(build(write_coco(tmp_path / "set", coco(images=images)))) == 2
 
 
-def test_a_few_pictures_of_a_large_file(tmp_path: Path) -> None:
+def test_a_few_images_of_a_large_file(tmp_path: Path) -> None:
     images = [{"id": own, "file_name": f"{own}.jpg"} for own in range(1000, 1500)]
     images[321]["file_name"] = "a.jpg"
     index = build(
@@ -64,53 +66,6 @@ def test_a_few_pictures_of_a_large_file(tmp_path: Path) -> None:
         )
     )
     assert len(index) == 1 and len(index.problems) == 499
-
-
-def test_only_addresses(tmp_path: Path) -> None:
-    images = [{"id": own, "file_name": f"https://x/{own}.jpg"} for own in (7, 9)]
-    with pytest.raises(UserError, match=r"https://x/7\.jpg: it is an address, expected a file"):
-        build(write_coco(tmp_path / "set", coco(images=images)))
-
-
-def test_an_address_in_a_list_of_images(tmp_path: Path) -> None:
-    write_image(tmp_path / "set/images/a.jpg")
-    for place in ("set/labels/a.txt", "set/lists/all.txt"):
-        (tmp_path / place).parent.mkdir(parents=True)
-    (tmp_path / "set/labels/a.txt").write_text("0 0.5 0.5 0.2 0.2\n")
-    (tmp_path / "set/lists/all.txt").write_text(f"{ADDRESS}\nimages/a.jpg\n")
-    index = build(write(tmp_path / "a.yaml", f"path: {tmp_path / 'set'}\ntrain: lists/all.txt\nnames: [cat]\n"))
-    assert len(index) == 1
-    assert index.problems == (f"{ADDRESS}: it is an address, expected a file; the image is left out",)
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (
-            coco(
-                categories=[{"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}, {"id": 30, "name": "cat"}],
-                annotations=[{"image_id": 7, "category_id": own, "bbox": [1, 2, 3, 4]} for own in (17, 30)],
-            ),
-            "the categories with the ids 17 and 30 are both named 'cat', expected a name for each",
-        ),
-        *(
-            ({key: value for key, value in coco().items() if key != missing}, f"found no key '{missing}', expected")
-            for missing in ("annotations", "images", "categories")
-        ),
-        (
-            coco(images=[{"id": "7", "file_name": "a.jpg"}, {"id": 9, "file_name": "b.jpg"}]),
-            r"annotations\[0\] belongs to image_id 7, but in images that id is found as the text '7', expected a",
-        ),
-        (
-            coco(annotations=[{"image_id": "9", "category_id": 17, "bbox": [1, 2, 3, 4]}]),
-            r"annotations\[0\] belongs to image_id '9': found text, expected the number",
-        ),
-    ],
-)
-def test_what_the_file_is_instead(tmp_path: Path, content: Any, what: str) -> None:
-    with pytest.raises(UserError, match=rf"instances_train\.json: {what}") as caught:
-        build(write_coco(tmp_path / "set", content))
-    assert ".txt" not in str(caught.value)
 
 
 def test_annotations_of_no_image_are_all_told_by_the_check(tmp_path: Path) -> None:
@@ -124,15 +79,7 @@ def test_annotations_of_no_image_are_all_told_by_the_check(tmp_path: Path) -> No
     places = [line.partition("annotations[")[2] for line in check.errors if "annotations[" in line]
     assert [place.partition("]")[0] for place in places] == ["0", "1", "2"]
     assert str(caught.value).splitlines() == [line for line in check.errors if "annotations[" in line]
-    assert "has no image_id" in places[2] and any("lies outside the image" in line for line in check.problems)
-
-
-def test_an_unused_category_may_have_the_name_of_a_used_one(tmp_path: Path) -> None:
-    """Exports begin with a root category, named like the only class where there is one."""
-    categories = [{"id": 0, "name": "cat"}, {"id": 17, "name": "cat"}, {"id": 18, "name": "dog"}]
-    index = build(write_coco(tmp_path / "set", coco(categories=categories)))
-    ids = index.coco_ids()
-    assert len(index) == 2 and ids is not None and ids.categories == (17, 18)
+    assert "has image_id null" in places[2] and any("lies outside the image" in line for line in check.problems)
 
 
 def test_images_alone_are_a_test_split(tmp_path: Path) -> None:
@@ -144,70 +91,46 @@ def test_images_alone_are_a_test_split(tmp_path: Path) -> None:
     assert len(index) == 2 and ids is not None and ids.images == (7, 9)
 
 
-def test_the_folder_is_named_after_a_file_not_an_address(tmp_path: Path) -> None:
-    write_coco(tmp_path / "set", with_first(ADDRESS, coco()))
-    found = read_coco(tmp_path / "set/annotations/instances_train.json", [tmp_path / "x"])
-    assert "such as 'a.jpg', are in none of" in found.nowhere
-
-
 @pytest.mark.parametrize(
     ("content", "what"),
     [
         ("{", r"instances_train\.json:1: not valid JSON"),
+        *(
+            ({key: value for key, value in coco().items() if key != missing}, f"found no key '{missing}', expected")
+            for missing in ("annotations", "images", "categories")
+        ),
+        (TWO_CATS, "the categories with the ids 17 and 30 are both named 'cat', expected a name for each"),
+        (
+            coco(images=[{"id": "7", "file_name": "a.jpg"}]),
+            r"annotations\[0\] has image_id 7, but no image has that id",
+        ),
+        (coco(annotations=[{"image_id": "9"}]), r"annotations\[0\] has image_id '9', but no image has that id"),
         ("[]", "expected a COCO detection file"),
-        (coco(images=coco()["images"][:1]), "image_id 9, but no image has that id"),
+        (coco(images=coco()["images"][:1]), "has image_id 9, but no image has that id"),
         (coco(images=[], annotations=[]), "lists no images"),
-        (coco(annotations=[{"image_id": [1]}]), "no image has that id"),
         (coco(annotations=[3]), r"annotations\[0\] is 3, expected an object"),
-        (coco(images=[[1]]), r"images\[0\] is \[1\], expected an object"),
         (coco(annotations=None), "annotations is null, expected a list"),
-        (coco(images=None), "images is null, expected a list"),
-        (coco(images=[{"id": 1}]), "found one without 'file_name'"),
+        (coco(images=[{"id": 1}]), r"images\[0\] has the file_name null"),
+        (coco(categories=[{"id": 1}]), r"categories\[0\] has no 'name', expected a COCO file"),
         (coco(images=[{"id": 1, "file_name": ["a"] * 200}]), r"images\[0\] has the file_name .{9,80}, which no file"),
-        ("5", "found 5, expected a COCO detection file"),
         (coco(images=coco()["images"] + [{"id": 7, "file_name": "c.jpg"}]), r"images\[2\] has the id 7, and so has an"),
         (coco(categories=coco()["categories"] * 2), r"categories\[2\] has the id 17, and so has an"),
-        (coco(categories=[{"id": 17, "name": "cat"}, {"id": "17", "name": "dog"}]), "has the id 17, and so"),
-        (coco(images=coco()["images"] + [{"id": 8, "file_name": "a.jpg"}]), "file_name 'a.jpg', and so has"),
-        *(
-            (coco(images=coco()["images"] + [{"id": 8, "file_name": name}]), r"and so has images\[0\] \('a.jpg'\)")
-            for name in ("./a.jpg", "x/../a.jpg", ".//a.jpg")
-        ),
+        (coco(images=coco()["images"] + [{"id": 8, "file_name": "x/../a.jpg"}]), r"has images\[0\] \('a.jpg'\)"),
         ('{"images": [' + "9" * 6000 + "]}", "expected a COCO JSON .*4300 digits"),
         ('{"images": ' + "[" * 100_000 + "]" * 100_000 + "}", "expected a COCO JSON .*recursion"),
         (coco(images=[{"id": float("inf"), "file_name": "a.jpg"}]), r"images\[0\] has the id inf, expected an integer"),
-        (coco(images=[{"id": [7], "file_name": "a.jpg"}]), r"images\[0\] has the id \[7\], expected an integer"),
-        (coco(categories=[{"id": 1.5, "name": "cat"}]), r"categories\[0\] has the id 1\.5, expected an integer"),
-        (coco(categories=[{"id": float("nan"), "name": "cat"}]), r"categories\[0\] has the id nan, expected an"),
         (coco(images=[{"id": 7, "file_name": "a\0.jpg"}]), r"file_name 'a\\x00.jpg', which no file can have"),
-        (coco(images=[{"id": 7, "file_name": None}]), r"images\[0\] has the file_name null, which no file can have"),
-        (coco(images=[{"id": 7, "file_name": ""}]), r"file_name '', which no file can have, expected the path of an"),
-        (coco(images=[{"id": 7, "file_name": "\ud800.jpg"}]), r"file_name '\\ud800.jpg', which no file can have"),
-        (coco(images=[{"id": 7, "file_name": "a" * 5000 + ".jpg"}]), r"file_name 'aaa.{,200}, which no file can have"),
         (coco(images=[{"id": 7, "file_name": "a" * 300 + ".jpg"}]), r"such as 'a+.*a+\.jpg', are in none of"),
-        (coco(images=[{"id": 7, "file_name": "a.jpg", "height": float("inf")}]), "has the height inf, expected"),
-        (coco(images=[{"id": 7, "file_name": "a.jpg", "width": "wide"}]), "has the width 'wide', expected"),
         (coco(images=[{"id": 7, "file_name": "a.jpg", "width": 10**400}]), "width a number of about 401 digits"),
     ],
 )
 def test_not_coco(tmp_path: Path, content: Any, what: str) -> None:
-    with pytest.raises(UserError, match=what):
+    with pytest.raises(UserError, match=what) as caught:
         build(write_coco(tmp_path / "set", content))
+    assert "instances_train.json" in str(caught.value) and ".txt" not in str(caught.value)
 
 
 def test_coco_images_nowhere(tmp_path: Path) -> None:
-    write_coco(tmp_path / "set", coco())
+    write_coco(tmp_path / "set", with_first(ADDRESS, coco()))
     found = read_coco(tmp_path / "set/annotations/instances_train.json", [tmp_path / "x", tmp_path / "y"])
-    assert f"such as 'a.jpg', are in none of\n  {tmp_path}/x\n  {tmp_path}/y" in found.nowhere
-
-
-@pytest.mark.parametrize("value", ["Infinity", "NaN", "1e999", "9" * 4000, "[" * 500 + "]" * 500, '"\\ud800"'])
-@pytest.mark.parametrize("key", ["bbox", "category_id", "image_id", "segmentation", "iscrowd", "area"])
-def test_odd_values_in_an_annotation(tmp_path: Path, key: str, value: str) -> None:
-    text = json.dumps(coco()).replace('"iscrowd": 0', f'"iscrowd": 0, "{key}": {value}')
-    try:
-        index = build(write_coco(tmp_path / "set", text))
-        said = "\n".join(index.problems)
-    except UserError as error:
-        said = str(error)
-    assert len(said) < 400 and said.isprintable() and (said or key in ("segmentation", "iscrowd", "area"))
+    assert f"such as 'a.jpg', are in none of\n  {tmp_path}/x\n  {tmp_path}/y" in found.all_missing

@@ -1,4 +1,4 @@
-"""Pascal VOC XML, read as it is."""
+"""Pascal VOC XML: boxes, encodings, invalid files and folder layouts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,12 @@ IDS = {"cat": 0, "dog": 1}
 
 
 def voc(*objects: str, size: str = "<size><width>64</width><height>48</height><depth>3</depth></size>") -> bytes:
-    return (
-        "<annotation>\n<filename>x.jpg</filename>\n" + size + "\n" + "\n".join(objects) + "\n</annotation>"
-    ).encode()
+    return "\n".join(["<annotation>", "<filename>x.jpg</filename>", size, *objects, "</annotation>"]).encode()
 
 
 def voc_object(name: str = "cat", box: str = "1 1 64 48", extra: str = "") -> str:
-    corners = "".join(
-        f"<{key}>{value}</{key}>" for key, value in zip(("xmin", "ymin", "xmax", "ymax"), box.split(), strict=False)
-    )
+    sides = zip(("xmin", "ymin", "xmax", "ymax"), box.split(), strict=False)
+    corners = "".join(f"<{key}>{value}</{key}>" for key, value in sides)
     return f"<object><name>{name}</name>{extra}<bndbox>{corners}</bndbox></object>"
 
 
@@ -39,6 +36,7 @@ def write_voc(
 
 
 PART = "<part><name>head</name><bndbox><xmin>5</xmin><ymin>5</ymin><xmax>6</xmax><ymax>6</ymax></bndbox></part>"
+HARD = "<difficult>1</difficult>"
 WHOLE = [0.5, 0.5, 1, 1]
 
 
@@ -47,11 +45,7 @@ WHOLE = [0.5, 0.5, 1, 1]
     [
         ([voc_object(), voc_object("dog", "17 13 32 24")], [0, 1], [*WHOLE, 24 / 64, 18 / 48, 0.25, 0.25]),
         ([voc_object(box="0 0 70 50")], [0], WHOLE),
-        (
-            [voc_object(extra="<difficult>1</difficult>"), voc_object(extra=PART + "<difficult>0</difficult>")],
-            [0],
-            WHOLE,
-        ),
+        ([voc_object(extra=HARD), voc_object(extra=PART + "<difficult>0</difficult>")], [0], WHOLE),
     ],
     ids=["pixels count from one", "boxes from zero are cut", "difficult ones and parts are no objects"],
 )
@@ -59,11 +53,6 @@ def test_voc_boxes(objects: list[str], classes: list[int], boxes: list[float]) -
     found = parse_voc(voc(*objects), (48, 64), IDS)
     assert found.classes == classes and not found.problems
     np.testing.assert_allclose(found.boxes, boxes)
-
-
-def test_voc_duplicates_count_once() -> None:
-    objects = parse_voc(voc(voc_object(), voc_object(), voc_object("dog")), (48, 64), IDS)
-    assert (objects.classes, objects.duplicates) == ([0, 1], 1)
 
 
 @pytest.mark.parametrize("difficult", ["0", "1"])
@@ -97,20 +86,6 @@ def test_voc_any_bytes_are_read(raw: bytes) -> None:
     assert parse_voc(raw, (48, 64), IDS).classes == []
 
 
-def test_voc_folder(tmp_path: Path) -> None:
-    root = tmp_path / "voc"
-    write_voc(root, "a", voc_object("dog", "17 13 32 24"))
-    write_voc(root, "b")
-    (root / "Annotations" / "lost.xml").write_bytes(voc())
-    index = build(write(tmp_path / "voc.yaml", "path: voc\ntrain: Annotations\nnames: [cat, dog]\n"))
-    assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg"]
-    np.testing.assert_array_equal(index.labels(0)[1], [[16, 12, 32, 24]])
-    (problem,) = index.problems
-    assert problem.startswith("Annotations: 1 XML file without an image of that name in ") and problem.endswith(
-        ": lost.xml"
-    )
-
-
 def test_an_empty_xml_is_damaged(tmp_path: Path) -> None:
     write_voc(tmp_path / "voc", "a", voc_object())
     write_voc(tmp_path / "voc", "b")
@@ -120,31 +95,17 @@ def test_an_empty_xml_is_damaged(tmp_path: Path) -> None:
     assert len(index) == 1 and problem.startswith("Annotations/b.xml:1: not valid XML (no element found)")
 
 
-def test_voc_beside_the_images(tmp_path: Path) -> None:
-    write_voc(tmp_path / "voc", "a", voc_object(), annotations="train", images="train")
-    write_image(tmp_path / "voc" / "train" / "background.jpg")
-    index = build(write(tmp_path / "voc.yaml", "path: voc\ntrain: train\nnames: [cat, dog]\n"))
-    assert (len(index), len(index.classes)) == (2, 1)
-    assert index.problems[0].startswith("train: 1 of 2 images has no label file and is used as background")
-
-
 @pytest.mark.parametrize(
     ("declared", "codec", "name"),
     [
         ("GB2312", "gb2312", "猫"),
         ("gb2312", "gbk", "貓"),  # declared too narrow, as many tools do
-        ("GBK", "gbk", "猫"),
         ("GB18030", "gb18030", "猫"),
-        ("Big5", "big5", "貓"),
         ("Shift_JIS", "shift_jis", "ねこ"),
         ("shift-jis", "cp932", "①"),
-        ("EUC-JP", "euc_jp", "猫"),
         ("ISO-2022-JP", "iso2022_jp", "猫"),
         ("EUC-KR", "euc_kr", "고양이"),
         ("windows-1251", "cp1251", "кот"),
-        ("KOI8-R", "koi8_r", "кот"),
-        ("ISO-8859-1", "latin-1", "élan"),
-        ("UTF8", "utf-8", "猫"),
         ("utf-8", "utf-8-sig", "猫"),
         ("UTF-16", "utf-16", "猫"),
     ],
@@ -188,24 +149,6 @@ def test_voc_images_find_their_annotations(tmp_path: Path, folder: str) -> None:
     assert (len(index), index.classes.tolist()) == (2, [1])
     (root / folder / "a.txt").write_text("0 .5 .5 .2 .2\n")  # converted: the text counts
     assert build(tmp_path / "voc.yaml").classes.tolist() == [0]
-
-
-@pytest.mark.parametrize(
-    ("images", "annotations"),
-    [
-        ("images", "annots"),
-        ("images", "Annotations"),
-        ("images/train", "annotations/train"),
-        ("train", "xml"),
-        ("photos/train", "photos/xmls"),
-    ],
-)
-def test_xml_in_a_folder_beside_the_images_is_used(tmp_path: Path, images: str, annotations: str) -> None:
-    root = tmp_path / "voc"
-    write_voc(root, "a", voc_object("dog"), images=images, annotations=annotations)
-    write_voc(root, "b", voc_object("cat"), images=images, annotations=annotations)
-    (tmp_path / "voc.yaml").write_text(f"path: voc\ntrain: {images}\nnames: [cat, dog]\n")
-    assert build(tmp_path / "voc.yaml").classes.tolist() == [1, 0]
 
 
 def test_xml_elsewhere_is_not_taken(tmp_path: Path) -> None:

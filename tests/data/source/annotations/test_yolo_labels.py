@@ -1,4 +1,4 @@
-"""Label files: what is accepted, what is reported and where."""
+"""YOLO label files: valid rows, invalid rows and clipping."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.source.annotations.yolo_labels import ParsedLabels, _parse_plain, parse_labels, parse_rows
+from tessera.data.source.annotations.yolo_labels import ParsedLabels, _parse_fast, parse_labels, parse_rows
 
 fractions = st.floats(0, 1, allow_nan=False)
 boxes = st.tuples(st.integers(0, 79), fractions, fractions, fractions, fractions)
@@ -44,7 +44,7 @@ tokens = st.one_of(
 @given(st.lists(st.lists(tokens, max_size=9).map(" ".join), max_size=5).map("\n".join))
 def test_short_way_equals_long_way(text: str) -> None:
     raw = text.encode()
-    plain = _parse_plain(raw, 2)
+    plain = _parse_fast(raw, 2)
     assert plain is None or same(plain, parse_rows(raw, 2))
 
 
@@ -52,7 +52,7 @@ def test_short_way_equals_long_way(text: str) -> None:
 @given(st.lists(boxes, max_size=6), st.integers(1, 80))
 def test_short_way_equals_long_way_on_boxes(rows: list[tuple[float, ...]], nc: int) -> None:
     raw = "\n".join(" ".join(map(repr, row)) for row in rows).encode()
-    plain = _parse_plain(raw, nc)
+    plain = _parse_fast(raw, nc)
     assert plain is None or same(plain, parse_rows(raw, nc))
     assert (plain is not None) == (all(row[0] < nc for row in rows) and len(set(rows)) == len(rows))
 
@@ -70,23 +70,18 @@ def test_any_bytes_are_read(raw: bytes) -> None:
     ("row", "what"),
     [
         ("0 0.5 0.5 0.1", "4 fields, expected 5 (class x y w h)"),
-        ("0 0.5 0.5 0.1 0.1 0.9", "6 fields"),
         ("0 0.5 0.5 0.1 -0.1", "h is -0.1, expected no negative value"),
         ("0 1.2 0.5 0.1 0.1", "x is 1.2, expected at most 1"),
         ("0 0.1 0.1 0.2 1.0101 0.3 0.3", "y2 is 1.0101, expected at most 1"),
         ("0 -0.011 0.5 0.1 0.1", "x is -0.011, expected no negative value"),
-        ("0 0.5 0.5 0.1 -1e-9", "h is -1e-9, expected no negative value"),
         ("0 .5 .5 .1 .1 .5 .5 2 .4 .4 1 .6 .6 0", "14 fields, as a pose has them (class x y w h, then keypoints)"),
         ("0 .5 .5 .1 .1 .5 .5 2.0 .4 .4 1.0", "`kpt_shape: [2, 3]` into the data YAML to train on its box"),
         ("0 .5 .5 .1 .1 .3 .3 1 .4 .4 0 .6 .6 1 .7 .7 0", "`kpt_shape: [4, 3]`"),
         ("-2 0.5 0.5 0.1 0.1", "class is -2, expected an integer from 0 on, or -1 for a region to ignore"),
-        ("-0.5 0.5 0.5 0.1 0.1", "class is -0.5, expected an integer"),
         ("1.5 0.5 0.5 0.1 0.1", "class is 1.5, expected an integer"),
         ("0 nan 0.5 0.1 0.1", "x is nan, expected a finite number"),
-        ("0 0.5 inf 0.1 0.1", "y is inf, expected a finite number"),
         ("cat 0.5 0.5 0.1 0.1", "'cat' is not a number"),
         ("0 0.5 0.5 0_1 0.1", "'0_1' is not a number"),
-        ("0, 0.5, 0.5, 0.1, 0.1", "'0,' is not a number"),
     ],
 )
 def test_bad_row(row: str, what: str) -> None:
@@ -97,12 +92,8 @@ def test_bad_row(row: str, what: str) -> None:
     assert objects.classes == [1]
 
 
-def test_class_as_a_float_is_an_integer() -> None:
-    assert parse_labels(b"1.0 0.5 0.5 0.1 0.1", 2).classes == [1]
-
-
 def test_duplicates_count_once() -> None:
-    objects = parse_labels(b"0 0.5 0.5 0.1 0.1\n1 0.5 0.5 0.1 0.1\n0 0.50 0.5 0.1 1e-1\n", 2)
+    objects = parse_labels(b"0 0.5 0.5 0.1 0.1\n1.0 0.5 0.5 0.1 0.1\n0 0.50 0.5 0.1 1e-1\n", 2)
     assert (objects.classes, objects.duplicates) == ([0, 1], 1)
 
 
@@ -129,7 +120,7 @@ def test_utf16_is_named() -> None:
 def test_a_little_beyond_the_image_is_cut_to_it(row: str, box: tuple[float, ...]) -> None:
     objects = parse_labels(f"1 0.5 0.5 0.1 0.1\n{row}\n".encode(), 2)
     ((line, note),) = objects.notes
-    assert line == 2 and note.endswith(" beyond the image: cut to it")
+    assert line == 2 and note.endswith(" beyond the image: clipped")
     assert not objects.problems and not objects.remarks
     assert objects.classes == [1, 0] and objects.boxes[4:] == pytest.approx(box, abs=1e-9)
     assert all(polygon.min() >= 0 and polygon.max() <= 1 for polygon in objects.polygons if len(polygon))
@@ -138,7 +129,7 @@ def test_a_little_beyond_the_image_is_cut_to_it(row: str, box: tuple[float, ...]
 def test_what_is_left_without_an_area_is_left_out_and_the_others_stay() -> None:
     objects = parse_labels(b"1 0.5 0.5 0.1 0.1\n0 1.005 0.5 0.01 0.1\n", 2)
     assert objects.classes == [1] and not objects.problems
-    assert objects.remarks == [(2, "0.005 beyond the image: nothing of it is inside; the object is left out")]
+    assert objects.remarks == [(2, "0.005 beyond the image: nothing of it is inside; object skipped")]
 
 
 @pytest.mark.parametrize("label, costs_the_image", [(0, True), (-1, False)])

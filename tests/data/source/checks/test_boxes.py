@@ -1,4 +1,4 @@
-"""What is said of boxes: beyond the border, or corners in the place of centre and size; nothing where all is well."""
+"""Box checks: boxes outside the image, and corners instead of centre and size."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from tessera.data.source.checks.results import DatasetCheck
 from tests.data.make import write_dataset, write_image
-from tests.data.source.annotations.test_voc import voc
-from tests.data.source.made_yaml import check, write
+from tests.data.source.annotations.test_voc import voc, voc_object
+from tests.data.source.made_yaml import check, coco_set, write
 
 Box = tuple[float, float, float, float]  # corners, as fractions
 Write = Callable[[Path, list[list[Box]], bool], Path]
@@ -43,18 +43,13 @@ def as_text(root: Path, objects: list[list[Box]], wrong: bool) -> Path:
 
 def as_coco(root: Path, objects: list[list[Box]], wrong: bool) -> Path:
     """COCO; where `wrong`, x1 y1 x2 y2 instead of x y width height."""
-    annotations = []
+    images = {}
     for number, own in enumerate(objects):
         write_image(root / f"{number}.png", (40, 50), seed=number)
-        for left, top, right, bottom in own:
-            box = [left * 50, top * 40, right * 50 - (0 if wrong else left * 50), bottom * 40 - (not wrong) * top * 40]
-            annotations.append({"image_id": number, "category_id": 1, "bbox": box})
-    images = [{"id": number, "file_name": f"{number}.png"} for number in range(len(objects))]
-    content = {"images": images, "categories": [{"id": 1, "name": "cat"}], "annotations": annotations}
-    (root / "a.json").write_text(json.dumps(content))
-    yaml = root.with_name("a.yaml")
-    yaml.write_text(f"path: {root}\ntrain: a.json\nval: a.json\nnames: [cat]\n")
-    return yaml
+        corners = [(left * 50, top * 40, right * 50, bottom * 40) for left, top, right, bottom in own]
+        boxes = [(x1, y1, x2 - (not wrong) * x1, y2 - (not wrong) * y1) for x1, y1, x2, y2 in corners]
+        images[f"{number}.png"] = [{"category_id": 1, "bbox": box} for box in boxes]
+    return coco_set(root, images, {1: "cat"})
 
 
 def said(check: DatasetCheck) -> list[str]:
@@ -76,29 +71,28 @@ def test_a_part_of_the_files_in_corners(tmp_path: Path) -> None:
     for number in range(8):
         (odd / f"{number}.txt").rename(tmp_path / f"pets/labels/train/{number}.txt")
     (line,) = said(check(yaml))
-    assert line.startswith("train: 16 of 60 boxes (27 %) seem to be written as x1 y1 x2 y2, but are read as centre x")
+    assert line.startswith("train: 16 of 60 boxes (27 %) seem to be written as x1 y1 x2 y2, expected centre x")
     assert "labels/train/0.txt, labels/train/1.txt, labels/train/2.txt, and 5 more. Convert these labels." in line
 
 
 def test_boxes_beyond_the_border(tmp_path: Path) -> None:
     own = [[(0.1, 0.1, 0.5, 0.5)]] * 9 + [[(0.7, 0.2, 1.2, 0.5)]]
     text = check(as_text(tmp_path / "text", own, False))
-    reach = "train: 1 of 10 boxes (10 %) reaches beyond the border of its image, by up to 20 % of its side"
+    reach = "train: 1 of 10 boxes (10 %) exceeds its image by up to 20 % of its side"
     assert said(text) == [f"{reach}: labels/train/9.txt"]
     coco = check(as_coco(tmp_path / "coco", own, False))
     assert said(coco) == [
-        line.format(s) for s in ("train", "val") for line in [reach.replace("train", "{}") + ": 9.png (a.json)"]
+        line.format(s) for s in ("train", "val") for line in [reach.replace("train", "{}") + ": 9.png (set.json)"]
     ]
-    far = json.loads((tmp_path / "coco/a.json").read_text())
+    far = json.loads((tmp_path / "coco/set.json").read_text())
     far["annotations"][0]["bbox"][2] = 1e308
-    (tmp_path / "coco/a.json").write_text(json.dumps(far))
-    assert all("by more than 1,000 % of" in line for line in said(check(tmp_path / "a.yaml")))
+    (tmp_path / "coco/set.json").write_text(json.dumps(far))
+    assert all("by more than 1,000 % of" in line for line in said(check(tmp_path / "coco/coco.yaml")))
     root = tmp_path / "voc"
     for number, right in enumerate((64, 65, 90)):
         write_image(root / f"{number}.jpg", seed=number)
-        corners = f"<xmin>1</xmin><ymin>1</ymin><xmax>{right}</xmax><ymax>48</ymax>"
-        (root / f"{number}.xml").write_bytes(voc(f"<object><name>cat</name><bndbox>{corners}</bndbox></object>"))
+        (root / f"{number}.xml").write_bytes(voc(voc_object(box=f"1 1 {right} 48")))
     found = check(write(tmp_path / "voc.yaml", "path: voc\ntrain: .\nnames: [cat]\n")).problems
-    assert found == [
-        "train: 1 of 3 boxes (33 %) reaches beyond the border of its image, by up to 41 % of its side: 2.xml"
-    ], "a pixel more is how some count"
+    assert found == ["train: 1 of 3 boxes (33 %) exceeds its image by up to 41 % of its side: 2.xml"], (
+        "a pixel more is how some count"
+    )

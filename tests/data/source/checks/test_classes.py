@@ -1,4 +1,4 @@
-"""What is said of classes: from 1, in another case, without objects."""
+"""Class checks: counting from 1, similar names, classes without objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.errors import UserError
 from tests.data.make import write_dataset
 from tests.data.source.annotations.test_voc import voc_object, write_voc
 from tests.data.source.made_yaml import check
@@ -47,14 +47,10 @@ def test_one_wrong_name_is_one_error_that_says_what_was_meant(tmp_path: Path) ->
     assert "Did you mean 'RACCOON'? There are 9 such rows; the next: Annotations/1.xml:4," in error
 
 
-def test_what_differs_by_case_alone_is_meant() -> None:
-    assert did_you_mean("CAR", ["cart", "car"]) == " Did you mean 'car'?"
-
-
 def test_names_and_classes_without_objects(tmp_path: Path) -> None:
     spec = load_spec(write_dataset(tmp_path / "pets", labels(0, 2), "[cat, dog, Cat, CAT, cow]"))
     found = check_dataset(spec)
     case, without = found.notes
-    assert case.startswith("pets.yaml: the classes 'cat' and 'Cat' and 'CAT' differ by case")
+    assert case.startswith("pets.yaml: the classes 'cat' and 'Cat' and 'CAT' differ only in case")
     assert without == "train: 3 classes without an object: 'dog', 'CAT', 'cow'"
     assert not check_dataset(spec, single_cls=True).notes

@@ -1,4 +1,4 @@
-"""What is unusual about pictures: each planted kind is found, and none in a set of ordinary ones."""
+"""Image quality checks: each planted kind is reported, ordinary images are not."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def planted(tmp_path: Path) -> Path:
 def test_each_kind_is_found_where_it_was_planted(planted: Path) -> None:
     found = check(planted)
     by_name = {(Path(remark.path).stem, remark.kind) for remark in found.remarks}
-    # 12 bits in 16 are dark thereby, and what is nearly black or white has no colour left, or a little.
+    # 12 bits in 16 are dark, and what is nearly black or white has no colour left, or a little.
     assert by_name - {("e", DARKER), ("c", GREY), ("d", GREY)} == set(PLANTED.items())
     (deep,) = (remark for remark in found.remarks if remark.kind == DEEP)
-    assert deep.detail.endswith("and dark thereby: at most 15 of 255") and deep.split == "train"
+    assert deep.detail.endswith(", at most 15 of 255") and deep.split == "train"
     for kind in (TURNED, DARKER, BRIGHTER, GREY, TINY):
         assert sum(f" {kind} (" in line for line in found.notes) == 1, kind
 
