@@ -92,7 +92,7 @@ MISTAKES: dict[str, tuple[Mistake, int, tuple[str, ...]]] = {
     "tile below the objects": (
         lambda d: ["--tile", "64", *every_label(d, "0 0.5 0.5 0.9 0.2\n")],
         1,
-        ("boxes of train are larger than a tile, so that no", "half of all are longer than 8"),
+        ("boxes of train are larger than a tile", "median long side 8"),
     ),
     "unwritable run folder": (read_only, 1, ("cannot be made or written to", "--project")),
     "nothing to resume": (

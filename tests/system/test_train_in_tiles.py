@@ -39,7 +39,7 @@ def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_pa
     measured = command(val.main, *words)
     assert figures(trained)[1:3] == ["3", "12"], "pictures and objects, not views"
     assert figures(trained) == figures(measured)
-    assert "--tile 64: train: 5 images become 50 views" in trained.err
+    assert "--tile 64: train: 5 images split into 50 views" in trained.err
     assert "Class weights from 1 (" in trained.err, "of the pictures, which have as many of each class"
     assert "--source … --tile 64 --overlap 0.25" in trained.out
     flags_kept = yaml.safe_load((run / "opt.yaml").read_text())
@@ -48,7 +48,7 @@ def test_a_run_in_tiles_measures_whole_pictures_as_val_does(scenes: Path, tmp_pa
     assert table.filter(regex="^(train|metrics)/").notna().all().all()
     assert table.filter(regex="^val/").isna().all().all(), "a whole picture has no loss"
     checked = command(train.main, "--data", str(scenes), "--check-data", *TILES)
-    assert checked.code == 0 and "5 images become 50 views" in checked.err, checked.said
+    assert checked.code == 0 and "5 images split into 50 views" in checked.err, checked.said
 
 
 @pytest.mark.slow

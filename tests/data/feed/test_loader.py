@@ -19,7 +19,7 @@ from tessera.data.feed import loader as loader_module
 from tessera.data.feed import sampler as sampler_module
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.dataset import TrainDataset, ValDataset
-from tessera.data.feed.decoded_cache import RecentImages
+from tessera.data.feed.decoded_cache import DecodedCache
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import (
     TrainLoader,
@@ -131,9 +131,9 @@ class Witness(TrainDataset):
 
     folder: Path
 
-    def _place(self, draw: Draw, out: np.ndarray) -> Any:
+    def _render(self, draw: Draw, out: np.ndarray) -> Any:
         (self.folder / str(draw.epoch)).touch()
-        return super()._place(draw, out)
+        return super()._render(draw, out)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -278,16 +278,16 @@ def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
     store = ImageStore(index, 64, "linear")
     loaded: list[int] = []
     monkeypatch.setattr(store, "load", lambda image: loaded.append(image) or ImageStore.load(store, image))
-    first = RecentImages(store, 8 + workers * batch_size)
+    first = DecodedCache(store, 8 + workers * batch_size)
     # Workers side by side, each at its own batch: they see one another's slots as other processes do.
-    shared = [first] + [RecentImages(store, first.slots, first.share()) for _ in range(workers - 1)]
+    shared = [first] + [DecodedCache(store, first.slots, first.share()) for _ in range(workers - 1)]
     datasets = [TrainDataset(index, recent, hyp, 5, EPOCHS) for recent in shared]
     draws = list(EpochSampler(EpochOrder(200, batch_size, 5, 64)))
     out = np.empty((64, 64, 3), np.uint8)
     for start in range(0, len(draws), workers):
         for side_by_side in itertools.zip_longest(*draws[start : start + workers]):
             for dataset, draw in zip(datasets, side_by_side, strict=False):
-                dataset._place(draw, out)
+                dataset._render(draw, out)
     assert set(loaded) == set(range(200)) and len(loaded) <= 210  # the first windows reach back to the epoch's end
 
 
@@ -307,7 +307,7 @@ def test_nothing_is_held_that_is_not_decoded_and_no_large_set_without_mosaics(
             assert loader._loader is not None
             dataset = loader._loader.dataset
             assert isinstance(dataset, TrainDataset)
-            return isinstance(dataset.store, RecentImages)
+            return isinstance(dataset.store, DecodedCache)
 
     assert held(train_loader(index, hyp)) and held(train_loader(index, hyp, rect=True))
     monkeypatch.setattr(recent_module, "_SMALL", 0)

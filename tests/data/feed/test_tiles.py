@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tessera.data.feed import decoded_cache as recent_module
 from tessera.data.feed import image_store as images_module
 from tessera.data.feed.cache import open_images
-from tessera.data.feed.decoded_cache import RecentImages
+from tessera.data.feed.decoded_cache import DecodedCache
 from tessera.data.feed.image_sizes import resized
 from tessera.data.feed.image_store import ImageStore, image_store
 from tessera.data.feed.loader import TrainLoader, build_train_loader
@@ -63,7 +63,7 @@ def test_pixels_are_those_of_the_window(pictures: DatasetIndex, imgsz: int) -> N
         number, (left, top, right, bottom) = int(views.owners[view]), views.windows[view].tolist()
         image = store.load(view)
         assert image.shape[:2] == store.size(view) and max(image.shape) == imgsz
-        if views.of_picture(view)[-1] == view:
+        if views.views_of_image(view)[-1] == view:
             np.testing.assert_array_equal(image, whole.load(number))
         elif imgsz == TILE:
             np.testing.assert_array_equal(image, picture(number, SIZES[number])[top:bottom, left:right])
@@ -113,7 +113,7 @@ def test_what_is_in_use_is_not_overwritten_by_other_views_of_its_picture(tmp_pat
     """Three views of a picture in two slots: the third would go where the first is."""
     views = many(tmp_path, 2)
     store = image_store(views, IMGSZ, "area")
-    recent = RecentImages(store, 2)
+    recent = DecodedCache(store, 2)
     with recent.near(Draw(1, 2, 0, (IMGSZ, IMGSZ), {17: 0, 1: 1, 2: 2})):
         first, second = recent.load(17), recent.load(1)
         np.testing.assert_array_equal(first, store.load(17))
@@ -199,7 +199,7 @@ def test_what_is_said_of_balanced_sampling_holds_of_the_views_of_an_epoch(
     made = loader(views, image_store(views, IMGSZ, "area"), sampling="balanced")
     order = EpochOrder(len(views), 1, 5, IMGSZ, repeats=repeat_factors(views), views=views)
     drawn = Counter(view for epoch in range(500) for view in order.plan(epoch)[0].tolist())
-    said = [float(number) for number in re.findall(r"comes (\S+) to (\S+) times", caplog.text)[0]]
+    said = [float(number) for number in re.findall(r"sampled (\S+) to (\S+) times", caplog.text)[0]]
     kept = sorted(set(range(len(views))) - set(views.empty_tiles.tolist()))
     assert [min(drawn[view] for view in kept) / 500, max(drawn.values()) / 500] == pytest.approx(said, abs=0.05)
     made.close()

@@ -101,11 +101,11 @@ def test_workers_that_torch_does_not_end_are_killed() -> None:
 
 ORPHAN = """
 import multiprocessing, os, signal, sys, time
-from tessera.data.feed.workers import begin_worker
+from tessera.data.feed.workers import init_worker
 
 def work(late):
     time.sleep(late)
-    begin_worker(0)
+    init_worker(0)
     time.sleep(60)
 
 workers = [multiprocessing.get_context("fork").Process(target=work, args=(late,)) for late in (0.0, 1.0)]
@@ -219,4 +219,4 @@ def test_workers_are_capped_by_open_files(monkeypatch: pytest.MonkeyPatch, caplo
     monkeypatch.setattr(workers, "open_files_left", lambda _: 65)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
     assert affordable_workers(8, 1000, rank(0, 2), SharedMemory(rank(0, 2))) == 3
-    assert "open files for 3 loader workers, not 8" in caplog.text
+    assert "open files allows 3 loader workers, not 8" in caplog.text
