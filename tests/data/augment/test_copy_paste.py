@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tessera.data.augment.labels import CanvasLabels
-from tessera.data.augment.mosaic import choose_pasted, render_scene, sample_mosaic
+from tessera.data.augment.mosaic import choose_copy_paste, render_scene, sample_mosaic
 from tessera.utils.config import load_hyp
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import Sample
@@ -60,28 +60,28 @@ def test_pasted_objects_keep_clear_of_others() -> None:
         )
 
     rng = np.random.default_rng(0)
-    free = choose_pasted(objects([0, 0, 20, 20]), 1.0, 100, rng)
+    free = choose_copy_paste(objects([0, 0, 20, 20]), 1.0, 100, rng)
     assert free is not None
     assert free.boxes_xyxy.tolist() == [[80, 0, 100, 20]] and free.classes.tolist() == [0]
     assert free.points.tolist() == [[100, 0], [80, 0], [80, 20], [100, 20]] and free.counts.tolist() == [4]
     # The middle of the canvas mirrors onto itself.
-    assert choose_pasted(objects([40, 0, 60, 20]), 1.0, 100, rng) is None
+    assert choose_copy_paste(objects([40, 0, 60, 20]), 1.0, 100, rng) is None
     # 29 % of the existing box may be covered, 31 % may not.
     below, above = objects([0, 0, 20, 20], [72.9, 0, 82.9, 20]), objects([0, 0, 20, 20], [73.1, 0, 83.1, 20])
-    first_below, first_above = choose_pasted(below, 1.0, 100, rng), choose_pasted(above, 1.0, 100, rng)
+    first_below, first_above = choose_copy_paste(below, 1.0, 100, rng), choose_copy_paste(above, 1.0, 100, rng)
     assert first_below is not None and 0 in first_below.classes
     assert first_above is None or 0 not in first_above.classes
     # Two that overlap cannot both be pasted; the first is.
-    pair = choose_pasted(objects([0, 0, 20, 20], [5, 0, 25, 20]), 1.0, 100, rng)
+    pair = choose_copy_paste(objects([0, 0, 20, 20], [5, 0, 25, 20]), 1.0, 100, rng)
     assert pair is not None and pair.classes.tolist() == [0]
     # Objects that are only boxes are never pasted.
     boxed = dataclasses.replace(objects([0, 0, 20, 20]), points=np.zeros((0, 2), np.float32), counts=np.array([0]))
-    assert choose_pasted(boxed, 1.0, 100, rng) is None
+    assert choose_copy_paste(boxed, 1.0, 100, rng) is None
 
 
 def test_copy_paste_off_takes_no_random_number() -> None:
     rng = np.random.default_rng(3)
     boxes = np.array([[0, 0, 20, 20]], np.float32)
     objects = CanvasLabels(boxes, np.zeros(1, np.int32), np.zeros((0, 2), np.float32), np.zeros(1, np.int64))
-    assert choose_pasted(objects, 0.0, 100, rng) is None
+    assert choose_copy_paste(objects, 0.0, 100, rng) is None
     assert rng.random() == np.random.default_rng(3).random()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tessera.data.augment.albumentations_filters import ColourFilter, no_filter
 from tessera.data.augment.mosaic import (
     letterbox,
-    mix,
+    mixup,
     render_scene,
     sample_hsv_gains,
     sample_mosaic,
@@ -276,6 +276,6 @@ def test_mix_writes_into_the_first() -> None:
         return Sample(image, np.array([[0, 0, 1, label]], np.float32), np.array([label], np.int32))
 
     first, second = sample(100, 1), sample(200, 2)
-    mixed = mix(first, second, 0.25)
+    mixed = mixup(first, second, 0.25)
     assert mixed.image is first.image and (mixed.image == 175).all() and (second.image == 200).all()
     assert mixed.classes.tolist() == [1, 2] and mixed.boxes_xyxy[:, 3].tolist() == [1, 2]

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.labels import CanvasLabels, warp_labels, with_regions
-from tessera.data.augment.mosaic import choose_pasted, train_sample
+from tessera.data.augment.mosaic import choose_copy_paste, train_sample
 from tessera.data.augment.warp import Warp
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.seeding import sample_rng
@@ -100,7 +100,7 @@ def test_the_rules_for_small_and_cut_objects_do_not_apply() -> None:
 
 
 def test_regions_are_not_pasted() -> None:
-    assert choose_pasted(labelled([[0, 0, 20, 20]]), 1.0, 100, np.random.default_rng(0)) is None
+    assert choose_copy_paste(labelled([[0, 0, 20, 20]]), 1.0, 100, np.random.default_rng(0)) is None
 
 
 def test_what_only_touches_a_region_is_not_pasted() -> None:
@@ -111,4 +111,4 @@ def test_what_only_touches_a_region_is_not_pasted() -> None:
         picture = Sample(np.zeros((100, 100, 3), np.uint8), box, np.zeros(1, np.int32), outlines)
         beside = with_regions(picture, np.array([[left, 0, left + 8, 40]], np.float32))
         labels = CanvasLabels.gather([beside], [(0, 0)], (100, 100))
-        assert (choose_pasted(labels, 1.0, 100, np.random.default_rng(0)) is not None) == is_pasted
+        assert (choose_copy_paste(labels, 1.0, 100, np.random.default_rng(0)) is not None) == is_pasted
