@@ -1,4 +1,4 @@
-"""`KINDS`: every layer that a model YAML may name; and a model's layers, made and tried one after the other."""
+"""Model construction: the layer types of model YAMLs, and layers built and checked on the meta device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.models.heads.head import Head, HeadSpec
-from tessera.models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
+from tessera.models.layers.blocks import C3, SPP, SPPF, Bottleneck, Concat, Conv, DWConv, Focus
 from tessera.models.layers.elan import AConv, ADown, ConvElan, Elan, RepElan
 from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from tessera.models.layers.inverted_residual import ConvReLU6, InvertedResidual
@@ -34,20 +34,20 @@ from tessera.models.model_yaml import IMAGE, LayerSpec, ModelSpec
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.text import counted, one_line, shown
 
-PROBE_SIZE = 128  # pixels: the largest stride that shapes can be worked out for
+PROBE_SIZE = 128  # pixels, the largest possible stride
 MAX_PARAMETERS = 10**9  # seven times yolov5x6
-MAX_CELLS = 2**24  # numbers in a layer's output at the size of the probe; 64 MiB
+MAX_CELLS = 2**24  # numbers in a layer's output for the probe image; 64 MiB
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a module's name in a YAML means."""
+    """Meaning of a module name in a model YAML."""
 
     make: Callable[..., nn.Module]
     arguments: tuple[tuple[str, Reader], ...] = ()  # in the YAML's order
-    required: int = 0  # how many of them must be given
+    required: int = 0  # number of mandatory arguments
     channelled: bool = False  # takes (c_in, c_out, ...); c_out, the first argument, is scaled by the width multiple
-    deep: bool = False  # takes the repeats itself, behind c_out; others are chained
+    deep: bool = False  # takes the repeats itself, after c_out; others are chained
     joins: bool = False  # takes a list of several maps
 
 
@@ -66,7 +66,6 @@ KINDS: dict[str, Kind] = {
     "AConv": _channelled(AConv),
     "ADown": _channelled(ADown),
     "Bottleneck": _channelled(Bottleneck, *_BLOCK),
-    "BottleneckCSP": _channelled(BottleneckCSP, *_BLOCK, deep=True),
     "C3": _channelled(C3, *_BLOCK, deep=True),
     "C3Ghost": _channelled(C3Ghost, *_BLOCK, deep=True),
     "C3TR": _channelled(C3TR, *_BLOCK, deep=True),
@@ -92,10 +91,10 @@ KINDS: dict[str, Kind] = {
 
 
 def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head, int]:
-    """Make every layer, the head last; and the largest stride of any map between them, which the head may not read.
+    """Build all layers, the head last; also return the largest stride of any feature map.
 
-    Each layer is first made on the meta device, without memory, and run there on a small image. That gives channels and
-    strides, finds maps that do not fit together on the line that joins them, and what is too large for any machine.
+    Each layer is first built and run on the meta device, with a small image and without memory. This yields channels
+    and strides, and detects mismatched maps and oversized layers at their line of the YAML.
     """
     maps = {IMAGE: torch.empty(1, spec.channels, PROBE_SIZE, PROBE_SIZE, device="meta")}
     layers: list[nn.Module] = []
@@ -110,19 +109,18 @@ def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head, int]:
 
 
 def _stride(x: Tensor) -> int:
-    """Pixels a cell of a map of the probe; 1 where that is no whole number, as of a map that has been padded."""
+    """Return the pixels per cell of a map of the probe image; 1 if that is not an integer, as for a padded map."""
     strides = (PROBE_SIZE / side for side in x.shape[2:])
     return max((int(stride) for stride in strides if stride.is_integer()), default=1)
 
 
 def _build_head(spec: ModelSpec, layer: LayerSpec, features: list[Tensor]) -> Head:
-    """The head for maps like these."""
     strides = [PROBE_SIZE / x.shape[2] for x in features]
     for source, stride, x in zip(layer.sources, strides, features, strict=True):
         if x.shape[2] != x.shape[3] or not stride.is_integer():
             raise ConfigError(
                 f"{layer.where}: layer {source} makes {x.shape[2]}×{x.shape[3]} cells of {PROBE_SIZE}×{PROBE_SIZE} px, "
-                "expected a whole stride. Check strides and padding of the layers before it."
+                "expected an integer stride. Check strides and padding of the preceding layers."
             )
     channels = tuple(x.shape[1] for x in features)
     described = HeadSpec(spec.nc, layer.arguments, spec.head_keys, channels, tuple(strides), layer.where)
@@ -136,7 +134,7 @@ def _size(module: nn.Module) -> int:
 
 
 def _require_small(layer: LayerSpec, parameters: int, output: Tensor) -> None:
-    """Refuse what no machine trains: a typo in a multiple, or a file made to take all memory."""
+    """Raise ConfigError for a model that no machine trains, such as one with a typo in a multiple."""
     if parameters > MAX_PARAMETERS:
         raise ConfigError(
             f"{layer.where}: the model has {parameters:,} parameters up to here, at most {MAX_PARAMETERS:,} are "
@@ -150,7 +148,7 @@ def _require_small(layer: LayerSpec, parameters: int, output: Tensor) -> None:
 
 
 def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) -> tuple[nn.Module, Tensor]:
-    """One layer, after others of `before` parameters; and the map that it makes of `inputs`, without memory."""
+    """Build one layer after others of `before` parameters; also return its output for `inputs`, on the meta device."""
     kind = KINDS.get(layer.module)
     if kind is None:
         raise ConfigError(
@@ -158,7 +156,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
         )
     if len(inputs) != 1 and not kind.joins:
         raise ConfigError(
-            f"{layer.where}: reads {counted(len(inputs), 'layer')}, but takes one. Join them with Concat before."
+            f"{layer.where}: reads {counted(len(inputs), 'layer')}, but takes one. Join them with Concat first."
         )
     values = read_arguments(layer.where, layer.arguments, kind.arguments, kind.required)
     try:
@@ -166,7 +164,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
             tried = _make(kind, layer.repeats, inputs[0].shape[1], values, width).eval()
             output = tried(inputs if kind.joins else inputs[0])
             tried.train()  # layers share activations
-    except (ValueError, RuntimeError, TypeError, OverflowError) as error:  # the latter two for what is beyond 64 bits
+    except (ValueError, RuntimeError, TypeError, OverflowError) as error:  # the latter two beyond 64 bits
         shapes = ", ".join(f"{tuple(x.shape[1:])} of layer {s}" for x, s in zip(inputs, layer.sources, strict=True))
         raise ConfigError(
             f"{layer.where}: does not fit its input, which is (channels, height, width) {shapes} for images of "
@@ -178,7 +176,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
 
 
 def _make(kind: Kind, repeats: int, c_in: int, values: list[Any], width: float) -> nn.Module:
-    """Instance of a kind, or a chain of them."""
+    """Return one module of a kind, or a sequence of them."""
     if kind.channelled:
         c_out, *rest = math.ceil(values[0] * width / 8) * 8, *values[1:]
         if kind.deep:

@@ -1,7 +1,6 @@
-"""The detection model: layers from a YAML, with the head that ends it.
+"""Detection model: layers from a YAML, ending in a head.
 
-The head and its criterion are a pair: the last layer of the YAML decides how predictions are decoded and which loss
-trains them (models/heads/head.py).
+The last layer of the YAML selects the head, which defines decoding and loss (models/heads/head.py).
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ class GraphNode(NamedTuple):
     """A layer of a model."""
 
     name: str  # its own, such as "4_C3"
-    kind: str  # of layer, such as "C3"
-    inputs: tuple[str, ...] = ()  # names of the nodes that it takes its input from
-    parameters: int = 0  # numbers that training can change
+    kind: str  # type of layer, such as "C3"
+    inputs: tuple[str, ...] = ()  # names of its input nodes
+    parameters: int = 0  # trainable parameters
 
 
 class DetectionModel(nn.Module):
@@ -38,22 +37,22 @@ class DetectionModel(nn.Module):
 
     Args:
         cfg: path of a YAML, its name in models/ ("yolov5n.yaml"), or a dictionary (`yaml` of another model).
-        nc: classes; None = as many as `names`, else as the YAML says.
+        nc: number of classes; None = number of `names`, else the YAML's.
         names: class names, by index; None = "0", "1", …
-        anchors: in place of the YAML's, for a head that has anchors: one row of w, h, w, h … (or of [w, h] pairs) in
-            pixels a level, or a number of anchors a level, to be fitted by AutoAnchor. A YAML that has that many keeps
-            its own.
+        anchors: replacement of the YAML's, for a head with anchors: one row of w, h, w, h … (or of [w, h] pairs) in
+            pixels per level, or a number of anchors per level for AutoAnchor. A YAML that has this number keeps its
+            own.
 
     Attributes:
         model: the layers; parameter names begin with "model.<index>.".
         name: such as "yolov5n".
         names: class names by index.
         channels: of the images.
-        stride: the largest of all maps: sides of the images must be multiples of it. The head may read finer ones only.
+        stride: the largest of all maps; sides of images must be multiples of it. The head may use finer maps only.
         yaml: plain dictionary from which an equal model can be built.
 
     Raises:
-        ConfigError: the description is wrong; with file and line.
+        ConfigError: the description is invalid; with file and line.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class DetectionModel(nn.Module):
         self._sources = tuple(layer.sources for layer in spec.layers)
         self._kept = frozenset(s for layer in spec.layers for s in layer.sources if s != layer.index - 1)
         body = [len(layer.sources) > 1 or layer.module == "Concat" for layer in spec.layers[:-1]]
-        self._joins = (*body, True)  # whether a layer takes a list of maps, as a head always does
+        self._joins = (*body, True)  # whether a layer takes a list of maps, as heads do
         if spec.activation is not None:
             for module in self.modules():
                 if isinstance(module, (Conv, RepConv)) and module.act is SILU:
@@ -97,7 +96,7 @@ class DetectionModel(nn.Module):
         return self.head.nc
 
     def graph(self) -> tuple[GraphNode, ...]:
-        """The images, then the layers in their order, with what each takes its input from. Nothing is run."""
+        """Return the images and the layers in order, with the inputs of each."""
         names = {IMAGE: "images"} | {i: f"{i}_{type(layer).__name__}" for i, layer in enumerate(self.model)}
         nodes = [GraphNode(names[IMAGE], "Images")]
         for i, (layer, sources) in enumerate(zip(self.model, self._sources, strict=True)):
@@ -110,9 +109,9 @@ class DetectionModel(nn.Module):
         return usable_imgsz(imgsz, self.stride)
 
     def forward(self, images: Tensor) -> Any:
-        """Predict from float (B, ch, H, W) in 0 … 1, RGB, sides multiples of `stride`.
+        """Predict from float (B, ch, H, W) RGB in 0 … 1, with sides that are multiples of `stride`.
 
-        Returns what the head returns: raw outputs in training mode, (predictions, raw outputs) in evaluation mode.
+        Returns the head's output: raw outputs in training mode, (predictions, raw outputs) in evaluation mode.
         """
         kept: dict[int, Tensor] = {IMAGE: images}
         x: Any = images
@@ -124,9 +123,9 @@ class DetectionModel(nn.Module):
         return x
 
     def fuse(self, dtype: torch.dtype = torch.float64) -> DetectionModel:
-        """Fold normalisations and parallel branches into the convolutions: in place, for evaluation only.
+        """Fold normalisations and parallel branches into the convolutions, in place, for inference; return the model.
 
-        `dtype` to fold in is the widest that the model's device computes in. Returns the model itself.
+        `dtype` of the computation is the widest of the model's device.
         """
         for module in self.modules():
             if isinstance(module, (Conv, RepConv)):
@@ -141,7 +140,7 @@ class DetectionModel(nn.Module):
                     module.fixes_statistics = True
 
     def layer_parameters(self, layers: Iterable[int]) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names (as in the state_dict) and parameters of some layers, by index: what `--freeze` takes."""
+        """Yield names (as in the state_dict) and parameters of some layers, by index, for `--freeze`."""
         for index in layers:
             if not 0 <= index < len(self.model):
                 raise ConfigError(f"{self.name}: there is no layer {index}; the layers are 0 to {len(self.model) - 1}.")
@@ -149,7 +148,7 @@ class DetectionModel(nn.Module):
 
 
 def usable_imgsz(imgsz: int, stride: int) -> int:
-    """`--imgsz` as `round_imgsz` has it, with a warning where that changes it."""
+    """Return `imgsz` rounded by `round_imgsz`, and warn if that changes it."""
     rounded = round_imgsz(imgsz, stride)
     if rounded != imgsz:
         log.warning(f"--imgsz {imgsz} is not a multiple of {max(stride, 32)}: using {rounded}.")
@@ -157,11 +156,11 @@ def usable_imgsz(imgsz: int, stride: int) -> int:
 
 
 def round_imgsz(imgsz: int, stride: int) -> int:
-    """The long side of images in pixels, rounded up to a multiple of the stride, and of 32 where that is finer."""
+    """Return the image size in pixels, rounded up to a multiple of the stride, and of 32 if the stride is smaller."""
     return -(-imgsz // max(stride, 32)) * max(stride, 32)
 
 
 def _anchors_a_level(spec: ModelSpec) -> int | None:
-    """How many anchors a level the description has; None where its head has none."""
+    """Return the number of anchors per level of a description; None if its head has none."""
     anchors = spec.head_keys.get("anchors")
     return len(anchors[0]) // 2 if isinstance(anchors, list) else anchors

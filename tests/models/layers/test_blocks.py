@@ -11,11 +11,10 @@ from tessera.models.layers.blocks import (
     SILU,
     SPP,
     SPPF,
-    BottleneckCSP,
     Conv,
     DWConv,
     Focus,
-    joined,
+    concat,
 )
 from tessera.models.layers.elan import Elan
 from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
@@ -84,7 +83,7 @@ def test_focus_orders_channels_as_checkpoints_expect() -> None:
 def test_parameters_of_blocks_as_originals_print_them() -> None:
     assert [parameters(GhostConv(c // 2 or 3, c, 3, 2)) for c in (32, 64, 128, 256)] == [2768, 10144, 38720, 151168]
     assert parameters(GhostConv(3, 16, 3, 2)) == 448
-    assert parameters(C3(512, 512)) == 1_182_720 and parameters(BottleneckCSP(64, 64)) == 19_904
+    assert parameters(C3(512, 512)) == 1_182_720
 
 
 def test_the_second_half_of_a_ghost_is_made_from_the_first_channel_by_channel() -> None:
@@ -137,7 +136,7 @@ def test_a_transformer_treats_all_cells_alike() -> None:
 @pytest.mark.parametrize("dim", [1, -1])
 def test_value_and_gradients_are_those_of_cat_and_dense(layout: torch.memory_format, dim: int) -> None:
     maps = [torch.randn(2, 3, 4, 5).to(memory_format=layout).requires_grad_() for _ in range(3)]
-    whole, expected = joined(maps, dim), torch.cat(maps, dim)
+    whole, expected = concat(maps, dim), torch.cat(maps, dim)
     assert torch.equal(whole, expected)
     seen = torch.randn_like(whole)
     ours, theirs = (torch.autograd.grad(output, maps, seen) for output in (whole, expected))
@@ -147,5 +146,5 @@ def test_value_and_gradients_are_those_of_cat_and_dense(layout: torch.memory_for
 
 def test_dtypes_that_differ_give_each_map_a_gradient_of_its_own() -> None:
     maps = [torch.randn(1, 2, 3, 3, dtype=dtype, requires_grad=True) for dtype in (torch.bfloat16, torch.float32)]
-    gradients = torch.autograd.grad(joined(maps).sum(), maps)
+    gradients = torch.autograd.grad(concat(maps).sum(), maps)
     assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.float32]

@@ -118,12 +118,12 @@ def test_coarse_layers_get_the_large_anchors_in_any_order() -> None:
     ("wh", "reason"),
     [
         (np.exp(rng(4).normal(np.log(60), 0.5, (200, 2))), "a good fit"),
-        (np.zeros((0, 2)), "no labels"),
+        (np.zeros((0, 2)), "too few"),
         (np.full((5, 2), 2.1), "too few"),
         (np.full((500, 2), 1.0), "too few"),
         (np.zeros((500, 2)), "too few"),
         # Half of the labels are out of reach for k-means too, since it leaves them out.
-        (np.concatenate((np.full((100, 2), 60.0), np.full((100, 2), 1.0))), "0.5000, is at least that of fitted"),
+        (np.concatenate((np.full((100, 2), 60.0), np.full((100, 2), 1.0))), "recall 0.5000, with fitted anchors"),
     ],
 )
 def test_the_own_anchors_are_kept_where_they_fit_or_others_fit_no_better(wh: np.ndarray, reason: str) -> None:

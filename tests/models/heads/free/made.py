@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.models.heads.free.head import DetectFree, light_branches
-from tessera.models.heads.free.task_aligned_loss import UNIT, AlignedLoss
+from tessera.models.heads.free.head import DetectFree, default_branches
+from tessera.models.heads.free.task_aligned_loss import UNIT, TaskAlignedLoss
 from tessera.utils.config import Hyp, load_hyp
 from tests.models.heads.free.oracle import STRIDES, cells_of
 from tests.models.heads.made_models import shares_of
@@ -22,7 +22,7 @@ HYP: Hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), box=7.5, cls=0.
 
 
 def made_head(nc: int = 5, reg_max: int = 16, end2end: bool = False) -> DetectFree:
-    sets = [light_branches(nc, (8, 8, 8), STRIDES, reg_max) for _ in range(2 if end2end else 1)]
+    sets = [default_branches(nc, (8, 8, 8), STRIDES, reg_max) for _ in range(2 if end2end else 1)]
     return DetectFree(nc, STRIDES, reg_max, *sets)
 
 
@@ -52,7 +52,7 @@ def random_targets(count: int, batch_size: int, nc: int = 5, seed: int = 0) -> T
     return torch.cat((image, label, centre - half, centre + half), 1)
 
 
-def matched(criterion: AlignedLoss, predictions: list[Tensor], targets: Tensor) -> dict[tuple[int, int], float]:
+def matched(criterion: TaskAlignedLoss, predictions: list[Tensor], targets: Tensor) -> dict[tuple[int, int], float]:
     """(image, cell) to target score."""
     assignment = criterion.assign(targets, len(predictions[0]), SIZE_HW)
     _, (branch,) = criterion._match(predictions, assignment)
@@ -62,7 +62,7 @@ def matched(criterion: AlignedLoss, predictions: list[Tensor], targets: Tensor) 
     return dict(zip(places, branch[1].targets[used].tolist(), strict=True))
 
 
-def assert_cuts_add_up(criterion: AlignedLoss, whole: list[Tensor], targets: Tensor, cuts: Sequence[range]) -> None:
+def assert_cuts_add_up(criterion: TaskAlignedLoss, whole: list[Tensor], targets: Tensor, cuts: Sequence[range]) -> None:
     """Matches, the sum that ranks send, losses and gradients of a batch's cuts are together those of the batch."""
     loss, parts = criterion(whole, criterion.assign(targets, len(whole[0]), SIZE_HW))
     expected = torch.autograd.grad(loss, whole)

@@ -72,4 +72,4 @@ def test_objects_beyond_the_largest_box_are_warned_of(caplog: pytest.LogCaptureF
     assert not caplog.text
     made_head(reg_max=4).prepare(sizes, config, HYP, world)
     assert "reg_max 4: 50.0% of the objects are larger than 192 px" in caplog.text
-    assert "Give it a reg_max of 11" in caplog.text
+    assert "Use a reg_max of 11, or a smaller" in caplog.text
