@@ -55,8 +55,8 @@ def open_images(
         memory.reserved += store.nbytes
     shared = world.node_first(None if file is None else SharedFile.of(file))
     assert shared is not None
-    place = f"memory ({memory.folder}), until the run ends" if cache == "ram" else f"{shared.path}, for later runs too"
-    log.info(f"--cache {cache}: {len(store):,} {index.split} {store.noun} take {gib(store.nbytes)} in {place}.")
+    where = f"memory ({memory.folder}), until the run ends" if cache == "ram" else f"{shared.path}, for later runs too"
+    log.info(f"--cache {cache}: {len(store):,} {index.split} {store.noun} take {gib(store.nbytes)} in {where}.")
     return image_store(index, imgsz, interpolation, file or _open_shared(shared))
 
 
@@ -66,10 +66,10 @@ def _build_in_memory(store: ImageStore, memory: SharedMemory, show_progress: boo
     if not memory.exists:
         raise UserError(f"--cache ram: {folder} does not exist on this system. Use --cache disk.")
     available = available_memory()
-    room = memory.room if available is None else min(memory.room, available)
+    space = memory.available if available is None else min(memory.available, available)
     others = f" beside the {gib(memory.reserved)} of loader workers and other caches" if memory.reserved else ""
     remedy = f"Use --cache disk or a smaller --imgsz, or give the container more memory and {folder} (--shm-size)."
-    _require_room(store, "ram", room, f"{folder} (memory) has {gib(room)} free{others}", remedy)
+    _require_space(store, "ram", space, f"{folder} (memory) has {gib(space)} free{others}", remedy)
     # An unnamed file cannot be left behind, however this process ends.
     try:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - lives as long as the store
@@ -93,8 +93,8 @@ def _open_on_disk(store: ImageStore, show_progress: bool) -> IO[bytes]:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             remove_leftovers(folder)
-            room = shutil.disk_usage(folder).free
-            _require_room(store, "disk", room, f"{folder} has {gib(room)} free", remedy)
+            space = shutil.disk_usage(folder).free
+            _require_space(store, "disk", space, f"{folder} has {gib(space)} free", remedy)
             with atomic_write(path) as file:
                 _fill(store, "disk", file, folder, show_progress, remedy)
         except OSError as error:
@@ -104,11 +104,11 @@ def _open_on_disk(store: ImageStore, show_progress: bool) -> IO[bytes]:
     return path.open("rb")
 
 
-def _require_room(store: ImageStore, mode: CacheMode, room: int, found: str, remedy: str) -> None:
-    if store.nbytes > room:
+def _require_space(store: ImageStore, mode: CacheMode, space: int, state: str, remedy: str) -> None:
+    if store.nbytes > space:
         raise UserError(
             f"--cache {mode}: the {len(store)} {store.index.split} {store.noun} take {gib(store.nbytes)} at "
-            f"{store.imgsz} pixels, but {found}. {remedy}"
+            f"{store.imgsz} pixels, but {state}. {remedy}"
         )
 
 

@@ -36,11 +36,9 @@ _PAGE = mmap.PAGESIZE
 class DecodedCache:
     """The images near a `Draw`, decoded once for all samples that need them.
 
-    Args:
-        store: source of the images, which decodes at each call.
-        slots: images to cache. With one slot per image, each image has its own. Otherwise a slot belongs to a position
-            of the epoch's order, modulo `slots`. Only slots that are used take memory.
-        shared: file of another rank or process of this node, see `share`; None creates one.
+    With as many slots as images, each image has its own slot. Otherwise a slot belongs to a position of the epoch's
+    order, modulo `slots`. Unused slots take no memory. `shared` is the file of another process of this node, see
+    `share`; None creates one.
     """
 
     def __init__(self, store: ImageStore, slots: int, shared: SharedFile | None = None) -> None:
@@ -100,8 +98,8 @@ class DecodedCache:
             return None
         if len(self._store) == self.slots:  # each image has its own
             return index
-        place = self._draw.neighbours.get(index)
-        return None if place is None else place % self.slots
+        position = self._draw.neighbours.get(index)
+        return None if position is None else position % self.slots
 
     def _hold(self, slot: int, index: int) -> None:
         """Take a shared lock on `slot` if image `index` is in it, or can be decoded into it now."""
@@ -120,19 +118,19 @@ class DecodedCache:
             return
         other_slots = {}  # of images of the same file that may be cached and are not
         for other in self._store.of_file(index):
-            place = self._slot(other)
-            if place is not None and place not in (slot, *self._held) and self._owners[place] != other + 1:
-                other_slots[other] = place
+            position = self._slot(other)
+            if position is not None and position not in (slot, *self._held) and self._owners[position] != other + 1:
+                other_slots[other] = position
         images = self._store.load_together([index, *other_slots])
         try:
             self._write(slot, index, images)
         except UndecodableImage:  # an exclusive lock must not be held while this process waits for other slots
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
             raise
-        for other, place in other_slots.items():
-            if self._lock(place):
-                self._write(place, other, images)
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
+        for other, position in other_slots.items():
+            if self._lock(position):
+                self._write(position, other, images)
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, position)
             else:
                 next(images)
 
@@ -161,19 +159,19 @@ class DecodedCache:
 
 
 def share_decoded_cache(
-    store: ImageStore, world: World, *, batch_size: int = 1, share: int = 1, batches: int = 0
+    store: ImageStore, world: World, *, batch_size: int = 1, node_images: int = 1, batches: int = 0
 ) -> DecodedCache | ImageStore:
     """Return a decoded-image cache shared by the node, or the store if impossible. All ranks call this together.
 
     A small dataset is cached whole, for the run. Of a larger one, the last `batches` batches of `batch_size` images are
-    cached, of each of which this node decodes at most `share` images; by default none.
+    cached, of each of which this node decodes at most `node_images`; by default none.
     """
-    most = min(batches * share, _room(store))
-    is_small = len(store) <= max(most, min(_SMALL // _slot_bytes(store), _room(store)))
-    return _shared(store, world, len(store) if is_small else most // share * batch_size)
+    most = min(batches * node_images, _affordable_slots(store))
+    is_small = len(store) <= max(most, min(_SMALL // _slot_bytes(store), _affordable_slots(store)))
+    return _shared(store, world, len(store) if is_small else most // node_images * batch_size)
 
 
-def _room(store: ImageStore) -> int:
+def _affordable_slots(store: ImageStore) -> int:
     """Return the number of slots that memory allows."""
     memory = available_memory() if hasattr(os, "memfd_create") else 0  # not Linux
     return (memory or 0) // _MEMORY_PARTS // _slot_bytes(store)

@@ -36,11 +36,8 @@ _REDUCED_ABOVE = 1.5
 class ImageStore:
     """Images of an index, long side `imgsz`; picklable, and safe to fork and share between worker processes.
 
-    Args:
-        index: the images.
-        imgsz: long side in pixels.
-        interpolation: "area" averages pixels when shrinking (validation), "linear" does not; both enlarge linearly.
-        cache: open file of all resized images, owned by the store, see `open_images`; None decodes at each call.
+    `interpolation` "area" averages pixels when shrinking (validation), "linear" does not; both enlarge linearly. The
+    store owns `cache`, an open file of all resized images, see `open_images`; without, it decodes at each call.
     """
 
     noun = "images"  # in messages

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -40,18 +40,13 @@ log = logging.getLogger(__name__)
 _SHOWN = 5
 
 S = TypeVar("S", EpochSampler, ShardSampler)
-L = TypeVar("L", bound="Loader[Any]")
 
 
 class Loader(Generic[S]):
     """A DataLoader whose workers live from the first batch until `close`.
 
-    Args:
-        dataset: builds batches.
-        sampler: yields the draws of each batch.
-        world: this rank; its accelerator decides whether batches are in page-locked memory.
-        workers: worker processes; 0 builds batches in this process.
-        seed: of the workers' process-level generators, offset by rank; no sample depends on them.
+    With 0 `workers`, this process builds the batches. `seed`, offset by rank, is that of the workers' process-level
+    generators, on which no sample depends.
     """
 
     def __init__(self, dataset: DetectionDataset, sampler: S, world: World, workers: int, seed: int) -> None:
@@ -83,7 +78,7 @@ class Loader(Generic[S]):
             self._loader = None
             self._stopped.close()
 
-    def __enter__(self: L) -> L:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -227,10 +222,10 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory 
         # Batches that a mosaic takes images from, and those that the fastest worker may be ahead of the slowest. Views
         # need the cache without mosaic too, because views of a batch share files.
         batches = near_batches(run.batch_size) + workers * PREFETCH
-        share = min(
+        node_images = min(
             run.rank_batch_size * world.local_size + 2 * BLOCK, run.batch_size
         )  # blocks may extend beyond the rank
-        images = share_decoded_cache(store, world, batch_size=run.batch_size, share=share, batches=batches)
+        images = share_decoded_cache(store, world, batch_size=run.batch_size, node_images=node_images, batches=batches)
     elif not store.is_cached:
         images = share_decoded_cache(store, world)
     dataset = TrainDataset(index, images, run.hyp, config.seed, run.mosaic_epochs)

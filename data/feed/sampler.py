@@ -65,8 +65,8 @@ def group_by_image(views: NDArray[np.int64], owners: NDArray[np.int64], rng: np.
     """Group shuffled views, (n,), into runs of up to `RUN` views with the same owner, (n,), in random order."""
     by_owner = np.argsort(owners, kind="stable")
     _, starts, counts = np.unique(owners[by_owner], return_index=True, return_counts=True)
-    place = np.arange(len(views)) - np.repeat(starts, counts)  # within its image
-    run = np.cumsum(place % RUN == 0) - 1
+    position = np.arange(len(views)) - np.repeat(starts, counts)  # within its image
+    run = np.cumsum(position % RUN == 0) - 1
     return views[by_owner][np.argsort(rng.permutation(run[-1] + 1)[run], kind="stable")]
 
 
@@ -75,9 +75,9 @@ def near_batches(batch_size: int) -> int:
     return math.ceil(NEAR * _blocks(batch_size) / batch_size)
 
 
-def block_of(place: int, batch_size: int) -> int:
+def block_of(position: int, batch_size: int) -> int:
     """Return the block of a position: a global batch is cut into equal blocks of at most 32 positions."""
-    return place % batch_size * _blocks(batch_size) // batch_size
+    return position % batch_size * _blocks(batch_size) // batch_size
 
 
 def neighbours(order: NDArray[np.int64], batch_size: int, batch: int, block: int) -> dict[int, int]:
@@ -93,8 +93,8 @@ def neighbours(order: NDArray[np.int64], batch_size: int, batch: int, block: int
     batches, blocks = len(order) // batch_size, _blocks(batch_size)
     slots = np.arange(-(-block * batch_size // blocks), -(-(block + 1) * batch_size // blocks))
     rows = np.arange(batch + 1 - min(near_batches(batch_size), batches), batch + 1)
-    places = (rows[:, None] * batch_size + slots).ravel()
-    return dict(zip(order[places].tolist(), places.tolist(), strict=True))
+    positions = (rows[:, None] * batch_size + slots).ravel()
+    return dict(zip(order[positions].tolist(), positions.tolist(), strict=True))
 
 
 def _blocks(batch_size: int) -> int:
@@ -198,12 +198,12 @@ class EpochSampler(Sampler[list[Draw]]):
 
     def _draws(self, order: NDArray[np.int64], epoch: int, batch: int, size_hw: tuple[int, int]) -> Iterator[Draw]:
         batch_size = self.order.batch_size
-        share = batch_size // self.size
-        start = batch * batch_size + self.rank * share
-        for block, own in itertools.groupby(range(start, start + share), lambda place: block_of(place, batch_size)):
+        size = batch_size // self.size
+        start = batch * batch_size + self.rank * size
+        for block, own in itertools.groupby(range(start, start + size), lambda p: block_of(p, batch_size)):
             near = neighbours(order, batch_size, batch, block)
-            for place in own:
-                yield Draw(int(order[place]), place, epoch, size_hw, near)
+            for position in own:
+                yield Draw(int(order[position]), position, epoch, size_hw, near)
 
 
 class ShardSampler(Sampler[list[Draw]]):
@@ -211,12 +211,8 @@ class ShardSampler(Sampler[list[Draw]]):
 
     Images are sorted by shape, the largest first, so that a lack of memory shows at once. They are dealt to the ranks
     in turn: counts differ by at most one, and each rank gets its part of every shape. A rank may get no image.
-    `Draw.position` is the position in the sorted order, `Draw.epoch` is 0.
-
-    Args:
-        rank, size: this rank among all.
-        batch_size: largest batch of this rank.
-        shapes: int (N, 2), padded height and width of each image; see `validation_shapes`.
+    `Draw.position` is the position in the sorted order, `Draw.epoch` is 0. `shapes`, int (N, 2), are padded heights and
+    widths; see `validation_shapes`.
     """
 
     def __init__(self, rank: int, size: int, batch_size: int, shapes: NDArray[np.int64]) -> None:

@@ -32,14 +32,14 @@ class SharedMemory:
         return self.folder.is_dir()
 
     @property
-    def room(self) -> int:
+    def available(self) -> int:
         """Bytes of this node that can still be reserved."""
         return max(min(self._free_at_start - self.reserved, self._free()), 0)
 
     @property
-    def room_per_rank(self) -> int:
-        """Equal part of `room` for each rank of the node."""
-        return self.room // self._world.local_size
+    def available_per_rank(self) -> int:
+        """Equal part of `available` for each rank of the node."""
+        return self.available // self._world.local_size
 
     def reserve_for_ranks(self, size: int) -> None:
         """Reserve `size` bytes for this rank, and what the node's other ranks request; all ranks call this together."""

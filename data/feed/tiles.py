@@ -192,23 +192,23 @@ def _tile_views(images: DatasetIndex, image: int, windows: Sequence[Tile], imgsz
     """Return the views of an image that is larger than a tile: tiles of one size, then the whole."""
     spans = np.array(windows, np.float64)
     classes, boxes = images.labels(image)
-    parts, share = _clip_objects(boxes, spans)
+    parts, visible = _clip_objects(boxes, spans)
     outlines = images.segments(image)
-    cut_outlines = _clip_outlines(outlines, spans, parts, share) if any(map(len, outlines)) else {}
+    cut_outlines = _clip_outlines(outlines, spans, parts, visible) if any(map(len, outlines)) else {}
     scale = imgsz / (spans[:, 2:] - spans[:, :2]).max(1)
     sizes = (parts[..., 2:] - parts[..., :2]) * scale[:, None, None]
-    kept = (share >= MIN_VISIBLE) & (sizes.min(2) > MIN_SIDE)
-    views, objects = np.nonzero(kept)
-    regions = _clip_regions(*images.ignored(image), spans, parts, (share > 0) & ~kept)
+    keep = (visible >= MIN_VISIBLE) & (sizes.min(2) > MIN_SIDE)
+    views, objects = np.nonzero(keep)
+    regions = _clip_regions(*images.ignored(image), spans, parts, (visible > 0) & ~keep)
     none = np.zeros((0, 2), np.float32)
     return _ImageViews(
         windows,
-        kept.sum(1),
+        keep.sum(1),
         classes[objects],
-        (parts[kept] - spans[views][:, [0, 1, 0, 1]]).astype(np.float32),
+        (parts[keep] - spans[views][:, [0, 1, 0, 1]]).astype(np.float32),
         [cut_outlines.get(pair, none) for pair in zip(views.tolist(), objects.tolist(), strict=True) if outlines],
         *regions,
-        int((~kept.any(0)).sum()),
+        int((~keep.any(0)).sum()),
     )
 
 
@@ -223,8 +223,8 @@ def _clip_regions(
 
     `parts`, (w, m, 4), are the visible parts of the objects; `is_ignored`, (w, m), selects those that become ignored.
     """
-    region_parts, share = _clip_objects(boxes, spans)
-    shown = np.concatenate((share > 0, is_ignored), 1)
+    region_parts, visible = _clip_objects(boxes, spans)
+    shown = np.concatenate((visible > 0, is_ignored), 1)
     views, rows = np.nonzero(shown)
     found = np.concatenate((region_parts, parts), 1)[shown] - spans[views][:, [0, 1, 0, 1]]
     any_class = np.full(is_ignored.shape[1], -1, np.int32)
@@ -243,21 +243,19 @@ def _clip_objects(
     low = np.maximum(inside[None, :, :2], spans[:, None, :2])
     high = np.maximum(np.minimum(inside[None, :, 2:], spans[:, None, 2:]), low)
     areas = (inside[:, 2:] - inside[:, :2]).prod(1)
-    share = np.where(areas > 0, (high - low).prod(2) / np.where(areas > 0, areas, 1), 0)
-    return np.concatenate((low, high), 2), share
+    visible = np.where(areas > 0, (high - low).prod(2) / np.where(areas > 0, areas, 1), 0)
+    return np.concatenate((low, high), 2), visible
 
 
 def _clip_outlines(
     outlines: Sequence[NDArray[np.float32]],
     spans: NDArray[np.float64],
     parts: NDArray[np.float64],
-    share: NDArray[np.float64],
+    visible: NDArray[np.float64],
 ) -> dict[tuple[int, int], NDArray[np.float32]]:
-    """Clip polygons to the windows, and set `parts` and `share` of their objects to those of the polygon.
+    """Clip m polygons (k, 2), in pixels of the image, to the windows; k = 0 for an object without polygon.
 
-    Args:
-        outlines: m polygons (k, 2) in pixels of the image, k = 0: none.
-        spans, parts, share: as in `_clip_objects`; the last two are overwritten.
+    `spans`, `parts` and `visible` are as in `_clip_objects`. The last two are overwritten for objects with a polygon.
 
     Returns:
         (window, object) → the clipped polygon, in pixels of the window.
@@ -268,21 +266,21 @@ def _clip_outlines(
     around = np.array([[*points.min(0), *points.max(0)] if len(points) else [0.0] * 4 for points in whole])
     within = np.all((around[:, :2] >= spans[:, None, :2]) & (around[:, 2:] <= spans[:, None, 2:]), axis=2)
     within[-1] = True  # the whole image, despite rounding of the clipped points
-    seen = (share > 0) & outlined
-    share[:, outlined] = 0
+    seen = (visible > 0) & outlined
+    visible[:, outlined] = 0
     pairs = np.argwhere(seen & ~within).tolist()
-    moved = [whole[thing] - spans[view, :2] for view, thing in pairs]
+    moved = [whole[obj] - spans[view, :2] for view, obj in pairs]
     found = {}
-    for (view, thing), points in zip(
+    for (view, obj), points in zip(
         pairs, _clip_polygons(moved, spans[0, 2:] - spans[0, :2]), strict=True
     ):  # of one size
         if len(points):
-            share[view, thing] = _area(points) / areas[thing]
-            parts[view, thing] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[view, :2], 2)
-            found[view, thing] = points.astype(np.float32)
-    for view, thing in np.argwhere(seen & within).tolist():
-        share[view, thing], parts[view, thing] = 1, around[thing]
-        found[view, thing] = (whole[thing] - spans[view, :2]).astype(np.float32)
+            visible[view, obj] = _area(points) / areas[obj]
+            parts[view, obj] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[view, :2], 2)
+            found[view, obj] = points.astype(np.float32)
+    for view, obj in np.argwhere(seen & within).tolist():
+        visible[view, obj], parts[view, obj] = 1, around[obj]
+        found[view, obj] = (whole[obj] - spans[view, :2]).astype(np.float32)
     return found
 
 

@@ -47,13 +47,13 @@ def affordable_workers(workers: int, batch_bytes: int, world: World, memory: Sha
     if workers and multiprocessing.current_process().daemon:
         _warn_of_pool()
         workers = 0
-    for needed, place, attempt, remedy in (
+    for needed, path, attempt, remedy in (
         ("sockets", tempfile.gettempdir(), _bind_socket, "Set TMPDIR to a writable folder with a short path"),
         ("locks", memory.folder, multiprocessing.Lock, f"Mount a file system in memory there ({_SHARED_MEMORY_FLAGS})"),
     ):
-        if workers and (refusal := _error_of(attempt)):
+        if workers and (failure := _error_of(attempt)):
             log.warning(
-                f"{place}: {refusal}: without {needed} there are no loader workers, and each rank loads its own "
+                f"{path}: {failure}: without {needed} there are no loader workers, and each rank loads its own "
                 f"batches, which is slow. {remedy}."
             )
             workers = 0
@@ -65,8 +65,8 @@ def affordable_workers(workers: int, batch_bytes: int, world: World, memory: Sha
         )
         workers = openable
     # Each worker holds its prefetched batches; the rank holds up to two more.
-    room = memory.room_per_rank // max(batch_bytes, 1)
-    affordable = min(workers, max((room - 2) // PREFETCH, 0)) if memory.exists else workers
+    batches = memory.available_per_rank // max(batch_bytes, 1)
+    affordable = min(workers, max((batches - 2) // PREFETCH, 0)) if memory.exists else workers
     if affordable < workers and world.is_main:
         log.warning(
             f"{memory.folder} has space for the batches of {affordable} loader workers per rank, not {workers}: using "

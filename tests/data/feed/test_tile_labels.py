@@ -1,4 +1,4 @@
-"""Labels of views: what tiles show of objects, polygons and ignored regions, and which tiles are empty."""
+"""Labels of tiled views: objects, polygons and ignored regions in tiles, and empty tiles."""
 
 from __future__ import annotations
 
