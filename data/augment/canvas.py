@@ -12,7 +12,6 @@ that the labels follow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +24,6 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.types import FILL
 
 _SUBPIXEL_BITS = 4  # fixed-point fraction of the polygon vertices that OpenCV fills
-
-Part = tuple[slice, slice]  # rows and columns of an image
 
 
 class Tile(NamedTuple):
@@ -70,7 +67,7 @@ def _resize_tiles(tiles: Sequence[Tile], warp: Warp, out: NDArray[np.uint8], col
         scale_x, shift_x = -scale_x, width - shift_x
     if warp.flip_ud:
         scale_y, shift_y = -scale_y, height - shift_y
-    parts = []
+    out.fill(colours.grey)
     for image, left, top in tiles:
         across = _visible_part(left, image.shape[1], canvas_w, scale_x, shift_x, width)
         down = _visible_part(top, image.shape[0], canvas_h, scale_y, shift_y, height)
@@ -84,28 +81,8 @@ def _resize_tiles(tiles: Sequence[Tile], warp: Warp, out: NDArray[np.uint8], col
         cv2.resize(seen, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
         if not enlarged:
             colours(target)
-        parts.append((down[1], across[1]))
-    for gap in gaps(parts, warp.size_hw):
-        out[gap] = colours.grey
     if warp.flip_lr or warp.flip_ud:
         cv2.flip(out, -1 if warp.flip_lr and warp.flip_ud else int(warp.flip_lr), dst=out)
-
-
-def gaps(parts: Sequence[Part], size_hw: tuple[int, int]) -> list[Part]:
-    """Return the area of an image of `size_hw` outside of `parts`, which do not overlap, as parts."""
-    height, width = size_hw
-    boxes = [(*rows.indices(height)[:2], *columns.indices(width)[:2]) for rows, columns in parts]
-    edges = sorted({0, height, *(edge for box in boxes for edge in box[:2])})
-    found = []
-    for top, bottom in pairwise(edges):
-        at = 0
-        for left, right in sorted((box[2], box[3]) for box in boxes if box[0] <= top and bottom <= box[1]):
-            if at < left:
-                found.append((slice(top, bottom), slice(at, left)))
-            at = right
-        if at < width:
-            found.append((slice(top, bottom), slice(at, width)))
-    return found
 
 
 def _visible_part(

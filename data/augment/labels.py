@@ -102,8 +102,8 @@ def warp_labels(labels: CanvasLabels, warp: Warp) -> tuple[NDArray[np.float32], 
         & (size_after.prod(1) > area_left)
     )
     # An object outside of the canvas was clipped to a line, whose rotated box would have an area.
-    kept = (size_before.min(1) > 0) & np.where(labels.classes < 0, size_after.min(1) > 0, large_enough)
-    return after[kept], labels.classes[kept]
+    keep = (size_before.min(1) > 0) & np.where(labels.classes < 0, size_after.min(1) > 0, large_enough)
+    return after[keep], labels.classes[keep]
 
 
 def _warp_boxes(boxes_xyxy: NDArray[np.float32], warp: Warp) -> NDArray[np.float32]:
@@ -147,9 +147,9 @@ def clip_outlines(
         following = np.arange(1, len(points) + 1)
         following[np.roll(first, -1)] = np.flatnonzero(first)  # the vertex after a polygon's last is its first
         crossing = np.flatnonzero(inside != inside[following])
-        share = distance[crossing] / (distance[crossing] - distance[following[crossing]])
+        fraction = distance[crossing] / (distance[crossing] - distance[following[crossing]])
         slots = np.stack([points, points], 1)  # each vertex, then the crossing of the edge that leaves it
-        slots[crossing, 1] += share[:, None] * (points[following[crossing]] - points[crossing])
-        kept = np.stack([inside, inside != inside[following]], 1).ravel()
-        points, owners = slots.reshape(-1, 2)[kept], np.repeat(owners, 2)[kept]
+        slots[crossing, 1] += fraction[:, None] * (points[following[crossing]] - points[crossing])
+        keep = np.stack([inside, inside != inside[following]], 1).ravel()
+        points, owners = slots.reshape(-1, 2)[keep], np.repeat(owners, 2)[keep]
     return points, owners

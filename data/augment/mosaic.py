@@ -225,18 +225,10 @@ def train_sample(
     out: NDArray[np.uint8],
     colour: ColourFilter = no_filter,
 ) -> Sample:
-    """Return one augmented training sample.
+    """Return one augmented training sample, with `out` as its image, boxes inside it, and no polygons.
 
-    Args:
-        draw: the image, its neighbours, and the sample's size.
-        load: returns loaded images and their labels.
-        hyp: probabilities and ranges; mosaic 0 also disables mixup.
-        rng: generator of this sample.
-        out: uint8 (*draw.size_hw, 3), such as one row of the batch, overwritten.
-        colour: filters after the HSV jitter.
-
-    Returns:
-        The sample with `out` as its image, boxes inside it, and no polygons.
+    `rng` is the sample's own generator. `out`, uint8 (*draw.size_hw, 3), such as one row of the batch, is overwritten.
+    `colour` is applied after the HSV jitter. Mosaic probability 0 also disables mixup.
     """
     size_hw, copy_paste = draw.size_hw, hyp.copy_paste
     jitter = HsvJitter(sample_hsv_gains(hyp, rng))
