@@ -4,32 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tessera.models.heads.head import Head, HeadSpec
+from tessera.models.layers import yaml_arguments as read
 from tessera.models.layers.blocks import C3, SPP, SPPF, Bottleneck, Concat, Conv, DWConv, Focus
 from tessera.models.layers.elan import AConv, ADown, ConvElan, Elan, RepElan
 from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from tessera.models.layers.inverted_residual import ConvReLU6, InvertedResidual
 from tessera.models.layers.transformer import C3TR
-from tessera.models.layers.yaml_arguments import (
-    Reader,
-    axis,
-    count,
-    counts,
-    flag,
-    margin,
-    one_of,
-    optional,
-    padding4,
-    positive,
-    read_arguments,
-    size,
-)
 from tessera.models.model_yaml import IMAGE, LayerSpec, ModelSpec
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.text import counted, one_line, shown
@@ -44,48 +31,54 @@ class Kind:
     """Meaning of a module name in a model YAML."""
 
     make: Callable[..., nn.Module]
-    arguments: tuple[tuple[str, Reader], ...] = ()  # in the YAML's order
+    arguments: dict[str, read.Reader] = field(default_factory=dict)  # in the YAML's order
     required: int = 0  # number of mandatory arguments
     channelled: bool = False  # takes (c_in, c_out, ...); c_out, the first argument, is scaled by the width multiple
     deep: bool = False  # takes the repeats itself, after c_out; others are chained
     joins: bool = False  # takes a list of several maps
 
 
-def _channelled(make: Callable[..., nn.Module], *arguments: tuple[str, Reader], deep: bool = False) -> Kind:
-    return Kind(make, (("channels", count), *arguments), required=1, channelled=True, deep=deep)
+def _channelled(make: Callable[..., nn.Module], *, deep: bool = False, **arguments: read.Reader) -> Kind:
+    return Kind(make, {"channels": read.count, **arguments}, required=1, channelled=True, deep=deep)
 
 
-_KERNEL = (("kernel", size), ("stride", size), ("padding", optional(margin)), ("groups", count))
-_BLOCK = (("shortcut", flag), ("groups", count), ("expansion", positive))
-_RESIZE = one_of("nearest", "nearest-exact", "bilinear", "bicubic")
+_PADDING = read.optional(read.margin)
+_KERNEL: dict[str, Any] = {"kernel": read.size, "stride": read.size, "padding": _PADDING, "groups": read.count}
+_BLOCK: dict[str, Any] = {"shortcut": read.flag, "groups": read.count, "expansion": read.positive}
+_RESIZE = read.one_of("nearest", "nearest-exact", "bilinear", "bicubic")
 
 KINDS: dict[str, Kind] = {
-    "Conv": _channelled(Conv, *_KERNEL, ("dilation", count), ("act", flag)),
-    "DWConv": _channelled(DWConv, ("kernel", size), ("stride", size), ("dilation", count), ("act", flag)),
-    "Focus": _channelled(Focus, *_KERNEL, ("act", flag)),
+    "Conv": _channelled(Conv, **_KERNEL, dilation=read.count, act=read.flag),
+    "DWConv": _channelled(DWConv, kernel=read.size, stride=read.size, dilation=read.count, act=read.flag),
+    "Focus": _channelled(Focus, **_KERNEL, act=read.flag),
     "AConv": _channelled(AConv),
     "ADown": _channelled(ADown),
-    "Bottleneck": _channelled(Bottleneck, *_BLOCK),
-    "C3": _channelled(C3, *_BLOCK, deep=True),
-    "C3Ghost": _channelled(C3Ghost, *_BLOCK, deep=True),
-    "C3TR": _channelled(C3TR, *_BLOCK, deep=True),
-    "ConvReLU6": _channelled(ConvReLU6, ("kernel", count), ("stride", count)),
-    "ConvElan": _channelled(ConvElan, ("expansion", positive)),
-    "Elan": _channelled(Elan, *_BLOCK, deep=True),
-    "RepElan": _channelled(RepElan, ("expansion", positive), deep=True),
-    "GhostBottleneck": _channelled(GhostBottleneck, ("kernel", size), ("stride", count)),
-    "GhostConv": _channelled(GhostConv, ("kernel", size), ("stride", size), ("groups", count), ("act", flag)),
+    "Bottleneck": _channelled(Bottleneck, **_BLOCK),
+    "C3": _channelled(C3, **_BLOCK, deep=True),
+    "C3Ghost": _channelled(C3Ghost, **_BLOCK, deep=True),
+    "C3TR": _channelled(C3TR, **_BLOCK, deep=True),
+    "ConvReLU6": _channelled(ConvReLU6, kernel=read.count, stride=read.count),
+    "ConvElan": _channelled(ConvElan, expansion=read.positive),
+    "Elan": _channelled(Elan, **_BLOCK, deep=True),
+    "RepElan": _channelled(RepElan, expansion=read.positive, deep=True),
+    "GhostBottleneck": _channelled(GhostBottleneck, kernel=read.size, stride=read.count),
+    "GhostConv": _channelled(GhostConv, kernel=read.size, stride=read.size, groups=read.count, act=read.flag),
     "InvertedResidual": _channelled(
-        InvertedResidual, ("kernel", count), ("stride", count), ("expansion", count), deep=True
+        InvertedResidual, kernel=read.count, stride=read.count, expansion=read.count, deep=True
     ),
-    "SPP": _channelled(SPP, ("kernels", counts)),
-    "SPPF": _channelled(SPPF, ("kernel", count)),
-    "Concat": Kind(Concat, (("dim", axis),), joins=True),
+    "SPP": _channelled(SPP, kernels=read.counts),
+    "SPPF": _channelled(SPPF, kernel=read.count),
+    "Concat": Kind(Concat, {"dim": read.axis}, joins=True),
     "nn.Upsample": Kind(
-        nn.Upsample, (("size", optional(size)), ("scale_factor", optional(positive)), ("mode", _RESIZE))
+        nn.Upsample,
+        {"size": read.optional(read.size), "scale_factor": read.optional(read.positive), "mode": _RESIZE},
     ),
-    "nn.MaxPool2d": Kind(nn.MaxPool2d, (("kernel", size), ("stride", optional(size)), ("padding", margin)), required=1),
-    "nn.ZeroPad2d": Kind(nn.ZeroPad2d, (("padding", padding4),), required=1),
+    "nn.MaxPool2d": Kind(
+        nn.MaxPool2d,
+        {"kernel": read.size, "stride": read.optional(read.size), "padding": read.margin},
+        required=1,
+    ),
+    "nn.ZeroPad2d": Kind(nn.ZeroPad2d, {"padding": read.padding4}, required=1),
     "nn.Identity": Kind(nn.Identity),
 }
 
@@ -99,8 +92,8 @@ def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head, int]:
     maps = {IMAGE: torch.empty(1, spec.channels, PROBE_SIZE, PROBE_SIZE, device="meta")}
     layers: list[nn.Module] = []
     parameters = 0
-    *body, last = spec.layers
-    for layer in body:
+    *others, last = spec.layers
+    for layer in others:
         module, maps[layer.index] = _build(layer, [maps[s] for s in layer.sources], spec.width, parameters)
         parameters += _size(module)
         layers.append(module)
@@ -158,7 +151,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
         raise ConfigError(
             f"{layer.where}: reads {counted(len(inputs), 'layer')}, but takes one. Join them with Concat first."
         )
-    values = read_arguments(layer.where, layer.arguments, kind.arguments, kind.required)
+    values = read.read_arguments(layer.where, layer.arguments, tuple(kind.arguments.items()), kind.required)
     try:
         with torch.device("meta"), torch.no_grad():
             tried = _make(kind, layer.repeats, inputs[0].shape[1], values, width).eval()

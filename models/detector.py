@@ -77,9 +77,9 @@ class DetectionModel(nn.Module):
         self.names = tuple(str(c if names is None else names[c]) for c in range(spec.nc))
         self.yaml = spec.plain
         self._sources = tuple(layer.sources for layer in spec.layers)
-        self._kept = frozenset(s for layer in spec.layers for s in layer.sources if s != layer.index - 1)
-        body = [len(layer.sources) > 1 or layer.module == "Concat" for layer in spec.layers[:-1]]
-        self._joins = (*body, True)  # whether a layer takes a list of maps, as heads do
+        self._saved = frozenset(s for layer in spec.layers for s in layer.sources if s != layer.index - 1)
+        joins = [len(layer.sources) > 1 or layer.module == "Concat" for layer in spec.layers[:-1]]
+        self._joins = (*joins, True)  # whether a layer takes a list of maps, as heads do
         if spec.activation is not None:
             for module in self.modules():
                 if isinstance(module, (Conv, RepConv)) and module.act is SILU:
@@ -104,22 +104,18 @@ class DetectionModel(nn.Module):
             nodes.append(GraphNode(names[i], type(layer).__name__, tuple(names[s] for s in sources), parameters))
         return tuple(nodes)
 
-    def usable_imgsz(self, imgsz: int) -> int:
-        """As the function."""
-        return usable_imgsz(imgsz, self.stride)
-
     def forward(self, images: Tensor) -> Any:
         """Predict from float (B, ch, H, W) RGB in 0 … 1, with sides that are multiples of `stride`.
 
         Returns the head's output: raw outputs in training mode, (predictions, raw outputs) in evaluation mode.
         """
-        kept: dict[int, Tensor] = {IMAGE: images}
+        saved: dict[int, Tensor] = {IMAGE: images}
         x: Any = images
         for index, layer in enumerate(self.model):
-            inputs = [x if s == index - 1 else kept[s] for s in self._sources[index]]
+            inputs = [x if s == index - 1 else saved[s] for s in self._sources[index]]
             x = layer(inputs if self._joins[index] else inputs[0])
-            if index in self._kept:
-                kept[index] = x
+            if index in self._saved:
+                saved[index] = x
         return x
 
     def fuse(self, dtype: torch.dtype = torch.float64) -> DetectionModel:
@@ -133,7 +129,7 @@ class DetectionModel(nn.Module):
         return self
 
     def fix_statistics(self, layers: int) -> None:
-        """Have the normalisations of so many layers, from the first, keep their statistics in training too."""
+        """Freeze the normalisation statistics of the first `layers` layers in training."""
         for layer in self.model[:layers]:
             for module in layer.modules():
                 if isinstance(module, Conv):
@@ -142,8 +138,6 @@ class DetectionModel(nn.Module):
     def layer_parameters(self, layers: Iterable[int]) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield names (as in the state_dict) and parameters of some layers, by index, for `--freeze`."""
         for index in layers:
-            if not 0 <= index < len(self.model):
-                raise ConfigError(f"{self.name}: there is no layer {index}; the layers are 0 to {len(self.model) - 1}.")
             yield from self.model[index].named_parameters(prefix=f"model.{index}")
 
 

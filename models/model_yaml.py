@@ -161,13 +161,13 @@ def _check_keys(
 
 def _head(layers: tuple[LayerSpec, ...]) -> type[Head]:
     """Return the head of the last layer, after checking that it is the only one."""
-    *body, last = layers
+    *others, last = layers
     if last.module not in HEADS:
         raise ConfigError(
             f"{last.where}: the last layer must be a detection head: {', '.join(HEADS)}."
             f"{did_you_mean(last.module, HEADS)}"
         )
-    for layer in body:
+    for layer in others:
         if layer.module in HEADS:
             raise ConfigError(f"{layer.where}: a detection head must be the last layer.")
     return HEADS[last.module]
@@ -183,13 +183,13 @@ def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, .
     rows = [(key, row, fields) for key in ("backbone", "head") for row, fields in enumerate(plain[key])]
     specs = []
     for index, (key, row, fields) in enumerate(rows):
-        place = source.at(key, row)
+        position = source.at(key, row)
         if not isinstance(fields, list) or len(fields) != 4 or not isinstance(fields[3], list):
             raise ConfigError(
-                f"{place}: layer {index} is {shown(fields)}, expected [from, repeats, module, [arguments]]."
+                f"{position}: layer {index} is {shown(fields)}, expected [from, repeats, module, [arguments]]."
             )
         sources, repeats, module, arguments = fields
-        where = f"{place}: layer {index} ({one_line(str(module)[:200], 40)})"
+        where = f"{position}: layer {index} ({one_line(str(module)[:200], 40)})"
         if sources == []:
             raise ConfigError(f"{where}: `from` is [], expected at least one layer to read.")
         repeats = checked(where, "repeats", repeats, count)

@@ -124,12 +124,12 @@ def _above_threshold(scores: Tensor, above: Tensor | float, rules: Suppression) 
 
 def _top(scores: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Return the indices of the `most` highest scores, descending, equal ones in order; and these scores."""
-    places = torch.arange(len(scores), device=scores.device)
+    indices = torch.arange(len(scores), device=scores.device)
     if len(scores) > most:
         # topk's choice among equal scores is undefined; only its smallest value is used, to sort fewer scores.
-        places = (scores >= scores.topk(most, sorted=False).values.min()).nonzero().squeeze(1)
-    places = places[scores[places].argsort(descending=True, stable=True)[:most]]
-    return places, scores[places]
+        indices = (scores >= scores.topk(most, sorted=False).values.min()).nonzero().squeeze(1)
+    indices = indices[scores[indices].argsort(descending=True, stable=True)[:most]]
+    return indices, scores[indices]
 
 
 def _select_candidates(decoded: Tensor, rules: Suppression) -> Tensor:

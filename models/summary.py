@@ -12,11 +12,6 @@ from tessera.models.detector import DetectionModel
 _COUNTED = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.SyncBatchNorm)
 
 
-def count_layers(model: nn.Module) -> int:
-    """Count the modules of a model, including containers, without placeholders."""
-    return sum(not isinstance(module, nn.Identity) for module in model.modules())
-
-
 def count_parameters(model: nn.Module) -> int:
     """Count the parameters, including frozen ones."""
     return sum(parameter.numel() for parameter in model.parameters())
@@ -53,8 +48,9 @@ def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:
 
 def summary(model: DetectionModel, imgsz: int = 640) -> str:
     """Return a line such as "yolov5n: 214 layers, 1,872,157 parameters, 4.5 GFLOPs", for images of `imgsz` pixels."""
+    layers = sum(not isinstance(module, nn.Identity) for module in model.modules())
     gflops = count_gflops(model, imgsz)
     return (
-        f"{model.name}: {count_layers(model)} layers, {count_parameters(model):,} parameters, "
+        f"{model.name}: {layers} layers, {count_parameters(model):,} parameters, "
         f"{gflops:.{1 if gflops >= 1 else 2}f} GFLOPs"
     )

@@ -15,17 +15,12 @@ VIEWS = ((1.0, False), (0.83, True), (0.67, False))
 
 @torch.no_grad()
 def predict_augmented(model: DetectionModel, images: Tensor) -> Tensor:
-    """Predict on the images, on mirrored ones at 0.83 and on ones at 0.67 of their size, in pixels of the original.
+    """Predict on the images, on flipped ones at 0.83 and on ones at 0.67 of their size, in pixels of the original.
 
-    The first view omits the level of the largest stride, the last view that of the smallest. These levels add little to
-    the other views; without them NMS has about a fifth fewer candidates.
-
-    Args:
-        model: in evaluation mode.
-        images: float (B, ch, H, W) in 0 … 1, sides multiples of the model's stride.
-
-    Returns:
-        float32 (B, rows, columns) like the model's predictions, view after view, ready for NMS.
+    `images` are float (B, ch, H, W) in 0 … 1, sides multiples of the model's stride. The result is float32 (B, rows,
+    columns) like the model's predictions, view after view, ready for NMS. The first view omits the level of the largest
+    stride, the last view that of the smallest: these add little to the other views, and cost NMS a quarter more
+    candidates.
     """
     assert not model.training
     predictions = []

@@ -23,8 +23,8 @@ class Grid:
 
     def at(self, cells: Tensor) -> Grid:
         """Return the grid of some cells of a batch, int64 (P,) of image · A + cell."""
-        place = cells % len(self.centres)
-        return Grid(self.centres[place], self.strides[place])
+        cell = cells % len(self.centres)
+        return Grid(self.centres[cell], self.strides[cell])
 
 
 def make_grid(shapes_hw: Sequence[tuple[int, int]], strides: Sequence[float], device: torch.device) -> Grid:
@@ -70,10 +70,7 @@ def ignored_cells(
 ) -> list[NDArray[np.bool_]]:
     """Return whether each cell's centre lies in an ignored region: bool (B, ny, nx) for each level.
 
-    Args:
-        regions: float32 (R, 6): image, class -1, x1, y1, x2, y2 in pixels of the batch.
-        strides, grids_hw: pixels per cell, and height and width in cells, of each level.
-        batch_size: B.
+    `regions` are float32 (R, 6): image, class -1, x1, y1, x2, y2 in pixels of the batch.
     """
     levels = [np.zeros((batch_size, *grid_hw), np.bool_) for grid_hw in grids_hw]
     first, counts = cells_inside(regions[:, 2:].astype(np.float64), strides, grids_hw)

@@ -102,15 +102,15 @@ class Head(nn.Module, ABC):
         ours = [number for number, other in enumerate(known) if other >= 0]
         theirs = [known[number] for number in ours]
         groups, first = self.rows_per_cell, self.outputs_before_classes
-        own, found = self.state_dict(), dict[str, Tensor]()
+        own, copies = self.state_dict(), dict[str, Tensor]()
         for name in (f"{layer}.{kind}" for layer in self.class_layers() for kind in ("weight", "bias")):
             if name not in offered or offered[name].shape != (groups * (first + nc), *own[name].shape[1:]):
                 continue
             mine, other = (t.unflatten(0, (groups, -1)) for t in (own[name].detach().clone(), offered[name]))
             mine[:, :first] = other[:, :first]
             mine[:, [first + number for number in ours]] = other[:, [first + number for number in theirs]].to(mine)
-            found[name] = mine.flatten(0, 1)
-        return found
+            copies[name] = mine.flatten(0, 1)
+        return copies
 
     @abstractmethod
     def criterion(

@@ -33,7 +33,7 @@ FARTHEST = 2.0**20  # of a trained centre from its cell in strides; squares of l
 
 
 class DetectYOLOX(Head):
-    """`[[…], 1, DetectYOLOX, [nc]]`.
+    """`[[…], 1, DetectYOLOX, [nc]]`; the width of all branches is the number of channels of the finest map.
 
     A box's centre is an offset from the cell's corner in strides; its sides are exponentials in strides. The score is
     objectness · class probability.
@@ -42,10 +42,6 @@ class DetectYOLOX(Head):
     1×1); `cls.{level}.0`, `cls.{level}.1` (Conv 3×3), `cls.{level}.2` (nn.Conv2d 1×1 to C); `box.{level}.0`,
     `box.{level}.1` (Conv 3×3), followed by `offsets.{level}` (nn.Conv2d 1×1 to 4) and `objectness.{level}` (nn.Conv2d
     1×1 to 1).
-
-    Args:
-        nc, strides: as of Head.
-        channels: of each level's map; the first is the width of all branches.
     """
 
     has_objectness = True
@@ -88,12 +84,10 @@ class DetectYOLOX(Head):
             cast(Tensor, offsets.bias).copy_(torch.tensor([0.5, 0.5, side, side]))
 
     def forward(self, features: list[Tensor]) -> Output:
-        """Predict from L maps (B, channels, ny, nx).
+        """Return [offsets (B, A, 4), objectness (B, A, 1), classes (B, A, C)] of L maps; the latter two are logits.
 
-        Returns:
-            In training mode [offsets (B, A, 4), objectness (B, A, 1), classes (B, A, C)], the latter two logits. In
-            evaluation mode (decoded, the same list), decoded float32 (B, A, 5 + C): cx, cy, w, h in pixels, objectness,
-            class probabilities.
+        In evaluation mode return (decoded, the same list), decoded float32 (B, A, 5 + C): cx, cy, w, h in pixels,
+        objectness, class probabilities.
         """
         stems = [stem(x) for stem, x in zip(self.stems, features, strict=True)]
         boxes = [branch(x) for branch, x in zip(self.box, stems, strict=True)]
@@ -158,8 +152,8 @@ class YoloxLoss(TaskAlignedLoss):
 
     def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> tuple[Tensor, ...]:
         offsets, objectness, logits = outputs
-        shares = slots.targets / slots.largest.clamp(min=torch.finfo(torch.float32).tiny)
-        obj = SoftCrossEntropy.apply(objectness, slots.cells, torch.zeros_like(slots.classes), shares, slots.ignored)
+        quality = slots.targets / slots.largest.clamp(min=torch.finfo(torch.float32).tiny)
+        obj = SoftCrossEntropy.apply(objectness, slots.cells, torch.zeros_like(slots.classes), quality, slots.ignored)
 
         xy, log_wh = _bounded(gather_rows(offsets, slots.cells)).split(2, 1)
         corners = (slots.centres - slots.strides / 2).repeat(1, 2)

@@ -14,7 +14,7 @@ Reader = Callable[[Any], Any]
 
 
 def checked(where: str, name: str, value: object, read: Reader) -> Any:
-    """Return `read(value)`; a ValueError becomes a ConfigError with place, value and expectation."""
+    """Return `read(value)`; a ValueError becomes a ConfigError with position, value and expectation."""
     try:
         return read(value)
     except ValueError as error:

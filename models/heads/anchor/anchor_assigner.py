@@ -115,10 +115,8 @@ def _ignored(
 ) -> Tensor:
     """Return the mask of predictions in ignored regions that are assigned to no object, over all levels.
 
-    Args:
-        inside: bool (B, ny, nx) of each level, cells whose centre lies in a region.
-        as_objects: assignment with the regions as objects.
-        positives: (U, 4) of each level, cells assigned to objects.
+    `inside`, bool (B, ny, nx) of each level, are cells whose centre lies in a region; `as_objects` is the assignment
+    with regions as objects; `positives`, (U, 4) of each level, are cells assigned to objects.
     """
     levels = []
     matching = as_objects.cells.T.split(list(as_objects.cells_per_level))

@@ -64,32 +64,26 @@ def check_anchors(
 ) -> tuple[NDArray[np.float32], str]:
     """Return the head's anchors if they fit more than 98 % of the labels, else fitted ones if these are better.
 
-    Args:
-        head: its anchors and strides are read.
-        wh: (M, 2), sizes of the training labels at the training size.
-        anchor_t: largest ratio of sides between a label and its anchor.
-        rng: source of all randomness.
-
-    Returns:
-        Anchors, float32 (L, A / L, 2) in pixels; and a message for the log.
+    `wh`, (M, 2), are sizes of the training labels at the training size; `anchor_t` is the largest ratio of sides
+    between a label and its anchor. Anchors are float32 (L, A / L, 2) in pixels, followed by a message for the log.
     """
     strides = np.array(head.strides)
     own = head.anchors.detach().cpu().double().numpy() * strides[:, None, None]
-    kept = own.astype(np.float32)
+    own_px = own.astype(np.float32)
     flat = own.reshape(-1, 2)
     recall, per_label = best_possible_recall(wh, flat, anchor_t)
     if recall > SUFFICIENT_RECALL:
-        return kept, f"AutoAnchor: {per_label:.2f} anchors per label, best possible recall {recall:.4f}: a good fit."
+        return own_px, f"AutoAnchor: {per_label:.2f} anchors per label, best possible recall {recall:.4f}: a good fit."
     usable = int((wh >= SMALLEST_SIDE).all(1).sum())
     if usable < len(flat):
-        return kept, (
+        return own_px, (
             f"AutoAnchor: {usable} labels with sides of at least 2 px are too few for {len(flat)} anchors; keeping "
             f"the model's anchors (best possible recall {recall:.4f}). Use a larger --imgsz, or more labels."
         )
     fitted = kmeans_anchors(wh, len(flat), anchor_t, rng)
     new_recall, _ = best_possible_recall(wh, fitted, anchor_t)
     if new_recall <= recall:
-        return kept, (
+        return own_px, (
             f"AutoAnchor: keeping the model's anchors: best possible recall {recall:.4f}, with fitted anchors "
             f"{new_recall:.4f}."
         )

@@ -111,11 +111,9 @@ class Detect(Head):
             bias[:, 5:] += math.log(0.6 / (self.nc - 0.99999))
 
     def forward(self, features: list[Tensor]) -> Output:
-        """Predict from nl maps (B, C, ny, nx).
+        """Return nl raw tensors (B, na, ny, nx, no) of nl maps (B, C, ny, nx): logits, views of the conv outputs.
 
-        Returns:
-            In training mode nl raw tensors (B, na, ny, nx, no): logits, views of the convolutions' outputs. In
-            evaluation mode (decoded, raw), with decoded float32 (B, A, no) as of `decode`.
+        In evaluation mode return (decoded, raw), with decoded float32 (B, A, no) as of `decode`.
         """
         raw = []
         for conv, x in zip(self.m, features, strict=True):

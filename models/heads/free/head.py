@@ -43,11 +43,7 @@ LARGEST_BIN_MARGIN = 0.01  # a distance beyond the last bin is clamped to this m
 
 
 class Branches(nn.Module):
-    """A stem per level, followed by a box branch and a class branch.
-
-    Args:
-        stems, box, cls: one per level; the last layers of `box` and `cls` are convolutions to 4 R and C channels.
-    """
+    """A stem per level, followed by a box branch and a class branch, ending in convolutions to 4 R and C channels."""
 
     def __init__(self, stems: Iterable[nn.Module], box: Iterable[nn.Sequential], cls: Iterable[nn.Sequential]) -> None:
         super().__init__()
@@ -147,12 +143,10 @@ class DetectFree(Head):
             self.one_to_one = None
 
     def forward(self, features: list[Tensor]) -> Output:
-        """Predict from L maps (B, channels, ny, nx).
+        """Return [boxes, classes] or [boxes, classes, boxes, classes] of L maps (B, channels, ny, nx).
 
-        Returns:
-            In training mode the outputs of the branches, [boxes, classes] or [boxes, classes, boxes, classes]. In
-            evaluation mode (decoded, the same list), decoded float32 (B, A, 4 + C) from the first set: cx, cy, w, h in
-            pixels, class probabilities.
+        In evaluation mode return (decoded, the same list), decoded float32 (B, A, 4 + C) from the first set: cx, cy, w,
+        h in pixels, class probabilities.
         """
         raw: list[Tensor] = []
         if self.one_to_many is not None:
@@ -189,13 +183,13 @@ class DetectFree(Head):
         if self.reg_max == 1 or not len(labels_wh):
             return
         largest = 2 * (self.reg_max - 1) * max(self.strides)
-        share = float((labels_wh.max(1) > largest).mean())
-        if share:
+        fraction = float((labels_wh.max(1) > largest).mean())
+        if fraction:
             needed = int(np.ceil(labels_wh.max() / 2 / max(self.strides))) + 1
             remedy = f"a reg_max of {needed}, or " if needed <= MAX_BINS else ""
             log.warning(
-                f"reg_max {self.reg_max}: {share:.1%} of the objects are larger than {largest:g} px, the largest box "
-                f"of {type(self).__name__}; their boxes will be too small. Use {remedy}a smaller --imgsz."
+                f"reg_max {self.reg_max}: {fraction:.1%} of the objects are larger than {largest:g} px, the largest "
+                f"box of {type(self).__name__}; their boxes will be too small. Use {remedy}a smaller --imgsz."
             )
 
 
@@ -238,12 +232,12 @@ class AnchorFreeLoss(TaskAlignedLoss):
         rows = gather_rows(raw, slots.cells)
         low, high = slots.boxes_xyxy.split(2, 1)
         wanted = torch.cat((slots.centres - low, high - slots.centres), 1) / slots.strides
-        found = self._head.distances(rows)
-        box = (slots.targets * (1 - complete_iou(_cxcywh(found), _cxcywh(wanted)))).sum()
+        predicted = self._head.distances(rows)
+        box = (slots.targets * (1 - complete_iou(_cxcywh(predicted), _cxcywh(wanted)))).sum()
         if self._head.reg_max > 1:
             off = _distribution_loss(rows.unflatten(1, (4, -1)), wanted)
         else:
-            off = (found - wanted).abs()
+            off = (predicted - wanted).abs()
         return box, cls, (slots.targets * off.mean(1)).sum()
 
 
@@ -261,5 +255,5 @@ def _distribution_loss(logits: Tensor, wanted: Tensor) -> Tensor:
     reg_max = logits.shape[2]
     wanted = wanted.clamp(0, reg_max - 1 - LARGEST_BIN_MARGIN)
     bins = torch.arange(reg_max, device=logits.device)
-    shares = (1 - (bins - wanted[..., None]).abs()).clamp(min=0)
-    return -(logits.log_softmax(2) * shares).sum(2)
+    weights = (1 - (bins - wanted[..., None]).abs()).clamp(min=0)
+    return -(logits.log_softmax(2) * weights).sum(2)

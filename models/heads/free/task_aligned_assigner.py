@@ -25,7 +25,7 @@ from tessera.utils.boxes import box_iou
 PAIRS = 2**19  # of a part, before its last object
 # Smaller alignments count as 0. With a larger threshold small objects would never be trained: the best initial box of
 # 32 pixels has an alignment of at most 1e-12 with an object of 4.
-NOTHING = torch.finfo(torch.float32).tiny
+MIN_ALIGNMENT = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
@@ -81,17 +81,17 @@ def assign_candidates(
     level_starts = np.concatenate(([0], np.cumsum(grids.prod(1))))
 
     first, counts = cells_inside(rows[:, 2:], strides, grids_hw)
-    found = np.maximum(counts, 0).prod(2)  # (T, L)
-    kept = found.sum(1) > 0
-    rows, first, counts, found = rows[kept], first[kept], counts[kept], found[kept]
+    sizes = np.maximum(counts, 0).prod(2)  # (T, L)
+    keep = sizes.sum(1) > 0
+    rows, first, counts, sizes = rows[keep], first[keep], counts[keep], sizes[keep]
 
-    owners, level = np.nonzero(found)
+    owners, level = np.nonzero(sizes)
     corner, size = first[owners, level], counts[owners, level]
     cells = level_starts[level] + corner[:, 1] * grids[level, 1] + corner[:, 0]
     cells += rows[owners, 0].astype(np.int64) * level_starts[-1]
-    rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], found[owners, level]))
+    rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], sizes[owners, level]))
 
-    length = found.sum(1)
+    length = sizes.sum(1)
     start = np.cumsum(length) - length
     cuts = [0, *(np.flatnonzero(np.diff(start // PAIRS)) + 1).tolist(), len(rows)]
     parts, slots = [], np.minimum(np.arange(most), length[:, None] - 1)
@@ -121,8 +121,8 @@ def list_candidates(assignment: AnchorFreeAssignment, part: Part) -> tuple[Tenso
     """Return objects and cells, int64 (P,) each, of the pairs of a part, on the assignment's device."""
     owners, cells, width, gap, length = assignment.rectangles[:, part.rectangles]
     runs = torch.arange(len(owners), device=owners.device).repeat_interleave(length, output_size=part.pairs)
-    place = torch.arange(part.pairs, device=owners.device) - (length.cumsum(0) - length)[runs]
-    return owners[runs], cells[runs] + place + place // width[runs] * gap[runs]
+    offset = torch.arange(part.pairs, device=owners.device) - (length.cumsum(0) - length)[runs]
+    return owners[runs], cells[runs] + offset + offset // width[runs] * gap[runs]
 
 
 @dataclass(frozen=True)
@@ -164,10 +164,10 @@ def align(
         first = order[assignment.slots[part.objects, :most]]
         best.append((cells[first], overlap[first], alignment[first]))
     cells, overlap, alignment = map(torch.cat, zip(*best, strict=True))
-    kept = assignment.filled[:, :most] & (alignment > NOTHING)
-    kept = kept & _wins(cells, torch.where(kept, overlap, -1.0), assignment.cells)
-    alignment, overlap = torch.where(kept, alignment, 0.0), torch.where(kept, overlap, 0.0)
-    largest = alignment.amax(1, keepdim=True).clamp(min=NOTHING)
+    keep = assignment.filled[:, :most] & (alignment > MIN_ALIGNMENT)
+    keep = keep & _wins(cells, torch.where(keep, overlap, -1.0), assignment.cells)
+    alignment, overlap = torch.where(keep, alignment, 0.0), torch.where(keep, overlap, 0.0)
+    largest = alignment.amax(1, keepdim=True).clamp(min=MIN_ALIGNMENT)
     return Matches(cells, alignment / largest * overlap.amax(1, keepdim=True))
 
 

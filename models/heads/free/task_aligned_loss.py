@@ -102,16 +102,16 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
         sum_over_ranks: SumOverRanks = sum_of_one_rank,
     ) -> tuple[Tensor, Tensor]:
         """Return this rank's sums over the target scores of all ranks, from predictions in any float dtype."""
-        grid, found = self._match(predictions, assignment)
-        summing = sum_over_ranks(_units(found))
-        sums = self._sums(assignment, grid, found)
+        grid, matched = self._match(predictions, assignment)
+        summing = sum_over_ranks(_units(matched))
+        sums = self._sums(assignment, grid, matched)
         parts = (sums / (summing().float() / UNIT).clamp(min=1)[:, None]).flatten()
         return parts.sum(), parts.detach()
 
     def totals(self, predictions: Sequence[Tensor], assignment: AnchorFreeAssignment) -> Tensor:
         """Return float32 (sets of branches, losses + 1): sums of the losses, and of the target scores."""
-        grid, found = self._match(predictions, assignment)
-        return torch.cat((self._sums(assignment, grid, found), _units(found).float()[:, None] / UNIT), 1)
+        grid, matched = self._match(predictions, assignment)
+        return torch.cat((self._sums(assignment, grid, matched), _units(matched).float()[:, None] / UNIT), 1)
 
     def losses(self, totals: NDArray[np.float64]) -> tuple[float, ...]:
         return tuple((totals[:, :-1] / np.maximum(totals[:, -1:], 1)).flatten().tolist())
@@ -121,7 +121,7 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
         grid = make_grid(assignment.grids_hw, self._head.strides, predictions[0].device)
         widths, shape = self._widths, (assignment.batch_size, len(grid.centres))
         assert len(predictions) == len(widths) * len(self._most), len(predictions)
-        found = []
+        matched = []
         for kind, most in enumerate(self._most):
             raw = predictions[kind * len(widths) : (kind + 1) * len(widths)]
             for output, width in zip(raw, widths, strict=True):
@@ -129,8 +129,8 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
             outputs = tuple(output.flatten(0, 1) for output in raw)
             boxes = self._boxes_at(raw[0].detach(), grid, assignment)
             scores = functools.partial(self._scores, outputs)
-            found.append((outputs, align(boxes, scores, assignment, self._hyp.alpha, self._hyp.beta, most)))
-        return grid, found
+            matched.append((outputs, align(boxes, scores, assignment, self._hyp.alpha, self._hyp.beta, most)))
+        return grid, matched
 
     def _boxes_at(self, raw: Tensor, grid: Grid, assignment: AnchorFreeAssignment) -> Callable[[Tensor], Tensor]:
         """Return a function from cells to boxes of a first output (B, A, …), decoded at once if candidates are many."""
@@ -140,10 +140,10 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
         boxes_xyxy = self._boxes(raw, grid).flatten(0, 1)
         return lambda cells: boxes_xyxy[cells]
 
-    def _sums(self, assignment: AnchorFreeAssignment, grid: Grid, found: Sequence[Matched]) -> Tensor:
+    def _sums(self, assignment: AnchorFreeAssignment, grid: Grid, matched: Sequence[Matched]) -> Tensor:
         """Return the losses of each set of branches with their gains, as sums: float32 (sets, losses)."""
         sums = []
-        for outputs, matches in found:
+        for outputs, matches in matched:
             losses = self._losses(outputs, _slots(assignment, grid, matches))
             sums.append(torch.stack([gain * part for gain, part in zip(self._gains, losses, strict=True)]))
         return torch.stack(sums)
@@ -184,10 +184,10 @@ class SoftCrossEntropy(torch.autograd.Function):
         """Return the gradient of the logits, in their dtype."""
         logits, cells, classes, targets, ignored = ctx.saved_tensors
         dense = logits.float().sigmoid().contiguous()
-        flat, place = dense.view(-1), cells * logits.shape[1] + classes
+        flat, index = dense.view(-1), cells * logits.shape[1] + classes
         # If a cell and class occur twice, one target is 0, so that the minimum is σ − t in any order. An accumulating
         # index_put_ would synchronise on CUDA.
-        flat.scatter_reduce_(0, place, flat[place] - targets, "amin")
+        flat.scatter_reduce_(0, index, flat[index] - targets, "amin")
         if ignored is not None:
             dense.masked_fill_(ignored[:, None], 0)
         return dense.mul_(grad).to(logits.dtype), None, None, None, None
@@ -225,6 +225,6 @@ def _slots(assignment: AnchorFreeAssignment, grid: Grid, matches: Matches) -> Sl
     )
 
 
-def _units(found: Sequence[Matched]) -> Tensor:
+def _units(matched: Sequence[Matched]) -> Tensor:
     """Return Σ t of each set of branches in units of 1 / UNIT, int64 (sets,)."""
-    return torch.stack([(matches.targets * UNIT).round().long().sum() for _, matches in found])
+    return torch.stack([(matches.targets * UNIT).round().long().sum() for _, matches in matched])

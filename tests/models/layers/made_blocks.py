@@ -1,4 +1,4 @@
-"""Blocks with statistics that are not the identity, and maps to try them on."""
+"""Blocks with random statistics, and inputs for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of the model YAML."""
+"""Basic blocks of model YAMLs."""
 
 from __future__ import annotations
 

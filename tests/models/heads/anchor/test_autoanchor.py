@@ -1,4 +1,4 @@
-"""AutoAnchor: its arithmetic against plain loops, that it helps where it should, and that nothing breaks it."""
+"""AutoAnchor: recall compared with plain loops, improvement, and robustness."""
 
 from __future__ import annotations
 
@@ -47,11 +47,6 @@ def test_recall_equals_plain_loops(wh: np.ndarray, anchors: np.ndarray) -> None:
     assert per_label == pytest.approx(np.mean([sum(row) for row in fits]))
 
 
-def test_recall_without_labels_or_size() -> None:
-    assert best_possible_recall(np.zeros((0, 2)), COCO_PX.reshape(-1, 2), 4.0) == (0.0, 0.0)
-    assert best_possible_recall(np.zeros((3, 2)), COCO_PX.reshape(-1, 2), 4.0) == (0.0, 0.0)
-
-
 def test_clusters_are_found() -> None:
     sizes = np.array([[8.0, 8], [40, 20], [20, 90], [200, 150]])
     wh = np.concatenate([size * np.exp(rng(i).normal(0, 0.03, (100, 2))) for i, size in enumerate(sizes)])
@@ -83,12 +78,6 @@ def test_labels_below_two_pixels_have_no_say() -> None:
     wh = np.concatenate((np.full((50, 2), 40.0), np.full((500, 2), 1.9), np.full((500, 2), [1.0, 300.0])))
     anchors = kmeans_anchors(wh, 3, 4.0, rng())
     assert (anchors > 30).all() and (anchors < 55).all()
-
-
-def test_a_large_dataset_is_sampled() -> None:
-    wh = np.exp(rng(3).normal(4, 0.5, (60_000, 2)))
-    anchors = kmeans_anchors(wh, 9, 4.0, rng())
-    assert best_possible_recall(wh, anchors, 4.0)[0] > 0.99
 
 
 def test_anchors_that_do_not_fit_are_replaced_in_order_of_area() -> None:

@@ -1,4 +1,4 @@
-"""What the layers of the anchor-free head predict, and what a model YAML may ask of them."""
+"""Decoding and initialisation of the anchor-free head."""
 
 from __future__ import annotations
 
