@@ -1,107 +1,99 @@
-"""`KINDS`: every layer that a model YAML may name; and a model's layers, made and tried one after the other."""
+"""Model construction: the layer types of model YAMLs, and layers built and checked on the meta device."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tessera.models.heads.head import Head, HeadSpec
-from tessera.models.layers.blocks import C3, SPP, SPPF, Bottleneck, BottleneckCSP, Concat, Conv, DWConv, Focus
+from tessera.models.layers import yaml_arguments as read
+from tessera.models.layers.blocks import C3, SPP, SPPF, Bottleneck, Concat, Conv, DWConv, Focus
 from tessera.models.layers.elan import AConv, ADown, ConvElan, Elan, RepElan
 from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from tessera.models.layers.inverted_residual import ConvReLU6, InvertedResidual
 from tessera.models.layers.transformer import C3TR
-from tessera.models.layers.yaml_arguments import (
-    Reader,
-    axis,
-    count,
-    counts,
-    flag,
-    margin,
-    one_of,
-    optional,
-    padding4,
-    positive,
-    read_arguments,
-    size,
-)
 from tessera.models.model_yaml import IMAGE, LayerSpec, ModelSpec
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.text import counted, one_line, shown
 
-PROBE_SIZE = 128  # pixels: the largest stride that shapes can be worked out for
+PROBE_SIZE = 128  # pixels, the largest possible stride
 MAX_PARAMETERS = 10**9  # seven times yolov5x6
-MAX_CELLS = 2**24  # numbers in a layer's output at the size of the probe; 64 MiB
+MAX_CELLS = 2**24  # numbers in a layer's output for the probe image; 64 MiB
 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a module's name in a YAML means."""
+    """Meaning of a module name in a model YAML."""
 
     make: Callable[..., nn.Module]
-    arguments: tuple[tuple[str, Reader], ...] = ()  # in the YAML's order
-    required: int = 0  # how many of them must be given
+    arguments: dict[str, read.Reader] = field(default_factory=dict)  # in the YAML's order
+    required: int = 0  # number of mandatory arguments
     channelled: bool = False  # takes (c_in, c_out, ...); c_out, the first argument, is scaled by the width multiple
-    deep: bool = False  # takes the repeats itself, behind c_out; others are chained
+    deep: bool = False  # takes the repeats itself, after c_out; others are chained
     joins: bool = False  # takes a list of several maps
 
 
-def _channelled(make: Callable[..., nn.Module], *arguments: tuple[str, Reader], deep: bool = False) -> Kind:
-    return Kind(make, (("channels", count), *arguments), required=1, channelled=True, deep=deep)
+def _channelled(make: Callable[..., nn.Module], *, deep: bool = False, **arguments: read.Reader) -> Kind:
+    return Kind(make, {"channels": read.count, **arguments}, required=1, channelled=True, deep=deep)
 
 
-_KERNEL = (("kernel", size), ("stride", size), ("padding", optional(margin)), ("groups", count))
-_BLOCK = (("shortcut", flag), ("groups", count), ("expansion", positive))
-_RESIZE = one_of("nearest", "nearest-exact", "bilinear", "bicubic")
+_PADDING = read.optional(read.margin)
+_KERNEL: dict[str, Any] = {"kernel": read.size, "stride": read.size, "padding": _PADDING, "groups": read.count}
+_BLOCK: dict[str, Any] = {"shortcut": read.flag, "groups": read.count, "expansion": read.positive}
+_RESIZE = read.one_of("nearest", "nearest-exact", "bilinear", "bicubic")
 
 KINDS: dict[str, Kind] = {
-    "Conv": _channelled(Conv, *_KERNEL, ("dilation", count), ("act", flag)),
-    "DWConv": _channelled(DWConv, ("kernel", size), ("stride", size), ("dilation", count), ("act", flag)),
-    "Focus": _channelled(Focus, *_KERNEL, ("act", flag)),
+    "Conv": _channelled(Conv, **_KERNEL, dilation=read.count, act=read.flag),
+    "DWConv": _channelled(DWConv, kernel=read.size, stride=read.size, dilation=read.count, act=read.flag),
+    "Focus": _channelled(Focus, **_KERNEL, act=read.flag),
     "AConv": _channelled(AConv),
     "ADown": _channelled(ADown),
-    "Bottleneck": _channelled(Bottleneck, *_BLOCK),
-    "BottleneckCSP": _channelled(BottleneckCSP, *_BLOCK, deep=True),
-    "C3": _channelled(C3, *_BLOCK, deep=True),
-    "C3Ghost": _channelled(C3Ghost, *_BLOCK, deep=True),
-    "C3TR": _channelled(C3TR, *_BLOCK, deep=True),
-    "ConvReLU6": _channelled(ConvReLU6, ("kernel", count), ("stride", count)),
-    "ConvElan": _channelled(ConvElan, ("expansion", positive)),
-    "Elan": _channelled(Elan, *_BLOCK, deep=True),
-    "RepElan": _channelled(RepElan, ("expansion", positive), deep=True),
-    "GhostBottleneck": _channelled(GhostBottleneck, ("kernel", size), ("stride", count)),
-    "GhostConv": _channelled(GhostConv, ("kernel", size), ("stride", size), ("groups", count), ("act", flag)),
+    "Bottleneck": _channelled(Bottleneck, **_BLOCK),
+    "C3": _channelled(C3, **_BLOCK, deep=True),
+    "C3Ghost": _channelled(C3Ghost, **_BLOCK, deep=True),
+    "C3TR": _channelled(C3TR, **_BLOCK, deep=True),
+    "ConvReLU6": _channelled(ConvReLU6, kernel=read.count, stride=read.count),
+    "ConvElan": _channelled(ConvElan, expansion=read.positive),
+    "Elan": _channelled(Elan, **_BLOCK, deep=True),
+    "RepElan": _channelled(RepElan, expansion=read.positive, deep=True),
+    "GhostBottleneck": _channelled(GhostBottleneck, kernel=read.size, stride=read.count),
+    "GhostConv": _channelled(GhostConv, kernel=read.size, stride=read.size, groups=read.count, act=read.flag),
     "InvertedResidual": _channelled(
-        InvertedResidual, ("kernel", count), ("stride", count), ("expansion", count), deep=True
+        InvertedResidual, kernel=read.count, stride=read.count, expansion=read.count, deep=True
     ),
-    "SPP": _channelled(SPP, ("kernels", counts)),
-    "SPPF": _channelled(SPPF, ("kernel", count)),
-    "Concat": Kind(Concat, (("dim", axis),), joins=True),
+    "SPP": _channelled(SPP, kernels=read.counts),
+    "SPPF": _channelled(SPPF, kernel=read.count),
+    "Concat": Kind(Concat, {"dim": read.axis}, joins=True),
     "nn.Upsample": Kind(
-        nn.Upsample, (("size", optional(size)), ("scale_factor", optional(positive)), ("mode", _RESIZE))
+        nn.Upsample,
+        {"size": read.optional(read.size), "scale_factor": read.optional(read.positive), "mode": _RESIZE},
     ),
-    "nn.MaxPool2d": Kind(nn.MaxPool2d, (("kernel", size), ("stride", optional(size)), ("padding", margin)), required=1),
-    "nn.ZeroPad2d": Kind(nn.ZeroPad2d, (("padding", padding4),), required=1),
+    "nn.MaxPool2d": Kind(
+        nn.MaxPool2d,
+        {"kernel": read.size, "stride": read.optional(read.size), "padding": read.margin},
+        required=1,
+    ),
+    "nn.ZeroPad2d": Kind(nn.ZeroPad2d, {"padding": read.padding4}, required=1),
     "nn.Identity": Kind(nn.Identity),
 }
 
 
 def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head, int]:
-    """Make every layer, the head last; and the largest stride of any map between them, which the head may not read.
+    """Build all layers, the head last; also return the largest stride of any feature map.
 
-    Each layer is first made on the meta device, without memory, and run there on a small image. That gives channels and
-    strides, finds maps that do not fit together on the line that joins them, and what is too large for any machine.
+    Each layer is first built and run on the meta device, with a small image and without memory. This yields channels
+    and strides, and detects mismatched maps and oversized layers at their line of the YAML.
     """
     maps = {IMAGE: torch.empty(1, spec.channels, PROBE_SIZE, PROBE_SIZE, device="meta")}
     layers: list[nn.Module] = []
     parameters = 0
-    *body, last = spec.layers
-    for layer in body:
+    *others, last = spec.layers
+    for layer in others:
         module, maps[layer.index] = _build(layer, [maps[s] for s in layer.sources], spec.width, parameters)
         parameters += _size(module)
         layers.append(module)
@@ -110,19 +102,18 @@ def build_layers(spec: ModelSpec) -> tuple[list[nn.Module], Head, int]:
 
 
 def _stride(x: Tensor) -> int:
-    """Pixels a cell of a map of the probe; 1 where that is no whole number, as of a map that has been padded."""
+    """Return the pixels per cell of a map of the probe image; 1 if that is not an integer, as for a padded map."""
     strides = (PROBE_SIZE / side for side in x.shape[2:])
     return max((int(stride) for stride in strides if stride.is_integer()), default=1)
 
 
 def _build_head(spec: ModelSpec, layer: LayerSpec, features: list[Tensor]) -> Head:
-    """The head for maps like these."""
     strides = [PROBE_SIZE / x.shape[2] for x in features]
     for source, stride, x in zip(layer.sources, strides, features, strict=True):
         if x.shape[2] != x.shape[3] or not stride.is_integer():
             raise ConfigError(
                 f"{layer.where}: layer {source} makes {x.shape[2]}×{x.shape[3]} cells of {PROBE_SIZE}×{PROBE_SIZE} px, "
-                "expected a whole stride. Check strides and padding of the layers before it."
+                "expected an integer stride. Check strides and padding of the preceding layers."
             )
     channels = tuple(x.shape[1] for x in features)
     described = HeadSpec(spec.nc, layer.arguments, spec.head_keys, channels, tuple(strides), layer.where)
@@ -136,7 +127,7 @@ def _size(module: nn.Module) -> int:
 
 
 def _require_small(layer: LayerSpec, parameters: int, output: Tensor) -> None:
-    """Refuse what no machine trains: a typo in a multiple, or a file made to take all memory."""
+    """Raise ConfigError for a model that no machine trains, such as one with a typo in a multiple."""
     if parameters > MAX_PARAMETERS:
         raise ConfigError(
             f"{layer.where}: the model has {parameters:,} parameters up to here, at most {MAX_PARAMETERS:,} are "
@@ -150,7 +141,7 @@ def _require_small(layer: LayerSpec, parameters: int, output: Tensor) -> None:
 
 
 def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) -> tuple[nn.Module, Tensor]:
-    """One layer, after others of `before` parameters; and the map that it makes of `inputs`, without memory."""
+    """Build one layer after others of `before` parameters; also return its output for `inputs`, on the meta device."""
     kind = KINDS.get(layer.module)
     if kind is None:
         raise ConfigError(
@@ -158,15 +149,15 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
         )
     if len(inputs) != 1 and not kind.joins:
         raise ConfigError(
-            f"{layer.where}: reads {counted(len(inputs), 'layer')}, but takes one. Join them with Concat before."
+            f"{layer.where}: reads {counted(len(inputs), 'layer')}, but takes one. Join them with Concat first."
         )
-    values = read_arguments(layer.where, layer.arguments, kind.arguments, kind.required)
+    values = read.read_arguments(layer.where, layer.arguments, tuple(kind.arguments.items()), kind.required)
     try:
         with torch.device("meta"), torch.no_grad():
             tried = _make(kind, layer.repeats, inputs[0].shape[1], values, width).eval()
             output = tried(inputs if kind.joins else inputs[0])
             tried.train()  # layers share activations
-    except (ValueError, RuntimeError, TypeError, OverflowError) as error:  # the latter two for what is beyond 64 bits
+    except (ValueError, RuntimeError, TypeError, OverflowError) as error:  # the latter two beyond 64 bits
         shapes = ", ".join(f"{tuple(x.shape[1:])} of layer {s}" for x, s in zip(inputs, layer.sources, strict=True))
         raise ConfigError(
             f"{layer.where}: does not fit its input, which is (channels, height, width) {shapes} for images of "
@@ -178,7 +169,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
 
 
 def _make(kind: Kind, repeats: int, c_in: int, values: list[Any], width: float) -> nn.Module:
-    """Instance of a kind, or a chain of them."""
+    """Return one module of a kind, or a sequence of them."""
     if kind.channelled:
         c_out, *rest = math.ceil(values[0] * width / 8) * 8, *values[1:]
         if kind.deep:

@@ -1,7 +1,6 @@
-"""The detection model: layers from a YAML, with the head that ends it.
+"""Detection model: layers from a YAML, ending in a head.
 
-The head and its criterion are a pair: the last layer of the YAML decides how predictions are decoded and which loss
-trains them (models/heads/head.py).
+The last layer of the YAML selects the head, which defines decoding and loss (models/heads/head.py).
 """
 
 from __future__ import annotations
@@ -29,22 +28,22 @@ class DetectionModel(nn.Module):
 
     Args:
         cfg: path of a YAML, its name in models/ ("yolov5n.yaml"), or a dictionary (`yaml` of another model).
-        nc: classes; None = as many as `names`, else as the YAML says.
+        nc: number of classes; None = number of `names`, else the YAML's.
         names: class names, by index; None = "0", "1", …
-        anchors: in place of the YAML's, for a head that has anchors: one row of w, h, w, h … (or of [w, h] pairs) in
-            pixels a level, or a number of anchors a level, to be fitted by AutoAnchor. A YAML that has that many keeps
-            its own.
+        anchors: replacement of the YAML's, for a head with anchors: one row of w, h, w, h … (or of [w, h] pairs) in
+            pixels per level, or a number of anchors per level for AutoAnchor. A YAML that has this number keeps its
+            own.
 
     Attributes:
         model: the layers; parameter names begin with "model.<index>.".
         name: such as "yolov5n".
         names: class names by index.
         channels: of the images.
-        stride: the largest of all maps: sides of the images must be multiples of it. The head may read finer ones only.
+        stride: the largest of all maps; sides of images must be multiples of it. The head may use finer maps only.
         yaml: plain dictionary from which an equal model can be built.
 
     Raises:
-        ConfigError: the description is wrong; with file and line.
+        ConfigError: the description is invalid; with file and line.
     """
 
     def __init__(
@@ -69,9 +68,9 @@ class DetectionModel(nn.Module):
         self.names = tuple(str(c if names is None else names[c]) for c in range(spec.nc))
         self.yaml = spec.plain
         self._sources = tuple(layer.sources for layer in spec.layers)
-        self._kept = frozenset(s for layer in spec.layers for s in layer.sources if s != layer.index - 1)
-        body = [len(layer.sources) > 1 or layer.module == "Concat" for layer in spec.layers[:-1]]
-        self._joins = (*body, True)  # whether a layer takes a list of maps, as a head always does
+        self._saved = frozenset(s for layer in spec.layers for s in layer.sources if s != layer.index - 1)
+        joins = [len(layer.sources) > 1 or layer.module == "Concat" for layer in spec.layers[:-1]]
+        self._joins = (*joins, True)  # whether a layer takes a list of maps, as heads do
         if spec.activation is not None:
             for module in self.modules():
                 if isinstance(module, (Conv, RepConv)) and module.act is SILU:
@@ -87,28 +86,24 @@ class DetectionModel(nn.Module):
         """Number of classes."""
         return self.head.nc
 
-    def usable_imgsz(self, imgsz: int) -> int:
-        """As the function."""
-        return usable_imgsz(imgsz, self.stride)
-
     def forward(self, images: Tensor) -> Any:
-        """Predict from float (B, ch, H, W) in 0 … 1, RGB, sides multiples of `stride`.
+        """Predict from float (B, ch, H, W) RGB in 0 … 1, with sides that are multiples of `stride`.
 
-        Returns what the head returns: raw outputs in training mode, (predictions, raw outputs) in evaluation mode.
+        Returns the head's output: raw outputs in training mode, (predictions, raw outputs) in evaluation mode.
         """
-        kept: dict[int, Tensor] = {IMAGE: images}
+        saved: dict[int, Tensor] = {IMAGE: images}
         x: Any = images
         for index, layer in enumerate(self.model):
-            inputs = [x if s == index - 1 else kept[s] for s in self._sources[index]]
+            inputs = [x if s == index - 1 else saved[s] for s in self._sources[index]]
             x = layer(inputs if self._joins[index] else inputs[0])
-            if index in self._kept:
-                kept[index] = x
+            if index in self._saved:
+                saved[index] = x
         return x
 
     def fuse(self, dtype: torch.dtype = torch.float64) -> DetectionModel:
-        """Fold normalisations and parallel branches into the convolutions: in place, for evaluation only.
+        """Fold normalisations and parallel branches into the convolutions, in place, for inference; return the model.
 
-        `dtype` to fold in is the widest that the model's device computes in. Returns the model itself.
+        `dtype` of the computation is the widest of the model's device.
         """
         for module in self.modules():
             if isinstance(module, (Conv, RepConv)):
@@ -116,22 +111,20 @@ class DetectionModel(nn.Module):
         return self
 
     def fix_statistics(self, layers: int) -> None:
-        """Have the normalisations of so many layers, from the first, keep their statistics in training too."""
+        """Freeze the normalisation statistics of the first `layers` layers in training."""
         for layer in self.model[:layers]:
             for module in layer.modules():
                 if isinstance(module, Conv):
                     module.fixes_statistics = True
 
     def layer_parameters(self, layers: Iterable[int]) -> Iterator[tuple[str, nn.Parameter]]:
-        """Names (as in the state_dict) and parameters of some layers, by index: what `--freeze` takes."""
+        """Yield names (as in the state_dict) and parameters of some layers, by index, for `--freeze`."""
         for index in layers:
-            if not 0 <= index < len(self.model):
-                raise ConfigError(f"{self.name}: there is no layer {index}; the layers are 0 to {len(self.model) - 1}.")
             yield from self.model[index].named_parameters(prefix=f"model.{index}")
 
 
 def usable_imgsz(imgsz: int, stride: int) -> int:
-    """`--imgsz` as `round_imgsz` has it, with a warning where that changes it."""
+    """Return `imgsz` rounded by `round_imgsz`, and warn if that changes it."""
     rounded = round_imgsz(imgsz, stride)
     if rounded != imgsz:
         log.warning(f"--imgsz {imgsz} is not a multiple of {max(stride, 32)}: using {rounded}.")
@@ -139,11 +132,11 @@ def usable_imgsz(imgsz: int, stride: int) -> int:
 
 
 def round_imgsz(imgsz: int, stride: int) -> int:
-    """The long side of images in pixels, rounded up to a multiple of the stride, and of 32 where that is finer."""
+    """Return the image size in pixels, rounded up to a multiple of the stride, and of 32 if the stride is smaller."""
     return -(-imgsz // max(stride, 32)) * max(stride, 32)
 
 
 def _anchors_a_level(spec: ModelSpec) -> int | None:
-    """How many anchors a level the description has; None where its head has none."""
+    """Return the number of anchors per level of a description; None if its head has none."""
     anchors = spec.head_keys.get("anchors")
     return len(anchors[0]) // 2 if isinstance(anchors, list) else anchors

@@ -1,7 +1,7 @@
-"""A model YAML, read and checked. It is parsed, never evaluated, and needs no tensor.
+"""Model YAML parsing and validation; nothing is evaluated.
 
-`nc, depth_multiple, width_multiple, backbone, head` and the keys of its detection head, such as `anchors`; each layer
-`[from, repeats, module, arguments]`. Every mistake is a ConfigError that names the file and the line.
+The keys are `nc, depth_multiple, width_multiple, backbone, head` and those of the detection head, such as `anchors`.
+Each layer is `[from, repeats, module, arguments]`. Every error is a ConfigError that names the file and the line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tessera.utils.text import one_line, shown
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 MODELS_DIR = Path(__file__).resolve().parent
-IMAGE = -1  # the source that stands for the images themselves
+IMAGE = -1  # source index of the images
 MAX_LAYERS, MAX_REPEATS = 1000, 1000
 
 HEADS: dict[str, type[Head]] = {  # by their name in a model YAML
@@ -42,7 +42,7 @@ _REQUIRED = ("nc", "backbone", "head")
 _OPTIONAL = ("depth_multiple", "width_multiple", "ch", "activation", "name", "inplace")
 _READERS: dict[str, Reader] = {"nc": count, "ch": count, "depth_multiple": positive, "width_multiple": positive}
 _DEFAULTS = {"ch": 3, "depth_multiple": 1.0, "width_multiple": 1.0}
-_WORDS = {"None": None, "True": True, "False": False}  # Python's spelling, which YAML reads as strings
+_WORDS = {"None": None, "True": True, "False": False}  # Python's spelling, strings in YAML
 _ACTIVATIONS: dict[str, Callable[..., nn.Module]] = {
     "SiLU": SiLU,
     "ReLU": nn.ReLU,
@@ -62,7 +62,7 @@ class LayerSpec:
     """One row of the YAML."""
 
     index: int  # over backbone and head
-    sources: tuple[int, ...]  # indices of the layers that it reads, IMAGE for the images
+    sources: tuple[int, ...]  # indices of its input layers, IMAGE for the images
     repeats: int  # after the depth multiple
     module: str  # name of a kind of layer or of a head
     arguments: tuple[Any, ...]  # plain values, as written
@@ -71,21 +71,21 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model YAML after all checks that need no tensor."""
+    """A validated model YAML."""
 
     name: str  # such as "yolov5n"
     nc: int
-    head: type[Head]  # which the last layer names
+    head: type[Head]  # of the last layer
     head_keys: Mapping[str, Any]  # the head's own keys (`Head.yaml_keys`), as their readers return them
     channels: int  # of the images
     width: float  # factor on channels
-    activation: nn.Module | None  # what stands in for SiLU
+    activation: nn.Module | None  # replacement of SiLU
     layers: tuple[LayerSpec, ...]  # backbone and head, the detection head last
-    plain: dict[str, Any]  # the same, to be read again, with nc and the head's keys as they are here
+    plain: dict[str, Any]  # the same as a dictionary, with nc and the head's keys as read
 
 
 def find_model_yaml(cfg: str | Path) -> Path:
-    """Path of a model YAML given as a path, or as a name in models/ with or without its suffix."""
+    """Return the path of a model YAML, given as a path or as a name in models/ with or without suffix."""
     path = user_path(cfg, "--cfg")
     tried = [path, MODELS_DIR / path.name]
     if path.suffix not in (".yaml", ".yml"):
@@ -101,9 +101,9 @@ def find_model_yaml(cfg: str | Path) -> Path:
 
 
 def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> ModelSpec:
-    """Read and check a model description: a path, a name in models/, or itself, such as `ModelSpec.plain`.
+    """Read and validate a model description: a path, a name in models/, or a dictionary such as `ModelSpec.plain`.
 
-    `overrides` are values in place of its own, by key; those that are None are left out.
+    `overrides` replace values by key; those that are None are ignored.
     """
     if isinstance(cfg, Mapping):
         plain = copy.deepcopy(dict(cfg))
@@ -137,7 +137,7 @@ def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]
 
 
 def _last_module(plain: Mapping[str, Any]) -> str:
-    """What the last row of `head` names; "" where there is no such row."""
+    """Return the module name in the last row of `head`; "" if there is none."""
     rows = plain.get("head")
     last = rows[-1] if isinstance(rows, list) and rows else None
     return str(last[2]) if isinstance(last, list) and len(last) > 2 else ""
@@ -146,7 +146,7 @@ def _last_module(plain: Mapping[str, Any]) -> str:
 def _check_keys(
     source: YamlMapping, plain: Mapping[str, Any], required: tuple[str, ...], optional: tuple[str, ...]
 ) -> None:
-    """Refuse unknown and missing keys."""
+    """Raise ConfigError for unknown and missing keys."""
     known = required + optional
     for key in plain:
         if key not in known:
@@ -156,25 +156,25 @@ def _check_keys(
             )
     for key in required:
         if key not in plain:
-            raise ConfigError(f"{source.name}: the key '{key}' is missing. Add it; models/yolov5n.yaml is an example.")
+            raise ConfigError(f"{source.name}: the key '{key}' is missing. Add it, as in models/yolov5n.yaml.")
 
 
 def _head(layers: tuple[LayerSpec, ...]) -> type[Head]:
-    """The head that the last layer names, and no other layer."""
-    *body, last = layers
+    """Return the head of the last layer, after checking that it is the only one."""
+    *others, last = layers
     if last.module not in HEADS:
         raise ConfigError(
             f"{last.where}: the last layer must be a detection head: {', '.join(HEADS)}."
             f"{did_you_mean(last.module, HEADS)}"
         )
-    for layer in body:
+    for layer in others:
         if layer.module in HEADS:
             raise ConfigError(f"{layer.where}: a detection head must be the last layer.")
     return HEADS[last.module]
 
 
 def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, ...]:
-    """All rows of backbone and head, with absolute sources and scaled repeats."""
+    """Return all rows of backbone and head, with absolute sources and scaled repeats."""
     for key in ("backbone", "head"):
         if not isinstance(plain[key], list) or not plain[key]:
             raise ConfigError(f"{source.at(key)}: {key} must be a list of [from, repeats, module, arguments].")
@@ -183,13 +183,13 @@ def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, .
     rows = [(key, row, fields) for key in ("backbone", "head") for row, fields in enumerate(plain[key])]
     specs = []
     for index, (key, row, fields) in enumerate(rows):
-        place = source.at(key, row)
+        position = source.at(key, row)
         if not isinstance(fields, list) or len(fields) != 4 or not isinstance(fields[3], list):
             raise ConfigError(
-                f"{place}: layer {index} is {shown(fields)}, expected [from, repeats, module, [arguments]]."
+                f"{position}: layer {index} is {shown(fields)}, expected [from, repeats, module, [arguments]]."
             )
         sources, repeats, module, arguments = fields
-        where = f"{place}: layer {index} ({one_line(str(module)[:200], 40)})"
+        where = f"{position}: layer {index} ({one_line(str(module)[:200], 40)})"
         if sources == []:
             raise ConfigError(f"{where}: `from` is [], expected at least one layer to read.")
         repeats = checked(where, "repeats", repeats, count)
@@ -207,7 +207,7 @@ def _layers(plain: Mapping[str, Any], source: YamlMapping) -> tuple[LayerSpec, .
 
 
 def _absolute(where: str, index: int, source: object) -> int:
-    """The layer that one entry of `from` means, seen from layer `index`."""
+    """Resolve one entry of `from`, seen from layer `index`."""
     if is_whole(source):
         absolute = source if source >= 0 else index + source
         if 0 <= absolute < index or (source == -1 and index == 0):
@@ -217,7 +217,7 @@ def _absolute(where: str, index: int, source: object) -> int:
 
 
 def _activation(value: object) -> nn.Module:
-    """An activation written as a call, such as "nn.LeakyReLU(0.1)": the name looked up, the number read."""
+    """Return an activation written as a call, such as "nn.LeakyReLU(0.1)", without evaluating it."""
     match = re.fullmatch(r"(?:torch\.)?nn\.(\w+)\(\s*(?:inplace=True|(\d*\.?\d+))?\s*\)", str(value).strip())
     if match is None or match[1] not in _ACTIVATIONS or (match[2] and match[1] not in _ACTIVATIONS_WITH_SLOPE):
         names = ", ".join(f"nn.{name}()" for name in _ACTIVATIONS)

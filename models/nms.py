@@ -1,4 +1,4 @@
-"""Decoded predictions become detections, in pixels of the original image.
+"""Non-maximum suppression of decoded predictions, and conversion to pixels of the original image.
 
 Legend: B images, A predictions of an image, C classes, K candidates (a box with one of its labels), D detections.
 """
@@ -17,26 +17,27 @@ from tessera.utils.types import Detections
 
 _POSITION_BITS = 31
 _LAST_POSITION = 2**_POSITION_BITS - 1
-# Bounds the memory, however many classes there are: about 30 bytes a score.
+# Limits the memory for any number of classes: about 30 bytes per score.
 _SCORES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
 class Suppression:
-    """Which predictions become detections.
+    """NMS settings.
 
-    A score is the class probability, times objectness where a head has one. Equal scores keep the order of the
-    predictions, so the result is determined. There is no time limit: a slow machine finds what a fast one finds.
+    A score is the class probability, times objectness if the head has one. Equal scores keep the order of the
+    predictions, so that the result is deterministic. There is no time limit: results do not depend on the machine's
+    speed.
     """
 
-    conf: float  # objectness and score must exceed it
-    iou: float  # a box goes where it overlaps a better one by more than this
-    max_det: int = 300  # most detections an image
-    multi_label: bool = True  # every class above `conf` makes a candidate, not the best one alone
-    agnostic: bool = False  # boxes of different classes compete too
+    conf: float  # confidence threshold of objectness and score
+    iou: float  # IoU threshold
+    max_det: int = 300  # detections per image
+    multi_label: bool = True  # each class above `conf` is a candidate, not only the best
+    agnostic: bool = False  # boxes of different classes suppress each other too
     has_objectness: bool = True  # whether rows have an objectness (`Head.has_objectness`)
-    max_candidates: int = 30_000  # only so many, the best by score, enter an image's NMS
-    # What scores of each class must exceed beside `conf`, C numbers; () where that is all. At 1 a class is left out.
+    max_candidates: int = 30_000  # per image, the best by score
+    # Additional thresholds of each class, C numbers or (). At 1 a class is never detected.
     class_confs: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -44,26 +45,26 @@ class Suppression:
 
 
 def non_max_suppression(decoded: Tensor, rules: Suppression, widest: torch.dtype = torch.float64) -> list[Detections]:
-    """Greedy non-maximum suppression, image by image; no image's result depends on the others'.
+    """Apply greedy NMS to each image, independently of the other images.
 
     Args:
         decoded: (B, A, 5 + C), rows centre x, centre y, width, height in pixels, objectness, class probabilities; or
-            (B, A, 4 + C), the same without objectness.
-        rules: which predictions become detections.
-        widest: float type to move classes apart in: the accelerator's widest.
+            (B, A, 4 + C), without objectness.
+        rules: NMS settings.
+        widest: the accelerator's widest float type, in which boxes of different classes are separated.
 
     Returns:
         B detections, on the device of `decoded`, descending by score.
     """
     with torch.no_grad():
-        return [_suppress(_candidates(rows, rules), rules, widest) for rows in decoded]
+        return [_greedy_nms(_candidates(rows, rules), rules, widest) for rows in decoded]
 
 
 def strongest_candidates(decoded: Tensor, rules: Suppression) -> Tensor:
-    """The candidates of a batch in one tensor whose shape depends on no value, so that no host waits for the device.
+    """Select the candidates of a batch as one tensor whose shape depends on no value, which avoids a synchronisation.
 
-    Each image's rows, once they are on the host, go to `suppress_candidates`; both together find what
-    `non_max_suppression` finds.
+    On the host, the rows of each image then go to `suppress_candidates`. The results equal those of
+    `non_max_suppression`.
 
     Returns:
         float32 (B, K, 6), K = min(max_candidates, A · C): rows x1, y1, x2, y2 in pixels, score, class, descending by
@@ -71,18 +72,18 @@ def strongest_candidates(decoded: Tensor, rules: Suppression) -> Tensor:
     """
     images = max(_SCORES_AT_ONCE // max(decoded[0].numel(), 1), 1) if len(decoded) else 1
     with torch.no_grad():
-        return torch.cat([_strongest(part, rules) for part in decoded.split(images)])
+        return torch.cat([_select_candidates(part, rules) for part in decoded.split(images)])
 
 
 def suppress_candidates(rows: Tensor, rules: Suppression) -> Detections:
-    """Suppression of one image's candidates, float32 (K, 6) from `strongest_candidates`, on the host."""
+    """Apply NMS to one image's candidates, float32 (K, 6) from `strongest_candidates`, on the host."""
     rows = rows[: int((rows[:, 4] > 0).sum())]
     candidates = rows[:, :4].contiguous(), rows[:, 4].contiguous(), rows[:, 5].long()
-    return _suppress(candidates, rules, torch.float64)
+    return _greedy_nms(candidates, rules, torch.float64)
 
 
 def undo_letterbox(detections: Detections, placement: Tensor, size_hw: tuple[int, int]) -> Detections:
-    """Boxes in pixels of the original image of `size_hw`, clipped to it; `placement` is scale_x, scale_y, left, top."""
+    """Map boxes to pixels of the original image and clip them; `placement` is scale_x, scale_y, left, top."""
     scale_x, scale_y, left, top = placement.tolist()
     boxes = detections.boxes_xyxy
     moved = (boxes - boxes.new_tensor((left, top, left, top))) / boxes.new_tensor((scale_x, scale_y, scale_x, scale_y))
@@ -90,29 +91,29 @@ def undo_letterbox(detections: Detections, placement: Tensor, size_hw: tuple[int
 
 
 def _scores(rows: Tensor, rules: Suppression) -> Tensor:
-    """(..., 5 + C) or (..., 4 + C) to the scores of all classes, float32 (..., C); 0 below a class's own limit."""
+    """Return the scores of all classes, float32 (..., C), with 0 below the class's own threshold."""
     scores = rows[..., 5:].float() * rows[..., 4:5].float() if rules.has_objectness else rows[..., 4:].float()
     return scores * (scores > scores.new_tensor(rules.class_confs)) if rules.class_confs else scores
 
 
 def _candidates(rows: Tensor, rules: Suppression) -> tuple[Tensor, Tensor, Tensor]:
-    """Boxes (K, 4), scores (K,) and classes (K,) of one image, descending by score, K <= max_candidates."""
-    # No class probability exceeds 1: what fails here cannot pass below, and it is nearly everything.
+    """Return boxes (K, 4), scores (K,) and classes (K,) of one image, descending by score, K <= max_candidates."""
+    # No class probability exceeds 1, so that this removes nearly all rows early.
     bound = rows[:, 4] if rules.has_objectness else rows[:, 4:].amax(1)
     passing = (bound.float() > rules.conf).nonzero().squeeze(1)
     index, classes, scores = passing[:0], passing[:0], bound[:0].float()
     for part in passing.split(max(_SCORES_AT_ONCE // rows.shape[1], 1)):
-        # Of equal scores the earlier goes first: what only equals the last of enough candidates comes too late.
+        # Of equal scores the earlier wins, so that later candidates must exceed the last of a full list.
         full = len(scores) == rules.max_candidates
-        found = _passing(_scores(rows[part], rules), scores[-1] if full else rules.conf, rules)
-        order, scores = _best(torch.cat((scores, found[2])), rules.max_candidates)
+        found = _above_threshold(_scores(rows[part], rules), scores[-1] if full else rules.conf, rules)
+        order, scores = _top(torch.cat((scores, found[2])), rules.max_candidates)
         index = torch.cat((index, part[found[0]]))[order]
         classes = torch.cat((classes, found[1]))[order]
     return cxcywh_to_xyxy(rows[index, :4].float()), scores, classes
 
 
-def _passing(scores: Tensor, above: Tensor | float, rules: Suppression) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, classes and scores of the candidates among `scores` (n, C) that exceed `above`."""
+def _above_threshold(scores: Tensor, above: Tensor | float, rules: Suppression) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rows, classes and scores of the candidates among `scores` (n, C) that exceed `above`."""
     if rules.multi_label and scores.shape[1] > 1:
         index, classes = (scores > above).nonzero(as_tuple=True)
         return index, classes, scores[index, classes]
@@ -121,18 +122,18 @@ def _passing(scores: Tensor, above: Tensor | float, rules: Suppression) -> tuple
     return index, classes[index], scores[index]
 
 
-def _best(scores: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Places of the `most` best scores, descending, equal ones in their order; and these scores."""
-    places = torch.arange(len(scores), device=scores.device)
+def _top(scores: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return the indices of the `most` highest scores, descending, equal ones in order; and these scores."""
+    indices = torch.arange(len(scores), device=scores.device)
     if len(scores) > most:
-        # topk leaves open which of equal scores it takes; its smallest value decides nothing but how much is sorted.
-        places = (scores >= scores.topk(most, sorted=False).values.min()).nonzero().squeeze(1)
-    places = places[scores[places].argsort(descending=True, stable=True)[:most]]
-    return places, scores[places]
+        # topk's choice among equal scores is undefined; only its smallest value is used, to sort fewer scores.
+        indices = (scores >= scores.topk(most, sorted=False).values.min()).nonzero().squeeze(1)
+    indices = indices[scores[indices].argsort(descending=True, stable=True)[:most]]
+    return indices, scores[indices]
 
 
-def _strongest(decoded: Tensor, rules: Suppression) -> Tensor:
-    """`strongest_candidates` of a few images."""
+def _select_candidates(decoded: Tensor, rules: Suppression) -> Tensor:
+    """Apply `strongest_candidates` to a few images."""
     labels = decoded.shape[2] - (5 if rules.has_objectness else 4) if rules.multi_label else 1
     parts = decoded.split(max(_SCORES_AT_ONCE // max(len(decoded) * decoded.shape[2], 1), 1), 1)
     starts = itertools.accumulate((part.shape[1] * labels for part in parts), initial=0)
@@ -148,10 +149,10 @@ def _strongest(decoded: Tensor, rules: Suppression) -> Tensor:
 
 
 def _keys(rows: Tensor, start: int, rules: Suppression) -> tuple[Tensor, Tensor]:
-    """The largest keys (B, K) of candidates in `rows` (B, n, 5 + C), the first at position `start`; the best classes.
+    """Return the largest sort keys (B, K) of candidates in `rows` (B, n, 5 + C), and the best classes.
 
-    The bits of a positive float order as it does. With the position below them no two keys are equal, so that topk has
-    no choice among equal scores. 0 is no candidate.
+    The bits of a positive float are ordered as the float. The position of the candidate, counted from `start`, fills
+    the low bits, so that keys are distinct and topk is deterministic. 0 is no candidate.
     """
     scores = _scores(rows, rules)
     classes = rows.new_zeros(0)
@@ -164,17 +165,17 @@ def _keys(rows: Tensor, start: int, rules: Suppression) -> tuple[Tensor, Tensor]
 
 
 def _largest(keys: Tensor, rules: Suppression) -> Tensor:
-    """The largest of each row, descending, `max_candidates` or all."""
+    """Return the `max_candidates` largest of each row, descending, or all."""
     return keys.topk(min(rules.max_candidates, keys.shape[1])).values
 
 
-def _suppress(candidates: tuple[Tensor, Tensor, Tensor], rules: Suppression, widest: torch.dtype) -> Detections:
-    """Greedy suppression of candidates in descending order of score.
+def _greedy_nms(candidates: tuple[Tensor, Tensor, Tensor], rules: Suppression, widest: torch.dtype) -> Detections:
+    """Apply greedy NMS to candidates in descending order of score.
 
-    Whether a box stays depends on better ones alone, so the survivors of the first k candidates are the first survivors
-    of all. Where `max_det` of them are found among a few thousand, the other tens of thousands need not be compared.
+    Whether a box survives depends on better boxes alone. The survivors of the first k candidates are therefore the
+    first survivors of all, so that the search stops once `max_det` are found.
     """
-    # In float64 a class can be moved out of the others' way without rounding a single overlap.
+    # In float64, offsetting the boxes of each class rounds no overlap.
     boxes, scores, classes = candidates
     apart = boxes.to(widest)
     if not rules.agnostic and len(boxes):

@@ -1,4 +1,4 @@
-"""How large a model is, and what it costs to run."""
+"""Model summary: layers, parameters and GFLOPs."""
 
 from __future__ import annotations
 
@@ -12,28 +12,22 @@ from tessera.models.detector import DetectionModel
 _COUNTED = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.SyncBatchNorm)
 
 
-def count_layers(model: nn.Module) -> int:
-    """Modules of a model: containers too, the shared activation once, placeholders not at all."""
-    return sum(not isinstance(module, nn.Identity) for module in model.modules())
-
-
 def count_parameters(model: nn.Module) -> int:
-    """Numbers that training can change, frozen ones included."""
+    """Count the parameters, including frozen ones."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:
-    """Billions of floating point operations for one square image: twice the multiply-adds.
+    """Return the GFLOPs for one square image: twice the multiply-adds of convolutions, linear and norm layers.
 
-    Those of convolutions, linear layers and normalisations are counted; activations, pools, the decoding and the
-    products of `C3TR`'s cells with each other are not. They are measured on an image of one cell of the largest
-    stride, because the work grows with the area exactly. The model keeps its mode.
+    Activations, pools, decoding and attention products are not counted. The counts are taken on an image of one cell of
+    the largest stride, and scaled by the area. The model keeps its mode.
     """
     multiply_adds = 0
 
     def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         nonlocal multiply_adds
-        # Each output number takes as many multiply-adds as one output channel has weights; one in a normalisation.
+        # Each output takes as many multiply-adds as one output channel has weights; one in a normalisation.
         multiply_adds += output.numel() * cast(Tensor, module.weight)[0].numel()
 
     parameter = next(model.parameters())
@@ -53,9 +47,10 @@ def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:
 
 
 def summary(model: DetectionModel, imgsz: int = 640) -> str:
-    """One line, such as "yolov5n: 214 layers, 1,872,157 parameters, 4.5 GFLOPs" for images of `imgsz` pixels."""
+    """Return a line such as "yolov5n: 214 layers, 1,872,157 parameters, 4.5 GFLOPs", for images of `imgsz` pixels."""
+    layers = sum(not isinstance(module, nn.Identity) for module in model.modules())
     gflops = count_gflops(model, imgsz)
     return (
-        f"{model.name}: {count_layers(model)} layers, {count_parameters(model):,} parameters, "
+        f"{model.name}: {layers} layers, {count_parameters(model):,} parameters, "
         f"{gflops:.{1 if gflops >= 1 else 2}f} GFLOPs"
     )

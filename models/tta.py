@@ -1,4 +1,4 @@
-"""Test-time augmentation: the predictions of several views of one image, side by side."""
+"""Test-time augmentation: combined predictions of rescaled and mirrored images."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ from torch.nn import functional as F
 from tessera.models.detector import DetectionModel
 from tessera.utils.types import FILL
 
-# (scale, whether mirrored left to right), what YOLOv5 users know as --augment
+# (scale, whether flipped left to right), as of YOLOv5's --augment
 VIEWS = ((1.0, False), (0.83, True), (0.67, False))
 
 
 @torch.no_grad()
 def predict_augmented(model: DetectionModel, images: Tensor) -> Tensor:
-    """Predict on the images, mirrored at 0.83 and at 0.67 of their size, all boxes brought back to their pixels.
+    """Predict on the images, on flipped ones at 0.83 and on ones at 0.67 of their size, in pixels of the original.
 
-    The level of the largest stride is left out in the first view, and that of the smallest stride in the last. Where a
-    view is largest its coarse cells find least that the smaller views do not find better, and the reverse; without them
-    NMS has about a fifth fewer candidates.
-
-    Args:
-        model: in evaluation mode.
-        images: float (B, ch, H, W) in 0 … 1, sides multiples of the model's stride.
-
-    Returns:
-        float32 (B, rows, columns) like the model's own predictions, the views one after the other, ready for NMS.
+    `images` are float (B, ch, H, W) in 0 … 1, sides multiples of the model's stride. The result is float32 (B, rows,
+    columns) like the model's predictions, view after view, ready for NMS. The first view omits the level of the largest
+    stride, the last view that of the smallest: these add little to the other views, and cost NMS a quarter more
+    candidates.
     """
     assert not model.training
     predictions = []
@@ -39,7 +33,7 @@ def predict_augmented(model: DetectionModel, images: Tensor) -> Tensor:
         elif len(rows) > 1 and view == len(VIEWS) - 1:
             decoded = decoded[:, rows[0] :]
         x, y, w, h, scores = decoded.split((1, 1, 1, 1, decoded.shape[-1] - 4), -1)
-        # Divided by numbers of Python's: a tensor of the two would be copied to the device, and the host would wait.
+        # Python numbers: a tensor would be copied to the device, and synchronise.
         x, y, w, h = x / ratio_x, y / ratio_y, w / ratio_x, h / ratio_y
         if mirrored:
             x = images.shape[-1] - x
@@ -48,7 +42,7 @@ def predict_augmented(model: DetectionModel, images: Tensor) -> Tensor:
 
 
 def _resize(images: Tensor, scale: float, stride: int) -> tuple[Tensor, tuple[float, float]]:
-    """Scale images and pad them on the right and below to multiples of the stride; also the scales of x and y."""
+    """Scale images, pad them right and bottom to multiples of the stride; also return the scales of x and y."""
     if scale == 1:
         return images, (1.0, 1.0)
     height, width = images.shape[-2:]

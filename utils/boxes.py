@@ -1,6 +1,7 @@
-"""Box arithmetic, on torch tensors and NumPy arrays alike where the functions say "array".
+"""Box conversion, clipping and IoU, on torch tensors, and on NumPy arrays if a signature says `Array`.
 
-Boxes are float32. `xyxy` = left, top, right, bottom; `cxcywh` = centre, width, height. Pixels unless a name ends in n.
+Boxes are float32. `xyxy` = left, top, right, bottom; `cxcywh` = centre, width, height. The unit is pixels unless a name
+ends in n.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ _EPS = 1e-7
 
 
 def cxcywh_to_xyxy(boxes: Array) -> Array:
-    """(..., 4) centre and size to (..., 4) corners."""
+    """Convert (..., 4) centre and size to corners."""
     half = boxes[..., 2:] / 2
     return _concat(boxes[..., :2] - half, boxes[..., :2] + half)
 
 
 def xyxy_to_cxcywh(boxes: Array) -> Array:
-    """(..., 4) corners to (..., 4) centre and size."""
+    """Convert (..., 4) corners to centre and size."""
     size = boxes[..., 2:] - boxes[..., :2]
     return _concat(boxes[..., :2] + size / 2, size)
 
@@ -36,7 +37,7 @@ def _concat(left: Array, right: Array) -> Array:
 
 
 def clip_boxes(boxes_xyxy: Array, size_hw: tuple[int, int]) -> Array:
-    """(..., 4) boxes cut to an image of (height, width) pixels; a new array."""
+    """Return (..., 4) boxes clipped to an image of (height, width) pixels."""
     height, width = size_hw
     if isinstance(boxes_xyxy, Tensor):
         x0, y0, x1, y1 = boxes_xyxy.unbind(-1)
@@ -45,7 +46,7 @@ def clip_boxes(boxes_xyxy: Array, size_hw: tuple[int, int]) -> Array:
 
 
 def box_iou(a: Tensor, b: Tensor) -> Tensor:
-    """IoU of matching rows: (N, 4) and (N, 4) corners to (N,)."""
+    """Return the IoU of matching rows: (N, 4) and (N, 4) corners to (N,)."""
     common = (torch.min(a[:, 2:], b[:, 2:]) - torch.max(a[:, :2], b[:, :2])).clamp(min=0)
     overlap = common[:, 0] * common[:, 1]
     area_a, area_b = ((x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1]) for x in (a, b))
@@ -53,16 +54,16 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
 
 
 def complete_iou(a: Tensor, b: Tensor) -> Tensor:
-    """Complete IoU of matching rows: (N, 4) and (N, 4) cxcywh to (N,).
+    """Return the complete IoU of matching rows: (N, 4) and (N, 4) cxcywh to (N,).
 
-    CIoU = IoU − ρ²/c² − αv with v = 4/π² (atan w/h − atan w'/h')² and α = v / (v − IoU + 1), held constant in the
-    gradient (Zheng et al., Distance-IoU Loss, AAAI 2020). `torchvision.ops.complete_box_iou_loss` is NaN for some equal
-    boxes, and takes corners, which the loss would have to make first.
+    CIoU = IoU − ρ²/c² − αv with v = 4/π² (atan w/h − atan w'/h')² and α = v / (v − IoU + 1), constant in the gradient
+    (Zheng et al., Distance-IoU Loss, AAAI 2020). `torchvision.ops.complete_box_iou_loss` is NaN for some equal boxes,
+    and takes corners.
     """
     a_min, a_max = a[:, :2] - a[:, 2:] / 2, a[:, :2] + a[:, 2:] / 2
     b_min, b_max = b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2
     common = (torch.min(a_max, b_max) - torch.max(a_min, b_min)).clamp(min=0)
-    overlap = common[:, 0] * common[:, 1]  # prod() would wait for the device in its backward, which looks for zeros
+    overlap = common[:, 0] * common[:, 1]  # the backward of prod() synchronises the device
     union = a[:, 2] * a[:, 3] + b[:, 2] * b[:, 3] - overlap + _EPS
     iou = overlap / union
     hull = torch.max(a_max, b_max) - torch.min(a_min, b_min)
@@ -70,6 +71,6 @@ def complete_iou(a: Tensor, b: Tensor) -> Tensor:
     distance2 = (a[:, :2] - b[:, :2]).square().sum(1)
     v = (4 / math.pi**2) * (torch.atan(a[:, 2] / (a[:, 3] + _EPS)) - torch.atan(b[:, 2] / (b[:, 3] + _EPS))).square()
     with torch.no_grad():
-        # Rounding may bring the IoU of equal boxes above 1, and 0 / 0 would be a NaN loss.
+        # Rounding may give equal boxes an IoU above 1. Without the clamp, 0 / 0 would make the loss NaN.
         alpha = v / (v - iou + (1 + _EPS)).clamp(min=_EPS)
     return iou - distance2 / diagonal2 - alpha * v

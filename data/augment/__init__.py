@@ -1,1 +1,1 @@
-"""What happens to a sample on its way to the model. Imports data/source and the packages below it."""
+"""Augmentation of training samples, and letterboxing. Imports data/source and the packages below it."""

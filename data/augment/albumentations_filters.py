@@ -1,4 +1,4 @@
-"""Rare colour filters of Albumentations, where it is installed."""
+"""Rare colour filters of Albumentations, if it is installed."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ PROBABILITY = 0.01
 _BLUR_SIDES = (3, 5, 7)  # pixels
 _CLIP_LIMITS = (1.0, 4.0)  # of CLAHE
 
-
-# Changes the colours of a picture, uint8 (H, W, 3) RGB, in place; all randomness comes from the generator.
+# Changes the colours of an image, uint8 (H, W, 3) RGB, in place; all randomness comes from the generator.
 ColourFilter = Callable[[NDArray[np.uint8], np.random.Generator], None]
 
 
 def no_filter(image: NDArray[np.uint8], rng: np.random.Generator) -> None:
-    """Change nothing, and take nothing from `rng`."""
+    """Change nothing, and draw nothing from `rng`."""
 
 
 def albumentations_filter(image: NDArray[np.uint8], rng: np.random.Generator) -> None:
-    """Blur, MedianBlur, ToGray and CLAHE, each with probability 0.01, in place; always as many numbers of `rng`.
+    """Apply Blur, MedianBlur, ToGray and CLAHE in place, each with probability 0.01.
 
-    Albumentations keeps its random state in another place in each version. Here every decision and parameter is
-    taken from the sample's generator, and transforms are built with these for one use, so that there is nothing left to
-    seed. The package is imported when a filter first applies.
+    The number of draws from `rng` is constant. Where Albumentations stores its random state differs between versions,
+    so that every decision and parameter is drawn here. The package is imported when a filter first applies.
     """
     applied = rng.random(4) < PROBABILITY
     blur, median = (_BLUR_SIDES[i] for i in rng.integers(len(_BLUR_SIDES), size=2).tolist())
@@ -53,5 +51,5 @@ def albumentations_filter(image: NDArray[np.uint8], rng: np.random.Generator) ->
 
 
 def open_filter() -> ColourFilter:
-    """Albumentations' filters where the package is installed, else one that changes nothing."""
+    """Return Albumentations' filters if the package is installed, else a filter that changes nothing."""
     return albumentations_filter if importlib.util.find_spec("albumentations") else no_filter

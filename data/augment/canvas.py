@@ -1,18 +1,17 @@
-"""Images on a canvas, brought into a sample.
+"""Rendering of the images on a canvas into a sample.
 
-- Zoom, shift and mirror only (the default hyperparameters): every image is cropped to what will be seen of it and
-  resized straight into its place in the sample, which costs a third of a warp.
-- Anything else: only the part of the canvas that will be seen is laid out, by plain copies, and warped once. Warping
-  the images one by one would compute each pixel about one and a half times, and a warp costs twenty times a copy.
+- Zoom, shift and flip only (the default hyperparameters): each image is cropped to its visible part and resized
+  directly into the sample, which costs a third of a warp.
+- Other warps: the visible part of the canvas is composed by copies, and warped once. Warping the images one by one
+  would compute each pixel about 1.5 times, and a warp costs twenty times a copy.
 
-OpenCV's resize maps whole pixels on whole pixels, so that pixels may lie up to half a pixel of the picture beside the
-exact map that labels follow.
+OpenCV's resize maps whole pixels to whole pixels, so that pixels may lie up to half an image pixel beside the exact map
+that the labels follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +25,9 @@ from tessera.utils.types import FILL
 
 _SUBPIXEL_BITS = 4  # fixed-point fraction of the polygon vertices that OpenCV fills
 
-Part = tuple[slice, slice]  # rows and columns of a picture
-
 
 class Tile(NamedTuple):
-    """An image, uint8 (H, W, 3), and where its corner lies on a canvas; what is outside is cut off."""
+    """An image, uint8 (H, W, 3), and the position of its corner on a canvas, which clips it."""
 
     image: NDArray[np.uint8]
     left: int
@@ -44,16 +41,16 @@ def render(
     colours: HsvJitter = NO_JITTER,
     pasted: CanvasLabels | None = None,
 ) -> None:
-    """Render what the sample shows of a canvas with `tiles`, which do not overlap.
+    """Render the visible part of a canvas with `tiles`, which do not overlap.
 
     Args:
-        out: uint8 (*warp.size_hw, 3), overwritten; a view whose pixels are contiguous in a row.
-        colours: changes the colours of the images.
-        pasted: labels whose polygons are filled from the mirrored canvas, as copy-paste does; None for none.
+        out: uint8 (*warp.size_hw, 3), overwritten; pixels of a row must be contiguous.
+        colours: colour jitter of the images.
+        pasted: labels whose polygons are filled from the mirrored canvas (copy-paste); None for none.
     """
     assert out.shape == (*warp.size_hw, 3), (out.shape, warp.size_hw)
     if pasted is not None or not warp.axis_aligned:
-        tiles = [_lay_out(tiles, warp, pasted)]
+        tiles = [_compose(tiles, warp, pasted)]
     if warp.axis_aligned:
         _resize_tiles(tiles, warp, out, colours)
     else:
@@ -65,53 +62,33 @@ def _resize_tiles(tiles: Sequence[Tile], warp: Warp, out: NDArray[np.uint8], col
     height, width = warp.size_hw
     canvas_h, canvas_w = warp.canvas_hw
     (scale_x, _, shift_x), (_, scale_y, shift_y), _ = warp.matrix.tolist()
-    # Mirrors come last, so without them the sample is the same one, mirrored; one flip in place costs next to nothing.
+    # Flips come last. One flip in place at the end costs next to nothing.
     if warp.flip_lr:
         scale_x, shift_x = -scale_x, width - shift_x
     if warp.flip_ud:
         scale_y, shift_y = -scale_y, height - shift_y
-    parts = []
+    out.fill(colours.grey)
     for image, left, top in tiles:
-        across = _seen_part(left, image.shape[1], canvas_w, scale_x, shift_x, width)
-        down = _seen_part(top, image.shape[0], canvas_h, scale_y, shift_y, height)
+        across = _visible_part(left, image.shape[1], canvas_w, scale_x, shift_x, width)
+        down = _visible_part(top, image.shape[0], canvas_h, scale_y, shift_y, height)
         if across is None or down is None:
             continue
         seen, target = image[down[0], across[0]], out[down[1], across[1]]
-        enlarged = target.size > seen.size  # colours are changed where there are fewer pixels
+        enlarged = target.size > seen.size  # the jitter is applied where there are fewer pixels
         if enlarged:
             seen = seen.copy()
             colours(seen)
         cv2.resize(seen, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
         if not enlarged:
             colours(target)
-        parts.append((down[1], across[1]))
-    for gap in gaps(parts, warp.size_hw):
-        out[gap] = colours.grey
     if warp.flip_lr or warp.flip_ud:
         cv2.flip(out, -1 if warp.flip_lr and warp.flip_ud else int(warp.flip_lr), dst=out)
 
 
-def gaps(parts: Sequence[Part], size_hw: tuple[int, int]) -> list[Part]:
-    """The rest of a picture of `size_hw`, in parts, where `parts` do not overlap."""
-    height, width = size_hw
-    boxes = [(*rows.indices(height)[:2], *columns.indices(width)[:2]) for rows, columns in parts]
-    edges = sorted({0, height, *(edge for box in boxes for edge in box[:2])})
-    found = []
-    for top, bottom in pairwise(edges):
-        at = 0
-        for left, right in sorted((box[2], box[3]) for box in boxes if box[0] <= top and bottom <= box[1]):
-            if at < left:
-                found.append((slice(top, bottom), slice(at, left)))
-            at = right
-        if at < width:
-            found.append((slice(top, bottom), slice(at, width)))
-    return found
-
-
-def _seen_part(
+def _visible_part(
     start: int, length: int, canvas: int, scale: float, shift: float, size: int
 ) -> tuple[slice, slice] | None:
-    """Along one axis, which pixels of a tile are seen and which pixels of the sample they fill; None where none is."""
+    """Return, along one axis, the visible pixels of a tile and the sample's pixels that they fill; None if none are."""
     low, high = max(start, 0), min(start + length, canvas)
     target_low, target_high = max(round(low * scale + shift), 0), min(round(high * scale + shift), size)
     if target_low >= target_high:
@@ -125,7 +102,7 @@ def _warp_tile(tile: Tile, warp: Warp, out: NDArray[np.uint8]) -> None:
     if tile.image.size == 0:
         out.fill(FILL)
         return
-    # OpenCV numbers pixel centres 0, 1, 2 …, the matrix maps edges: centres lie half a pixel further.
+    # OpenCV's coordinates are 0, 1, 2 … at pixel centres, half a pixel less than those of the matrix.
     to_canvas = np.array([[1, 0, tile.left + 0.5], [0, 1, tile.top + 0.5], [0, 0, 1]])
     to_centres = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
     matrix = to_centres @ warp.matrix @ to_canvas
@@ -137,11 +114,11 @@ def _warp_tile(tile: Tile, warp: Warp, out: NDArray[np.uint8]) -> None:
         cv2.warpAffine(tile.image, matrix[:2], size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
 
 
-def _lay_out(tiles: Sequence[Tile], warp: Warp, pasted: CanvasLabels | None) -> Tile:
-    """The part of the canvas that the sample shows, with objects pasted, as one tile."""
+def _compose(tiles: Sequence[Tile], warp: Warp, pasted: CanvasLabels | None) -> Tile:
+    """Compose the visible part of the canvas, with pasted objects, as one tile."""
     canvas_w = warp.canvas_hw[1]
     left, top, right, bottom = _window(warp)
-    if pasted is not None:  # what is pasted comes from the mirrored place, so that one is needed as well
+    if pasted is not None:  # pasted objects come from the mirrored position
         left, right = min(left, canvas_w - right), max(right, canvas_w - left)
     canvas = np.full((max(bottom - top, 0), max(right - left, 0), 3), FILL, np.uint8)
     for image, tile_left, tile_top in tiles:
@@ -152,7 +129,7 @@ def _lay_out(tiles: Sequence[Tile], warp: Warp, pasted: CanvasLabels | None) -> 
             canvas[y0 - top : y1 - top, x0 - left : x1 - left] = seen
     if pasted is not None and canvas.size:
         mask = np.zeros(canvas.shape[:2], np.uint8)
-        # OpenCV fills several polygons by parity, which would punch a hole where two overlap: one call each.
+        # OpenCV fills several polygons by parity, with holes where two overlap: one call each.
         origin, unit = np.array([left, top]) + 0.5, 2**_SUBPIXEL_BITS
         for outline in np.split(pasted.points, np.cumsum(pasted.counts)[:-1]):
             cv2.fillPoly(mask, [np.rint((outline - origin) * unit).astype(np.int32)], 255, shift=_SUBPIXEL_BITS)
@@ -161,12 +138,12 @@ def _lay_out(tiles: Sequence[Tile], warp: Warp, pasted: CanvasLabels | None) -> 
 
 
 def _window(warp: Warp) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom of the part of the canvas that the sample shows, with a margin for interpolation."""
+    """Return left, top, right, bottom of the visible part of the canvas, with a margin for interpolation."""
     canvas_h, canvas_w = warp.canvas_hw
     height, width = warp.size_hw
     corners = np.array([[0, 0, 1], [width, 0, 1], [width, height, 1], [0, height, 1]], np.float64)
     x, y, depth = np.linalg.inv(warp.matrix) @ corners.T
-    if depth.min() < HORIZON:  # the horizon runs through the sample, which may show anything
+    if depth.min() < HORIZON:  # the horizon is visible, and with it any part of the canvas
         return 0, 0, canvas_w, canvas_h
     limits = np.array([canvas_w, canvas_h])
     points = np.stack([x, y], 1) / depth[:, None]

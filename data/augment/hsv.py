@@ -1,4 +1,4 @@
-"""Colours of training pictures: hue, saturation and value, each times a random gain."""
+"""HSV colour jitter of training images: random gains of hue, saturation and value."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from numpy.typing import NDArray
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.types import FILL
 
-_STRIP = 80_000  # pixels at a time: their planes stay in the processor's cache, and malloc keeps them at hand
+_STRIP = 80_000  # pixels at a time, whose planes stay in the processor's cache
 
 
 class HsvJitter:
-    """Multiplies hue (modulo 180: OpenCV's unit is two degrees), saturation and value (up to 255).
-
-    Args:
-        gains: of hue, saturation and value.
+    """Multiplication of hue (modulo 180: OpenCV's unit is two degrees), saturation and value (up to 255) by gains.
 
     Attributes:
-        grey: what FILL becomes.
+        grey: the padding grey (FILL) after the jitter.
     """
 
     def __init__(self, gains: tuple[float, float, float]) -> None:
@@ -27,7 +24,7 @@ class HsvJitter:
         self._hues = (np.rint(np.arange(256) * gains[0]) % 180).astype(np.uint8)
 
     def __call__(self, image: NDArray[np.uint8]) -> None:
-        """Change `image`, uint8 (H, W, 3) RGB, in place; rows may lie apart."""
+        """Change `image`, uint8 (H, W, 3) RGB, in place; rows need not be contiguous."""
         if self.gains == (1.0, 1.0, 1.0):
             return
         rows = max(_STRIP // image.shape[1], 1)

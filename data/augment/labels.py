@@ -1,9 +1,8 @@
-"""Labels on a canvas, and what is left of them in a sample: they follow the exact map.
+"""Labels on a canvas, and their transformation by a warp.
 
-An ignored region is a label of class -1, with its box as its outline: what is left is the box around what is in sight
-of it, however little that is.
+An ignored region is a label of class -1 with its box as its polygon. Its visible part is always kept, however small.
 
-Legend: n objects and ignored regions, k polygon vertices of all of them together.
+Legend: n objects and ignored regions, k polygon vertices in total.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from tessera.data.augment.warp import Warp
 from tessera.utils.boxes import clip_boxes
 from tessera.utils.types import Sample
 
-MIN_SIDE = 2.0  # pixels: a label must be wider and higher than this
+MIN_SIDE = 2.0  # pixels; a label must be wider and higher
 MAX_ASPECT = 100.0
-MIN_AREA_LEFT = 0.1  # share of an object's area that must stay in sight
-MIN_AREA_LEFT_OUTLINE = 0.01  # the same for polygons, whose boxes shrink to what is really in sight
+MIN_AREA_LEFT = 0.1  # fraction of an object's area that must stay visible
+MIN_AREA_LEFT_OUTLINE = 0.01  # the same for polygons, whose boxes shrink to their visible part
 
 
 def with_regions(sample: Sample, regions_xyxy: NDArray[np.float32]) -> Sample:
-    """A sample with ignored regions, (r, 4), behind its objects."""
+    """Append ignored regions, (r, 4), to the objects of a sample."""
     outlines = regions_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
     return Sample(
         sample.image,
@@ -38,18 +37,18 @@ def with_regions(sample: Sample, regions_xyxy: NDArray[np.float32]) -> Sample:
 
 @dataclass(frozen=True)
 class CanvasLabels:
-    """Labels on a canvas, flat."""
+    """Labels on a canvas, as flat arrays."""
 
-    boxes_xyxy: NDArray[np.float32]  # (n, 4) canvas pixels, cut to the canvas
+    boxes_xyxy: NDArray[np.float32]  # (n, 4) canvas pixels, clipped to the canvas
     classes: NDArray[np.int32]  # (n,), -1 of an ignored region
-    points: NDArray[np.float32]  # (k, 2) canvas pixels, the polygons end to end, not cut
-    counts: NDArray[np.int64]  # (n,), vertices of each object's polygon, 0 where it has only a box
+    points: NDArray[np.float32]  # (k, 2) canvas pixels, the polygons end to end, not clipped
+    counts: NDArray[np.int64]  # (n,), vertices of each object's polygon, 0 = only a box
 
     @classmethod
     def gather(
         cls, samples: Sequence[Sample], corners_xy: Sequence[tuple[int, int]], canvas_hw: tuple[int, int]
     ) -> CanvasLabels:
-        """Labels of `samples`, the top left corners of whose pictures lie at `corners_xy` of a canvas."""
+        """Collect the labels of `samples`, whose images have their top left corners at `corners_xy` of a canvas."""
         boxes, points, counts = [], [np.zeros((0, 2), np.float32)], []
         for sample, corner in zip(samples, corners_xy, strict=True):
             offset = np.array(corner, np.float32)
@@ -70,12 +69,12 @@ class CanvasLabels:
         return np.repeat(np.arange(len(self.counts)), self.counts)
 
     def joined(self, other: CanvasLabels) -> CanvasLabels:
-        """These objects and then `other`."""
+        """Return these labels followed by `other`."""
         pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
         return CanvasLabels(*map(np.concatenate, pairs))
 
     def mirrored(self, rows: NDArray[np.int64], canvas_w: int) -> CanvasLabels:
-        """Objects `rows`, ascending, mirrored left to right about the middle of a canvas `canvas_w` pixels wide."""
+        """Return the objects `rows`, ascending, mirrored left to right on a canvas `canvas_w` pixels wide."""
         boxes = self.boxes_xyxy[rows]
         boxes[:, [0, 2]] = canvas_w - boxes[:, [2, 0]]
         points = self.points[np.isin(self.owners, rows)]
@@ -84,10 +83,10 @@ class CanvasLabels:
 
 
 def warp_labels(labels: CanvasLabels, warp: Warp) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """Labels in the sample: boxes (n', 4) and classes (n',) of the objects that are still worth one, and of regions.
+    """Return boxes (n', 4) and classes (n',) in the sample, of the regions and the objects that are still large enough.
 
-    A box becomes the bounding box of its four mapped corners, cut to the sample. A polygon becomes the bounding box of
-    what is in sight of it, exactly: straight edges stay straight, so its vertices need no resampling.
+    A box becomes the bounding box of its four mapped corners, clipped to the sample. A polygon becomes the exact
+    bounding box of its visible part. Straight edges stay straight, so that its vertices need no resampling.
     """
     before = labels.boxes_xyxy
     after = _warp_boxes(before, warp)
@@ -97,18 +96,18 @@ def warp_labels(labels: CanvasLabels, warp: Warp) -> tuple[NDArray[np.float32], 
     size_before = (before[:, 2:] - before[:, :2]) * warp.zoom
     size_after = after[:, 2:] - after[:, :2]
     area_left = np.where(outlined, MIN_AREA_LEFT_OUTLINE, MIN_AREA_LEFT) * size_before.prod(1)
-    worth_it = (
+    large_enough = (
         (size_after.min(1) > MIN_SIDE)
         & (size_after.max(1) < MAX_ASPECT * size_after.min(1))
         & (size_after.prod(1) > area_left)
     )
-    # What the canvas cut away altogether would come back as the box of a turned line.
-    kept = (size_before.min(1) > 0) & np.where(labels.classes < 0, size_after.min(1) > 0, worth_it)
-    return after[kept], labels.classes[kept]
+    # An object outside of the canvas was clipped to a line, whose rotated box would have an area.
+    keep = (size_before.min(1) > 0) & np.where(labels.classes < 0, size_after.min(1) > 0, large_enough)
+    return after[keep], labels.classes[keep]
 
 
 def _warp_boxes(boxes_xyxy: NDArray[np.float32], warp: Warp) -> NDArray[np.float32]:
-    """(n, 4) to (n, 4); empty where the box reaches the horizon."""
+    """Map boxes (n, 4); a box that reaches the horizon becomes empty."""
     corners = boxes_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 2).astype(np.float64)
     mapped, visible = warp.project(corners)
     mapped = mapped.reshape(-1, 4, 2)
@@ -118,8 +117,8 @@ def _warp_boxes(boxes_xyxy: NDArray[np.float32], warp: Warp) -> NDArray[np.float
 
 
 def _warp_outlines(labels: CanvasLabels, warp: Warp) -> NDArray[np.float32]:
-    """(n, 4): bounding boxes of what is in sight of each polygon; empty where nothing is."""
-    points, owners = clip_outlines(labels.points.astype(np.float64), labels.owners, warp.sight_planes())
+    """Return the bounding boxes (n, 4) of the visible parts of polygons; empty if nothing is visible."""
+    points, owners = clip_outlines(labels.points.astype(np.float64), labels.owners, warp.visible_planes())
     mapped, _ = warp.project(points)
     boxes = np.zeros((len(labels.counts), 4), np.float32)
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
@@ -132,11 +131,11 @@ def _warp_outlines(labels: CanvasLabels, warp: Warp) -> NDArray[np.float32]:
 def clip_outlines(
     points: NDArray[np.float64], owners: NDArray[np.int64], planes: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Cut closed polygons to the region where all planes are ≥ 0 (Sutherland and Hodgman, CACM 1974), all at once.
+    """Clip closed polygons to the region where all planes are ≥ 0 (Sutherland and Hodgman, CACM 1974).
 
     Args:
         points: (k, 2), the polygons end to end.
-        owners: (k,), the polygon of each vertex, ascending; and so in what is returned.
+        owners: (k,), the polygon of each vertex, ascending; returned likewise.
         planes: (p, 3), half-planes a·x + b·y + c ≥ 0.
     """
     for *normal, constant in planes:
@@ -148,9 +147,9 @@ def clip_outlines(
         following = np.arange(1, len(points) + 1)
         following[np.roll(first, -1)] = np.flatnonzero(first)  # the vertex after a polygon's last is its first
         crossing = np.flatnonzero(inside != inside[following])
-        share = distance[crossing] / (distance[crossing] - distance[following[crossing]])
-        slots = np.stack([points, points], 1)  # each vertex, then where the edge that leaves it crosses
-        slots[crossing, 1] += share[:, None] * (points[following[crossing]] - points[crossing])
-        kept = np.stack([inside, inside != inside[following]], 1).ravel()
-        points, owners = slots.reshape(-1, 2)[kept], np.repeat(owners, 2)[kept]
+        fraction = distance[crossing] / (distance[crossing] - distance[following[crossing]])
+        slots = np.stack([points, points], 1)  # each vertex, then the crossing of the edge that leaves it
+        slots[crossing, 1] += fraction[:, None] * (points[following[crossing]] - points[crossing])
+        keep = np.stack([inside, inside != inside[following]], 1).ravel()
+        points, owners = slots.reshape(-1, 2)[keep], np.repeat(owners, 2)[keep]
     return points, owners

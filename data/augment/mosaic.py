@@ -1,11 +1,10 @@
-"""What happens to a picture and its labels between the store and the batch.
+"""Augmentation of a sample: mosaic or letterbox, affine warp, copy-paste, mixup, flips, HSV jitter, colour filters.
 
-`letterbox` for validation; `train_sample` for training: mosaic or letterbox, affine warp, copy-paste, mixup, mirrors,
-HSV jitter, colour filters. Every function is pure: its randomness comes from the generator it is given. What does
-not depend on the loaded pictures is sampled first, as a `Scene`, always in the same order and number; then the scene is
-loaded and rendered into the batch's own memory. The geometry is that of warp.py.
+`letterbox` serves validation, `train_sample` training. Every function is pure: it draws from the generator that it
+gets. Decisions that do not depend on pixels are drawn first, as a `Scene`, in constant order and number. The scene is
+then loaded and rendered into the batch's memory, with the geometry of warp.py.
 
-Pictures are uint8 (H, W, 3) RGB; boxes float32 (n, 4) xyxy pixels of the picture beside them.
+Images are uint8 (H, W, 3) RGB; boxes are float32 (n, 4) xyxy in pixels of their image.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.types import FILL, Draw, Sample
 
 MIXUP_BETA = 32.0  # both parameters of the Beta distribution: ratios near one half
-MAX_PASTE_COVER = 0.3  # share of an existing box that a pasted one may cover
+MAX_PASTE_COVER = 0.3  # fraction of an existing box that a pasted one may cover
 
 Placement = tuple[float, float, float, float]
-SampleLoader = Callable[[int], Sample]  # picture i, the long side at the training size; not changed by augmentation
+SampleLoader = Callable[[int], Sample]  # image i, long side at the training size; never modified
 
 
 def letterbox(
     sample: Sample, size_hw: tuple[int, int], out: NDArray[np.uint8] | None = None
 ) -> tuple[Sample, Placement]:
-    """Centre an image on grey of `size_hw`; one that does not fit is shrunk first, its shape kept.
+    """Centre an image on grey of `size_hw`; a larger image is shrunk first, with its aspect ratio.
 
     Args:
-        out: uint8 (*size_hw, 3), written into and returned as the image; a new array where None.
+        out: uint8 (*size_hw, 3), overwritten and returned as the image; a new array if None.
 
     Returns:
         The sample, and its placement scale_x, scale_y, left, top: x = x_before · scale_x + left.
@@ -46,7 +45,7 @@ def letterbox(
     height, width = size_hw
     out = np.empty((height, width, 3), np.uint8) if out is None else out
     assert out.shape == (height, width, 3), (out.shape, size_hw)
-    sample, scale_x, scale_y = _fitted(sample, size_hw)
+    sample, scale_x, scale_y = _shrink_to_fit(sample, size_hw)
     left, top = _centred(sample, size_hw)
     bottom, right = top + sample.image.shape[0], left + sample.image.shape[1]
     out[:top], out[bottom:] = FILL, FILL
@@ -59,8 +58,8 @@ def letterbox(
     return moved, (scale_x, scale_y, float(left), float(top))
 
 
-def _fitted(sample: Sample, size_hw: tuple[int, int]) -> tuple[Sample, float, float]:
-    """The sample shrunk, if it must be, to fit into `size_hw`, and the scales in x and y that this took."""
+def _shrink_to_fit(sample: Sample, size_hw: tuple[int, int]) -> tuple[Sample, float, float]:
+    """Shrink a sample to fit into `size_hw`, if necessary; also return the scales of x and y."""
     image_h, image_w = sample.image.shape[:2]
     ratio = min(size_hw[0] / image_h, size_hw[1] / image_w)
     if ratio >= 1:
@@ -74,29 +73,29 @@ def _fitted(sample: Sample, size_hw: tuple[int, int]) -> tuple[Sample, float, fl
 
 
 def _centred(sample: Sample, size_hw: tuple[int, int]) -> tuple[int, int]:
-    """Left and top of a picture that is centred in `size_hw`; an odd pixel goes right or below."""
+    """Return left and top of an image centred in `size_hw`; an odd pixel goes right or below."""
     return (size_hw[1] - sample.image.shape[1]) // 2, (size_hw[0] - sample.image.shape[0]) // 2
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Which images a sample is made of, and how; sampled before any of them is loaded."""
+    """The images of a sample and their arrangement, drawn before any image is loaded."""
 
-    # One image, centred on a canvas of the sample's size; or the four of a mosaic, on a canvas twice that size: the top
-    # left, top right, bottom left and bottom right one.
+    # One image, centred on a canvas of the sample's size; or four on a canvas twice that size: top left, top right,
+    # bottom left, bottom right.
     indices: tuple[int, ...]
-    centre_xy: tuple[int, int]  # where the four meet, canvas pixels; unused for a single image
+    centre_xy: tuple[int, int]  # where the four meet, in canvas pixels
     warp: Warp  # canvas to sample
 
 
 def sample_partners(index: int, neighbours: Iterable[int], count: int, rng: np.random.Generator) -> list[int]:
-    """Pictures to join in a mosaic or a mixup with `index`: `count` other neighbours, all different if they suffice."""
+    """Draw `count` other neighbours as partners of image `index`, all different if there are enough."""
     others = [neighbour for neighbour in neighbours if neighbour != index] or [index]
     return [others[i] for i in np.resize(rng.permutation(len(others)), count).tolist()]
 
 
 def sample_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Warp:
-    """A random warp within the hyperparameters' ranges; takes ten numbers from `rng`, whatever these are."""
+    """Draw a random warp within the hyperparameters' ranges; always ten numbers from `rng`."""
     u = rng.uniform(-1, 1, 8).tolist()
     flips = rng.random(2).tolist()
     return Warp(
@@ -115,7 +114,7 @@ def sample_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, 
 def sample_mosaic(
     index: int, neighbours: Iterable[int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator
 ) -> Scene:
-    """Picture `index` and three neighbours in random order around a centre within the middle half of the canvas."""
+    """Draw a mosaic of image `index` and three neighbours, around a centre in the middle half of the canvas."""
     height, width = size_hw
     indices = rng.permutation([index, *sample_partners(index, neighbours, 3, rng)]).tolist()
     centre_x, centre_y = rng.uniform(0.5, 1.5, 2) * (width, height)
@@ -124,7 +123,7 @@ def sample_mosaic(
 
 
 def sample_single(index: int, size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Scene:
-    """Picture `index` alone, letterboxed."""
+    """Draw a scene of image `index` alone, letterboxed."""
     return Scene((index,), (size_hw[1] // 2, size_hw[0] // 2), sample_warp(size_hw, size_hw, hyp, rng))
 
 
@@ -138,15 +137,15 @@ def render_scene(
 ) -> Sample:
     """Load a scene's images and render it into `out`, uint8 (*size_hw, 3).
 
-    Copy-paste, the probability of pasting an object, works on the canvas, where the four images are whole and pasted
-    objects can come from any of them. It alone takes numbers from `rng`, as many as there are objects.
+    Copy-paste, with probability `copy_paste` per object, works on the canvas, where the images are whole. It alone
+    draws from `rng`, one number per object.
     """
     samples = [load(index) for index in scene.indices]
     if len(samples) == 1:
-        samples = [_fitted(samples[0], scene.warp.size_hw)[0]]
+        samples = [_shrink_to_fit(samples[0], scene.warp.size_hw)[0]]
     tiles = _place(scene, samples)
     labels = CanvasLabels.gather(samples, [(tile.left, tile.top) for tile in tiles], scene.warp.canvas_hw)
-    pasted = choose_pasted(labels, copy_paste, scene.warp.canvas_hw[1], rng)
+    pasted = choose_copy_paste(labels, copy_paste, scene.warp.canvas_hw[1], rng)
     render(tiles, scene.warp, out, colours, pasted)
     boxes, classes = warp_labels(labels if pasted is None else labels.joined(pasted), scene.warp)
     return Sample(out, boxes, classes)
@@ -162,24 +161,24 @@ def _place(scene: Scene, samples: list[Sample]) -> list[Tile]:
     return list(map(Tile, images, lefts, tops))
 
 
-def choose_pasted(
+def choose_copy_paste(
     labels: CanvasLabels, probability: float, canvas_w: int, rng: np.random.Generator
 ) -> CanvasLabels | None:
-    """Objects with a polygon to paste a second time, mirrored left to right on the canvas (Ghiasi et al., CVPR 2021).
+    """Choose objects with a polygon for copy-paste, mirrored left to right on the canvas (Ghiasi et al., CVPR 2021).
 
-    Each is chosen with `probability`, and pasted where its mirrored box covers every existing box, the pasted ones
-    included, by less than 0.3 of that box's area. What an ignored region overlaps is not pasted: the copy would show
-    some of the region outside of any. Takes one number an object from `rng`, none where `probability` is 0.
+    Each is chosen with `probability`, and pasted if its mirrored box covers less than 0.3 of every existing box,
+    including pasted ones. Objects that overlap an ignored region are not pasted, because the copy would show the region
+    outside of it. Draws one number per object from `rng`, none if `probability` is 0.
 
     Returns:
-        The mirrored objects, or None where none is pasted.
+        The mirrored objects, or None if there are none.
     """
     if probability == 0:
         return None
     chosen = rng.random(len(labels.classes)) < probability
     sizes = labels.boxes_xyxy[:, 2:] - labels.boxes_xyxy[:, :2]
     ignored = labels.classes < 0
-    around = labels.boxes_xyxy[ignored] + np.array([-1, -1, 1, 1], np.float32)  # a polygon's border is pasted too
+    around = labels.boxes_xyxy[ignored] + np.array([-1, -1, 1, 1], np.float32)  # the border of a polygon is pasted too
     chosen &= ~(_cover(labels.boxes_xyxy, around) > 0).any(1)
     candidates = np.flatnonzero(chosen & ~ignored & (labels.counts > 0) & (sizes.min(1) > 0))
     if not len(candidates):
@@ -195,15 +194,15 @@ def choose_pasted(
 
 
 def _cover(boxes: NDArray[np.float32], existing: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(n, m): the share of each existing box (m, 4) that each box (n, 4) covers."""
+    """Return the fraction of each existing box (m, 4) that each box (n, 4) covers: (n, m)."""
     low = np.maximum(boxes[:, None, :2], existing[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], existing[None, :, 2:])
     area = (existing[:, 2:] - existing[:, :2]).prod(1)
     return np.clip(high - low, 0, None).prod(2) / np.maximum(area, 1e-9)
 
 
-def mix(sample: Sample, other: Sample, ratio: float) -> Sample:
-    """MixUp (Zhang et al., ICLR 2018): ratio · sample + (1 − ratio) · other, in the first's memory, labels joined."""
+def mixup(sample: Sample, other: Sample, ratio: float) -> Sample:
+    """Apply mixup (Zhang et al., ICLR 2018) to the first image: ratio · sample + (1 − ratio) · other."""
     cv2.addWeighted(sample.image, ratio, other.image, 1 - ratio, 0, dst=sample.image)
     return Sample(
         sample.image,
@@ -213,7 +212,7 @@ def mix(sample: Sample, other: Sample, ratio: float) -> Sample:
 
 
 def sample_hsv_gains(hyp: Hyp, rng: np.random.Generator) -> tuple[float, float, float]:
-    """Gains 1 + U(−1, 1) · range of hue, saturation and value; takes three numbers from `rng`."""
+    """Draw gains 1 + U(−1, 1) · range of hue, saturation and value; always three numbers from `rng`."""
     hue, saturation, value = rng.uniform(-1, 1, 3).tolist()
     return 1 + hue * hyp.hsv_h, 1 + saturation * hyp.hsv_s, 1 + value * hyp.hsv_v
 
@@ -226,18 +225,10 @@ def train_sample(
     out: NDArray[np.uint8],
     colour: ColourFilter = no_filter,
 ) -> Sample:
-    """One augmented training sample.
+    """Return one augmented training sample, with `out` as its image, boxes inside it, and no polygons.
 
-    Args:
-        draw: which image, its neighbours, and the sample's size.
-        load: the loaded images and their labels.
-        hyp: probabilities and ranges; mosaic 0 turns mixup off as well.
-        rng: the sample's own generator; the result is a function of it and the dataset.
-        out: uint8 (*draw.size_hw, 3), such as one row of the batch, written into.
-        colour: filters after the HSV jitter.
-
-    Returns:
-        The sample: its image is `out`, its boxes are inside it, and it has no polygons.
+    `rng` is the sample's own generator. `out`, uint8 (*draw.size_hw, 3), such as one row of the batch, is overwritten.
+    `colour` is applied after the HSV jitter. Mosaic probability 0 also disables mixup.
     """
     size_hw, copy_paste = draw.size_hw, hyp.copy_paste
     jitter = HsvJitter(sample_hsv_gains(hyp, rng))
@@ -252,7 +243,7 @@ def train_sample(
         (partner,) = sample_partners(draw.index, draw.neighbours, 1, rng)
         scene = sample_mosaic(partner, draw.neighbours, size_hw, hyp, rng)
         other = render_scene(scene, load, copy_paste, rng, np.empty_like(out))
-        sample = mix(sample, other, float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
+        sample = mixup(sample, other, float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
         jitter(out)
-    colour(out, rng)  # last, so that nothing else depends on whether the filters are installed
+    colour(out, rng)  # last, so that no other draw depends on whether the filters are installed
     return sample

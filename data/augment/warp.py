@@ -1,9 +1,9 @@
-"""The map from a canvas to a training sample.
+"""Geometric transformation from a canvas to a training sample.
 
-Training pictures are laid on a canvas (four of them for mosaic) which a `Warp` then turns, zooms, shears, shifts and
-mirrors into the sample: canvas.py renders the pixels, labels.py maps the labels.
+Training images are placed on a canvas (four for mosaic). A `Warp` rotates, zooms, shears, shifts and flips the canvas
+into the sample: canvas.py renders the pixels, labels.py maps the labels.
 
-Coordinates are continuous: pixel i covers [i, i + 1) and its centre is i + 0.5. Homogeneous points are rows x, y, 1.
+Coordinates are continuous: pixel i covers [i, i + 1), with its centre at i + 0.5. Homogeneous points are rows x, y, 1.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-HORIZON = 1e-6  # depths below this lie on or behind the horizon of a perspective
+HORIZON = 1e-6  # smaller depths lie on or behind the horizon
 
 
 @dataclass(frozen=True)
 class Warp:
-    """A map from a canvas to a sample: perspective, rotation with zoom, and shear about the canvas's centre, then a
-    shift, then mirrors.
-    """
+    """Map from a canvas to a sample: perspective, rotation and zoom, shear, shift, flips, in this order."""
 
     canvas_hw: tuple[int, int]
     size_hw: tuple[int, int]  # of the sample
@@ -30,13 +28,13 @@ class Warp:
     zoom: float = 1.0  # factor of lengths
     shear_xy: tuple[float, float] = (0.0, 0.0)  # degrees
     perspective_xy: tuple[float, float] = (0.0, 0.0)  # growth of depth per pixel from the canvas's centre
-    shift_xy: tuple[float, float] = (0.5, 0.5)  # the canvas's centre, as a share of the sample's width and height
+    shift_xy: tuple[float, float] = (0.5, 0.5)  # the canvas's centre, as a fraction of the sample's width and height
     flip_ud: bool = False
     flip_lr: bool = False
 
     @cached_property
     def matrix(self) -> NDArray[np.float64]:
-        """(3, 3): homogeneous canvas points to sample points; depth is 1 at the canvas's centre."""
+        """(3, 3) matrix from homogeneous canvas points to sample points; depth is 1 at the canvas's centre."""
         canvas_h, canvas_w = self.canvas_hw
         height, width = self.size_hw
         angle = math.radians(self.degrees)
@@ -61,13 +59,13 @@ class Warp:
 
     @property
     def axis_aligned(self) -> bool:
-        """Whether pixel rows and columns stay rows and columns, so that a resize does."""
+        """Whether pixel rows and columns stay rows and columns, so that a resize suffices."""
         return not self.projective and self.matrix[0, 1] == 0 and self.matrix[1, 0] == 0
 
     def project(self, points: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Map canvas points (k, 2) to sample points (k, 2), and whether each is before the horizon (k,).
+        """Map canvas points (k, 2) to sample points (k, 2); also return whether each is in front of the horizon, (k,).
 
-        Points on or behind the horizon have no image; (0, 0) stands for it.
+        Points on or behind the horizon have no image, and become (0, 0).
         """
         mapped = points @ self.matrix[:2, :2].T + self.matrix[:2, 2]
         if not self.projective:
@@ -77,11 +75,11 @@ class Warp:
         mapped[~visible] = 0
         return mapped / np.where(visible, depth, 1)[:, None], visible
 
-    def sight_planes(self) -> NDArray[np.float64]:
-        """(9, 3): a homogeneous canvas point is in sight where its products with all rows are ≥ 0.
+    def visible_planes(self) -> NDArray[np.float64]:
+        """Return planes (9, 3): a homogeneous canvas point is visible if its products with all rows are ≥ 0.
 
-        Four sides of the canvas, four of the sample, one for the horizon. The sample's sides are straight on the
-        canvas too, in homogeneous coordinates, whatever the perspective.
+        There are four sides of the canvas, four of the sample, and the horizon. The sample's sides are straight on the
+        canvas too, for any perspective.
         """
         canvas_h, canvas_w = self.canvas_hw
         height, width = self.size_hw

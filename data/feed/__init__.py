@@ -1,4 +1,4 @@
-"""How samples reach the ranks: decoded, cached, sampled and batched.
+"""Image store, caches, samplers and loaders: from a dataset index to the batches of each rank.
 
 Imports the rest of data and the packages below it.
 """

@@ -1,4 +1,4 @@
-"""Datasets that build whole batches: every image is written straight into its place.
+"""Datasets that build whole batches: each image is written directly into its row of the batch tensor.
 
 Legend: B images of this rank's batch, T objects of the batch.
 """
@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, get_worker_info
 from tessera.data.augment.albumentations_filters import open_filter
 from tessera.data.augment.labels import with_regions
 from tessera.data.augment.mosaic import Placement, letterbox, train_sample
-from tessera.data.feed.decoded_cache import RecentImages
+from tessera.data.feed.decoded_cache import DecodedCache
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.source.decode import UndecodableImage
 from tessera.utils.config import Hyp
@@ -30,29 +30,29 @@ _NOT_INVERTIBLE = (math.nan,) * 4
 
 
 class DetectionDataset(Dataset[Batch]):
-    """Images and labels of an index at loading size, indexed by the `Draw`s of a whole batch."""
+    """Images and labels of an index at loading size, indexed by a whole batch of `Draw`s."""
 
-    def __init__(self, index: DatasetIndex, store: ImageStore | RecentImages) -> None:
+    def __init__(self, index: DatasetIndex, store: ImageStore | DecodedCache) -> None:
         self.index, self.store = index, store
-        # Of the batch that is being built, as in Batch.
-        self._left_out: dict[int, str] = {}
+        # Of the current batch, see Batch.
+        self._undecodable: dict[int, str] = {}
         self._loaded: set[int] = set()
 
     def __len__(self) -> int:
         return len(self.index)
 
     def sample(self, index: int) -> Sample:
-        """Image `index`, long side as loaded, with boxes and polygons in its pixels. The image may be read-only.
+        """Return image `index` as loaded, with boxes and polygons in its pixels. The image may be read-only.
 
-        One that does not decode is grey and has no objects, as if a mosaic were empty there: a function of the files
-        alone, so that the stream stays the same on every rank and after every resume.
+        An image that does not decode becomes grey without objects. The stream of samples then depends on the files
+        alone, and is the same on every rank and after every resume.
         """
         file = self.store.of_file(index).start
         self._loaded.add(file)
         try:
             image = self.store.load(index)
         except UndecodableImage as error:
-            self._left_out[file] = str(error)
+            self._undecodable[file] = str(error)
             return Sample(
                 np.full((*self.store.size(index), 3), FILL, np.uint8),
                 np.zeros((0, 4), np.float32),
@@ -66,22 +66,22 @@ class DetectionDataset(Dataset[Batch]):
         return with_regions(sample, regions_xyxy * np.tile(scale_xy, 2)) if len(regions_xyxy) else sample
 
     def __getitems__(self, draws: Sequence[Draw]) -> Batch | UserError:
-        """Build the batch of `draws`, which have one shape; a user's mistake is returned, for the rank to raise."""
+        """Build the batch of `draws`, which have one shape. A `UserError` is returned, for the rank to raise."""
         try:
             return self._build(draws)
         except UserError as error:
-            # Raised here, it would reach the rank as another exception, with a worker's traceback as its message.
+            # Raised here, it would reach the rank as another exception, with a worker's traceback in its message.
             return error
 
     def _build(self, draws: Sequence[Draw]) -> Batch:
         height, width = draws[0].size_hw if draws else (0, 0)
         assert all(draw.size_hw == (height, width) for draw in draws), draws
-        self._left_out, self._loaded = {}, set()
+        self._undecodable, self._loaded = {}, set()
         images = _empty_images(len(draws), height, width)
         placements = np.empty((len(draws), 4))
         rows = [np.zeros((0, 6), np.float32)]
         for i, (draw, out) in enumerate(zip(draws, images.numpy(), strict=True)):
-            sample, placements[i] = self._place(draw, out)
+            sample, placements[i] = self._render(draw, out)
             rows.append(np.empty((len(sample.classes), 6), np.float32))
             rows[-1][:, 0], rows[-1][:, 1], rows[-1][:, 2:] = i, sample.classes, sample.boxes_xyxy
         indices = np.array([draw.index for draw in draws], np.int64)
@@ -91,32 +91,32 @@ class DetectionDataset(Dataset[Batch]):
             torch.from_numpy(indices),
             torch.from_numpy(self.index.sizes_hw[indices].astype(np.int64)),
             torch.from_numpy(placements),
-            self._left_out,
+            self._undecodable,
             self._loaded,
         )
 
-    def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
-        """Write the image of `draw` into `out`; return it as a sample, and its placement from the original image."""
+    def _render(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
+        """Write the image of `draw` into `out`; return the sample, and its placement from the original image."""
         raise NotImplementedError
 
     def _loading_scale(self, index: int, image: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """Loaded over original width, and height: float64 (2,)."""
+        """Return loaded / original width and height: float64 (2,)."""
         height, width = self.index.sizes_hw[index].tolist()
         return np.array([image.shape[1] / width, image.shape[0] / height])
 
 
 class TrainDataset(DetectionDataset):
-    """Augmented samples, each a pure function of (seed, epoch, position); no mosaic from `mosaic_epochs` on."""
+    """Augmented samples, each a pure function of (seed, epoch, position); no mosaic from epoch `mosaic_epochs` on."""
 
     def __init__(
-        self, index: DatasetIndex, store: ImageStore | RecentImages, hyp: Hyp, seed: int, mosaic_epochs: int
+        self, index: DatasetIndex, store: ImageStore | DecodedCache, hyp: Hyp, seed: int, mosaic_epochs: int
     ) -> None:
         super().__init__(index, store)
         self.seed, self.mosaic_epochs = seed, mosaic_epochs
         self._hyp, self._hyp_without_mosaic = hyp, replace(hyp, mosaic=0.0)
         self._colour = open_filter()
 
-    def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
+    def _render(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
         rng = sample_rng(self.seed, draw.epoch, draw.position)
         hyp = self._hyp if draw.epoch < self.mosaic_epochs else self._hyp_without_mosaic
         with self.store.near(draw):
@@ -124,9 +124,9 @@ class TrainDataset(DetectionDataset):
 
 
 class ValDataset(DetectionDataset):
-    """Letterboxed samples, as they are, with the placement that leads back to the original image.
+    """Letterboxed samples, with the placement that maps boxes back to the original image.
 
-    A batch is without the images that do not decode: they count neither for a model nor against it.
+    Images that do not decode are removed from the batch, and do not count in the metrics.
     """
 
     def _build(self, draws: Sequence[Draw]) -> Batch:
@@ -136,7 +136,7 @@ class ValDataset(DetectionDataset):
         left = self._build([draw for draw in draws if draw.index not in batch.left_out])
         return replace(left, left_out={**left.left_out, **batch.left_out}, loaded=batch.loaded)
 
-    def _place(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
+    def _render(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
         with self.store.near(draw):
             loaded = self.sample(draw.index)
             placed, (scale_x, scale_y, left, top) = letterbox(loaded, draw.size_hw, out)
@@ -145,7 +145,7 @@ class ValDataset(DetectionDataset):
 
 
 def _empty_images(count: int, height: int, width: int) -> Tensor:
-    """Uninitialised uint8 (count, height, width, 3); a worker's in shared memory, where torch would copy it anyway."""
+    """Return uninitialised uint8 (count, height, width, 3); in a worker in shared memory, which spares torch a copy."""
     shape = (count, height, width, 3)
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)

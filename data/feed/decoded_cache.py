@@ -1,10 +1,9 @@
-"""Images decoded recently, kept once a node: what one worker decodes for a mosaic serves the others.
+"""Cache of recently decoded images, shared by all workers and ranks of a node.
 
-About four samples need an image, and the workers of all the node's ranks build them. Each place of the last batches has
-a slot in a file without a name; the first process that needs an image decodes it into its slot, guarded by a record
-lock on the byte of its number, which the kernel releases when a process dies. An image that finds no free slot is
-decoded for one use: the slots change the time that a sample takes, never the sample. Where a file holds several images
-(views), the others that are near come into their slots with the one that is asked for.
+A mosaic loads four images, so about four samples need each image. The images of the last batches have slots in an
+unnamed memory file. The first process that needs an image decodes it into its slot, under a record lock on the byte of
+the slot's number; the kernel releases the lock when a process dies. An image without a free slot is decoded for one
+use. Hence the cache changes loading time, never a sample. Views of one image are decoded into their slots together.
 """
 
 from __future__ import annotations
@@ -29,19 +28,17 @@ from tessera.utils.types import Draw
 
 log = logging.getLogger(__name__)
 
-_MEMORY_SHARE = 8  # of the memory that is available, slots take at most this part
-_SMALL = 1 << 30  # bytes of slots for a set that is kept whole, however few of its images are near
+_MEMORY_PARTS = 8  # the cache takes at most one such part of the available memory
+_SMALL = 1 << 30  # bytes of slots up to which a dataset is cached whole
 _PAGE = mmap.PAGESIZE
 
 
-class RecentImages:
+class DecodedCache:
     """The images near a `Draw`, decoded once for all samples that need them.
 
-    Args:
-        store: where images come from; it decodes at each call.
-        slots: images to keep. With as many slots as images, each image has its own slot; with fewer, each place of the
-            order has. Only slots that are used take memory.
-        shared: file of another rank or process of this node, see `share`; a new one where it is None.
+    With as many slots as images, each image has its own slot. Otherwise a slot belongs to a position of the epoch's
+    order, modulo `slots`. Unused slots take no memory. `shared` is the file of another process of this node, see
+    `share`; None creates one.
     """
 
     def __init__(self, store: ImageStore, slots: int, shared: SharedFile | None = None) -> None:
@@ -49,31 +46,31 @@ class RecentImages:
         header, slot = _whole_pages(slots * 8), _slot_bytes(store)
         self._file = _new_file(header + slots * slot) if shared is None else shared.open("r+b")
         memory = mmap.mmap(self._file.fileno(), header + slots * slot)
-        self._owners = np.frombuffer(memory, np.int64, slots)  # the image in each slot, + 1; 0 where there is none
+        self._owners = np.frombuffer(memory, np.int64, slots)  # image in each slot, + 1; 0 = empty
         self._pixels = np.frombuffer(memory, np.uint8, slots * slot, header).reshape(slots, slot)
         self._draw: Draw | None = None
         self._held: set[int] = set()
 
     def size(self, index: int) -> tuple[int, int]:
-        """Height and width of image `index` as loaded."""
+        """Return height and width of image `index` as loaded."""
         return self._store.size(index)
 
     @property
     def files(self) -> int:
-        """As ImageStore."""
+        """Number of files that the images come from."""
         return self._store.files
 
     def of_file(self, index: int) -> range:
-        """As ImageStore."""
+        """Return the images of the file that image `index` comes from."""
         return self._store.of_file(index)
 
     def share(self) -> SharedFile:
-        """The slots, for another process of this user and node."""
+        """Return the cache's file, for another process of the same user and node."""
         return SharedFile.of(self._file)
 
     @contextmanager
     def near(self, draw: Draw) -> Iterator[None]:
-        """Inside, the neighbours of `draw` are loaded through the slots, and what was loaded does not change."""
+        """Load the neighbours of `draw` through the cache; loaded images do not change until this context ends."""
         self._draw = draw
         try:
             yield
@@ -83,7 +80,7 @@ class RecentImages:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
     def load(self, index: int) -> NDArray[np.uint8]:
-        """Image `index`, as ImageStore.load; read-only, and only until the end of `near`, where it is in a slot."""
+        """Return image `index`, as ImageStore.load; from the cache it is read-only, and valid until `near` ends."""
         slot = self._slot(index)
         if slot is None:
             return self._store.load(index)
@@ -96,19 +93,19 @@ class RecentImages:
         return image
 
     def _slot(self, index: int) -> int | None:
-        """The slot of an image; None outside of a draw, and where it is not near and not all are kept."""
+        """Return the slot of an image; None outside of a draw, and for distant images of a large dataset."""
         if self._draw is None:
             return None
         if len(self._store) == self.slots:  # each image has its own
             return index
-        place = self._draw.neighbours.get(index)
-        return None if place is None else place % self.slots
+        position = self._draw.neighbours.get(index)
+        return None if position is None else position % self.slots
 
     def _hold(self, slot: int, index: int) -> None:
-        """Lock `slot` for reading if image `index` is there, or can be decoded into it now."""
+        """Take a shared lock on `slot` if image `index` is in it, or can be decoded into it now."""
         if self._owners[slot] != index + 1:
             self._fill(slot, index)
-        # Waits only while another process decodes into the slot; that one holds it exclusively and waits for nobody.
+        # This waits only for a process that decodes into the slot. That process never waits.
         fcntl.lockf(self._file, fcntl.LOCK_SH, 1, slot)
         if self._owners[slot] == index + 1:
             self._held.add(slot)
@@ -116,31 +113,34 @@ class RecentImages:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
 
     def _fill(self, slot: int, index: int) -> None:
-        """Decode image `index` into `slot`, unless another process reads or writes it now; and others of its file."""
+        """Decode image `index` into `slot`, unless another process uses it; also cache near images of the same file."""
         if not self._lock(slot) or self._owners[slot] == index + 1:
             return
-        others = {}  # of the same file, that may be kept and are not there: their slots
+        other_slots = {}  # of images of the same file that may be cached and are not
         for other in self._store.of_file(index):
-            place = self._slot(other)
-            if place is not None and place not in (slot, *self._held) and self._owners[place] != other + 1:
-                others[other] = place
-        images = self._store.load_together([index, *others])
-        self._owners[slot] = 0  # if this process ends in between, there is no image here
+            position = self._slot(other)
+            if position is not None and position not in (slot, *self._held) and self._owners[position] != other + 1:
+                other_slots[other] = position
+        images = self._store.load_together([index, *other_slots])
         try:
-            self._image(slot, index)[:] = next(images)
+            self._write(slot, index, images)
         except UndecodableImage:  # an exclusive lock must not be held while this process waits for other slots
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
             raise
+        for other, position in other_slots.items():
+            if self._lock(position):
+                self._write(position, other, images)
+                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, position)
+            else:
+                next(images)
+
+    def _write(self, slot: int, index: int, images: Iterator[NDArray[np.uint8]]) -> None:
+        self._owners[slot] = 0  # if this process ends in between, the slot is empty
+        self._image(slot, index)[:] = next(images)
         self._owners[slot] = index + 1
-        for (other, place), image in zip(others.items(), images, strict=True):
-            if self._lock(place):
-                self._owners[place] = 0
-                self._image(place, other)[:] = image
-                self._owners[place] = other + 1
-                fcntl.lockf(self._file, fcntl.LOCK_UN, 1, place)
 
     def _lock(self, slot: int) -> bool:
-        """Lock `slot` for writing; False where another process reads or writes it."""
+        """Lock `slot` for writing; return False if another process reads or writes it."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
         except BlockingIOError:
@@ -158,33 +158,27 @@ class RecentImages:
         self.__init__(**state)  # type: ignore[misc]
 
 
-def share_recent(
-    store: ImageStore, world: World, *, batch_size: int, share: int, batches: int
-) -> RecentImages | ImageStore:
-    """Keep recent images of `store` once a node; the store itself where that is impossible. All ranks call it together.
+def share_decoded_cache(
+    store: ImageStore, world: World, *, batch_size: int = 1, node_images: int = 1, batches: int = 0
+) -> DecodedCache | ImageStore:
+    """Return a decoded-image cache shared by the node, or the store if impossible. All ranks call this together.
 
-    A small set is kept whole, for the run. Of a larger one the last `batches` are kept, of whose `batch_size` images
-    this node decodes `share` at most: a node of many uses the slots of its own share only.
+    A small dataset is cached whole, for the run. Of a larger one, the last `batches` batches of `batch_size` images are
+    cached, of each of which this node decodes at most `node_images`; by default none.
     """
-    most = min(batches * share, _room(store))
-    is_small = len(store) <= max(most, min(_SMALL // _slot_bytes(store), _room(store)))
-    return _shared(store, world, len(store) if is_small else most // share * batch_size)
+    most = min(batches * node_images, _affordable_slots(store))
+    is_small = len(store) <= max(most, min(_SMALL // _slot_bytes(store), _affordable_slots(store)))
+    return _shared(store, world, len(store) if is_small else most // node_images * batch_size)
 
 
-def share_small(store: ImageStore, world: World) -> RecentImages | ImageStore:
-    """Keep all images of a small set once a node, as they are decoded; of a larger one none. As `share_recent`."""
-    most = min(_SMALL // _slot_bytes(store), _room(store))
-    return _shared(store, world, len(store) if len(store) <= most else 0)
-
-
-def _room(store: ImageStore) -> int:
-    """Slots that there is memory for."""
+def _affordable_slots(store: ImageStore) -> int:
+    """Return the number of slots that memory allows."""
     memory = available_memory() if hasattr(os, "memfd_create") else 0  # not Linux
-    return (memory or 0) // _MEMORY_SHARE // _slot_bytes(store)
+    return (memory or 0) // _MEMORY_PARTS // _slot_bytes(store)
 
 
-def _shared(store: ImageStore, world: World, slots: int) -> RecentImages | ImageStore:
-    """As many slots as the node's first rank says; a rank that cannot open that one's has its own."""
+def _shared(store: ImageStore, world: World, slots: int) -> DecodedCache | ImageStore:
+    """Open the first rank's cache, of its number of slots; a rank that cannot open it creates its own."""
     own = _open(store, slots, None) if world.local_rank == 0 else None
     slots, shared = world.node_first((slots, None if own is None else own.share()))
     if own is None and shared is not None:
@@ -192,26 +186,26 @@ def _shared(store: ImageStore, world: World, slots: int) -> RecentImages | Image
     return own or store
 
 
-def _open(store: ImageStore, slots: int, shared: SharedFile | None) -> RecentImages | None:
+def _open(store: ImageStore, slots: int, shared: SharedFile | None) -> DecodedCache | None:
     if slots == 0:
         return None
     try:
-        return RecentImages(store, slots, shared)
-    except OSError as error:  # another container's, a limit on address space or files
-        what = "make room for" if shared is None else "share the node's"
-        log.warning(f"Cannot {what} decoded images ({error}): loading is slower. --cache disk decodes nothing.")
+        return DecodedCache(store, slots, shared)
+    except OSError as error:  # another container, or a limit on address space or files
+        what = "allocate memory for" if shared is None else "open the node's cache of"
+        log.warning(f"Cannot {what} decoded images ({error}): loading is slower. Use --cache disk to decode only once.")
         return None
 
 
 def _new_file(size: int) -> IO[bytes]:
-    """A file in memory, whatever the size of /dev/shm, whose pages come as they are written to."""
+    """Create a file in memory, independent of the size of /dev/shm, whose pages are allocated on the first write."""
     file: IO[bytes] = os.fdopen(os.memfd_create("tessera-recent"), "r+b", buffering=0)
     file.truncate(size)
     return file
 
 
 def _slot_bytes(store: ImageStore) -> int:
-    """Memory of a slot: the largest image there may be, in whole pages."""
+    """Return the bytes of the largest possible image, in whole pages."""
     return _whole_pages(store.imgsz**2 * 3)
 
 

@@ -1,8 +1,8 @@
-"""From a picture's size to what the model sees: the rule that training, validation, detection and exports share.
+"""Image sizes for training, validation, detection and exports: resizing to the long side, and padding.
 
-The long side becomes the image size, the short one follows. Validation and detection average pixels when they shrink,
-and pad each side to a multiple of the stride, with half a stride of grey at least: a picture's shape is its own,
-whatever is in the same batch. `letterbox` of data/augment/mosaic.py centres it there.
+The long side becomes the image size; the short side keeps the aspect ratio. Validation and detection shrink with area
+averaging. They pad each side to a multiple of the stride, with at least half a stride of grey, so that the shape of an
+image does not depend on its batch. `letterbox` of data/augment/mosaic.py centres the image.
 """
 
 from __future__ import annotations
@@ -16,16 +16,10 @@ from tessera.utils.machine.opencv import cv2
 
 
 def loaded_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
-    """Height and width after loading: the long side becomes `imgsz`, the short one is rounded, at least 1.
+    """Return height and width after loading, int64 (..., 2): the long side is `imgsz`, the short side is at least 1.
 
-    Half rounds to even; in integers, so that ties are exact, in an exported graph too.
-
-    Args:
-        sizes_hw: int (..., 2), heights and widths of the files.
-        imgsz: long side in pixels.
-
-    Returns:
-        int64 (..., 2).
+    `sizes_hw` is int (..., 2), in pixels. Halves round to even. Integer arithmetic keeps ties exact, also in an
+    exported graph.
     """
     sides = sizes_hw.astype(np.int64)
     twice = 2 * sides.max(axis=-1, keepdims=True)
@@ -34,12 +28,12 @@ def loaded_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
 
 
 def padded_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> NDArray[np.int64]:
-    """Sizes (N, 2) after loading at `imgsz`, both sides rounded up to a multiple of `stride`: int64 (N, 2)."""
+    """Return sizes (N, 2) after loading at `imgsz`, with sides rounded up to multiples of `stride`: int64 (N, 2)."""
     return -(-loaded_sizes(sizes_hw, imgsz) // stride) * stride
 
 
 def validation_shapes(sizes_hw: NDArray[Any], imgsz: int, stride: int) -> NDArray[np.int64]:
-    """The shape each image is validated at, int64 (N, 2), a function of the image alone.
+    """Return the padded validation shape of each image, int64 (N, 2), which depends on the image alone.
 
     Each side is ceil(side · imgsz / longest / stride + 1/2) · stride, in integers, so that ties are exact.
     """
@@ -49,12 +43,9 @@ def validation_shapes(sizes_hw: NDArray[Any], imgsz: int, stride: int) -> NDArra
 
 
 def resized(image: NDArray[np.uint8], size_hw: tuple[int, int], *, area: bool) -> NDArray[np.uint8]:
-    """An image at another size; the same one where it has that already.
+    """Resize an image, uint8 (h, w, 3), to (height, width); return it unchanged if it has that size.
 
-    Args:
-        image: uint8 (h, w, 3).
-        size_hw: height and width in pixels.
-        area: average pixels, for shrinking; else linear between pixels.
+    `area` averages pixels, for shrinking. Otherwise the interpolation is linear.
     """
     if image.shape[:2] == size_hw:
         return image

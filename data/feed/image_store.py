@@ -1,8 +1,7 @@
-"""Images of a dataset at training size: decoded when asked for, or held once a node in one memory-mapped file.
+"""Images of a dataset at training size: decoded on request, or read from the node's memory-mapped cache.
 
-The file is the resized pixels of all images, end to end, and a byte for each that says whether it decodes; where each
-begins follows from the sizes in the index, so nothing but bytes is stored. Its pages are shared by every rank and
-worker of the node: memory does not grow with them.
+A cache file holds the resized pixels of all images, end to end, then a byte for each image that says whether it
+decodes. Offsets follow from the sizes in the index. All ranks and workers of the node share its pages.
 """
 
 from __future__ import annotations
@@ -28,23 +27,20 @@ from tessera.utils.types import DatasetIndex, Draw
 
 Interpolation = Literal["linear", "area"]
 
-FORMAT = 4  # of the pixels in a cache file: raise it when loading gives other pixels
-# A JPEG that is far larger than wanted is decoded at a fraction of its size: the decoder skips what would be
-# thrown away. A factor of 1.5 or more is left to the resize, so that what comes out hardly changes.
-_REDUCED_ABOVE = 1.5  # times the wanted size, after the reduction
+FORMAT = 4  # of cache files; increment it when loading yields other pixels
+# A JPEG far larger than needed is decoded at a fraction of its size. At least this factor is left to the resize, so
+# that the result hardly changes.
+_REDUCED_ABOVE = 1.5
 
 
 class ImageStore:
-    """The images of an index, long side `imgsz`; may be pickled, forked and shared by worker processes.
+    """Images of an index, long side `imgsz`; picklable, and safe to fork and share between worker processes.
 
-    Args:
-        index: the images.
-        imgsz: long side in pixels.
-        interpolation: "area" averages pixels when shrinking (validation), "linear" does not; both enlarge linearly.
-        cache: open file of all resized images, see `open_images`; None decodes at each call. The store owns it.
+    `interpolation` "area" averages pixels when shrinking (validation), "linear" does not; both enlarge linearly. The
+    store owns `cache`, an open file of all resized images, see `open_images`; without, it decodes at each call.
     """
 
-    noun = "images"  # what its images are called
+    noun = "images"  # in messages
 
     def __init__(
         self, index: DatasetIndex, imgsz: int, interpolation: Interpolation, cache: IO[bytes] | None = None
@@ -60,34 +56,34 @@ class ImageStore:
 
     @property
     def nbytes(self) -> int:
-        """Size of all resized images together with the marks of those that decode, in bytes."""
+        """Size of a cache of all images, in bytes."""
         return int(self._offsets[-1]) + len(self)
 
     @property
     def is_cached(self) -> bool:
-        """Whether `load` decodes nothing."""
+        """Whether `load` reads from a cache."""
         return self._pixels is not None
 
     @property
     def files(self) -> int:
-        """How many files the images come from."""
+        """Number of files that the images come from."""
         return len(self)
 
     def of_file(self, index: int) -> range:
-        """The images of the file that image `index` comes from."""
+        """Return the images of the file that image `index` comes from."""
         return range(index, index + 1)
 
     def size(self, index: int) -> tuple[int, int]:
-        """Height and width of image `index` as loaded."""
+        """Return height and width of image `index` as loaded."""
         height, width = self._sizes_hw[index].tolist()
         return height, width
 
     def load(self, index: int) -> Pixels:
-        """Image `index`, uint8 (h, w, 3) RGB with max(h, w) = imgsz. Read-only where it comes from a cache.
+        """Return image `index`, uint8 (h, w, 3) RGB with max(h, w) = imgsz; read-only if it comes from a cache.
 
         Raises:
             UserError: the file cannot be read.
-            UndecodableImage: the file does not decode, or has another size than when it was indexed.
+            UndecodableImage: the file does not decode, or its size changed since it was indexed.
         """
         if self._pixels is None:
             return next(self._decode([index]))
@@ -99,30 +95,30 @@ class ImageStore:
         return self._pixels[self._offsets[index] : self._offsets[index + 1]].reshape(height, width, 3)
 
     def load_together(self, images: Sequence[int]) -> Iterator[Pixels]:
-        """Images of one file, as `load` gives them: it is decoded once for all of them."""
+        """Yield images of one file, as `load` returns them; without a cache, the file is decoded once."""
         return map(self.load, images)
 
     def near(self, draw: Draw) -> AbstractContextManager[None]:
-        """Images are the caller's own, or never change."""
+        """Do nothing: images belong to the caller, or never change."""
         return nullcontext()
 
     def write_cache(self, file: IO[bytes], show_progress: bool) -> None:
-        """Decode all images in parallel into `file`, from its start; those that do not decode are marked."""
+        """Decode all images in parallel into `file`; those that do not decode are marked."""
 
         def write(images: range) -> int:
-            with suppress(UndecodableImage):  # `load` says so when the image is asked for
+            with suppress(UndecodableImage):  # `load` raises it
                 for index, pixels in zip(images, self._decode(images), strict=True):
                     put(pixels.data.cast("B"), int(self._offsets[index]))
                     put(memoryview(b"\1"), int(self._offsets[-1]) + index)
             return len(images)
 
         def put(pixels: memoryview, offset: int) -> None:
-            # Positioned writes need no lock, and a full file system is an OSError; in a memory map it is a bus error.
+            # Positioned writes need no lock. On a full disk they raise OSError; a memory map would cause a bus error.
             while pixels:
                 written = os.pwrite(file.fileno(), pixels, offset)
                 pixels, offset = pixels[written:], offset + written
 
-        file.truncate(self.nbytes)  # as long as promised, whatever the last images are
+        file.truncate(self.nbytes)  # full length, even if the last images do not decode
         title = f"Caching {self.index.split} {self.noun} ({gib(self.nbytes)})"
         with (
             ThreadPoolExecutor(min(usable_cpus(), 32)) as pool,
@@ -132,11 +128,11 @@ class ImageStore:
                 for written in pool.map(write, self._all_files()):
                     bar.update(written)
             except BaseException:
-                pool.shutdown(cancel_futures=True)  # do not decode the rest of the dataset before reporting
+                pool.shutdown(cancel_futures=True)  # do not decode the rest before raising
                 raise
 
     def close(self) -> None:
-        """Close the cache; the store cannot load from it afterwards."""
+        """Close the cache, after which the store cannot load from it."""
         if self._cache is not None:
             self._cache.close()
             self._cache, self._pixels = None, np.empty(0, np.uint8)
@@ -148,7 +144,7 @@ class ImageStore:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """A new process opens the cache file again, through this one's descriptor where the file has no name."""
+        """Refer to the cache file, through this process's descriptor if the file has no name."""
         return {
             "index": self.index,
             "imgsz": self.imgsz,
@@ -167,7 +163,7 @@ class ImageStore:
             start = images.stop
 
     def _decode(self, images: Sequence[int]) -> Iterator[Pixels]:
-        """Images of one file, decoded and resized."""
+        """Decode one file and yield the given images of it, resized."""
         whole = self._decode_file(images[0])
         for index in images:
             part = self._part(whole, index)
@@ -182,21 +178,20 @@ class ImageStore:
         if image.shape[:2] not in (expected_hw, tuple(-(-side // reduction) for side in expected_hw)):
             raise UndecodableImage(
                 f"{path}: found {image.shape[0]}x{image.shape[1]} pixels, expected {expected_hw[0]}x{expected_hw[1]} "
-                "as when the dataset was scanned. The file changed since; start again, and it is scanned anew."
+                "as when the dataset was indexed. The file has changed. Restart to index it again."
             )
         return image
 
     def _file_size(self, index: int) -> tuple[int, int]:
-        """Height and width of the file that image `index` comes from."""
         height, width = self.index.sizes_hw[index].tolist()
         return height, width
 
     def _part(self, whole: Pixels, index: int) -> Pixels:
-        """What image `index` shows of its decoded file."""
+        """Return the pixels of image `index` in its decoded file."""
         return whole
 
     def _reduction(self, side: int) -> int:
-        """How far the decoder may reduce an image whose long side is `side`; 1 where every pixel counts."""
+        """Return the factor by which the decoder may shrink an image of long side `side`."""
         if self.interpolation == "area":
             return 1
         return next((by for by in REDUCTIONS if side >= _REDUCED_ABOVE * by * self.imgsz), 1)
@@ -208,22 +203,22 @@ class ImageStore:
 
 
 class ViewStore(ImageStore):
-    """Views of pictures, cut from the pixels of the whole file."""
+    """Views of images (see tiles.py), cropped from the pixels of the whole file."""
 
     index: ViewIndex
     noun = "views"
 
     @property
     def files(self) -> int:
-        """As ImageStore."""
+        """Number of files that the views come from."""
         return len(self.index.whole_images)
 
     def of_file(self, index: int) -> range:
-        """As ImageStore."""
-        return self.index.of_picture(index)
+        """Return the views of the image that view `index` belongs to."""
+        return self.index.views_of_image(index)
 
     def load_together(self, images: Sequence[int]) -> Iterator[Pixels]:
-        """As ImageStore; of one without a cache."""
+        """Yield views of one image, decoded once; for a store without a cache."""
         return self._decode(images)
 
     def _file_size(self, index: int) -> tuple[int, int]:
@@ -235,13 +230,13 @@ class ViewStore(ImageStore):
         return np.ascontiguousarray(whole[top:bottom, left:right])
 
     def _reduction(self, side: int) -> int:
-        """As ImageStore; of a window every pixel counts."""
+        """Return 1: a window may need every pixel."""
         return 1
 
 
 def image_store(
     index: DatasetIndex, imgsz: int, interpolation: Interpolation, cache: IO[bytes] | None = None
 ) -> ImageStore:
-    """The images of an index, or its views; arguments as of ImageStore."""
+    """Return the store of an index, or of its views; arguments as of ImageStore."""
     kind = ViewStore if isinstance(index, ViewIndex) else ImageStore
     return kind(index, imgsz, interpolation, cache)

@@ -1,8 +1,8 @@
-"""The training order: which rank gets which image, when.
+"""Training and validation order: which rank gets which images, and when.
 
-Everything here is a pure function of (seed, epoch), known on every rank without communicating. An epoch is one global
-order, cut into global batches; a rank takes its slice of each. Hence the stream of global batches is the same for any
-number of ranks and workers, and it can be entered anywhere.
+Everything here is a pure function of (seed, epoch), known on every rank without communication. An epoch is one global
+order, cut into global batches, of which each rank takes its slice. The sequence of global batches is therefore the same
+for any number of ranks and workers, and can be resumed at any batch.
 
 Legend: N images, B global batch, W ranks, K global batches of an epoch.
 """
@@ -22,79 +22,79 @@ from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import DatasetIndex, Draw
 
-BLOCK = 32  # places side by side in a batch whose images may meet in a mosaic
-NEAR = 128  # images that may: those at the block's places in this batch and the ones before it
-RUN = 4  # views of an image side by side: a batch of 16 shows four images, where decoding one takes longest
+BLOCK = 32  # adjacent positions of a batch whose images may share a mosaic
+NEAR = 128  # such images: those at the block's positions in this batch and preceding ones
+RUN = 4  # consecutive views of an image, which is decoded once for them
 
 
-def repeated(order: NDArray[np.int64], repeats: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """As many images as `order`, (N,), has, each as often as its share says: exactly on average, else rounded.
+def resample(order: NDArray[np.int64], repeats: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Resample an order (N,) to N images, each as often as its weight in `repeats` says, rounded up or down.
 
-    Systematic sampling: the shares lie end to end in the given order, and N points at equal distances, the first at
-    random, take the images whose shares they fall on.
+    Systematic sampling: the weights are laid end to end in the given order. N equidistant points with a random offset
+    select the images.
     """
     ends = np.cumsum(repeats[order])
     points = (np.arange(len(order)) + rng.random()) / len(order) * ends[-1]
-    taken = np.searchsorted(ends, points, side="right").clip(max=len(order) - 1)  # a point may be rounded to the end
+    taken = np.searchsorted(ends, points, side="right").clip(max=len(order) - 1)  # rounding may move a point to the end
     return rng.permutation(order[taken])
 
 
 def bucket_by_aspect(
     order: NDArray[np.int64], shapes_hw: NDArray[np.int64], batch_size: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rearrange an epoch so that each global batch holds images of like aspect, and still in random order.
+    """Rearrange an epoch so that each global batch holds images of similar aspect ratio, in random order.
 
-    The sort by shape is stable, so images of one shape stay shuffled; then whole batches are shuffled. A batch that
-    spans two shapes takes the larger side of either.
+    The sort by shape is stable, so that images of one shape stay shuffled. Then whole batches are shuffled. A batch of
+    two shapes takes the larger of each side.
 
     Args:
         order: int64 (K · B,), shuffled.
-        shapes_hw: int64 (N, 2), each image's own padded shape.
+        shapes_hw: int64 (N, 2), padded shape of each image.
 
     Returns:
         The new order, int64 (K · B,), and the shape of each batch, int64 (K, 2).
     """
     height, width = shapes_hw[order].T
-    # From the widest to the tallest in one line: of the two sides one is always the full image size.
+    # One side always has the full image size, so that the difference sorts from the widest to the tallest.
     batches = order[np.argsort(height - width, kind="stable")].reshape(-1, batch_size)
     batches = batches[rng.permutation(len(batches))]
     return batches.reshape(-1), shapes_hw[batches].max(axis=1)
 
 
-def in_runs(views: NDArray[np.int64], owners: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Rearrange shuffled views, (n,), so that up to `RUN` of one owner, (n,), are side by side, the runs at random."""
+def group_by_image(views: NDArray[np.int64], owners: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Group shuffled views, (n,), into runs of up to `RUN` views with the same owner, (n,), in random order."""
     by_owner = np.argsort(owners, kind="stable")
     _, starts, counts = np.unique(owners[by_owner], return_index=True, return_counts=True)
-    place = np.arange(len(views)) - np.repeat(starts, counts)  # within its image
-    run = np.cumsum(place % RUN == 0) - 1
+    position = np.arange(len(views)) - np.repeat(starts, counts)  # within its image
+    run = np.cumsum(position % RUN == 0) - 1
     return views[by_owner][np.argsort(rng.permutation(run[-1] + 1)[run], kind="stable")]
 
 
 def near_batches(batch_size: int) -> int:
-    """Batches over which the images that may meet in a mosaic are spread, the sample's own among them."""
+    """Return the number of batches that a mosaic's images come from, including the sample's own batch."""
     return math.ceil(NEAR * _blocks(batch_size) / batch_size)
 
 
-def block_of(place: int, batch_size: int) -> int:
-    """The block of its global batch that `place` is in: a batch is cut into equal blocks of at most 32 places."""
-    return place % batch_size * _blocks(batch_size) // batch_size
+def block_of(position: int, batch_size: int) -> int:
+    """Return the block of a position: a global batch is cut into equal blocks of at most 32 positions."""
+    return position % batch_size * _blocks(batch_size) // batch_size
 
 
 def neighbours(order: NDArray[np.int64], batch_size: int, batch: int, block: int) -> dict[int, int]:
-    """The images that may meet in the mosaics of a block: those of the same block in this batch and the ones before it.
+    """Return the images that may share a mosaic with a block: those of the same block in this batch and preceding ones.
 
-    They are 128, or a few more where blocks are not of 32; before the epoch's first batch comes its last. All this
-    depends on the order, (K · B,), and the batch size alone, not on ranks or workers. Images decoded recently
-    (recent.py) serve several mosaics, and a rank with whole blocks needs none but its own.
+    There are 128 images, or a few more if blocks are smaller than 32. The epoch's last batch precedes its first. The
+    result depends on the order, (K · B,), and the batch size alone. An image in the decoded cache serves several
+    mosaics, and a rank with whole blocks needs only its own images.
 
     Returns:
-        Each image with its place in the order; places before the first count down from −1.
+        Each image with its position in the order; positions before the epoch's start count down from −1.
     """
     batches, blocks = len(order) // batch_size, _blocks(batch_size)
     slots = np.arange(-(-block * batch_size // blocks), -(-(block + 1) * batch_size // blocks))
     rows = np.arange(batch + 1 - min(near_batches(batch_size), batches), batch + 1)
-    places = (rows[:, None] * batch_size + slots).ravel()
-    return dict(zip(order[places].tolist(), places.tolist(), strict=True))
+    positions = (rows[:, None] * batch_size + slots).ravel()
+    return dict(zip(order[positions].tolist(), positions.tolist(), strict=True))
 
 
 def _blocks(batch_size: int) -> int:
@@ -102,16 +102,16 @@ def _blocks(batch_size: int) -> int:
 
 
 class EpochOrder:
-    """The order of each epoch, all ranks together: every image once, then images from its start to fill the last batch.
+    """The global order of each epoch: every image once, then images from its start to fill the last batch.
 
     Args:
         length: N.
         batch_size: B, over all ranks.
         seed: the run's seed, the same on every rank.
         imgsz: side of a sample in pixels.
-        shapes_hw: int64 (N, 2), each image's own padded shape; where given, batches are rectangular (`--rect`).
-        repeats: float64 (N,), positive; where given, each image comes as often as its share of an epoch says.
-        views: where the images are these; an epoch has some of them, and those of one image side by side.
+        shapes_hw: int64 (N, 2), padded shape of each image, for rectangular batches (`--rect`); None = square.
+        repeats: float64 (N,), positive, relative frequency of each image; None = each once.
+        views: index, if the images are views: an epoch has some of them, with views of one image side by side.
     """
 
     def __init__(
@@ -131,20 +131,20 @@ class EpochOrder:
         self._images_per_epoch = length if views is None else views.images_per_epoch
 
     def __len__(self) -> int:
-        """Global batches of an epoch, K."""
+        """Number of global batches of an epoch, K."""
         return -(-self._images_per_epoch // self.batch_size)
 
     def reweight(self, weights: NDArray[np.float64]) -> None:
-        """Sample with replacement in proportion to `weights`, one an image, in an order without repeats, from now on.
+        """Sample with replacement in proportion to `weights`, (N,), from now on; only without `repeats`.
 
-        They are part of what an epoch is a function of: to enter an epoch again, set the same weights first.
+        The weights determine the order of an epoch too: set the same weights before resuming it.
         """
         assert self._repeats is None and weights.shape == (self.length,) and np.isfinite(weights).all(), weights
         assert (weights >= 0).all() and weights.sum() > 0, weights
         self._weights = weights
 
     def plan(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The global order of an epoch, int64 (K · B,), and the height and width of each global batch, int64 (K, 2)."""
+        """Return the global order of an epoch, int64 (K · B,), and height and width of each batch, int64 (K, 2)."""
         order = self._order(epoch)
         if self._shapes_hw is None:
             return order, np.full((len(self), 2), self.imgsz)
@@ -159,18 +159,18 @@ class EpochOrder:
         else:
             order = rng.choice(images, len(images), p=weights[images] / weights[images].sum())
         if self._repeats is not None:
-            order = repeated(order, self._repeats, rng)
+            order = resample(order, self._repeats, rng)
         if views is not None:
-            order = in_runs(order, views.owners[order], rng)
-        # np.resize repeats from the start: that is the padding, also where N < B.
+            order = group_by_image(order, views.owners[order], rng)
+        # np.resize repeats from the start, also if N < B.
         return np.resize(order, len(self) * self.batch_size)
 
 
 class EpochSampler(Sampler[list[Draw]]):
-    """One rank's share of the training stream; the `batch_sampler` of a DataLoader.
+    """One rank's part of the training order; the `batch_sampler` of a DataLoader.
 
-    Each `iter()` is one epoch of this rank's batches; its first `next()` moves the sampler to the next epoch, so a
-    loader that begins the next epoch early neither repeats one nor has to say so. `len()` is the whole epoch's batches.
+    Each `iter()` is one epoch of this rank's batches. Its first `next()` advances the sampler to the next epoch, so
+    that a loader can prefetch the next epoch. `len()` is the number of batches of a whole epoch.
     """
 
     def __init__(self, order: EpochOrder, rank: int = 0, size: int = 1) -> None:
@@ -183,12 +183,12 @@ class EpochSampler(Sampler[list[Draw]]):
         return len(self.order)
 
     def seek(self, epoch: int, step: int = 0) -> None:
-        """Let the next `iter()` begin at batch `step` of `epoch`; the one after it is epoch + 1 from its start."""
+        """Let the next `iter()` start at batch `step` of `epoch`; the one after it is epoch + 1 from its start."""
         assert epoch >= 0 and 0 <= step <= len(self), (epoch, step, len(self))
         self._next = (epoch, step)
 
     def __iter__(self) -> Iterator[list[Draw]]:
-        # All of this runs at the first next(): torch's loader asks for two iterators at its start, and uses the second.
+        # This runs at the first next(): torch's loader creates two iterators at its start, and uses the second.
         epoch, first = self._next
         self._next = (epoch + 1, 0)
         order, shapes_hw = self.order.plan(epoch)
@@ -198,25 +198,21 @@ class EpochSampler(Sampler[list[Draw]]):
 
     def _draws(self, order: NDArray[np.int64], epoch: int, batch: int, size_hw: tuple[int, int]) -> Iterator[Draw]:
         batch_size = self.order.batch_size
-        share = batch_size // self.size
-        start = batch * batch_size + self.rank * share
-        for block, own in itertools.groupby(range(start, start + share), lambda place: block_of(place, batch_size)):
+        size = batch_size // self.size
+        start = batch * batch_size + self.rank * size
+        for block, own in itertools.groupby(range(start, start + size), lambda p: block_of(p, batch_size)):
             near = neighbours(order, batch_size, batch, block)
-            for place in own:
-                yield Draw(int(order[place]), place, epoch, size_hw, near)
+            for position in own:
+                yield Draw(int(order[position]), position, epoch, size_hw, near)
 
 
 class ShardSampler(Sampler[list[Draw]]):
-    """One rank's share of a validation: every image exactly once over all ranks, images of one shape in a batch.
+    """One rank's part of a validation set: each image once over all ranks, images of one shape in a batch.
 
-    Images are sorted by shape, the largest first (if memory runs out, it does so at once), and dealt to the ranks in
-    turn: counts differ by at most one, and each rank gets its part of every shape. A rank may get nothing.
-    `Draw.position` is the image's place in the sorted order, `Draw.epoch` is 0.
-
-    Args:
-        rank, size: this rank among all.
-        batch_size: largest batch of this rank.
-        shapes: int (N, 2), height and width of each image as the model sees it; see `validation_shapes`.
+    Images are sorted by shape, the largest first, so that a lack of memory shows at once. They are dealt to the ranks
+    in turn: counts differ by at most one, and each rank gets its part of every shape. A rank may get no image.
+    `Draw.position` is the position in the sorted order, `Draw.epoch` is 0. `shapes`, int (N, 2), are padded heights and
+    widths; see `validation_shapes`.
     """
 
     def __init__(self, rank: int, size: int, batch_size: int, shapes: NDArray[np.int64]) -> None:
@@ -241,11 +237,11 @@ class ShardSampler(Sampler[list[Draw]]):
 
 
 def image_weights(index: DatasetIndex, class_maps: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sampling weights of `--image-weights`: images with rare and badly found classes come more often.
+    """Return sampling weights for `--image-weights`: images with rare and poorly detected classes come more often.
 
-    A class weighs (1 − mAP)² / (its objects in the dataset), an image the sum over its objects. An image without any
-    weight (background, or nothing but perfectly found classes) gets the smallest positive weight among the others, so
-    that none is left out. `class_maps`, (nc,), are mAP50-95 in [0, 1], 0 where not known yet.
+    The weight of a class is (1 − mAP)² / (its objects in the dataset). The weight of an image is the sum over its
+    objects; an image of weight 0 gets the smallest positive weight of the others. `class_maps`, (nc,), are mAP50-95 in
+    [0, 1], 0 if unknown.
 
     Returns:
         float64 (N,), positive, summing to 1.
@@ -262,12 +258,12 @@ def image_weights(index: DatasetIndex, class_maps: Sequence[float] | NDArray[np.
 
 
 def repeat_factors(index: DatasetIndex) -> NDArray[np.float64]:
-    """How often `--sampling balanced` repeats each image relative to one of common classes: float64 (N,), at least 1.
+    """Return how often `--sampling balanced` repeats each image, relative to one of common classes: float64 (N,), ≥ 1.
 
-    The repeat factors of LVIS (Gupta et al., arXiv 1908.03195): max(1, √(t / f)) of a class that is in the share f of
-    the images; of an image that of its rarest class; 1 of one without objects. There t is 0.001, for a thousand classes
-    in a hundred thousand images; here it is the mean share of the classes that occur, so that the factors do not depend
-    on the size of the set, and are 1 where all classes are equally frequent.
+    These are the repeat factors of LVIS (Gupta et al., arXiv 1908.03195): max(1, √(t / f)) for a class in the fraction
+    f of the images; for an image the largest of its classes, 1 without objects. LVIS uses t = 0.001. Here t is the mean
+    f of the classes that occur: the factors do not depend on the dataset's size, and are 1 if all classes are equally
+    frequent.
     """
     nc = len(index.names)
     owner = np.repeat(np.arange(len(index)), np.diff(index.box_offsets))

@@ -1,7 +1,7 @@
-"""/dev/shm of this node as one account: no byte is promised twice.
+"""Shared-memory budget of a node: /dev/shm space reserved for image caches and for batches in transit.
 
-Caches of images are kept there, and batches travel through it from workers to their rank. Free space is not what is
-left: workers use what they were promised only once they run, and are killed if the file system is full by then.
+Free space alone is not enough to know. Workers use their reservation only once they run, and are killed if the file
+system is full by then.
 """
 
 from __future__ import annotations
@@ -13,44 +13,37 @@ from tessera.utils.ranks.world import World
 
 
 class SharedMemory:
-    """The account of one run; all ranks open it together, and make the same promises.
-
-    Args:
-        world: this rank.
+    """The budget of one run; all ranks open it together, and make the same reservations.
 
     Attributes:
-        promised: bytes promised so far on this node.
+        reserved: bytes reserved so far on this node.
     """
 
     def __init__(self, world: World) -> None:
         self.folder = SHARED_MEMORY
-        self.promised = 0
+        self.reserved = 0
         self._world = world
-        # Measured once, before anything is used: later, free space is smaller by the promises that are in use.
+        # Measured before anything is used: reservations in use reduce the free space.
         self._free_at_start = world.node_first(self._free())
 
     @property
     def exists(self) -> bool:
-        """Whether this system has such a file system."""
+        """Whether this system has /dev/shm."""
         return self.folder.is_dir()
 
     @property
-    def room(self) -> int:
-        """Bytes of this node that may still be promised; 0 where there is no such file system."""
-        return max(min(self._free_at_start - self.promised, self._free()), 0)
+    def available(self) -> int:
+        """Bytes of this node that can still be reserved."""
+        return max(min(self._free_at_start - self.reserved, self._free()), 0)
 
     @property
-    def room_of_a_rank(self) -> int:
-        """The equal share of each of the node's ranks in `room`."""
-        return self.room // self._world.local_size
+    def available_per_rank(self) -> int:
+        """Equal part of `available` for each rank of the node."""
+        return self.available // self._world.local_size
 
-    def promise(self, size: int) -> None:
-        """Set `size` bytes of this node aside."""
-        self.promised += size
-
-    def promise_ranks(self, size: int) -> None:
-        """Set `size` bytes aside for this rank, and for the others of its node what they ask for; all ranks call it."""
-        self.promised += sum(self._world.node_gather(size))
+    def reserve_for_ranks(self, size: int) -> None:
+        """Reserve `size` bytes for this rank, and what the node's other ranks request; all ranks call this together."""
+        self.reserved += sum(self._world.node_gather(size))
 
     def _free(self) -> int:
         return shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0

@@ -1,4 +1,4 @@
-"""Where the tiles of a large picture lie: one rule for training, validation and detection."""
+"""Tile positions in large images, shared by training, validation and detection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SMALLEST, _LARGEST, _MOST_OVERLAP = 32, 65536, 0.9
 
 
 class Tile(NamedTuple):
-    """A part of an image, in its pixels; right and bottom lie outside."""
+    """A window of an image, in pixels; right and bottom are exclusive."""
 
     left: int
     top: int
@@ -21,23 +21,23 @@ class Tile(NamedTuple):
 
 
 def check_tiles(tile: int, overlap: float) -> None:
-    """Refuse numbers out of range, with a ConfigError."""
+    """Raise ConfigError for a tile size or overlap out of range."""
     if not _SMALLEST <= tile <= _LARGEST:
         raise ConfigError(f"tile: found {tile}, allowed is {_SMALLEST} to {_LARGEST} pixels, or 0 for no tiles.")
     if not 0 <= overlap <= _MOST_OVERLAP:
-        raise ConfigError(f"overlap: found {overlap:g}, allowed is 0 to {_MOST_OVERLAP:g}, a share of a tile.")
+        raise ConfigError(f"overlap: found {overlap:g}, allowed is 0 to {_MOST_OVERLAP:g}, a fraction of a tile.")
 
 
 def windows_of(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:
-    """What is looked at of an image: its tiles and, last, the whole for what is larger; the whole alone if it fits."""
+    """Return the tiles of an image and, last, the whole image; only the whole image if it fits into one tile."""
     whole = Tile(0, 0, size_hw[1], size_hw[0])
     return [whole] if max(size_hw) <= tile else [*cut(size_hw, tile, overlap), whole]
 
 
 def cut(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:
-    """The fewest tiles that cover an image, evenly spread, row by row.
+    """Return the fewest tiles that cover an image, evenly spaced, row by row.
 
-    A side shorter than `tile` pixels is not cut; neighbours share at least `overlap` of a tile.
+    A side shorter than `tile` pixels is not split. Adjacent tiles share at least the fraction `overlap` of a tile.
     """
     rows, columns = (_starts(side, tile, overlap) for side in size_hw)
     height, width = (min(side, tile) for side in size_hw)
@@ -45,7 +45,6 @@ def cut(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:
 
 
 def _starts(side: int, tile: int, overlap: float) -> list[int]:
-    """Where tiles begin along a side."""
     if side <= tile:
         return [0]
     step = max(tile - math.ceil(overlap * tile), 1)

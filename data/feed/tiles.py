@@ -1,10 +1,10 @@
-"""Views of large images: `--tile` trains on windows of them, and no file is written.
+"""Tiled views of large images for training (`--tile`), without writing files.
 
-The views of an image are what detection in tiles looks at: its tiles and the whole, each an image of its own for the
-sampler, mosaics and statistics. A tile's labels are cut to it. An object of which it shows less than `LEAST_SEEN` is
-none there, and what is seen of it is an ignored region: the next tile shows more of it. Most tiles of most scenes are
-empty: an epoch has all views with objects, the whole images, and as many empty tiles as there are views with objects,
-other ones in each epoch. Tiles with ignored regions alone, such as the inside of a large object, are in none.
+The views of an image are its tiles and the whole image, as in tiled detection. Each view is an image of its own for the
+sampler, mosaics and statistics. Labels are clipped to a tile. An object of which a tile shows less than `MIN_VISIBLE`
+becomes an ignored region there, because a neighbouring tile shows more of it. Since most tiles are empty, an epoch has
+all views with objects, all whole images, and as many empty tiles as views with objects, sampled anew in each epoch.
+Tiles with ignored regions alone, such as the inside of a large object, are in no epoch.
 
 Legend: P images, N views; of one image w windows, m objects.
 """
@@ -29,36 +29,36 @@ from tessera.utils.errors import UserError
 from tessera.utils.seeding import at_most, sample_rng
 from tessera.utils.types import DatasetIndex
 
-LEAST_SEEN = 0.3  # share of an object's area in the image (of its polygon, where it has one) that a view must show
-_SOON_S = 1.0  # what is done by then needs no progress bar
+MIN_VISIBLE = 0.3  # fraction of an object's area in the image (of its polygon, if any) that a view must show
+_PROGRESS_DELAY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ViewIndex(DatasetIndex):
-    """An index whose entries are views; sizes and labels are in pixels of the window."""
+    """Dataset index whose entries are views; sizes and labels are in pixels of the view."""
 
-    whole_images: DatasetIndex  # paths, in files as in memory, are its own
+    whole_images: DatasetIndex
     view_offsets: NDArray[np.int64]  # (P + 1,), where the views of each image start
     windows: NDArray[np.int32]  # (N, 4), left, top, right, bottom in pixels of the image
-    unseen: int  # how many objects no view has as one
+    unseen: int  # objects that are ignored in all views
 
     def path(self, index: int) -> Path:
-        """Path of the image that view `index` is of."""
+        """Return the path of the image of view `index`."""
         return self.whole_images.path(int(self.owners[index]))
 
-    def of_picture(self, index: int) -> range:
-        """The views of the image that view `index` is of."""
+    def views_of_image(self, index: int) -> range:
+        """Return all views of the image of view `index`."""
         start, end = self.view_offsets[self.owners[index] :][:2].tolist()
         return range(start, end)
 
     @cached_property
     def owners(self) -> NDArray[np.int64]:
-        """The image of each view, int64 (N,)."""
+        """Image of each view, int64 (N,)."""
         return np.repeat(np.arange(len(self.whole_images)), np.diff(self.view_offsets))
 
     @cached_property
     def empty_tiles(self) -> NDArray[np.int64]:
-        """The tiles without objects and ignored regions; whole images are none of them."""
+        """Indices of the tiles without objects and ignored regions."""
         empty = ~self._always
         if len(self.ignored_offsets):
             empty &= np.diff(self.ignored_offsets) == 0
@@ -66,38 +66,37 @@ class ViewIndex(DatasetIndex):
 
     @cached_property
     def _always(self) -> NDArray[np.bool_]:
-        """Which views are in every epoch, (N,): those with objects, and the whole images."""
+        """Mask (N,) of the views in every epoch: those with objects, and the whole images."""
         found = np.diff(self.box_offsets) > 0
         found[self.view_offsets[1:] - 1] = True
         return found
 
     @property
     def with_objects(self) -> int:
-        """How many views have objects."""
+        """Number of views with objects."""
         return int((np.diff(self.box_offsets) > 0).sum())
 
     @property
     def images_per_epoch(self) -> int:
-        """How many views an epoch has."""
+        """Number of views of an epoch."""
         return int(self._always.sum()) + min(len(self.empty_tiles), self.with_objects)
 
     def of_epoch(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """The views of an epoch, ascending: a pure function of (seed, epoch)."""
+        """Return the views of an epoch, ascending: a pure function of (seed, epoch)."""
         chosen = at_most(self.with_objects, len(self.empty_tiles), sample_rng(seed, epoch, 2, "order"))
         return np.sort(np.concatenate((np.flatnonzero(self._always), self.empty_tiles[chosen])))
 
     def __str__(self) -> str:
-        """One line: what the images became."""
         objects = len(self.whole_images.classes)
-        unseen = f"; {self.unseen:,} of {objects:,} objects are ignored in all" if self.unseen else ""
+        unseen = f"; {self.unseen:,} of {objects:,} objects are ignored in all views" if self.unseen else ""
         return (
-            f"{self.split}: {len(self.whole_images):,} images become {len(self):,} views, {self.with_objects:,} of "
-            f"them with objects; an epoch has {self.images_per_epoch:,}{unseen}"
+            f"{self.split}: {len(self.whole_images):,} images split into {len(self):,} views "
+            f"({self.with_objects:,} with objects); {self.images_per_epoch:,} views per epoch{unseen}"
         )
 
 
-class _Cut(NamedTuple):
-    """The views of one image, labels view by view; n labels, r ignored regions."""
+class _ImageViews(NamedTuple):
+    """Views of one image, with labels view by view: n labels, r ignored regions."""
 
     windows: Sequence[Tile]
     counts: NDArray[np.int64]  # (w,)
@@ -113,59 +112,61 @@ class _Cut(NamedTuple):
 def view_index(
     images: DatasetIndex, tile: int, overlap: float, imgsz: int, *, show_progress: bool = False
 ) -> ViewIndex:
-    """The views of an index of images that has objects.
+    """Build the view index of a dataset that has objects.
 
     Args:
-        tile: side in pixels of the images; what is not larger is one view, as it is.
-        overlap: least share of a tile that the next one overlaps.
-        imgsz: training size: of an image that is cut, a label of 2 px or less there is none, as in augmentation.
+        tile: side in pixels; an image that is not larger is a single view.
+        overlap: smallest fraction of a tile that adjacent tiles share.
+        imgsz: training size, at which labels of 2 px or less are dropped from tiles, as in augmentation.
 
     Raises:
-        ConfigError: a number is out of range.
-        UserError: most objects are larger than a tile, or all too small to be seen.
+        ConfigError: `tile` or `overlap` is out of range.
+        UserError: most objects are larger than a tile, or all are too small.
     """
     check_tiles(tile, overlap)
     _refuse_large_objects(images, tile)
-    cuts = []
-    title, hidden = f"Cutting {images.split} into views", not show_progress
-    sizes = tqdm(images.sizes_hw.tolist(), title, unit="image", delay=_SOON_S, disable=hidden)
+    per_image = []
+    title, hidden = f"Splitting {images.split} into views", not show_progress
+    sizes = tqdm(images.sizes_hw.tolist(), title, unit="image", delay=_PROGRESS_DELAY_S, disable=hidden)
     for image, (height, width) in enumerate(sizes):
         windows = windows_of((height, width), tile, overlap)
-        cuts.append(_cut(images, image, windows, imgsz) if len(windows) > 1 else _as_it_is(images, image))
-    spans = np.array([window for cut in cuts for window in cut.windows], np.int32)
-    outlines = [outline for cut in cuts for outline in cut.outlines]
-    unseen = sum(cut.unseen for cut in cuts)
+        per_image.append(_tile_views(images, image, windows, imgsz) if len(windows) > 1 else _whole_view(images, image))
+    spans = np.array([window for views in per_image for window in views.windows], np.int32)
+    outlines = [outline for views in per_image for outline in views.outlines]
+    unseen = sum(views.unseen for views in per_image)
     if unseen == len(images.classes):
         raise UserError(
             f"--tile {tile}: no view of {images.split} has an object: at --imgsz {imgsz} each is {MIN_SIDE:g} pixels "
-            "or less. Give a larger --imgsz or a smaller --tile."
+            "or less. Use a larger --imgsz or a smaller --tile."
         )
-    key = f"{tile} {overlap!r} {LEAST_SEEN}"
-    any_ignored = any(len(cut.ignored_classes) for cut in cuts)
+    key = f"{tile} {overlap!r} {MIN_VISIBLE}"
+    any_ignored = any(len(views.ignored_classes) for views in per_image)
     views = ViewIndex(
         split=images.split,
         names=images.names,
         path_bytes=images.path_bytes,
         path_offsets=images.path_offsets,
         sizes_hw=spans[:, [3, 2]] - spans[:, [1, 0]],
-        box_offsets=_offsets([cut.counts for cut in cuts]),
-        classes=np.concatenate([cut.classes for cut in cuts]),
-        boxes_xyxy=np.concatenate([cut.boxes_xyxy for cut in cuts]),
+        box_offsets=_offsets([views.counts for views in per_image]),
+        classes=np.concatenate([views.classes for views in per_image]),
+        boxes_xyxy=np.concatenate([views.boxes_xyxy for views in per_image]),
         segment_offsets=_offsets([[len(outline) for outline in outlines]]) if outlines else images.segment_offsets,
         segment_points=np.concatenate(outlines) if outlines else images.segment_points,
         digest=_hash(f"{images.digest} {key}"),
         problems=images.problems,
         notes=images.notes,
-        ignored_offsets=_offsets([cut.ignored_counts for cut in cuts]) if any_ignored else images.ignored_offsets,
-        ignored_classes=np.concatenate([cut.ignored_classes for cut in cuts]),
-        ignored_boxes_xyxy=np.concatenate([cut.ignored_boxes_xyxy for cut in cuts]),
+        ignored_offsets=_offsets([views.ignored_counts for views in per_image])
+        if any_ignored
+        else images.ignored_offsets,
+        ignored_classes=np.concatenate([views.ignored_classes for views in per_image]),
+        ignored_boxes_xyxy=np.concatenate([views.ignored_boxes_xyxy for views in per_image]),
         pixels=images.pixels,
         whole_images=images,
-        view_offsets=_offsets([[len(cut.windows) for cut in cuts]]),
+        view_offsets=_offsets([[len(views.windows) for views in per_image]]),
         windows=spans,
         unseen=unseen,
     )
-    return replace(views, stored_hash=_hash(f"{views.content_hash()} {key}")[:16])  # its labels depend on imgsz too
+    return replace(views, stored_hash=_hash(f"{views.content_hash()} {key}")[:16])  # labels depend on imgsz too
 
 
 def _refuse_large_objects(images: DatasetIndex, tile: int) -> None:
@@ -173,117 +174,118 @@ def _refuse_large_objects(images: DatasetIndex, tile: int) -> None:
     large = int((sides > tile).sum())
     if 2 * large > len(sides):
         raise UserError(
-            f"--tile {tile}: {large:,} of {len(sides):,} boxes of {images.split} are larger than a tile, so that no "
-            f"tile sees them whole; half of all are longer than {np.median(sides):.0f} pixels. Give a --tile that is "
-            f"a few times as large as the objects, or leave it out."
+            f"--tile {tile}: {large:,} of {len(sides):,} boxes of {images.split} are larger than a tile (median long "
+            f"side {np.median(sides):.0f} pixels). Use a --tile a few times as large as the objects, or omit it."
         )
 
 
-def _as_it_is(images: DatasetIndex, image: int) -> _Cut:
-    """The one view of an image that is not larger than a tile."""
+def _whole_view(images: DatasetIndex, image: int) -> _ImageViews:
+    """Return the single view of an image that is not larger than a tile."""
     height, width = images.sizes_hw[image].tolist()
     (classes, boxes), (ignored, regions) = images.labels(image), images.ignored(image)
     counts, ignored_counts = np.array([len(classes)]), np.array([len(ignored)])
     outlines, whole = images.segments(image), [Tile(0, 0, width, height)]
-    return _Cut(whole, counts, classes, boxes, outlines, ignored_counts, ignored, regions, 0)
+    return _ImageViews(whole, counts, classes, boxes, outlines, ignored_counts, ignored, regions, 0)
 
 
-def _cut(images: DatasetIndex, image: int, windows: Sequence[Tile], imgsz: int) -> _Cut:
-    """The views of an image that is larger than a tile: tiles of one size, then the whole."""
+def _tile_views(images: DatasetIndex, image: int, windows: Sequence[Tile], imgsz: int) -> _ImageViews:
+    """Return the views of an image that is larger than a tile: tiles of one size, then the whole."""
     spans = np.array(windows, np.float64)
     classes, boxes = images.labels(image)
-    parts, share = _seen(boxes, spans)
+    parts, visible = _clip_objects(boxes, spans)
     outlines = images.segments(image)
-    cut_outlines = _seen_outlines(outlines, spans, parts, share) if any(map(len, outlines)) else {}
+    cut_outlines = _clip_outlines(outlines, spans, parts, visible) if any(map(len, outlines)) else {}
     scale = imgsz / (spans[:, 2:] - spans[:, :2]).max(1)
     sizes = (parts[..., 2:] - parts[..., :2]) * scale[:, None, None]
-    kept = (share >= LEAST_SEEN) & (sizes.min(2) > MIN_SIDE)
-    views, objects = np.nonzero(kept)
-    regions = _with_parts(*images.ignored(image), spans, parts, (share > 0) & ~kept)
+    keep = (visible >= MIN_VISIBLE) & (sizes.min(2) > MIN_SIDE)
+    views, objects = np.nonzero(keep)
+    regions = _clip_regions(*images.ignored(image), spans, parts, (visible > 0) & ~keep)
     none = np.zeros((0, 2), np.float32)
-    return _Cut(
+    return _ImageViews(
         windows,
-        kept.sum(1),
+        keep.sum(1),
         classes[objects],
-        (parts[kept] - spans[views][:, [0, 1, 0, 1]]).astype(np.float32),
+        (parts[keep] - spans[views][:, [0, 1, 0, 1]]).astype(np.float32),
         [cut_outlines.get(pair, none) for pair in zip(views.tolist(), objects.tolist(), strict=True) if outlines],
         *regions,
-        int((~kept.any(0)).sum()),
+        int((~keep.any(0)).sum()),
     )
 
 
-def _with_parts(
+def _clip_regions(
     classes: NDArray[np.int32],
     boxes: NDArray[np.float32],
     spans: NDArray[np.float64],
     parts: NDArray[np.float64],
     is_ignored: NDArray[np.bool_],
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """What windows show of r ignored regions, and the parts of objects that are to be ignored, as in `_Cut`.
+    """Clip r ignored regions to the windows, and add parts of objects that become ignored, as in `_ImageViews`.
 
-    `parts`, (w, m, 4), are what windows show of the objects; `is_ignored`, (w, m), which of them are to be ignored.
+    `parts`, (w, m, 4), are the visible parts of the objects; `is_ignored`, (w, m), selects those that become ignored.
     """
-    region_parts, share = _seen(boxes, spans)
-    shown = np.concatenate((share > 0, is_ignored), 1)
+    region_parts, visible = _clip_objects(boxes, spans)
+    shown = np.concatenate((visible > 0, is_ignored), 1)
     views, rows = np.nonzero(shown)
     found = np.concatenate((region_parts, parts), 1)[shown] - spans[views][:, [0, 1, 0, 1]]
     any_class = np.full(is_ignored.shape[1], -1, np.int32)
     return shown.sum(1), np.concatenate((classes, any_class))[rows], found.astype(np.float32)
 
 
-def _seen(boxes: NDArray[np.float32], spans: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What windows (w, 4), the last of them the whole image, show of boxes (m, 4), all in pixels of the image.
+def _clip_objects(
+    boxes: NDArray[np.float32], spans: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Clip boxes (m, 4) to windows (w, 4), of which the last is the whole image, in pixels of the image.
 
     Returns:
-        The parts, (w, m, 4), and the share of what is in the image, (w, m): 0 for a box without an area.
+        The parts, (w, m, 4), and the visible fraction of each box, (w, m): 0 for a box without area.
     """
     inside = clip_boxes(boxes.astype(np.float64), (int(spans[-1, 3]), int(spans[-1, 2])))
     low = np.maximum(inside[None, :, :2], spans[:, None, :2])
     high = np.maximum(np.minimum(inside[None, :, 2:], spans[:, None, 2:]), low)
     areas = (inside[:, 2:] - inside[:, :2]).prod(1)
-    share = np.where(areas > 0, (high - low).prod(2) / np.where(areas > 0, areas, 1), 0)
-    return np.concatenate((low, high), 2), share
+    visible = np.where(areas > 0, (high - low).prod(2) / np.where(areas > 0, areas, 1), 0)
+    return np.concatenate((low, high), 2), visible
 
 
-def _seen_outlines(
+def _clip_outlines(
     outlines: Sequence[NDArray[np.float32]],
     spans: NDArray[np.float64],
     parts: NDArray[np.float64],
-    share: NDArray[np.float64],
+    visible: NDArray[np.float64],
 ) -> dict[tuple[int, int], NDArray[np.float32]]:
-    """What windows show of polygons; of objects that have one, `parts` and `share` become those of the polygon.
+    """Clip m polygons (k, 2), in pixels of the image, to the windows; k = 0 for an object without polygon.
 
-    Args:
-        outlines: m polygons (k, 2) in pixels of the image, k = 0: none.
-        spans, parts, share: as in `_seen`; the last two are overwritten.
+    `spans`, `parts` and `visible` are as in `_clip_objects`. The last two are overwritten for objects with a polygon.
 
     Returns:
-        Window and object → what is left of the polygon, in pixels of the window.
+        (window, object) → the clipped polygon, in pixels of the window.
     """
-    whole = _inside(outlines, spans[-1, 2:])
+    whole = _clip_polygons(outlines, spans[-1, 2:])
     areas = [_area(points) for points in whole]
     outlined = np.array(areas) > 0
     around = np.array([[*points.min(0), *points.max(0)] if len(points) else [0.0] * 4 for points in whole])
     within = np.all((around[:, :2] >= spans[:, None, :2]) & (around[:, 2:] <= spans[:, None, 2:]), axis=2)
-    within[-1] = True  # the image itself: what was cut to it may have been rounded
-    seen = (share > 0) & outlined
-    share[:, outlined] = 0
+    within[-1] = True  # the whole image, despite rounding of the clipped points
+    seen = (visible > 0) & outlined
+    visible[:, outlined] = 0
     pairs = np.argwhere(seen & ~within).tolist()
-    moved = [whole[thing] - spans[view, :2] for view, thing in pairs]
+    moved = [whole[obj] - spans[view, :2] for view, obj in pairs]
     found = {}
-    for (view, thing), points in zip(pairs, _inside(moved, spans[0, 2:] - spans[0, :2]), strict=True):  # of one size
+    for (view, obj), points in zip(
+        pairs, _clip_polygons(moved, spans[0, 2:] - spans[0, :2]), strict=True
+    ):  # of one size
         if len(points):
-            share[view, thing] = _area(points) / areas[thing]
-            parts[view, thing] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[view, :2], 2)
-            found[view, thing] = points.astype(np.float32)
-    for view, thing in np.argwhere(seen & within).tolist():
-        share[view, thing], parts[view, thing] = 1, around[thing]
-        found[view, thing] = (whole[thing] - spans[view, :2]).astype(np.float32)
+            visible[view, obj] = _area(points) / areas[obj]
+            parts[view, obj] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[view, :2], 2)
+            found[view, obj] = points.astype(np.float32)
+    for view, obj in np.argwhere(seen & within).tolist():
+        visible[view, obj], parts[view, obj] = 1, around[obj]
+        found[view, obj] = (whole[obj] - spans[view, :2]).astype(np.float32)
     return found
 
 
-def _inside(outlines: Sequence[NDArray[Any]], size_wh: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-    """Polygons (k, 2) cut to 0 … width, 0 … height."""
+def _clip_polygons(outlines: Sequence[NDArray[Any]], size_wh: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """Clip polygons (k, 2) to 0 … width, 0 … height."""
     if not outlines:
         return []
     owners = np.repeat(np.arange(len(outlines)), [len(points) for points in outlines])
@@ -293,13 +295,13 @@ def _inside(outlines: Sequence[NDArray[Any]], size_wh: NDArray[np.float64]) -> l
 
 
 def _area(points: NDArray[np.float64]) -> float:
-    """Of a closed polygon (k, 2), by the shoelace formula."""
+    """Return the area of a closed polygon (k, 2), by the shoelace formula."""
     x, y = points.T
     return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
 
 
 def _offsets(counts: Sequence[Any]) -> NDArray[np.int64]:
-    """Starts, int64 (n + 1,), from n counts in several parts."""
+    """Return the offsets, int64 (n + 1,), of n counts in several parts."""
     return np.concatenate(([0], np.cumsum(np.concatenate([np.asarray(part, np.int64) for part in counts]))))
 
 

@@ -1,4 +1,4 @@
-"""Loader workers: how many a rank may have, and what each does first."""
+"""Loader worker processes: their number, initialisation, and a watchdog for stopped or hanging ones."""
 
 from __future__ import annotations
 
@@ -31,57 +31,53 @@ from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
 
-PREFETCH = 2  # batches each worker prepares ahead
-CHECK_S = 1.0  # between two looks at the workers
+PREFETCH = 2  # batches that each worker prepares ahead
+CHECK_S = 1.0  # between two checks of the workers
 _SHARED_MEMORY_FLAGS = "docker run --shm-size=8g, or --ipc=host"
-_FILES = 20  # that a rank opens for a worker: its queues, and the tensors of its batches
-
-
-def cap_workers(asked: int, world: World) -> int:
-    """Workers for this rank: as asked, but no more than its processors."""
-    return min(asked, world.cpus)
+_FILES = 20  # that a rank opens for each worker: queues, and the tensors of its batches
 
 
 def affordable_workers(workers: int, batch_bytes: int, world: World, memory: SharedMemory) -> int:
-    """Workers whose batches fit into what is left of shared memory; that much is promised to them. All ranks call it.
+    """Return the number of workers for this rank, and reserve shared memory for them. All ranks call this together.
 
-    None where processes cannot share memory at all, and no more than this process may open files for. `batch_bytes` is
-    the size of the largest batch of a rank.
+    It is the requested number, limited by the rank's processors, open files and shared memory; 0 if processes cannot
+    share memory at all. `batch_bytes` is the size of the largest batch of a rank.
     """
+    workers = min(workers, world.cpus)
     if workers and multiprocessing.current_process().daemon:
         _warn_of_pool()
         workers = 0
-    for needed, place, attempt, remedy in (
+    for needed, path, attempt, remedy in (
         ("sockets", tempfile.gettempdir(), _bind_socket, "Set TMPDIR to a writable folder with a short path"),
         ("locks", memory.folder, multiprocessing.Lock, f"Mount a file system in memory there ({_SHARED_MEMORY_FLAGS})"),
     ):
-        if workers and (refusal := _refusal_of(attempt)):
+        if workers and (failure := _error_of(attempt)):
             log.warning(
-                f"{place}: {refusal}: without {needed} there are no loader workers, and each rank loads its own "
+                f"{path}: {failure}: without {needed} there are no loader workers, and each rank loads its own "
                 f"batches, which is slow. {remedy}."
             )
             workers = 0
     openable = max(open_files_left(workers * _FILES) // _FILES, 0)
     if openable < workers:
         log.warning(
-            f"This process may open files for {openable} loader workers, not {workers}: using {openable}. Raise the "
-            f"limit of open files (ulimit -n 4096)."
+            f"The limit on open files allows {openable} loader workers, not {workers}: using {openable}. Raise it "
+            f"(ulimit -n 4096)."
         )
         workers = openable
-    # Each worker holds a finished batch for every one it prepares ahead; the rank holds up to two more.
-    room = memory.room_of_a_rank // max(batch_bytes, 1)
-    affordable = min(workers, max((room - 2) // PREFETCH, 0)) if memory.exists else workers
+    # Each worker holds its prefetched batches; the rank holds up to two more.
+    batches = memory.available_per_rank // max(batch_bytes, 1)
+    affordable = min(workers, max((batches - 2) // PREFETCH, 0)) if memory.exists else workers
     if affordable < workers and world.is_main:
         log.warning(
-            f"{memory.folder} has room for the batches of {affordable} loader workers a rank, not {workers}: using "
+            f"{memory.folder} has space for the batches of {affordable} loader workers per rank, not {workers}: using "
             f"{affordable}. Give the container more ({_SHARED_MEMORY_FLAGS})."
         )
-    memory.promise_ranks((PREFETCH * affordable + 2) * batch_bytes if affordable and memory.exists else 0)
+    memory.reserve_for_ranks((PREFETCH * affordable + 2) * batch_bytes if affordable and memory.exists else 0)
     return affordable
 
 
-def _refusal_of(attempt: Callable[[], object]) -> str:
-    """What this system says against an attempt, such as "Read-only file system"; "" where it is allowed."""
+def _error_of(attempt: Callable[[], object]) -> str:
+    """Return the system's error for an attempt, such as "Read-only file system"; "" if it succeeds."""
     try:
         attempt()
     except OSError as error:
@@ -91,7 +87,7 @@ def _refusal_of(attempt: Callable[[], object]) -> str:
 
 @cache
 def _warn_of_pool() -> None:
-    """Once in a process, for all its loaders."""
+    """Warn once in a process, for all its loaders."""
     log.warning(
         "This process is a worker of multiprocessing.Pool or Celery, which may not start processes: batches are loaded "
         "in the process itself (workers=0), which is slower."
@@ -99,34 +95,34 @@ def _warn_of_pool() -> None:
 
 
 def _bind_socket() -> None:
-    """Open a socket like that by which a worker hands its batches over."""
+    """Open a socket like that which a worker sends its batches through."""
     with tempfile.TemporaryDirectory(prefix="pymp-") as folder, socket.socket(socket.AF_UNIX) as probe:
-        probe.bind(f"{folder}/listener-{'x' * 8}")  # as multiprocessing names them
+        probe.bind(f"{folder}/listener-{'x' * 8}")  # the name pattern of multiprocessing
 
 
-def begin_worker(worker: int) -> None:
-    """Start of a worker process. Its random generators are already seeded by torch, from the loader's generator."""
+def init_worker(worker: int) -> None:
+    """Initialise a worker process. Torch has already seeded its random generators from the loader's generator."""
     torch.set_num_threads(1)
-    gc.freeze()  # objects of the rank stay alive: a collector that visited them would copy their pages
-    # Ctrl-C, torchrun and SLURM signal the whole process group; the rank alone reacts, and ends its workers.
+    gc.freeze()  # otherwise the collector would copy the pages of the rank's objects
+    # Ctrl-C, torchrun and SLURM signal the whole process group. Only the rank reacts, and ends its workers.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     start_signal_thread(f"loader worker {worker} of process {os.getppid()}")
-    threading.Thread(target=_end_with_the_rank, name="end with the rank", daemon=True).start()
+    threading.Thread(target=_exit_with_rank, name="end with the rank", daemon=True).start()
     sys.excepthook = print_unless_disconnected
-    Queue._on_queue_feeder_error = staticmethod(_end_worker)  # type: ignore[attr-defined]
+    Queue._on_queue_feeder_error = staticmethod(_exit_if_unsendable)  # type: ignore[attr-defined]
 
 
-def _end_with_the_rank() -> None:
-    """Torch's own watch takes whoever is the parent when it begins for the rank, which may have been killed by then."""
+def _exit_with_rank() -> None:
+    """Exit when the rank exits. Torch's own check fails if the rank was killed before the check started."""
     rank = multiprocessing.parent_process()
     assert rank is not None
     rank.join()
     os._exit(1)
 
 
-def _end_worker(error: Exception, batch: object) -> None:
-    """A batch could not be sent: multiprocessing would drop it, and the rank wait for it without end."""
+def _exit_if_unsendable(error: Exception, batch: object) -> None:
+    """Exit if a batch could not be sent: multiprocessing would drop it, and the rank would wait for it forever."""
     print_without_waiting(
         f"loader worker of process {os.getppid()}: a batch cannot be sent ({type(error).__name__}: {error})"
     )
@@ -134,15 +130,15 @@ def _end_worker(error: Exception, batch: object) -> None:
 
 
 def print_unless_disconnected(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Print what ended a thread, but for a rank that is gone: multiprocessing's thread that hands batches to it."""
+    """Print an uncaught exception of a thread, unless the rank is gone."""
     if not issubclass(kind, (ConnectionError, EOFError)):
         sys.__excepthook__(kind, error, traceback)
 
 
 @contextmanager
 def ignoring_lost_workers() -> Iterator[None]:
-    """Inside, torch does not raise where a worker was killed: nobody waits for its batches any more."""
-    if threading.current_thread() is not threading.main_thread():  # others may handle no signals
+    """Prevent torch from raising for a killed worker, whose batches are no longer needed."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield
         return
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -152,11 +148,11 @@ def ignoring_lost_workers() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before)
 
 
-class StoppedWorkers:
-    """Kills loader workers of this process that are stopped (SIGSTOP) or hang for long; a killed one ends the run.
+class WorkerWatchdog:
+    """Watchdog that kills loader workers which are stopped (SIGSTOP) or hang; a killed worker ends the run.
 
-    One that is stopped or hangs is alive for its rank, which would wait for it without end; and so would the workers of
-    other ranks for what it has locked. Only Linux says which processes are stopped.
+    A stopped or hanging worker is alive for its rank, which would wait for it forever. Workers of other ranks would
+    wait for its locks. Only Linux tells which processes are stopped.
     """
 
     def __init__(self, rank: int) -> None:
@@ -169,7 +165,7 @@ class StoppedWorkers:
 
     @contextmanager
     def adding_started_workers(self) -> Iterator[None]:
-        """Watch also the workers that are started inside."""
+        """Also watch the workers that are started in this context."""
         before = multiprocessing.active_children()
         yield
         self._workers += [worker for worker in multiprocessing.active_children() if worker not in before]
@@ -179,7 +175,7 @@ class StoppedWorkers:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Inside, the rank waits for a batch of its workers."""
+        """Mark this context as waiting for a batch."""
         self._waits += 1
         try:
             yield
@@ -187,9 +183,7 @@ class StoppedWorkers:
             self._waits += 1
 
     def close(self) -> None:
-        """Watch no longer, and kill the workers that have not ended: they ignore what multiprocessing, which waits for
-        them at the end of their rank, sends to end them.
-        """
+        """Stop watching, and kill the remaining workers: they ignore the signal by which multiprocessing ends them."""
         self._closed.set()
         for worker in self._workers:
             if worker.is_alive():
@@ -211,19 +205,19 @@ class StoppedWorkers:
                 if stopped_s.get(worker.pid, 0.0) > self._timeout_s:
                     print_without_waiting(
                         f"rank {self._rank}: loader worker {worker.name} (process {worker.pid}) has been stopped for "
-                        f"{stopped_s.pop(worker.pid):.0f} s: it is killed."
+                        f"{stopped_s.pop(worker.pid):.0f} s. Killing it."
                     )
                     worker.kill()
 
     def _kill_all(self, waited_s: float) -> None:
-        """The rank has waited too long for a batch: each worker prints where it is, and is killed."""
+        """Let each worker print its stack, and kill it."""
         print_without_waiting(
-            f"rank {self._rank}: its loader workers have given no batch for {waited_s:.0f} s (TESSERA_LOADER_TIMEOUT): "
-            "they print their stacks and are killed. Does their storage answer?"
+            f"rank {self._rank}: the loader workers returned no batch for {waited_s:.0f} s (TESSERA_LOADER_TIMEOUT). "
+            "Printing their stacks and killing them. Check that the dataset's storage responds."
         )
         alive = [(worker, worker.pid) for worker in self._workers if worker.is_alive()]
         for _, pid in alive:
-            with suppress(OSError):  # it has ended by itself
+            with suppress(OSError):  # it has ended already
                 os.kill(pid or 0, signal.SIGUSR2)
         time.sleep(CHECK_S)
         for worker, _ in alive:
@@ -231,7 +225,7 @@ class StoppedWorkers:
 
 
 def _is_stopped(pid: int | None) -> bool:
-    """Whether a process is stopped by a signal or a debugger."""
+    """Return whether a process is stopped by a signal or a debugger."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
     except OSError:  # it has ended, or this is not Linux

@@ -1,6 +1,6 @@
-"""The last layer of a model and all that belongs to it, a module or a folder a head.
+"""Detection heads: layers, decoding, target assignment and loss of each.
 
-A head is a class derived from `Head` in head.py, and a row of `HEADS` in models/model_yaml.py; nothing else in the
-program names one. tests/models/heads/test_contract.py tries on each what every head must do.
+A head is a subclass of `Head` in head.py and an entry of `HEADS` in models/model_yaml.py; no other module names one.
+tests/models/heads/test_contract.py tests the interface on every head.
 Imports models/layers and the packages of utils up to ranks.
 """

@@ -1,4 +1,4 @@
-"""The cells of a head's levels: where they are, and which of them lie in a box.
+"""Grid cells of a head's levels: centres, strides, and the cells inside of boxes.
 
 Legend: T boxes, L levels, A cells of an image, level by level, in a level by y, then x.
 """
@@ -16,19 +16,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the cells of an image are."""
+    """Positions of the cells of an image."""
 
     centres: Tensor  # float32 (A, 2), x, y in pixels
-    strides: Tensor  # float32 (A, 1), pixels a cell
+    strides: Tensor  # float32 (A, 1), pixels per cell
 
     def at(self, cells: Tensor) -> Grid:
-        """Some cells of a batch, int64 (P,) of image · A + cell, in place of the A of an image."""
-        place = cells % len(self.centres)
-        return Grid(self.centres[place], self.strides[place])
+        """Return the grid of some cells of a batch, int64 (P,) of image · A + cell."""
+        cell = cells % len(self.centres)
+        return Grid(self.centres[cell], self.strides[cell])
 
 
 def make_grid(shapes_hw: Sequence[tuple[int, int]], strides: Sequence[float], device: torch.device) -> Grid:
-    """Cells of levels whose maps have `shapes_hw` cells and `strides` pixels a cell."""
+    """Return the cells of levels with maps of `shapes_hw` cells and `strides` pixels per cell."""
     centres, sizes = [], []
     for (ny, nx), stride in zip(shapes_hw, strides, strict=True):
         x = (torch.arange(nx, device=device, dtype=torch.float32) + 0.5) * stride
@@ -39,20 +39,20 @@ def make_grid(shapes_hw: Sequence[tuple[int, int]], strides: Sequence[float], de
 
 
 def cells_last(x: Tensor) -> Tensor:
-    """A level's map (B, C, ny, nx) as (B, ny·nx, C), in the order of the cells: a view of channels-last memory."""
+    """Reshape a level's map (B, C, ny, nx) to (B, ny·nx, C), a view of channels-last memory."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def cells_inside(
     boxes_xyxy: NDArray[np.float64], strides: Sequence[float], grids_hw: Sequence[tuple[int, int]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The cells whose centre lies in each box (T, 4) in pixels, on every level of `grids_hw` cells.
+    """Return the cells whose centre lies in each box (T, 4) in pixels, on every level of `grids_hw` cells.
 
-    A side below the smallest stride counts as twice that stride, so that a small box has a few cells too (YOLO26, arXiv
+    A side below the smallest stride counts as twice that stride, so that small boxes have cells too (YOLO26, arXiv
     2606.03748, section on small targets).
 
     Returns:
-        x, y of the first cell, and numbers of columns and rows, int64 (T, L, 2) each; a number below 1 is none.
+        x, y of the first cell, and numbers of columns and rows, int64 (T, L, 2) each; a number below 1 means none.
     """
     grids, sizes, least = np.array(grids_hw), np.array(strides)[:, None], min(strides)
     low, high = boxes_xyxy[:, :2], boxes_xyxy[:, 2:]
@@ -68,12 +68,9 @@ def cells_inside(
 def ignored_cells(
     regions: NDArray[np.float32], strides: Sequence[float], batch_size: int, grids_hw: Sequence[tuple[int, int]]
 ) -> list[NDArray[np.bool_]]:
-    """Whether a cell's centre lies in an ignored region, where nothing is learnt: bool (B, ny, nx) of each level.
+    """Return whether each cell's centre lies in an ignored region: bool (B, ny, nx) for each level.
 
-    Args:
-        regions: float32 (R, 6): image, class -1, x1, y1, x2, y2 in pixels of the batch.
-        strides, grids_hw: pixels a cell, and height and width in cells, of each level.
-        batch_size: B.
+    `regions` are float32 (R, 6): image, class -1, x1, y1, x2, y2 in pixels of the batch.
     """
     levels = [np.zeros((batch_size, *grid_hw), np.bool_) for grid_hw in grids_hw]
     first, counts = cells_inside(regions[:, 2:].astype(np.float64), strides, grids_hw)

@@ -1,4 +1,4 @@
-"""`DetectYOLOv9`: the branches of YOLOv9's weights, decoded and trained as those of the anchor-free head."""
+"""YOLOv9's detection head: its own branches, with decoding and loss of the anchor-free head."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tessera.models.heads.head import HeadSpec
 from tessera.models.layers.blocks import Conv
 from tessera.models.layers.yaml_arguments import count, one_of, read_arguments, up_to
 
-GROUPS = 4  # of the box branch: a group of convolutions for each side
+GROUPS = 4  # of the box branch: one for each side
 REG_MAX = 16
 
 
@@ -17,14 +17,13 @@ class DetectYOLOv9(DetectFree):
     """`[[…], 1, DetectYOLOv9, [nc, width, reg_max]]`, the head of YOLOv9 (Wang et al., arXiv 2402.13616).
 
     It differs from `DetectFree` in its branches: no stem, two 3×3 convolutions, and boxes in four groups. `width` is
-    the number of channels of the class branches. YOLOv9 makes it of the number of classes, max(channels of the finest
-    map, min(2 · nc, 128)); here it is written down, so that a model for other classes keeps the pretrained branches and
-    starts anew with their last layer alone. `reg_max` is 16 where it is left out.
+    the number of channels of the class branches. YOLOv9 derives it from the number of classes, as max(channels of the
+    finest map, min(2 · nc, 128)). Here it is explicit: with other classes, only the last layer of the pretrained
+    branches is reinitialised. `reg_max` is 16 by default.
     """
 
     @classmethod
     def from_spec(cls, spec: HeadSpec) -> DetectYOLOv9:
-        """As Head."""
         readers = (("nc", one_of("nc")), ("width", count), ("reg_max", up_to(MAX_BINS)))
         _, width, *rest = read_arguments(spec.where, spec.arguments, readers, required=2)
         (reg_max,) = rest or (REG_MAX,)
@@ -44,5 +43,5 @@ class DetectYOLOv9(DetectFree):
                 for c in spec.channels
             ],
         )
-        branches.start_from_priors(spec.nc, spec.strides, reg_max)
+        branches.init_from_priors(spec.nc, spec.strides, reg_max)
         return cls(spec.nc, spec.strides, reg_max, branches)

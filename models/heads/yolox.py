@@ -1,6 +1,6 @@
-"""`DetectYOLOX`, the head of YOLOX (Ge et al., arXiv 2107.08430): no anchors, one box and one objectness a cell.
+"""YOLOX's detection head (Ge et al., arXiv 2107.08430): no anchors, one box and one objectness per cell.
 
-Legend: B images, L levels, A cells of an image over all levels, C classes, S slots (see free/aligned.py).
+Legend: B images, L levels, A cells of an image over all levels, C classes, S slots (see free/task_aligned_loss.py).
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ import torch
 from torch import Tensor, nn
 
 from tessera.models.heads.free.head import START_STD, DetectFree
-from tessera.models.heads.free.task_aligned_loss import AlignedLoss, Slots, SoftCrossEntropy, class_losses, take_rows
+from tessera.models.heads.free.task_aligned_loss import (
+    Slots,
+    SoftCrossEntropy,
+    TaskAlignedLoss,
+    class_losses,
+    gather_rows,
+)
 from tessera.models.heads.grid import Grid, cells_last, make_grid
-from tessera.models.heads.head import Head, HeadSpec, Output, object_share
+from tessera.models.heads.head import Head, HeadSpec, Output, object_prior
 from tessera.models.layers.blocks import Conv
 from tessera.models.layers.yaml_arguments import one_of, read_arguments
 from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
 from tessera.utils.config import Hyp
 
 START_SIDE = 4.0  # strides
-LARGEST_LOG = 16.0  # of a side in strides: what lies beyond is no size of anything, and its square is not finite
-# Centres are trained no further from the cell than so many strides. What lies beyond overlaps nothing, and its square
-# would not be finite.
-FARTHEST = 2.0**20
+LARGEST_LOG = 16.0  # of a side in strides; squares of larger sides are not finite
+FARTHEST = 2.0**20  # of a trained centre from its cell in strides; squares of larger distances are not finite
 
 
 class DetectYOLOX(Head):
-    """`[[…], 1, DetectYOLOX, [nc]]`.
+    """`[[…], 1, DetectYOLOX, [nc]]`; the width of all branches is the number of channels of the finest map.
 
-    A box's centre is counted from the cell's corner in strides, its sides are exponentials in strides. Its score is
+    A box's centre is an offset from the cell's corner in strides; its sides are exponentials in strides. The score is
     objectness · class probability.
 
-    The original's weights are mapped to these modules by name, with `level` counted from the finest:
-    `stems.{level}` (Conv 1×1); `cls.{level}.0`, `cls.{level}.1` (Conv 3×3), `cls.{level}.2` (nn.Conv2d 1×1 to C);
-    `box.{level}.0`, `box.{level}.1` (Conv 3×3), behind which `offsets.{level}` (nn.Conv2d 1×1 to 4) and
-    `objectness.{level}` (nn.Conv2d 1×1 to 1).
-
-    Args:
-        nc, strides: as of Head.
-        channels: of the maps that the levels read; those of the first are the channels of all branches.
+    Pretrained weights are mapped to these modules by name, with `level` counted from the finest: `stems.{level}` (Conv
+    1×1); `cls.{level}.0`, `cls.{level}.1` (Conv 3×3), `cls.{level}.2` (nn.Conv2d 1×1 to C); `box.{level}.0`,
+    `box.{level}.1` (Conv 3×3), followed by `offsets.{level}` (nn.Conv2d 1×1 to 4) and `objectness.{level}` (nn.Conv2d
+    1×1 to 1).
     """
 
     has_objectness = True
@@ -55,43 +55,39 @@ class DetectYOLOX(Head):
         self.box = nn.ModuleList(nn.Sequential(*_pair(width)) for _ in channels)
         self.offsets = nn.ModuleList(nn.Conv2d(width, 4, 1) for _ in channels)
         self.objectness = nn.ModuleList(nn.Conv2d(width, 1, 1) for _ in channels)
-        self._start_from_priors()
+        self._init_from_priors()
 
     @classmethod
     def from_spec(cls, spec: HeadSpec) -> DetectYOLOX:
-        """As Head."""
         read_arguments(spec.where, spec.arguments, (("nc", one_of("nc")),), required=1)
         return cls(spec.nc, spec.channels, spec.strides)
 
     def class_layers(self) -> list[str]:
-        """As Head."""
         return [f"cls.{level}.2" for level in range(len(self.cls))]
 
     @torch.no_grad()
-    def _start_from_priors(self) -> None:
-        """Start at the odds of a fresh dataset, and at boxes of four strides about the middle of their cell.
+    def _init_from_priors(self) -> None:
+        """Initialise to the object prior of a new dataset, and to boxes of four strides centred in their cells.
 
-        Of boxes of one stride few would overlap an object enough to be trained for it, and of all objects those of a
-        stride's size alone. The classes are learnt where there is an object: C odds to 1 against each.
+        Boxes of one stride would overlap only small objects enough to be assigned. The class prior is C to 1 against
+        each, because classes are trained only on objects.
         """
         for level, stride in enumerate(self.strides):
             last = cast(nn.Conv2d, cast(nn.Sequential, self.cls[level])[-1])
             offsets, objectness = (cast(nn.Conv2d, layers[level]) for layers in (self.offsets, self.objectness))
             for layer in (last, offsets, objectness):
                 nn.init.normal_(layer.weight, std=START_STD)
-            probability = object_share(stride)
+            probability = object_prior(stride)
             cast(Tensor, objectness.bias).fill_(math.log(probability / (1 - probability)))
             cast(Tensor, last.bias).fill_(-math.log(self.nc))
             side = math.log(START_SIDE)
             cast(Tensor, offsets.bias).copy_(torch.tensor([0.5, 0.5, side, side]))
 
     def forward(self, features: list[Tensor]) -> Output:
-        """Predict from L maps (B, channels, ny, nx).
+        """Return [offsets (B, A, 4), objectness (B, A, 1), classes (B, A, C)] of L maps; the latter two are logits.
 
-        Returns:
-            In training mode [offsets (B, A, 4), objectness (B, A, 1), classes (B, A, C)] before any decoding, the
-            latter two logits. In evaluation mode (decoded, the same list), decoded float32 (B, A, 5 + C): cx, cy, w, h
-            in pixels, objectness, class probabilities.
+        In evaluation mode return (decoded, the same list), decoded float32 (B, A, 5 + C): cx, cy, w, h in pixels,
+        objectness, class probabilities.
         """
         stems = [stem(x) for stem, x in zip(self.stems, features, strict=True)]
         boxes = [branch(x) for branch, x in zip(self.box, stems, strict=True)]
@@ -105,9 +101,9 @@ class DetectYOLOX(Head):
         return torch.cat((self.boxes(raw[0], grid), *(logits.float().sigmoid() for logits in raw[1:])), -1), raw
 
     def boxes(self, offsets: Tensor, grid: Grid) -> Tensor:
-        """Offsets (…, A, 4) to boxes cx, cy, w, h in pixels, float32 (…, A, 4)."""
+        """Decode offsets (…, A, 4) to boxes cx, cy, w, h in pixels, float32 (…, A, 4)."""
         xy, wh = offsets.float().split(2, -1)
-        # From the cell's corner, half a stride before its centre. Both are exact.
+        # The cell's corner is half a stride before its centre. Both are exact.
         return torch.cat(
             (xy * grid.strides + (grid.centres - grid.strides / 2), wh.clamp(max=LARGEST_LOG).exp() * grid.strides), -1
         )
@@ -115,7 +111,6 @@ class DetectYOLOX(Head):
     def criterion(
         self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
     ) -> YoloxLoss:
-        """Box, objectness and class loss."""
         return YoloxLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
 
 
@@ -123,19 +118,19 @@ def _pair(width: int) -> tuple[Conv, Conv]:
     return Conv(width, width, 3), Conv(width, width, 3)
 
 
-class YoloxLoss(AlignedLoss):
-    """Box, objectness and class loss of YOLOX's head, in float32 whatever the model computes in.
+class YoloxLoss(TaskAlignedLoss):
+    """Box, objectness and class loss of YOLOX's head, in float32 for any model dtype.
 
-    A prediction's score is σ(objectness) · σ(class), in the assignment too. Its target score t is u, the largest IoU of
-    the cells of its object, times r, how well it is aligned with it relative to the best of these. Over the matched
+    A score is σ(objectness) · σ(class), also in the assignment. The target score t of a cell is u · r. Here u is the
+    largest IoU of the object's cells, and r is the cell's alignment relative to the best of them. Over the assigned
     cells: box = Σ t (1 − CIoU) of the decoded boxes, in strides; class = Σ t · binary cross-entropy over the classes,
-    against u for the object's and 0 for others, times the weight of the object's class. Over all cells: objectness =
-    Σ binary cross-entropy against r of a matched cell, 0 elsewhere; other cells in an ignored region have none. All are
-    divided by Σ t of the whole batch.
+    against u for the object's class and 0 for others, times the class weight. Over all cells: objectness = Σ binary
+    cross-entropy against r for assigned cells and 0 elsewhere, without unassigned cells in ignored regions. All are
+    divided by Σ t of the global batch.
 
-    So objectness says which cells find an object, and the class how well the object is found. That is near to what the
-    original's weights mean, whose objectness is 1 for every match and whose class target is the IoU of the cell's own
-    box: there matches are few, and all of them good. Of the ten of this assignment some hardly overlap their object.
+    Objectness thus tells which cells predict an object, and the class score how good the prediction is. The original
+    weights are similar: objectness 1 for every match, and the IoU of the cell's own box as class target. Its matches
+    are few and all good, whereas some of the ten cells of this assignment hardly overlap their object.
 
     Predictions are offsets (B, A, 4), objectness (B, A, 1) and classes (B, A, C).
     """
@@ -157,10 +152,10 @@ class YoloxLoss(AlignedLoss):
 
     def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> tuple[Tensor, ...]:
         offsets, objectness, logits = outputs
-        shares = slots.targets / slots.largest.clamp(min=torch.finfo(torch.float32).tiny)
-        obj = SoftCrossEntropy.apply(objectness, slots.cells, torch.zeros_like(slots.classes), shares, slots.ignored)
+        quality = slots.targets / slots.largest.clamp(min=torch.finfo(torch.float32).tiny)
+        obj = SoftCrossEntropy.apply(objectness, slots.cells, torch.zeros_like(slots.classes), quality, slots.ignored)
 
-        xy, log_wh = _bounded(take_rows(offsets, slots.cells)).split(2, 1)
+        xy, log_wh = _bounded(gather_rows(offsets, slots.cells)).split(2, 1)
         corners = (slots.centres - slots.strides / 2).repeat(1, 2)
         wanted = xyxy_to_cxcywh((slots.boxes_xyxy - corners) / slots.strides)
         iou = complete_iou(torch.cat((xy, log_wh.exp()), 1), wanted)
@@ -172,6 +167,6 @@ class YoloxLoss(AlignedLoss):
 
 
 def _bounded(offsets: Tensor) -> Tensor:
-    """Offsets (…, 4) as float32 whose boxes have finite squares."""
+    """Return offsets (…, 4) as float32, bounded so that squares of boxes are finite."""
     xy, log_wh = offsets.float().split(2, -1)
     return torch.cat((xy.clamp(-FARTHEST, FARTHEST), log_wh.clamp(max=LARGEST_LOG)), -1)

@@ -1,1 +1,1 @@
-"""The building blocks of a model; `KINDS` in models/build.py gives them their names. Imports torch alone."""
+"""Layers of model YAMLs, named by `KINDS` in models/build.py. Imports torch alone."""

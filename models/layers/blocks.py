@@ -1,7 +1,7 @@
-"""The blocks that a model YAML is made of.
+"""Basic blocks of model YAMLs.
 
 Feature maps are (B, C, H, W), channels-last in memory during training. Attribute names (`conv`, `bn`, `cv1`, `m` …) are
-part of the checkpoint format: the tensors of an original YOLOv5 file fit by name and shape.
+part of the checkpoint format: tensors of original YOLOv5 files fit by name and shape.
 """
 
 from __future__ import annotations
@@ -21,33 +21,31 @@ BN_MOMENTUM = 0.03
 
 
 class SiLU(nn.Module):
-    """x · sigmoid(x), elementwise (Elfwing et al. 2018).
+    """x · sigmoid(x), elementwise (Elfwing et al. 2018), in place while no gradients are recorded.
 
-    It overwrites its input while no gradients are recorded. With gradients that would cost a copy instead of saving
-    one, because autograd needs the input again.
+    With gradients, autograd needs the input again, and overwriting would cost a copy.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the activation, of the shape and dtype of `x`."""
         return F.silu(x, inplace=not torch.is_grad_enabled())
 
 
-# Without parameters or state, so that every convolution of every model can share the one instance.
+# Stateless, so that all convolutions share one instance.
 SILU = SiLU()
 
 
-def joined(maps: list[Tensor] | tuple[Tensor, ...], dim: int = 1) -> Tensor:
-    """Maps that agree in all but `dim` to one."""
+def concat(maps: list[Tensor] | tuple[Tensor, ...], dim: int = 1) -> Tensor:
+    """Concatenate maps that agree in all dimensions but `dim`."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return torch.cat(maps, dim)
-    return cast(Tensor, _Joined.apply(dim, *maps))
+    return cast(Tensor, _Concat.apply(dim, *maps))
 
 
-class _Joined(torch.autograd.Function):
-    """torch.cat, whose backward gives each map a gradient with memory of its own, of the same numbers.
+class _Concat(torch.autograd.Function):
+    """torch.cat with a backward that gives each map a contiguous gradient.
 
-    Torch's gives it a part of the whole gradient, where a pixel's few channels lie apart from the next pixel's. On a
-    CPU the backward of what comes before is several times slower then.
+    Torch's backward gives slices of the whole gradient, whose pixels are not adjacent. On a CPU this slows the
+    preceding backward several times.
     """
 
     @staticmethod
@@ -62,7 +60,7 @@ class _Joined(torch.autograd.Function):
 
 
 def same_padding(kernel: Size, dilation: int = 1) -> Size:
-    """Padding that keeps the size of a map at stride 1 where the kernel is odd."""
+    """Return the padding that keeps the size of a map at stride 1 with an odd kernel."""
     if isinstance(kernel, int):
         return (dilation * (kernel - 1) + 1) // 2
     height, width = ((dilation * (side - 1) + 1) // 2 for side in kernel)
@@ -72,8 +70,9 @@ def same_padding(kernel: Size, dilation: int = 1) -> Size:
 class Conv(nn.Module):
     """Convolution without bias, batch normalisation, SiLU.
 
-    With `fixes_statistics` set it normalises by the running statistics in training too, and leaves them as they are:
-    the normalisation is part of the convolution then, whose weight, gain and shift learn on, and takes no time.
+    With `fixes_statistics`, training also normalises by the running statistics, and does not update them. The
+    normalisation then costs no time, because it is folded into the convolution; weight, gain and shift are still
+    trained.
 
     Args:
         c_in, c_out: channels.
@@ -81,7 +80,7 @@ class Conv(nn.Module):
         padding: pixels; None = `same_padding`.
         groups: convolution groups; must divide both channels.
         dilation: spacing of the kernel's taps.
-        act: False leaves the activation out.
+        act: False omits the activation.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class Conv(nn.Module):
         self.fixes_statistics = False
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H', W')."""
         if self.training and self.fixes_statistics:
             conv, (weight, bias) = self.conv, self.folded(self.conv.weight.dtype)
             y = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
@@ -113,15 +111,15 @@ class Conv(nn.Module):
 
     @torch.no_grad()
     def fold_batch_norm(self, dtype: torch.dtype = torch.float64) -> None:
-        """Fold the running statistics into the convolution, computed in `dtype`; nothing happens the second time.
+        """Fold the running statistics into the convolution, computed in `dtype`; idempotent.
 
         BN(Wx) = γ(Wx − μ)/√(σ² + ε) + β is a convolution with weight Wγ/√(σ² + ε) and bias β − μγ/√(σ² + ε).
         """
         if not isinstance(self.bn, nn.Identity):
-            self.take_folded(*self.folded(dtype))
+            self.set_folded(*self.folded(dtype))
 
     def folded(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the convolution with the normalisation in it, in `dtype`."""
+        """Return weight and bias of the convolution with folded normalisation, in `dtype`."""
         bn = self.bn
         if isinstance(bn, nn.Identity):
             return self.conv.weight.to(dtype), cast(Tensor, self.conv.bias).to(dtype)
@@ -131,8 +129,8 @@ class Conv(nn.Module):
         bias = bn.bias.to(dtype) - bn.running_mean.to(dtype) * gain
         return self.conv.weight.to(dtype) * gain[:, None, None, None], bias
 
-    def take_folded(self, weight: Tensor, bias: Tensor) -> None:
-        """Compute with these instead, rounded to the dtype of the weight, and without a normalisation."""
+    def set_folded(self, weight: Tensor, bias: Tensor) -> None:
+        """Replace weight, bias and normalisation by a folded weight and bias."""
         own = self.conv.weight.dtype
         self.conv.weight = nn.Parameter(weight.to(own), requires_grad=False)
         self.conv.bias = nn.Parameter(bias.to(own), requires_grad=False)
@@ -159,16 +157,15 @@ class Bottleneck(nn.Module):
         self.adds = shortcut and c_in == c_out
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H, W)."""
         y = cast(Tensor, self.cv2(self.cv1(x)))
         return x + y if self.adds else y
 
 
 class C3(nn.Module):
-    """Cross-stage partial block (Wang et al., CSPNet, 2020): one branch through bottlenecks, one around them, joined.
+    """Cross-stage partial block (Wang et al., CSPNet, 2020): a branch of bottlenecks and a bypass, concatenated.
 
-    `repeats` are the bottlenecks, `shortcut` whether they add their input, `groups` those of their 3×3 convolutions,
-    `expansion` the channels of a branch over `c_out`.
+    `repeats` is the number of bottlenecks, `shortcut` whether they add their input, `groups` those of their 3×3
+    convolutions, `expansion` the channels of a branch over `c_out`.
     """
 
     def __init__(
@@ -183,40 +180,15 @@ class C3(nn.Module):
 
     @staticmethod
     def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
-        """What stands between `cv1` and `cv3`; another kind of block changes this alone."""
+        """Return the layers between `cv1` and `cv3`, which subclasses replace."""
         return nn.Sequential(*(Bottleneck(channels, channels, shortcut, groups, 1.0) for _ in range(repeats)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H, W)."""
-        return cast(Tensor, self.cv3(joined((self.m(self.cv1(x)), self.cv2(x)))))
-
-
-class BottleneckCSP(nn.Module):
-    """What `C3` took the place of in YOLOv5 4.0: bare convolutions after and around the bottlenecks, one norm for both.
-
-    The arguments are those of `C3`.
-    """
-
-    def __init__(
-        self, c_in: int, c_out: int, repeats: int = 1, shortcut: bool = True, groups: int = 1, expansion: float = 0.5
-    ) -> None:
-        super().__init__()
-        hidden = int(c_out * expansion)
-        self.cv1 = Conv(c_in, hidden, 1)
-        self.cv2 = nn.Conv2d(c_in, hidden, 1, bias=False)
-        self.cv3 = nn.Conv2d(hidden, hidden, 1, bias=False)
-        self.cv4 = Conv(2 * hidden, c_out, 1)
-        self.bn = nn.BatchNorm2d(2 * hidden, eps=BN_EPS, momentum=BN_MOMENTUM)
-        self.m = C3.deep_branch(hidden, repeats, shortcut, groups)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H, W)."""
-        branches = joined((self.cv3(self.m(self.cv1(x))), self.cv2(x)))
-        return cast(Tensor, self.cv4(SILU(self.bn(branches))))
+        return cast(Tensor, self.cv3(concat((self.m(self.cv1(x)), self.cv2(x)))))
 
 
 class SPP(nn.Module):
-    """Spatial pyramid pooling (He et al. 2015): the map beside its maxima over windows of odd sides in pixels."""
+    """Spatial pyramid pooling (He et al. 2015): a map and its maxima over windows of odd sides, concatenated."""
 
     def __init__(self, c_in: int, c_out: int, kernels: Sequence[int] = (5, 9, 13)) -> None:
         super().__init__()
@@ -226,13 +198,12 @@ class SPP(nn.Module):
         self.m = nn.ModuleList(nn.MaxPool2d(kernel, stride=1, padding=kernel // 2) for kernel in kernels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H, W)."""
         x = self.cv1(x)
-        return cast(Tensor, self.cv2(joined([x, *(pool(x) for pool in self.m)], 1)))
+        return cast(Tensor, self.cv2(concat([x, *(pool(x) for pool in self.m)], 1)))
 
 
 class SPPF(nn.Module):
-    """`SPP` with a third of the work: three chained k×k maxima see what windows of k, 2k − 1 and 3k − 2 see."""
+    """`SPP` with a third of the work: three chained k×k maxima cover windows of k, 2k − 1 and 3k − 2."""
 
     def __init__(self, c_in: int, c_out: int, kernel: int = 5) -> None:
         super().__init__()
@@ -242,15 +213,14 @@ class SPPF(nn.Module):
         self.m = nn.MaxPool2d(kernel, stride=1, padding=kernel // 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H, W)."""
         pyramid = [self.cv1(x)]
         for _ in range(3):
             pyramid.append(self.m(pyramid[-1]))
-        return cast(Tensor, self.cv2(joined(pyramid)))
+        return cast(Tensor, self.cv2(concat(pyramid)))
 
 
 class Focus(nn.Module):
-    """Space to depth: every 2×2 pixels become four times the channels of half the size, then a `Conv`."""
+    """Space to depth: 2×2 pixels become four times the channels at half the size, followed by a `Conv`."""
 
     def __init__(
         self,
@@ -268,18 +238,17 @@ class Focus(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(B, c_in, 2H, 2W) to (B, c_out, H, W)."""
         b, c, h, w = x.shape
-        # The checkpoint format's channel order counts the column of the 2×2 block slowest, then its row, then c_in.
+        # Channel order of the checkpoint format: column of the 2×2 block slowest, then row, then c_in.
         blocks = x.reshape(b, c, h // 2, 2, w // 2, 2).permute(0, 5, 3, 1, 2, 4)
         return cast(Tensor, self.conv(blocks.reshape(b, 4 * c, h // 2, w // 2)))
 
 
 class Concat(nn.Module):
-    """Several maps end to end along `dim`."""
+    """Concatenation of several maps along `dim`."""
 
     def __init__(self, dim: int = 1) -> None:
         super().__init__()
         self.dim = dim
 
     def forward(self, features: list[Tensor]) -> Tensor:
-        """Maps that agree in all but `dim` to one."""
-        return joined(features, self.dim)
+        return concat(features, self.dim)

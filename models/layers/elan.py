@@ -1,4 +1,4 @@
-"""Blocks that keep what every stage makes (Wang et al., ELAN, arXiv 2211.04800), and YOLOv9's ways to halve a map."""
+"""ELAN blocks (Wang et al., arXiv 2211.04800), and YOLOv9's downsampling blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.models.layers.blocks import Conv, joined
+from tessera.models.layers.blocks import Conv, concat
 from tessera.models.layers.repconv import RepC3
 
 
@@ -21,18 +21,15 @@ class BasicBlock(nn.Module):
         self.adds = shortcut
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to the same shape."""
         y = cast(Tensor, self.conv2(self.conv1(x)))
         return x + y if self.adds else y
 
 
 class Elan(nn.Module):
-    """Two parts, the second passed on through a chain of bottlenecks; all parts and every step of the chain joined.
+    """Two parts, the second followed by a chain of bottlenecks; all parts and bottleneck outputs are concatenated.
 
-    `C3` joins only the chain's end. Here each bottleneck has a short way to the output, and so a short way back for
-    its gradient.
-
-    The arguments are those of `C3`; `expansion` is the channels of a part over `c_out`.
+    `C3` uses only the end of the chain. Here each bottleneck has a short path to the output, and for its gradient. The
+    arguments are those of `C3`; `expansion` is the channels of a part over `c_out`.
     """
 
     def __init__(
@@ -50,23 +47,17 @@ class Elan(nn.Module):
         self.join = Conv((2 + repeats) * hidden, c_out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H, W)."""
         parts = list(self.split(x).chunk(2, 1))
         for block in self.chain:
             parts.append(block(parts[-1]))
-        return cast(Tensor, self.join(joined(parts)))
+        return cast(Tensor, self.join(concat(parts)))
 
 
 class _TwoStages(nn.Module):
-    """Two halves, the second passed on through two stages; both halves and both stages joined.
+    """Two halves, the second followed by two stages; halves and stages are concatenated.
 
-    Args:
-        c_in, c_out: channels.
-        expansion: channels of the two halves together over `c_out`; a stage has as many as a half.
-
-    Attributes:
-        cv1, cv4: to the halves, and of all parts.
-        stage: channels of a half, and of a stage.
+    `expansion` is the channels of both halves over `c_out`. `cv1` computes the halves, `cv4` combines all parts, and
+    `stage` is the number of channels of a half or a stage.
     """
 
     cv2: nn.Module
@@ -85,14 +76,13 @@ class _TwoStages(nn.Module):
         self.cv4 = Conv(2 * parts, c_out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H, W)."""
         around, first = self.cv1(x).chunk(2, 1)
         second = self.cv2(first)
-        return cast(Tensor, self.cv4(joined((around, first, second, self.cv3(second)))))
+        return cast(Tensor, self.cv4(concat((around, first, second, self.cv3(second)))))
 
 
 class ConvElan(_TwoStages):
-    """An ELAN block whose stages are 3×3 convolutions, as in YOLOv9 (Wang et al., arXiv 2402.13616)."""
+    """ELAN block with 3×3 convolutions as stages, as in YOLOv9 (Wang et al., arXiv 2402.13616)."""
 
     def __init__(self, c_in: int, c_out: int, expansion: float = 1.0) -> None:
         super().__init__(c_in, c_out, expansion)
@@ -101,13 +91,7 @@ class ConvElan(_TwoStages):
 
 
 class RepElan(_TwoStages):
-    """An ELAN block whose stages are a `RepC3` and a 3×3 convolution: YOLOv9's generalised ELAN.
-
-    Args:
-        c_in, c_out: channels.
-        repeats: bottlenecks of each `RepC3`.
-        expansion: channels of the two halves together over `c_out`.
-    """
+    """YOLOv9's generalised ELAN block: each stage is a `RepC3` of `repeats` bottlenecks and a 3×3 convolution."""
 
     def __init__(self, c_in: int, c_out: int, repeats: int = 1, expansion: float = 1.0) -> None:
         super().__init__(c_in, c_out, expansion)
@@ -117,23 +101,18 @@ class RepElan(_TwoStages):
 
 
 class AConv(nn.Module):
-    """A 2×2 mean at stride 1, then a 3×3 convolution at stride 2 (Wang et al., YOLOv9, arXiv 2402.13616)."""
+    """A 2×2 average at stride 1, then a 3×3 convolution at stride 2 (Wang et al., YOLOv9, arXiv 2402.13616)."""
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
         self.conv = Conv(c_in, c_out, 3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, 2H, 2W) to (B, c_out, H, W)."""
         return cast(Tensor, self.conv(F.avg_pool2d(x, 2, 1)))
 
 
 class ADown(nn.Module):
-    """The same mean, then a 3×3 convolution at stride 2 of one half of the channels, and a 3×3 maximum of the other.
-
-    Args:
-        c_in, c_out: channels, both even.
-    """
+    """A 2×2 average, then a stride-2 3×3 convolution of one half of the channels and 3×3 max pooling of the other."""
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
@@ -143,6 +122,6 @@ class ADown(nn.Module):
         self.cv2 = Conv(c_in // 2, c_out // 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, 2H, 2W) to (B, c_out, H, W)."""
+        """Map (B, c_in, 2H, 2W) to (B, c_out, H, W); both channel counts are even."""
         first, second = F.avg_pool2d(x, 2, 1).chunk(2, 1)
-        return joined((self.cv1(first), self.cv2(F.max_pool2d(second, 3, 2, 1))))
+        return concat((self.cv1(first), self.cv2(F.max_pool2d(second, 3, 2, 1))))

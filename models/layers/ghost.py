@@ -1,4 +1,4 @@
-"""Ghost blocks (Han et al., GhostNet, 2020): half of the channels are convolved, the others made of them cheaply."""
+"""Ghost blocks (Han et al., GhostNet, 2020): half of the channels are derived from the others cheaply."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from tessera.models.layers.blocks import C3, Conv, DWConv, Size, joined
+from tessera.models.layers.blocks import C3, Conv, DWConv, Size, concat
 
 CHEAP_KERNEL = 5  # of the depth-wise convolution that makes the second half
 
 
 class GhostConv(nn.Module):
-    """A `Conv` to half of the channels, an even number, and a depth-wise one that makes a ghost of each."""
+    """A `Conv` to half of the channels, and a depth-wise one that derives the other half."""
 
     def __init__(
         self, c_in: int, c_out: int, kernel: Size = 1, stride: Size = 1, groups: int = 1, act: bool = True
@@ -27,20 +27,14 @@ class GhostConv(nn.Module):
         self.cv2 = Conv(half, half, CHEAP_KERNEL, groups=half, act=act)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H', W')."""
         y = self.cv1(x)
-        return joined((y, self.cv2(y)))
+        return concat((y, self.cv2(y)))
 
 
 class GhostBottleneck(nn.Module):
-    """Two ghost convolutions, the second without activation, added to the input.
+    """Two ghost convolutions, added to the input; at stride 2 with downsampling between them.
 
-    At stride 2 a depth-wise convolution between them halves the map, and another with a 1×1 `Conv` the shortcut.
-
-    Args:
-        c_in, c_out: channels; equal at stride 1.
-        kernel: of the depth-wise convolutions, pixels.
-        stride: 1 or 2.
+    `c_in` and `c_out` are equal at stride 1; `kernel` is that of the depth-wise convolutions.
     """
 
     def __init__(self, c_in: int, c_out: int, kernel: Size = 3, stride: int = 1) -> None:
@@ -59,7 +53,6 @@ class GhostBottleneck(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H / stride, W / stride)."""
         return cast(Tensor, self.conv(x) + self.shortcut(x))
 
 
@@ -68,5 +61,4 @@ class C3Ghost(C3):
 
     @staticmethod
     def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
-        """Ghost bottlenecks."""
         return nn.Sequential(*(GhostBottleneck(channels, channels) for _ in range(repeats)))

@@ -1,8 +1,7 @@
-"""The layers of EfficientNet-Lite (Tan and Le, arXiv 1905.11946, without squeeze-and-excitation, with ReLU6).
+"""Layers of EfficientNet-Lite (Tan and Le, arXiv 1905.11946, without squeeze-and-excitation, with ReLU6).
 
-Their weights were trained on ImageNet with TensorFlow, which pads an odd row and column at the end where a stride of 2
-needs them; here both sides are padded. Away from the border that is the same function, seen from a picture that is
-shifted by up to half a cell.
+The ImageNet weights were trained with TensorFlow, which at stride 2 pads only the end of an odd map. Here both sides
+are padded. Away from the border the function is the same, on an image shifted by up to half a cell.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ from tessera.models.layers.blocks import Conv
 
 
 class ReLU6(nn.Module):
-    """min(max(x, 0), 6), elementwise; it overwrites its input, which no layer before it needs for its gradient."""
+    """min(max(x, 0), 6), elementwise; in place, because no preceding layer needs its output for the gradient."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the activation, of the shape and dtype of `x`."""
         return F.relu6(x, inplace=True)
 
 
@@ -32,10 +30,10 @@ class ConvReLU6(Conv):
 
 
 class InvertedBottleneck(nn.Module):
-    """More channels, a depth-wise convolution, fewer channels; added to the input where size and channels agree.
+    """Expansion, depth-wise convolution, projection; added to the input if size and channels agree.
 
     (Sandler et al., MobileNetV2, arXiv 1801.04381.) `expansion` is the channels of the depth-wise convolution over
-    `c_in`; at 1 it is the first one.
+    `c_in`; at 1 there is no expansion layer.
     """
 
     def __init__(self, c_in: int, c_out: int, kernel: int, stride: int, expansion: int) -> None:
@@ -47,7 +45,6 @@ class InvertedBottleneck(nn.Module):
         self.adds = stride == 1 and c_in == c_out
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H', W')."""
         y = cast(Tensor, self.cv3(self.cv2(self.cv1(x))))
         return x + y if self.adds else y
 

@@ -1,4 +1,4 @@
-"""Re-parameterised blocks: several branches in training, one convolution afterwards (Ding et al., RepVGG, 2021)."""
+"""Re-parameterised blocks: several branches in training, one convolution in inference (Ding et al., RepVGG, 2021)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from tessera.models.layers.blocks import C3, SILU, Conv
 
 
 class RepConv(nn.Module):
-    """SiLU of the sum of a 3×3 and a 1×1 convolution, each with its own normalisation; a single 3×3 once folded.
-
-    Args:
-        c_in, c_out: channels.
-    """
+    """SiLU of the sum of a 3×3 and a 1×1 convolution, each with its own normalisation; a single 3×3 when folded."""
 
     def __init__(self, c_in: int, c_out: int) -> None:
         super().__init__()
@@ -25,31 +21,21 @@ class RepConv(nn.Module):
         self.act: nn.Module = SILU
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, c_in, H, W) to (B, c_out, H, W)."""
         y = self.cv1(x)
         return cast(Tensor, self.act(y if self.cv2 is None else y + self.cv2(x)))
 
     @torch.no_grad()
     def fold_batch_norm(self, dtype: torch.dtype = torch.float64) -> None:
-        """Fold both branches into the 3×3 convolution: a 1×1 kernel is the centre of a 3×3 one with zeros around it.
+        """Fold both branches into the 3×3 convolution, computed in `dtype`; idempotent.
 
-        Nothing happens the second time.
-
-        Args:
-            dtype: to compute in, as of `Conv.fold_batch_norm`.
+        A 1×1 kernel is the centre of a 3×3 kernel of zeros.
         """
         if self.cv2 is None:
             return
-        self.cv1.take_folded(*self._folded(dtype))
+        weight, bias = self.cv1.folded(dtype)
+        weight_1x1, bias_1x1 = self.cv2.folded(dtype)
+        self.cv1.set_folded(weight + F.pad(weight_1x1, (1, 1, 1, 1)), bias + bias_1x1)
         self.cv2 = None
-
-    def _folded(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Weight and bias of the one convolution."""
-        three, bias = self.cv1.folded(dtype)
-        if self.cv2 is None:
-            return three, bias
-        one, other = self.cv2.folded(dtype)
-        return three + F.pad(one, (1, 1, 1, 1)), bias + other
 
 
 class RepBottleneck(nn.Module):
@@ -61,7 +47,6 @@ class RepBottleneck(nn.Module):
         self.cv2 = Conv(channels, channels, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to the same shape."""
         return x + cast(Tensor, self.cv2(self.cv1(x)))
 
 
@@ -70,5 +55,4 @@ class RepC3(C3):
 
     @staticmethod
     def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
-        """Re-parameterised bottlenecks."""
         return nn.Sequential(*(RepBottleneck(channels) for _ in range(repeats)))

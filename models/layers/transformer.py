@@ -1,4 +1,4 @@
-"""`C3TR`: self-attention over the cells of a map (Dosovitskiy et al., ViT, 2021) as the deep branch of a `C3`."""
+"""`C3TR`: a `C3` with self-attention over the cells of a map (Dosovitskiy et al., ViT, 2021) as its deep branch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,10 @@ HEADS = 4
 
 
 class TransformerLayer(nn.Module):
-    """Attention of every cell to all cells, then two linear layers, each added to its input; without normalisation.
+    """Self-attention, then two linear layers, each added to its input; without normalisation.
 
-    Queries, keys and values pass a linear layer of their own before the projections that are part of the attention:
-    the checkpoint format has both.
-
-    Args:
-        channels: of a cell, a multiple of `heads`.
-        heads: of the attention.
+    Queries, keys and values pass a linear layer of their own before the projections of the attention, as in the
+    checkpoint format. `channels` must be a multiple of `heads`.
     """
 
     def __init__(self, channels: int, heads: int) -> None:
@@ -34,14 +30,13 @@ class TransformerLayer(nn.Module):
         self.fc2 = nn.Linear(channels, channels, bias=False)
 
     def forward(self, cells: Tensor) -> Tensor:
-        """(B, cells, channels) to the same shape."""
         attended, _ = self.ma(self.q(cells), self.k(cells), self.v(cells), need_weights=False)
         cells = attended + cells
         return cast(Tensor, self.fc2(self.fc1(cells)) + cells)
 
 
 class TransformerBlock(nn.Module):
-    """A linear layer in place of the embedding of positions, added to the cells, and several `TransformerLayer`."""
+    """A linear layer in place of a position embedding, added to the cells, and several `TransformerLayer`s."""
 
     def __init__(self, channels: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -49,7 +44,6 @@ class TransformerBlock(nn.Module):
         self.tr = nn.Sequential(*(TransformerLayer(channels, heads) for _ in range(layers)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to the same shape."""
         cells = x.flatten(2).transpose(1, 2)
         cells = self.tr(cells + self.linear(cells))
         return cells.transpose(1, 2).reshape(x.shape)
@@ -58,10 +52,9 @@ class TransformerBlock(nn.Module):
 class C3TR(C3):
     """`C3` whose deep branch is a `TransformerBlock` of `repeats` layers; the arguments are those of `C3`.
 
-    Attention takes memory and time in the square of the number of cells: it is for the smallest maps.
+    Attention takes memory and time in the square of the number of cells, so that it is for the smallest maps.
     """
 
     @staticmethod
     def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
-        """Layers of attention."""
         return TransformerBlock(channels, HEADS, repeats)

@@ -1,4 +1,4 @@
-"""Readers of what a model YAML gives as a layer's arguments: each returns a checked value, or says what it expected."""
+"""Readers of layer arguments in model YAMLs: each returns a checked value, or raises with the expected one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, TypeGuard
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import counted, shown
 
-# A reader returns the value of one argument, or raises ValueError with what would have been right.
+# Returns the value of one argument, or raises ValueError with the expected one.
 Reader = Callable[[Any], Any]
 
 
 def checked(where: str, name: str, value: object, read: Reader) -> Any:
-    """Value as `read` returns it; where it refuses, a ConfigError with the place, the value and what was expected."""
+    """Return `read(value)`; a ValueError becomes a ConfigError with position, value and expectation."""
     try:
         return read(value)
     except ValueError as error:
@@ -24,7 +24,7 @@ def checked(where: str, name: str, value: object, read: Reader) -> Any:
 def read_arguments(
     where: str, values: Sequence[Any], readers: Sequence[tuple[str, Reader]], required: int = 0
 ) -> list[Any]:
-    """Check the arguments of the layer at `where`, of which the first `required` must be given; `readers` in order."""
+    """Read the arguments of the layer at `where`, of which the first `required` are mandatory; `readers` in order."""
     if not required <= len(values) <= len(readers):
         least = "" if required == len(readers) else f"{required} to "
         names = ", ".join(name for name, _ in readers)
@@ -38,12 +38,12 @@ def read_arguments(
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether it is an integer; YAML's true and false are not."""
+    """Return whether `value` is an integer, excluding YAML's true and false."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def up_to(most: int) -> Callable[[object], int]:
-    """A whole number from 1 to `most`."""
+    """Return a reader of integers from 1 to `most`."""
 
     def read(value: object) -> int:
         if is_whole(value) and 1 <= value <= most:
@@ -53,25 +53,25 @@ def up_to(most: int) -> Callable[[object], int]:
     return read
 
 
-count = up_to(2**31 - 1)  # a tensor's side is a 64-bit integer, and so is its number of elements
+count = up_to(2**31 - 1)  # sizes of tensors are 64-bit integers
 
 
 def positive(value: object) -> float:
-    """A finite number above 0."""
+    """Read a finite number above 0."""
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf:
         return float(value)
     raise ValueError("a number above 0")
 
 
 def flag(value: object) -> bool:
-    """True or false."""
+    """Read true or false."""
     if isinstance(value, bool):
         return value
     raise ValueError("true or false")
 
 
 def sides_from(least: int) -> Reader:
-    """Pixels from `least`: a side, or [height, width]."""
+    """Return a reader of pixels from `least`: a side, or [height, width]."""
 
     def read(value: object) -> int | tuple[int, int]:
         if is_whole(value) and value >= least:
@@ -87,14 +87,14 @@ size, margin = sides_from(1), sides_from(0)
 
 
 def axis(value: object) -> int:
-    """A dimension of a (B, C, H, W) map."""
+    """Read a dimension of a (B, C, H, W) map."""
     if is_whole(value) and -3 <= value <= 3 and value != 0:
         return value
     raise ValueError("a dimension of (B, C, H, W), 1 for channels")
 
 
 def padding4(value: object) -> tuple[int, ...]:
-    """Left, right, top, bottom in pixels, or one number for all."""
+    """Read left, right, top, bottom in pixels, or one number for all."""
     sides = value if isinstance(value, list) else [value] * 4
     if len(sides) == 4 and all(map(is_whole, sides)):
         return tuple(sides)
@@ -102,12 +102,12 @@ def padding4(value: object) -> tuple[int, ...]:
 
 
 def optional(read: Reader) -> Reader:
-    """The same reader, to which null is a value too."""
+    """Return a reader that also accepts null."""
     return lambda value: None if value is None else read(value)
 
 
 def one_of(*choices: str) -> Reader:
-    """One of some words."""
+    """Return a reader of one of some words."""
 
     def read(value: object) -> object:
         if value in choices:
@@ -118,7 +118,7 @@ def one_of(*choices: str) -> Reader:
 
 
 def counts(value: object) -> list[int]:
-    """Whole numbers from 1."""
+    """Read a list of integers from 1."""
     if isinstance(value, list) and value:
         try:
             return [count(entry) for entry in value]

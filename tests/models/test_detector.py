@@ -1,11 +1,10 @@
-"""The model family, its head, and what a checkpoint of the original expects of both."""
+"""The detection model: YOLOv5's weights and predictions, decoding, compilation, names and anchors."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +19,11 @@ from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import ConfigError
 
 
-@lru_cache(maxsize=1)
-def fresh() -> DetectionModel:
-    torch.manual_seed(0)
-    return DetectionModel("yolov5n.yaml", nc=3)
-
-
 @pytest.fixture
 def small() -> DetectionModel:
     """yolov5n with three classes, in training mode."""
-    return copy.deepcopy(fresh())
+    torch.manual_seed(0)
+    return DetectionModel("yolov5n.yaml", nc=3)
 
 
 @pytest.fixture(scope="module")
@@ -69,15 +63,6 @@ def test_predictions_of_the_original(
     assert [tuple(level.shape) for level in raw] == [(2, 3, 24, 32, 85), (2, 3, 12, 16, 85), (2, 3, 6, 8, 85)]
     torch.testing.assert_close(decoded[..., :4], expected[..., :4], atol=1e-3, rtol=0)
     torch.testing.assert_close(decoded[..., 4:], expected[..., 4:], atol=1e-5, rtol=0)
-
-
-def test_building_leaves_a_fresh_model(small: DetectionModel) -> None:
-    assert all(module.training for module in small.modules())
-    for bn in small.modules():
-        if isinstance(bn, nn.BatchNorm2d):
-            assert (bn.eps, bn.momentum) == (1e-3, 0.03)
-            assert int(bn.num_batches_tracked) == 0
-            assert bool((bn.running_mean == 0).all()) and bool((bn.running_var == 1).all())
 
 
 def test_raw_outputs_are_views_with_rows_side_by_side(small: DetectionModel) -> None:
@@ -146,15 +131,6 @@ def test_compiles_once_for_all_image_sizes() -> None:
     assert len(compilations) == 1
 
 
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
-def test_traces_for_any_size(small: DetectionModel) -> None:
-    small.eval()
-    with torch.no_grad():
-        traced = torch.jit.trace(small, images(1, 64, 64), check_trace=False)
-        for x in (images(1, 64, 64), images(3, 96, 64)):
-            torch.testing.assert_close(traced(x)[0], small(x)[0])
-
-
 def test_classes_names_and_anchors_can_be_replaced() -> None:
     model = DetectionModel("yolov5n", names={0: "cat", 1: "dog"})
     assert (model.nc, model.names, model.head.no) == (2, ("cat", "dog"), 7)
@@ -184,20 +160,6 @@ def test_the_description_rebuilds_the_model() -> None:
     assert (again.name, again.nc, again.channels, again.stride) == ("yolov5s6", 7, 1, 64)
     assert again.yaml == model.yaml
     again.load_state_dict(model.state_dict())
-
-
-def test_layer_parameters() -> None:
-    model = DetectionModel("yolov5n")
-    names = [name for name, _ in model.layer_parameters([0, 9])]
-    assert names[0] == "model.0.conv.weight"
-    assert {name.split(".")[1] for name in names} == {"0", "9"}
-    assert dict(model.layer_parameters(range(25))).keys() == dict(model.named_parameters()).keys()
-    with pytest.raises(ConfigError, match=r"no layer 25; the layers are 0 to 24"):
-        list(model.layer_parameters([25]))
-
-
-def test_outputs_that_no_layer_reads_are_not_kept(small: DetectionModel) -> None:
-    assert small._kept == {4, 6, 10, 14, 17, 20}
 
 
 def test_activation_of_the_yaml() -> None:

@@ -1,4 +1,4 @@
-"""Model YAMLs: what loads, and what each mistake says."""
+"""Model YAMLs: valid ones, and the message of each mistake."""
 
 from __future__ import annotations
 
@@ -53,10 +53,7 @@ def test_scales_channels_and_repeats(tmp_path: Path) -> None:
     assert isinstance(first, Bottleneck) and not first.adds
     assert first.cv1.conv.in_channels == 32 and second.cv1.conv.in_channels == 16
     assert model.head.strides == (4, 8)
-    assert [tuple(x.shape) for x in model(torch.zeros(1, 3, 32, 32).expand(2, -1, -1, -1))] == [
-        (2, 2, 8, 8, 7),
-        (2, 2, 4, 4, 7),
-    ]
+    assert [tuple(x.shape) for x in model(torch.zeros(2, 3, 32, 32))] == [(2, 2, 8, 8, 7), (2, 2, 4, 4, 7)]
 
 
 def test_modules_that_researchers_use(tmp_path: Path) -> None:
@@ -82,27 +79,15 @@ def test_modules_that_researchers_use(tmp_path: Path) -> None:
         ("[16, 3, 2]", "[]", r"mine.yaml:8: .*has 0 arguments \[\], expected 1 to 7: \[channels, kernel, stride"),
         ("[16, 3, 2]", "[16, 3, 2, 1, 3]", r"mine.yaml:8: layer 0 \(Conv\): does not fit.*divisible by groups"),
         ("[32]]", "[32, True, 1, 0.5, 9]]", r"mine.yaml:10: layer 2 \(C3\): has 5 arguments.*expansion\]"),
-        (
-            "C3, [32]]",
-            "C3TR, [32, True, 1, 0.4]]",
-            r"mine.yaml:10: layer 2 \(C3TR\): does not .* 6 channels, .* 4 heads",
-        ),
+        ("C3, [32]]", "C3TR, [32, True, 1, 0.4]]", r"mine.yaml:10: layer 2 \(C3TR\): .* 6 channels, .* 4 heads"),
         ("C3, [32]]", "Elan, [32, True, 3]]", r"mine.yaml:10: layer 2 \(Elan\).*parts of 8 channels.*multiple of 3"),
         ("C3, [32]]", "C3Ghost, [32, True, 1, 0.4]]", r"mine.yaml:10: .*ghost convolution to 3 channels, .* an even"),
         ("[32]]", "['__import__(\"os\")']]", r"mine.yaml:10: .*'channels' is '__import__.*whole number from 1"),
         ("[[-1, 2], 1, Concat", "[[-1, 0], 1, Concat", r"mine.yaml:14: layer 5 \(Concat\): does not fit its input.*64"),
         ("[[-1, 2], 1, Concat", "[[-1, 5], 1, Concat", r"mine.yaml:14: .*`from` is 5, expected an earlier.*0 to 4"),
         ("[[-1, 2], 1, Concat", "[[-1, -7], 1, Concat", r"mine.yaml:14: .*`from` is -7"),
-        (
-            "[[-1, 2], 1, Concat",
-            "[[], 1, Concat",
-            r"mine.yaml:14: layer 5 \(Concat\): `from` is \[\], expected at least",
-        ),
-        (
-            "[[6, 3], 1, Detect",
-            "[[], 1, Detect",
-            r"mine.yaml:16: layer 7 \(Detect\): `from` is \[\], expected at least",
-        ),
+        ("[[-1, 2], 1, Concat", "[[], 1, Concat", r"mine.yaml:14: layer 5 \(Concat\): `from` is \[\], expected"),
+        ("[[6, 3], 1, Detect", "[[], 1, Detect", r"mine.yaml:16: layer 7 \(Detect\): `from` is \[\], expected"),
         ("[-1, 3, Bottleneck", "[[-1, 2], 3, Bottleneck", r"mine.yaml:15: .*reads 2 layers, but takes one"),
         ("[-1, 3, Bottleneck", "[-1, 0, Bottleneck", r"mine.yaml:15: .*repeats is 0"),
         ("[None, 2, 'nearest']", "[None, 2, 'nearst']", r"mine.yaml:13: .*'nearst', expected one of nearest,"),
@@ -112,7 +97,7 @@ def test_modules_that_researchers_use(tmp_path: Path) -> None:
         ("[[6, 3], 1, Detect, [nc, anchors]]", "[-1, 1, nn.Identity, []]", r"mine.yaml:16: .*must be a detection head"),
         ("[-1, 1, nn.Upsample, [None, 2, 'nearest']]", "[[-1], 1, Detect, []]", r"mine.yaml:13: .*must be the last"),
         ("[-1, 6, C3, [32]]", "[-1, 6, C3]", r"mine.yaml:10: layer 2 is \[-1, 6, 'C3'\], expected \[from, repeats"),
-        ("[16, 3, 2]", "[16, 3, 3]", r"mine.yaml:16: .*makes \d+×\d+ cells of 128×128 px, expected a whole stride"),
+        ("[16, 3, 2]", "[16, 3, 3]", r"mine.yaml:16: .*makes \d+×\d+ cells of 128×128 px, expected an integer stride"),
         ("nc: 2", "nc: two", r"mine.yaml:1: nc is 'two', expected a whole number"),
         ("nc: 2", "ncc: 2", r"mine.yaml:1: unknown key 'ncc'.*Did you mean 'nc'"),
         ("nc: 2\n", "", r"mine.yaml: the key 'nc' is missing"),

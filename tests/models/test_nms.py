@@ -1,4 +1,4 @@
-"""Non-maximum suppression against a plain oracle and reference values; letterbox undone."""
+"""NMS compared with an oracle and reference values; letterbox undone."""
 
 from __future__ import annotations
 
@@ -38,64 +38,53 @@ def crowd(images: int, predictions: int, nc: int, seed: int, levels: int = 0) ->
     return torch.cat((boxes, probabilities), 2)
 
 
-def oracle(
-    rows: Tensor, conf: float, iou: float, max_det: int, multi_label: bool, agnostic: bool, most: int
-) -> list[tuple[int, int, float]]:
+def oracle(rows: Tensor, rules: Suppression) -> list[tuple[int, int, float]]:
     """(prediction, class, score) of one image's detections, by plain loops."""
     candidates = []
     for index, row in enumerate(rows):
-        if not row[4] > conf:
+        if not row[4] > rules.conf:
             continue
         scores = [float(row[4] * p) for p in row[5:]]
-        labels = range(len(scores)) if multi_label else [scores.index(max(scores))]
-        candidates += [(index, label, scores[label]) for label in labels if scores[label] > conf]
-    candidates = sorted(candidates, key=lambda candidate: -candidate[2])[:most]  # stable: ties in order of rows
+        labels = range(len(scores)) if rules.multi_label else [scores.index(max(scores))]
+        candidates += [(index, label, scores[label]) for label in labels if scores[label] > rules.conf]
+    candidates = sorted(candidates, key=lambda candidate: -candidate[2])  # stable: ties in order of rows
 
     centre, size = rows[:, :2], rows[:, 2:4]
     boxes = torch.cat((centre - size / 2, centre + size / 2), 1).double()
     overlap = box_iou(boxes, boxes)
     kept: list[tuple[int, int, float]] = []
-    for index, label, score in candidates:
-        rivals = [other for other, other_label, _ in kept if agnostic or other_label == label]
-        if all(overlap[index, other] <= iou for other in rivals):
+    for index, label, score in candidates[: rules.max_candidates]:
+        rivals = [other for other, other_label, _ in kept if rules.agnostic or other_label == label]
+        if all(overlap[index, other] <= rules.iou for other in rivals):
             kept.append((index, label, score))
-    return kept[:max_det]
+    return kept[: rules.max_det]
+
+
+RULES = st.builds(
+    Suppression,
+    conf=st.sampled_from([0.0, 0.1, 0.3]),
+    iou=st.sampled_from([0.2, 0.45, 0.7]),
+    max_det=st.sampled_from([1, 3, 300]),
+    multi_label=st.booleans(),
+    agnostic=st.booleans(),
+    has_objectness=st.booleans(),
+    max_candidates=st.sampled_from([7, 30_000]),
+)
 
 
 @settings(max_examples=120, deadline=None)
-@given(
-    st.integers(0, 2**31),
-    st.integers(0, 25),
-    st.integers(1, 4),
-    st.sampled_from([0, 4]),
-    st.sampled_from([0.0, 0.1, 0.3]),
-    st.sampled_from([0.2, 0.45, 0.7]),
-    st.sampled_from([1, 3, 300]),
-    st.booleans(),
-    st.booleans(),
-    st.sampled_from([7, 30_000]),
-)
-def test_detections_equal_the_oracle(
-    seed: int,
-    predictions: int,
-    nc: int,
-    levels: int,
-    conf: float,
-    iou: float,
-    max_det: int,
-    multi_label: bool,
-    agnostic: bool,
-    most: int,
-) -> None:
-    decoded = crowd(2, predictions, nc, seed, levels)
-    options = {"max_det": max_det, "multi_label": multi_label, "agnostic": agnostic, "max_candidates": most}
+@given(st.integers(0, 2**31), st.integers(0, 25), st.integers(1, 4), st.sampled_from([0, 4]), RULES)
+def test_detections_equal_the_oracle(seed: int, predictions: int, nc: int, levels: int, rules: Suppression) -> None:
+    decoded = with_objectness = crowd(2, predictions, nc, seed, levels)
+    if not rules.has_objectness:  # the score is the class probability
+        with_objectness[..., 4], decoded = 1, with_objectness[..., [0, 1, 2, 3, *range(5, 5 + nc)]]
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
             patch.setattr("tessera.models.nms._SCORES_AT_ONCE", 3 * (5 + nc))
-        results = non_max_suppression(decoded, Suppression(conf, iou, **options))  # type: ignore[arg-type]
+        results = non_max_suppression(decoded, rules)
     assert len(results) == 2
-    for rows, found in zip(decoded, results, strict=True):
-        expected = oracle(rows, conf, iou, max_det, multi_label and nc > 1, agnostic, most)
+    for rows, found in zip(with_objectness, results, strict=True):
+        expected = oracle(rows, rules)
         assert found.classes.tolist() == [label for _, label, _ in expected]
         assert found.scores.tolist() == pytest.approx([score for _, _, score in expected])
         boxes = [rows[index, :4] for index, _, _ in expected]
@@ -195,16 +184,6 @@ def test_detections_equal_the_reference(shared: Path) -> None:
     np.testing.assert_allclose(ours[:, 5], theirs[:, 5], atol=1e-5)
 
 
-def test_an_image_does_not_depend_on_its_company() -> None:
-    decoded = crowd(3, 400, 5, 1)
-    decoded[1] *= 50  # another image's large coordinates
-    decoded[1, :, 4:] /= 50
-    together = non_max_suppression(decoded, Suppression(0.01, 0.6))
-    for alone, found in zip(decoded, together, strict=True):
-        (expected,) = non_max_suppression(alone[None], Suppression(0.01, 0.6))
-        assert torch.equal(found.boxes_xyxy, expected.boxes_xyxy) and torch.equal(found.scores, expected.scores)
-
-
 def test_classes_do_not_compete_however_far_out_the_boxes_lie() -> None:
     box = torch.tensor([8000.0, 8000.0, 16000.0, 16000.0])
     rows = torch.stack([torch.cat((box, torch.tensor([0.9]), torch.eye(80)[label])) for label in range(80)])
@@ -212,17 +191,6 @@ def test_classes_do_not_compete_however_far_out_the_boxes_lie() -> None:
     assert sorted(found.classes.tolist()) == list(range(80))
     (found,) = non_max_suppression(rows[None], Suppression(0.1, 0.5, agnostic=True))
     assert found.classes.tolist() == [0]
-
-
-def test_the_first_survivors_are_the_same_however_many_are_wanted() -> None:
-    """`max_det` only cuts: the search for few must not stop at other boxes than the search for all."""
-    decoded = crowd(1, 3000, 2, 2)
-    (everything,) = non_max_suppression(decoded, Suppression(0.0, 0.3, max_det=10_000))
-    assert 40 < len(everything) < 10_000
-    for max_det in (1, 5, 40):
-        (few,) = non_max_suppression(decoded, Suppression(0.0, 0.3, max_det=max_det))
-        assert torch.equal(few.boxes_xyxy, everything.boxes_xyxy[:max_det])
-        assert torch.equal(few.scores, everything.scores[:max_det])
 
 
 def test_broken_numbers_are_no_detections() -> None:

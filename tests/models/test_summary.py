@@ -1,4 +1,4 @@
-"""Size and cost of the models."""
+"""Model summary."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
         train,
         labelled("0 0.5 0.5 0.9 0.2\n", "--tile 64"),
         1,
-        ("boxes of train are larger than a tile, so that no", "half of all are longer than 98 pixels"),
+        ("boxes of train are larger than a tile", "median long side 98"),
     ),
     "a file for a run directory": (
         train,

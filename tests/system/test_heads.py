@@ -44,7 +44,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_its_losses_are_reported_and_drawn(run: Run) -> None:
     assert all(f"{name}_loss" in run.said for name in LOSSES), "columns of the progress bar"
-    assert run.said.count("Class weights from") == 1 == run.said.count("--sampling balanced: an image comes")
+    assert run.said.count("Class weights from") == 1 == run.said.count("--sampling balanced: each image is sampled")
     table = read_results(run.folder / "results.csv")
     assert tuple(table.columns) == result_columns(LOSSES)
     assert table.notna().all().all()

@@ -37,7 +37,7 @@ def test_a_run_in_tiles_evaluates_whole_images_as_val_does(data: Path, tmp_path:
     objects = sum(len(label.read_text().splitlines()) for label in labels)
     assert metrics(trained)[1:3] == ["3", str(objects)], "images and objects, not views"
     assert metrics(trained) == metrics(evaluated)
-    assert "--tile 64: train: 5 images become 25 views" in trained.err
+    assert "--tile 64: train: 5 images split into 25 views" in trained.err
     assert "--source … --tile 64 --overlap 0.25" in trained.out
     kept = yaml.safe_load((run / "opt.yaml").read_text())
     assert (kept["tile"], kept["overlap"]) == (64, 0.25)
@@ -45,7 +45,7 @@ def test_a_run_in_tiles_evaluates_whole_images_as_val_does(data: Path, tmp_path:
     assert table.filter(regex="^(train|metrics)/").notna().all().all()
     assert table.filter(regex="^val/").isna().all().all(), "a whole image has no loss"
     checked = command(train.main, "--data", str(data), "--check-data", *TILES)
-    assert "5 images become 25 views" in checked.err, checked.said
+    assert "5 images split into 25 views" in checked.err, checked.said
 
 
 def test_tiles_that_cut_nothing_are_warned_of(data: Path, tmp_path: Path, command: Command) -> None:

@@ -17,7 +17,7 @@ from tessera.data.source.annotations.class_matching import SINGLE_CLASS
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.index import build_index
-from tessera.models.detector import DetectionModel
+from tessera.models.detector import DetectionModel, usable_imgsz
 from tessera.models.layers.blocks import Conv
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.checkpoints.resolve import resolve_weights
@@ -78,7 +78,7 @@ class ExportJob:
         model.head.keep_inference(end2end=config.end2end)
         size_hw = _fixed(config, model)
         asked = config.imgsz[0] if config.imgsz else weights.usual_imgsz
-        imgsz = max(size_hw) if size_hw else model.usable_imgsz(asked)
+        imgsz = max(size_hw) if size_hw else usable_imgsz(asked, model.stride)
         asked_conf = parsed_confidence(config.conf_thres)
         conf = (weights.confidence or DEFAULT_CONF) if asked_conf is None else asked_conf
         job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tessera.models.detector import DetectionModel
+from tessera.models.detector import DetectionModel, usable_imgsz
 from tessera.models.heads.criterion import Criterion
 from tessera.models.summary import summary
 from tessera.utils.checkpoints.initial_model import (
@@ -94,7 +94,7 @@ def open_run(
         hyp = fix_norms(model, config, hyp, weights)
         del weights  # what AutoBatch measures has no room for them
         require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
-        imgsz = model.usable_imgsz(config.imgsz)
+        imgsz = usable_imgsz(config.imgsz, model.stride)
         if not resumed and (start != "known" or hyp.anchors):  # those that were trained stay
             model.head.prepare(box_sizes(data.train, imgsz), config, hyp, world)
         model.to(world.device).to(memory_format=accelerator.memory_format)

@@ -1,1 +1,1 @@
-"""The anchor-based head of YOLOv5."""
+"""Anchor-based head of YOLOv5."""

@@ -1,10 +1,10 @@
-"""Which predictions are trained to find which objects: it follows from the labels and the anchors alone.
+"""Target assignment of the anchor-based head, from labels and anchors alone.
 
-The predictions play no part in it, so it is done on the host before the forward, where dynamic shapes and sorting cost
-nothing. The device gets index tensors of known length, and no part of the loss waits for a result to come back.
+Predictions play no part, so that the assignment runs on the host before the forward. The device gets index tensors of
+known length, and the loss never synchronises.
 
-Legend: T targets of a batch, L detection layers ("levels"), A anchors of a level, P candidates (the positives of all
-levels, level by level), U cells that at least one candidate lies in.
+Legend: T targets of a batch, L detection levels, A anchors of a level, P candidates (the positives of all levels, level
+by level), U cells with at least one candidate.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from tessera.models.heads.criterion import Assignment, Targets
 from tessera.models.heads.grid import ignored_cells
 from tessera.utils.boxes import xyxy_to_cxcywh
 
-# Steps (x, y) from the centre's cell: none, then left, up, right, down. The order decides whose write is the last.
+# Steps (x, y) from the centre's cell: none, left, up, right, down. The last write in this order counts.
 _STEPS = np.array([[0, 0], [-1, 0], [0, -1], [1, 0], [0, 1]])
 
 
 @dataclass(frozen=True)
 class AnchorAssignment(Assignment):
-    """The positives of one batch.
+    """Positives of one batch.
 
     A cell here is one prediction: image, anchor, y, x. Candidates are ordered by level, then by step (centre, left, up,
-    right, down), anchor and target; several may lie in one cell.
-    `counts` is float32 (L, 2), positives and predictions of each level; `ignored` is true of no cell of `cells`.
+    right, down), anchor and target; several may share a cell. `counts` is float32 (L, 2), positives and predictions of
+    each level; `ignored` is false for the cells of `cells`.
     """
 
     cells: Tensor  # int64 (4, U), image, anchor, y, x; level by level, each cell once
-    last_candidates: Tensor  # int64 (U,), the candidate that sets the objectness target of each cell
-    candidate_cells: Tensor  # int64 (P,), the column of `cells` that each candidate lies in
+    last_candidates: Tensor  # int64 (U,), candidate that sets the objectness target of each cell
+    candidate_cells: Tensor  # int64 (P,), column of `cells` of each candidate
     classes: Tensor  # int64 (P,)
     boxes: Tensor  # float32 (P, 4), cxcywh in grid units, the centre counted from the cell's corner
     anchors: Tensor  # float32 (P, 2), width and height in grid units
-    cells_per_level: tuple[int, ...]  # how U is made up, known to the host
-    positives_per_level: tuple[int, ...]  # the same of P
+    cells_per_level: tuple[int, ...]  # U of each level
+    positives_per_level: tuple[int, ...]  # P of each level
     grids_hw: tuple[tuple[int, int], ...]
     batch_size: int
 
@@ -68,9 +68,9 @@ def assign_targets(
 ) -> AnchorAssignment:
     """Match targets with anchors and cells on every level.
 
-    An anchor, of float32 (L, A, 2) in grid units of its level, matches a target where neither side is `anchor_t` times
-    as long as the other's, or more. The match counts in the cell of the target's centre and in up to two neighbours
-    within half a cell of it, none across the border. `grids_hw` are sizes of the levels in cells.
+    An anchor, of float32 (L, A, 2) in grid units of its level, matches a target if the ratio of each side is below
+    `anchor_t`. The match counts in the cell of the target's centre and in up to two neighbours within half a cell of
+    it, inside of the image. `grids_hw` are sizes of the levels in cells.
     """
     levels: list[_Level] = []
     cells_per_level: tuple[int, ...] = ()
@@ -113,12 +113,10 @@ def _ignored(
     positives: Sequence[NDArray[np.int64]],
     anchors: int,
 ) -> Tensor:
-    """Which predictions would find an ignored region and are not trained to find an object, of all levels end to end.
+    """Return the mask of predictions in ignored regions that are assigned to no object, over all levels.
 
-    Args:
-        inside: bool (B, ny, nx) of each level, the cells whose centre lies in a region.
-        as_objects: the assignment if the regions were objects.
-        positives: (U, 4) of each level, the cells that objects are matched with.
+    `inside`, bool (B, ny, nx) of each level, are cells whose centre lies in a region; `as_objects` is the assignment
+    with regions as objects; `positives`, (U, 4) of each level, are cells assigned to objects.
     """
     levels = []
     matching = as_objects.cells.T.split(list(as_objects.cells_per_level))
@@ -138,7 +136,7 @@ def _assign_level(
     batch_size: int,
     grid_hw: tuple[int, int],
 ) -> _Level:
-    """Match all targets with the anchors (A, 2) of one level of (ny, nx) cells; indices count from its own start."""
+    """Match all targets with the anchors (A, 2) of one level; indices count from the level's start."""
     ny, nx = grid_hw
     boxes = xyxy_to_cxcywh(rows[:, 2:] / stride)
     size, limit = boxes[:, 2:], np.float32(anchor_t)

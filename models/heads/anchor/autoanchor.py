@@ -1,7 +1,7 @@
-"""AutoAnchor: do the anchors fit the labels, and if not, which would?
+"""AutoAnchor: check whether anchors fit the labels, and fit better ones by k-means and mutation.
 
-A label can be learned only where some anchor's sides are within a factor `anchor_t` of its own: a distance in
-logarithms, max over both sides of |log label - log anchor|. exp(-distance) is the ratio of the worse side.
+A label is learnable only if both sides are within a factor `anchor_t` of some anchor's. The distance is logarithmic:
+max over both sides of |log label - log anchor|; exp(-distance) is the ratio of the worse side.
 
 Legend: M labels, A anchors of all layers, L layers. Sizes are width, height in pixels of the training size.
 """
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from tessera.models.heads.anchor.head import Detect
 
 SUFFICIENT_RECALL = 0.98
-SMALLEST_SIDE = 2.0  # px; smaller labels are noise that anchors should not be fitted to
-MUTATED_SHARE, MUTATION_SIGMA = 0.9, 0.1  # of the sides in a generation; largest standard deviation of their factors
-KMEANS_ROUNDS = 30  # at most; fewer where nothing moves any more
-LARGEST_FIT = 20_000  # labels; more make the search slower and its result no better
+SMALLEST_SIDE = 2.0  # px; smaller labels are noise
+MUTATION_PROBABILITY, MUTATION_SIGMA = 0.9, 0.1  # of each side; largest standard deviation of the factors
+KMEANS_ROUNDS = 30  # at most
+LARGEST_FIT = 20_000  # labels; more are slower and no better
 GENERATIONS = 1000  # mutations tried
 
 
 def best_possible_recall(
     wh: NDArray[np.floating], anchors: NDArray[np.floating], anchor_t: float
 ) -> tuple[float, float]:
-    """Share of labels (M, 2) that some anchor (A, 2) fits, and the mean number of anchors that fit one; 0 of none."""
+    """Return the fraction of labels (M, 2) that fit an anchor (A, 2), and the mean number of fitting anchors."""
     if len(wh) == 0:
         return 0.0, 0.0
     fits = _distance(_log(wh), _log(anchors)) < math.log(anchor_t)
@@ -37,13 +37,11 @@ def best_possible_recall(
 
 
 def kmeans_anchors(wh: NDArray[np.floating], n: int, anchor_t: float, rng: np.random.Generator) -> NDArray[np.float32]:
-    """Anchors for the labels: k-means, then random mutations of which the improvements are kept.
+    """Fit anchors to the labels: k-means, then random mutations of which improvements are kept.
 
-    Labels below 2 px are left out, and at most 20,000 sampled from the rest. Each is scaled by a factor in 0.9-1.1, as
-    augmentation will: that separates labels that are all alike.
-
-    The fitness is the mean over the labels (M, 2) of the smaller ratio (lesser side by greater) to the best anchor, 0
-    where that is beyond `anchor_t`. There must be at least `n` labels of at least 2 px.
+    Labels below 2 px are ignored, and at most 20,000 of the others sampled. Each is scaled by a random factor of
+    0.9-1.1, which separates equal labels. The fitness is the mean over the labels (M, 2) of the ratio of the worse side
+    to the best anchor, 0 if beyond `anchor_t`. At least `n` labels of 2 px are required.
 
     Returns:
         float32 (n, 2), in order of area.
@@ -64,39 +62,30 @@ def kmeans_anchors(wh: NDArray[np.floating], n: int, anchor_t: float, rng: np.ra
 def check_anchors(
     head: Detect, wh: NDArray[np.floating], anchor_t: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], str]:
-    """AutoAnchor: keep the head's anchors where they fit at least 98 % of the labels; else look for better ones.
+    """Return the head's anchors if they fit more than 98 % of the labels, else fitted ones if these are better.
 
-    Args:
-        head: its anchors and strides are read.
-        wh: (M, 2), sizes of the training labels at the training size.
-        anchor_t: largest ratio of sides between a label and its anchor.
-        rng: source of all randomness.
-
-    Returns:
-        The anchors to train with, float32 (L, A / L, 2) in pixels, the head's own or new ones; and a line for the user.
+    `wh`, (M, 2), are sizes of the training labels at the training size; `anchor_t` is the largest ratio of sides
+    between a label and its anchor. Anchors are float32 (L, A / L, 2) in pixels, followed by a message for the log.
     """
     strides = np.array(head.strides)
     own = head.anchors.detach().cpu().double().numpy() * strides[:, None, None]
-    kept = own.astype(np.float32)
+    own_px = own.astype(np.float32)
     flat = own.reshape(-1, 2)
     recall, per_label = best_possible_recall(wh, flat, anchor_t)
-    if len(wh) == 0:
-        return kept, "AutoAnchor: no labels to fit anchors to, the model's own are kept."
     if recall > SUFFICIENT_RECALL:
-        return kept, f"AutoAnchor: {per_label:.2f} anchors a label, best possible recall {recall:.4f}: a good fit."
+        return own_px, f"AutoAnchor: {per_label:.2f} anchors per label, best possible recall {recall:.4f}: a good fit."
     usable = int((wh >= SMALLEST_SIDE).all(1).sum())
     if usable < len(flat):
-        return kept, (
-            f"AutoAnchor: the model's own anchors are kept, best possible recall {recall:.4f}: {usable} labels with "
-            f"sides of at least 2 px are too few to fit {len(flat)} others to. A larger --imgsz, or more labels, would "
-            f"change that."
+        return own_px, (
+            f"AutoAnchor: {usable} labels with sides of at least 2 px are too few for {len(flat)} anchors; keeping "
+            f"the model's anchors (best possible recall {recall:.4f}). Use a larger --imgsz, or more labels."
         )
     fitted = kmeans_anchors(wh, len(flat), anchor_t, rng)
     new_recall, _ = best_possible_recall(wh, fitted, anchor_t)
     if new_recall <= recall:
-        return kept, (
-            f"AutoAnchor: the model's own anchors are kept: their best possible recall, {recall:.4f}, is at least that "
-            f"of fitted ones, {new_recall:.4f}."
+        return own_px, (
+            f"AutoAnchor: keeping the model's anchors: best possible recall {recall:.4f}, with fitted anchors "
+            f"{new_recall:.4f}."
         )
     per_layer = np.empty_like(own, dtype=np.float32)
     per_layer[np.argsort(strides, kind="stable")] = fitted.reshape(own.shape)
@@ -107,7 +96,7 @@ def check_anchors(
 
 
 def set_anchors(head: Detect, anchors_px: NDArray[np.floating]) -> None:
-    """Set the anchors of a head, (L, A / L, 2) in pixels; in place, so that every holder of the buffer sees them."""
+    """Set the anchors of a head, (L, A / L, 2) in pixels, in its buffer."""
     assert anchors_px.shape == tuple(head.anchors.shape), (anchors_px.shape, head.anchors.shape)
     pixels = torch.as_tensor(anchors_px).to(head.anchors)
     with torch.no_grad():
@@ -115,12 +104,12 @@ def set_anchors(head: Detect, anchors_px: NDArray[np.floating]) -> None:
 
 
 def _log(wh: NDArray[np.floating]) -> NDArray[np.float64]:
-    # A side of 0 is as far from every anchor as a side of 0.000001 px.
+    # A side of 0 counts as 0.000001 px.
     return np.log(np.maximum(wh, 1e-6, dtype=np.float64))
 
 
 def _distance(log_wh: NDArray[np.float64], log_anchors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Logarithm of the worse ratio of sides: (M, 2) and (A, 2) to (M, A)."""
+    """Return the log ratio of the worse side: (M, 2) and (A, 2) to (M, A)."""
     return np.maximum(np.abs(log_wh[:, :1] - log_anchors[:, 0]), np.abs(log_wh[:, 1:] - log_anchors[:, 1]))
 
 
@@ -130,11 +119,11 @@ def _fitness(log_wh: NDArray[np.float64], anchors: NDArray[np.float64], anchor_t
 
 
 def _kmeans(points: NDArray[np.float64], k: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Lloyd's algorithm on (M, 2) points, M >= k, started by k-means++ (Arthur and Vassilvitskii, SODA 2007)."""
+    """Run Lloyd's algorithm on (M, 2) points, M >= k, from k-means++ (Arthur and Vassilvitskii, SODA 2007)."""
     centres = points[rng.integers(len(points))][None]
     nearest = ((points - centres) ** 2).sum(1)
     while len(centres) < k:
-        weight = nearest + 1e-12  # points that coincide may be chosen again
+        weight = nearest + 1e-12  # coinciding points may be chosen again
         chosen = points[rng.choice(len(points), p=weight / weight.sum())]
         centres = np.concatenate((centres, chosen[None]))
         nearest = np.minimum(nearest, ((points - chosen) ** 2).sum(1))
@@ -154,10 +143,10 @@ def _kmeans(points: NDArray[np.float64], k: int, rng: np.random.Generator) -> ND
 def _evolve(
     log_wh: NDArray[np.float64], anchors: NDArray[np.float64], anchor_t: float, rng: np.random.Generator
 ) -> NDArray[np.float64]:
-    """Multiply sides by random factors, normal around 1 and within 0.3-3, and keep what is fitter."""
+    """Multiply sides by random factors, normal around 1 and within 0.3-3, and keep improvements."""
     best = _fitness(log_wh, anchors, anchor_t)
     for _ in range(GENERATIONS):
-        mutated = rng.random(anchors.shape) < MUTATED_SHARE
+        mutated = rng.random(anchors.shape) < MUTATION_PROBABILITY
         factor = np.where(mutated, 1 + rng.standard_normal(anchors.shape) * rng.random() * MUTATION_SIGMA, 1.0).clip(
             0.3, 3.0
         )

@@ -1,6 +1,6 @@
-"""`Detect`, the anchor-based head of YOLOv5: one 1×1 convolution a level, how its outputs are decoded, and AutoAnchor.
+"""Anchor-based head of YOLOv5: one 1×1 convolution per level, decoding, and AutoAnchor.
 
-Legend: B images, nl levels, na anchors a level, A = Σ na·ny·nx rows, nc classes, no = 5 + nc.
+Legend: B images, nl levels, na anchors per level, A = Σ na·ny·nx rows, nc classes, no = 5 + nc.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tessera.models.heads.anchor.autoanchor import check_anchors, set_anchors
 from tessera.models.heads.anchor.loss import DetectionLoss
-from tessera.models.heads.head import Head, HeadSpec, Output, object_share
+from tessera.models.heads.head import Head, HeadSpec, Output, object_prior
 from tessera.models.layers.yaml_arguments import count, one_of, positive, read_arguments
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
@@ -33,12 +33,12 @@ MAX_ANCHORS = 64  # a level
 
 
 def read_anchors(value: object) -> list[list[float]] | int:
-    """Anchors in pixels, a row of w, h, w, h … (or of [w, h] pairs) a level, all of one length; or a number of them."""
+    """Read anchors in pixels, a row of w, h, w, h … (or of [w, h] pairs) per level; or their number per level."""
     if isinstance(value, int):
         if count(value) > MAX_ANCHORS:
             raise ValueError(f"at most {MAX_ANCHORS} anchors a level")
         return value
-    expected = "one row of width, height, width, height … a detection level, all of one length, or a number of anchors"
+    expected = "one row of width, height, width, height … per level, all of one length, or a number of anchors"
     if not isinstance(value, (list, tuple)) or not value or not all(isinstance(row, (list, tuple)) for row in value):
         raise ValueError(expected)
     rows: list[list[float]] = []
@@ -51,18 +51,18 @@ def read_anchors(value: object) -> list[list[float]] | int:
 
 
 class Detect(Head):
-    """`[[…], 1, Detect, [nc, anchors]]` with the key `anchors`: sizes in pixels a level, or how many a level.
+    """`[[…], 1, Detect, [nc, anchors]]` with the YAML key `anchors`: sizes in pixels per level, or a number per level.
 
     Args:
-        nc: classes.
-        anchors: one row of width, height, width, height … in pixels a level; or the number of anchors of each level,
-            which then start as squares of 4·stride·2^(i/na) pixels, the sizes of RetinaNet (Lin et al. 2017).
-        channels: of the maps that the levels read.
-        strides: pixels a cell of each level.
+        nc: number of classes.
+        anchors: one row of width, height, width, height … in pixels per level; or the number of anchors per level,
+            which start as squares of 4·stride·2^(i/na) pixels, the sizes of RetinaNet (Lin et al. 2017).
+        channels: of each level's map.
+        strides: pixels per cell of each level.
 
     Attributes:
-        anchors: buffer (nl, na, 2), width and height in grid units, that is pixels / stride.
-        no, nl, na: numbers a row, levels, anchors a level.
+        anchors: buffer (nl, na, 2), width and height in grid units (pixels / stride).
+        no, nl, na: outputs per anchor, levels, anchors per level.
     """
 
     has_objectness = True
@@ -86,55 +86,51 @@ class Detect(Head):
         pixels = torch.tensor(anchors, dtype=torch.float32).view(self.nl, self.na, 2)
         self.register_buffer("anchors", pixels / torch.tensor(self.strides).view(-1, 1, 1))
         self.m = nn.ModuleList(nn.Conv2d(c, self.no * self.na, 1) for c in channels)
-        self._start_from_priors()
+        self._init_from_priors()
 
     @classmethod
     def from_spec(cls, spec: HeadSpec) -> Detect:
-        """As Head."""
         read_arguments(spec.where, spec.arguments, (("nc", one_of("nc")), ("anchors", one_of("anchors"))))
         anchors = spec.keys["anchors"]
         if not isinstance(anchors, int) and len(anchors) != len(spec.channels):
             raise ConfigError(
                 f"{spec.where}: reads {counted(len(spec.channels), 'layer')}, but `anchors` has "
-                f"{counted(len(anchors), 'row')}. One row a layer."
+                f"{counted(len(anchors), 'row')}. Give one row per layer."
             )
         return cls(spec.nc, anchors, spec.channels, spec.strides)
 
     def class_layers(self) -> list[str]:
-        """As Head."""
         return [f"m.{level}" for level in range(self.nl)]
 
     @torch.no_grad()
-    def _start_from_priors(self) -> None:
-        """Raise the biases to the odds of a fresh dataset, and 0.6 / nc a class."""
+    def _init_from_priors(self) -> None:
+        """Initialise the biases to the object prior of a new dataset, and 0.6 / nc per class."""
         for conv, stride in zip(self.m, self.strides, strict=True):
             bias = cast(Tensor, cast(nn.Conv2d, conv).bias).view(self.na, self.no)
-            bias[:, 4] += math.log(object_share(stride))
+            bias[:, 4] += math.log(object_prior(stride))
             bias[:, 5:] += math.log(0.6 / (self.nc - 0.99999))
 
     def forward(self, features: list[Tensor]) -> Output:
-        """Predict from nl maps (B, C, ny, nx).
+        """Return nl raw tensors (B, na, ny, nx, no) of nl maps (B, C, ny, nx): logits, views of the conv outputs.
 
-        Returns:
-            In training mode nl raw tensors (B, na, ny, nx, no): views of the convolutions' outputs, logits before any
-            decoding. In evaluation mode (decoded, raw), decoded float32 (B, A, no) as `decode` says.
+        In evaluation mode return (decoded, raw), with decoded float32 (B, A, no) as of `decode`.
         """
         raw = []
         for conv, x in zip(self.m, features, strict=True):
             y = conv(x)
             b, _, ny, nx = y.shape
-            # A view: from channels-last memory the numbers of a row even stay side by side.
+            # A view; in channels-last memory the outputs of a row stay contiguous.
             raw.append(y.view(b, self.na, self.no, ny, nx).permute(0, 1, 3, 4, 2))
         return raw if self.training else (self.decode(raw), raw)
 
     def decode(self, raw: Sequence[Tensor]) -> Tensor:
-        """Raw outputs to predictions: xy = (2σ − 0.5 + cell)·stride, wh = (2σ)²·anchor, the rest σ.
+        """Decode raw outputs: xy = (2σ − 0.5 + cell)·stride, wh = (2σ)²·anchor, the rest σ.
 
-        In float32 whatever the model's dtype: float16 has steps of a whole pixel from 1024 on.
+        Computed in float32 for any model dtype, because float16 has steps of a pixel from 1024 on.
 
         Returns:
-            float32 (B, A, no): cx, cy, w, h in pixels, objectness, class probabilities; rows level by level, inside a
-            level by anchor, then y, then x.
+            float32 (B, A, no): cx, cy, w, h in pixels, objectness, class probabilities; rows level by level, in a level
+            by anchor, then y, then x.
         """
         return torch.cat([self._decode_level(level, y) for level, y in enumerate(raw)], 1)
 
@@ -151,11 +147,10 @@ class Detect(Head):
     def criterion(
         self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
     ) -> DetectionLoss:
-        """Box, objectness and class loss."""
         return DetectionLoss(self, hyp, imgsz=imgsz, label_smoothing=label_smoothing, class_weights=class_weights)
 
     def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
-        """AutoAnchor: anchors that fit the labels, (M, 2) in pixels at the training size; rank 0 decides."""
+        """Run AutoAnchor on the labels, (M, 2) in pixels at the training size; rank 0 decides."""
         if config.noautoanchor:
             return
         rng = sample_rng(config.seed, 0, 0, "anchors")
@@ -165,5 +160,5 @@ class Detect(Head):
 
     @property
     def priors(self) -> Tensor:
-        """Anchors, float32 (nl, na, 2) in grid units on the CPU: a copy."""
+        """Copy of the anchors, float32 (nl, na, 2) in grid units on the CPU."""
         return self.anchors.detach().float().cpu().clone()

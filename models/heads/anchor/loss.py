@@ -1,6 +1,6 @@
-"""The training loss of the anchor-based head, as sums over what this rank holds (see models/heads/criterion.py).
+"""Loss of the anchor-based head, as sums over this rank's images (see models/heads/criterion.py).
 
-Legend: B images, L detection layers, A anchors of a layer, C classes, P positives, U cells (see assignment.py).
+Legend: B images, L levels, A anchors of a level, C classes, P positives, U cells (see anchor_assigner.py).
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ FOCAL_ALPHA = 0.25  # Lin et al., Focal Loss for Dense Object Detection, ICCV 20
 
 
 class DetectionLoss(Criterion[AnchorAssignment]):
-    """Box, objectness and class loss of an anchor-based head, in float32 whatever the model computes in.
+    """Box, objectness and class loss of an anchor-based head, in float32 for any model dtype.
 
-    Per level, box = mean(1 - CIoU) over the positives; objectness = mean binary cross-entropy over all predictions
-    against the detached CIoU of the cell's last candidate, clamped at 0; class = mean binary cross-entropy over
-    positives and classes, for more than one class, a positive times the weight of its class. Levels are added up,
-    objectness with the weights of `objectness_balance`. Predictions in an ignored region that find no object have an
-    objectness loss of 0.
+    Per level: box = mean(1 - CIoU) over the positives. Objectness = mean binary cross-entropy over all predictions
+    against the detached CIoU of the cell's last candidate, clamped at 0. Class = mean binary cross-entropy over
+    positives and classes, if there are several classes, times the class weight. Levels are summed, objectness with the
+    weights of `objectness_balance`. Predictions in an ignored region without object have an objectness loss of 0.
     """
 
     names = ("box", "obj", "cls")
@@ -48,9 +47,9 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         label_smoothing: float = 0.0,
         class_weights: Tensor | None = None,
     ) -> None:
-        """Prepare the loss of a head, whose anchors are followed when they change; class targets are 1 - ε/2 and ε/2.
+        """Prepare the loss of a head; later changes of its anchors are followed. Class targets are 1 - ε/2 and ε/2.
 
-        Of `hyp` box, obj, cls, obj_pw, cls_pw, fl_gamma and anchor_t are read.
+        Of `hyp`, box, obj, cls, obj_pw, cls_pw, fl_gamma and anchor_t are read.
         """
         self.nc = head.nc
         self.label_smoothing, self.class_weights = label_smoothing, class_weights
@@ -59,10 +58,9 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         self._anchors_seen = (head.anchors, head.anchors._version)
         box, obj, cls = scaled_gains(hyp, nc=head.nc, nl=head.nl, imgsz=imgsz)
         weights = torch.tensor([[box, obj * balance, cls / head.nc] for balance in objectness_balance(head.nl)])
-        self._weights = {weights.device: weights}  # a copy for each device that computes with them
+        self._weights = {weights.device: weights}  # a copy for each device
 
     def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorAssignment:
-        """As Criterion: which predictions are trained to find which targets."""
         head, checked = self._head, checked_targets(targets, self.nc, batch_size)
         anchors, grids_hw = self._anchors_on_host(), head.grids_hw(size_hw)
         return assign_targets(checked, anchors, head.strides, self._hyp.anchor_t, batch_size, grids_hw)
@@ -74,13 +72,13 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         global_counts: Tensor | None = None,
         sum_over_ranks: SumOverRanks = sum_of_one_rank,
     ) -> tuple[Tensor, Tensor]:
-        """As Criterion; all counts are known before the forward, and `sum_over_ranks` is not called."""
+        """Return loss and parts as Criterion, without `sum_over_ranks`: all counts are known before the forward."""
         counts = assignment.counts if global_counts is None else global_counts
         parts = self._means(self.sums(predictions, assignment), counts)
         return parts.sum(), parts.detach()
 
     def sums(self, predictions: Sequence[Tensor], assignment: AnchorAssignment) -> Tensor:
-        """Sums of the plain losses, before gains and means: float32 (L, 3), columns box, obj, cls.
+        """Return sums of the losses before gains and means: float32 (L, 3), columns box, obj, cls.
 
         `predictions` are L raw outputs (B, A, ny, nx, 5 + C), in any memory format and float dtype.
         """
@@ -91,8 +89,8 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         cells = assignment.cells.split(cells_per_level, dim=1)
         # In float32 from here on; autocast lowers none of the operations below.
         objectness, taken = zip(*map(_TakeCells.apply, predictions, cells), strict=True)
-        # An embedding is an index_select whose backward adds up a repeated row's gradients in a fixed order; on
-        # CUDA only under torch.use_deterministic_algorithms.
+        # The backward of an embedding sums the gradients of a repeated row in a fixed order; on CUDA only under
+        # torch.use_deterministic_algorithms.
         candidates = F.embedding(assignment.candidate_cells, torch.cat(taken))
 
         centre = candidates[:, :2].sigmoid() * 2 - 0.5
@@ -122,24 +120,24 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         return torch.stack((torch.stack(box), torch.stack(obj), torch.stack(cls)), 1)
 
     def totals(self, predictions: Sequence[Tensor], assignment: AnchorAssignment) -> Tensor:
-        """Float32 (L, 5), columns box, obj, cls, positives, predictions."""
+        """Return float32 (L, 5), columns box, obj, cls, positives, predictions."""
         return torch.cat((self.sums(predictions, assignment), assignment.counts), 1)
 
     def losses(self, totals: NDArray[np.float64]) -> tuple[float, ...]:
-        """Box, objectness and class loss from a sum of `totals`, (L, 5)."""
+        """Return box, objectness and class loss from a sum of `totals`, (L, 5)."""
         sums_and_counts = torch.from_numpy(totals)
         return tuple(self._means(sums_and_counts[:, :3], sums_and_counts[:, 3:]).tolist())
 
     def _means(self, sums: Tensor, counts: Tensor) -> Tensor:
-        """Parts (3,) of the loss from sums (L, 3) and counts (L, 2); a level without positives gives 0 / 1."""
+        """Return parts (3,) of the loss from sums (L, 3) and counts (L, 2); a level without positives gives 0 / 1."""
         if sums.device not in self._weights:
-            with torch.inference_mode(False):  # kept for training, even where validation asks for it first
+            with torch.inference_mode(False):  # reused in training, even if validation comes first
                 self._weights[sums.device] = next(iter(self._weights.values())).to(sums.device)
         positives, cells = counts.to(sums.device).clamp(min=1).unbind(1)
         return (sums * self._weights[sums.device] / torch.stack((positives, cells, positives), 1)).sum(0)
 
     def _binary_loss(self, logits: Tensor, targets: Tensor, positive_weight: float) -> Tensor:
-        """Binary cross-entropy, element by element; focal where fl_gamma is not 0."""
+        """Return the elementwise binary cross-entropy; focal if fl_gamma is not 0."""
         weight = None if positive_weight == 1 else logits.new_full((1,), positive_weight)
         loss = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
         if self._hyp.fl_gamma == 0:
@@ -147,11 +145,11 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         probability = logits.sigmoid()
         miss = targets + probability - 2 * targets * probability  # 1 - p_t, of soft targets too
         alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
-        # At 0 the gradient of a power below 1 is infinite, and a saturated sigmoid would make it NaN.
+        # At 0 the gradient of a power below 1 is infinite, and a saturated sigmoid makes it NaN.
         return loss * alpha * miss.clamp(min=1e-6) ** self._hyp.fl_gamma
 
     def _anchors_on_host(self) -> NDArray[np.float32]:
-        """The head's anchors (L, A, 2), copied again only after AutoAnchor, a checkpoint or a move changed them."""
+        """Return the head's anchors (L, A, 2), copied again only if the buffer was changed or replaced."""
         buffer = self._head.anchors
         seen, version = self._anchors_seen
         if buffer is not seen or buffer._version != version:
@@ -161,47 +159,47 @@ class DetectionLoss(Criterion[AnchorAssignment]):
 
 
 def scaled_gains(hyp: Hyp, *, nc: int, nl: int, imgsz: int) -> tuple[float, float, float]:
-    """Gains of box, objectness and class loss for nl layers, nc classes and a training size in pixels.
+    """Return gains of box, objectness and class loss for nl levels, nc classes and a training size in pixels.
 
-    hyp's own were tuned on COCO: 3 layers, 80 classes, 640 pixels.
+    Those of `hyp` are for COCO: 3 levels, 80 classes, 640 pixels.
     """
     layers = 3 / nl
     return hyp.box * layers, hyp.obj * (imgsz / 640) ** 2 * layers, hyp.cls * nc / 80 * layers
 
 
 def objectness_balance(nl: int) -> tuple[float, ...]:
-    """Weight of each level's objectness loss, finest first; ConfigError for more than 5 layers."""
+    """Return the weight of each level's objectness loss, finest first; raise ConfigError for more than 5 levels."""
     if nl == 3:
         return 4.0, 1.0, 0.4
     weights = (4.0, 1.0, 0.25, 0.06, 0.02)
     if nl > len(weights):
         raise ConfigError(
-            f"model YAML: the Detect layer has {nl} inputs, and the loss knows weights for at most {len(weights)}. "
+            f"model YAML: the Detect layer has {nl} inputs, but the loss has weights for at most {len(weights)}. "
             f"Give Detect fewer inputs."
         )
     return weights[:nl]
 
 
 class _TakeCells(torch.autograd.Function):
-    """Objectness everywhere and the whole rows of some cells, each once, as float32.
+    """Objectness everywhere, and all outputs of some distinct cells, as float32.
 
-    The gradient of a layer's output is dense and large (137 MB for 16 images at 640 pixels and 80 classes). Left to
-    autograd, each of the two selections would fill one of its own, to be added up; here both write into the same.
+    The gradient of a level's output is dense and large (137 MB for 16 images at 640 pixels and 80 classes). Autograd
+    would allocate one for each of the two selections, and add them. Here both write into the same.
     """
 
     @staticmethod
     def forward(ctx: Any, prediction: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, A, ny, nx, 5 + C) and int64 (4, U) to float32 (B, A, ny, nx) and (U, 5 + C)."""
+        """Select from (B, A, ny, nx, 5 + C) by int64 (4, U): float32 (B, A, ny, nx) and (U, 5 + C)."""
         ctx.save_for_backward(cells)
         ctx.layout = torch.empty_like(prediction, device="meta")
-        # A copy, dense: all that follows reads it several times, and the original lies 5 + C values apart.
+        # A contiguous copy: it is read several times, and the original's values lie 5 + C apart.
         objectness = prediction[..., OBJECTNESS].to(torch.float32, copy=True)
         return objectness, prediction[cells.unbind(0)].float()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_objectness: Tensor, grad_rows: Tensor) -> tuple[Tensor, None]:
-        """The gradient of the prediction, in its dtype and layout."""
+        """Return the gradient of the prediction, in its dtype and memory layout."""
         (cells,) = ctx.saved_tensors
         grad = torch.zeros_like(ctx.layout, device=cells.device)
         grad[cells.unbind(0)] = grad_rows.to(grad.dtype)

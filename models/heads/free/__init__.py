@@ -1,1 +1,1 @@
-"""The anchor-free head: no anchors, no objectness, positives by how well a prediction finds its object."""
+"""Anchor-free head without objectness, with task-aligned assignment."""

@@ -1,7 +1,7 @@
-"""`DetectFree`, the anchor-free head of the tessera models: its layers, how their outputs are decoded, and its loss.
+"""Anchor-free head of the tessera models: layers, decoding and loss.
 
 Legend: B images, L levels, A cells of an image over all levels, R bins of a distance, C classes, S slots of all objects
-(see aligned.py).
+(see task_aligned_loss.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tessera.models.heads.free.task_aligned_loss import AlignedLoss, Slots, SoftCrossEntropy, class_losses, take_rows
+from tessera.models.heads.free.task_aligned_loss import (
+    Slots,
+    SoftCrossEntropy,
+    TaskAlignedLoss,
+    class_losses,
+    gather_rows,
+)
 from tessera.models.heads.grid import Grid, cells_last, make_grid
-from tessera.models.heads.head import Head, HeadSpec, Output, Recipes, object_share
+from tessera.models.heads.head import Head, HeadSpec, Output, Recipes, object_prior
 from tessera.models.layers.blocks import Conv
 from tessera.models.layers.yaml_arguments import flag, one_of, read_arguments, up_to
 from tessera.utils.boxes import complete_iou, xyxy_to_cxcywh
@@ -27,35 +33,31 @@ from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
 
-MAX_BINS, MAX_DEPTH = 64, 8  # bins of a distance, 1 = a plain number; 3×3 convolutions of a branch
+MAX_BINS, MAX_DEPTH = 64, 8  # bins of a distance; 3×3 convolutions of a branch
 DEFAULTS = [16, 1, False]  # reg_max, depth, end2end
 LEAST_WIDTH = 64  # channels of a branch
-BIN_FALL = 0.4  # how much less the bias of each bin is than the one before: a distance of 2 strides
+BIN_FALL = 0.4  # difference of the biases of adjacent bins, for a distance of 2 strides
 START_DISTANCE = 2.0  # strides
 START_STD = 0.01  # of the last convolutions' weights
-LARGEST_BIN_SHARE = 0.01  # a distance beyond the last bin is trained as this much less than the last
+LARGEST_BIN_MARGIN = 0.01  # a distance beyond the last bin is clamped to this much less
 
 
 class Branches(nn.Module):
-    """A stem a level, then a branch of layers for the boxes and one for the classes.
-
-    Args:
-        stems, box, cls: one for each level; the last layers of `box` and `cls` are convolutions to 4 R and C channels.
-    """
+    """A stem per level, followed by a box branch and a class branch, ending in convolutions to 4 R and C channels."""
 
     def __init__(self, stems: Iterable[nn.Module], box: Iterable[nn.Sequential], cls: Iterable[nn.Sequential]) -> None:
         super().__init__()
         self.stems, self.box, self.cls = nn.ModuleList(stems), nn.ModuleList(box), nn.ModuleList(cls)
 
     @torch.no_grad()
-    def start_from_priors(self, nc: int, strides: Sequence[float], reg_max: int) -> None:
-        """Start at the odds of a fresh dataset, and at boxes of four strides, which overlap what they could learn.
+    def init_from_priors(self, nc: int, strides: Sequence[float], reg_max: int) -> None:
+        """Initialise to the object prior of a new dataset, and to boxes of four strides.
 
-        Otherwise no box would be near enough to an object to be trained for it.
+        Smaller boxes would not overlap an object enough to be assigned to it.
         """
         bins = -BIN_FALL * torch.arange(reg_max) if reg_max > 1 else torch.tensor([START_DISTANCE])
         for box, cls, stride in zip(self.box, self.cls, strides, strict=True):
-            probability = object_share(stride) / nc
+            probability = object_prior(stride) / nc
             last_box, last_cls = (cast(nn.Conv2d, cast(nn.Sequential, branch)[-1]) for branch in (box, cls))
             for last in (last_box, last_cls):
                 nn.init.normal_(last.weight, std=START_STD)
@@ -63,7 +65,7 @@ class Branches(nn.Module):
             cast(Tensor, last_box.bias).copy_(bins.repeat(4))
 
     def forward(self, features: Sequence[Tensor]) -> list[Tensor]:
-        """[boxes (B, A, 4 R), classes (B, A, C)] of L maps (B, channels, ny, nx): logits, or with R = 1 distances."""
+        """Return [boxes (B, A, 4 R), classes (B, A, C)] of L maps (B, channels, ny, nx); boxes are logits if R > 1."""
         stems = [stem(x) for stem, x in zip(self.stems, features, strict=True)]
         return [
             torch.cat([cells_last(layer(x)) for layer, x in zip(branch, stems, strict=True)], 1)
@@ -71,10 +73,10 @@ class Branches(nn.Module):
         ]
 
 
-def light_branches(
+def default_branches(
     nc: int, channels: Sequence[int], strides: Sequence[float], reg_max: int = 16, depth: int = 1
 ) -> Branches:
-    """Branches of `depth` 3×3 convolutions behind a 1×1 stem a level, as wide as the finest map."""
+    """Return branches of `depth` 3×3 convolutions behind a 1×1 stem per level, as wide as the finest map."""
     width = max(channels[0], LEAST_WIDTH)
 
     def branch(c_out: int) -> nn.Sequential:
@@ -83,18 +85,18 @@ def light_branches(
     made = Branches(
         [Conv(c, width) for c in channels], [branch(4 * reg_max) for _ in channels], [branch(nc) for _ in channels]
     )
-    made.start_from_priors(nc, strides, reg_max)
+    made.init_from_priors(nc, strides, reg_max)
     return made
 
 
 class DetectFree(Head):
-    """`[[…], 1, DetectFree, [nc, reg_max, depth, end2end]]`; 16, 1 and false where they are left out.
+    """`[[…], 1, DetectFree, [nc, reg_max, depth, end2end]]`; the defaults are 16, 1 and false.
 
-    A box is the four distances from the cell's centre to its sides (Tian et al., FCOS, 2019), in strides: each the mean
-    of a distribution over 0 … R − 1 (Li et al., Generalized Focal Loss, 2020), or with R = 1 a plain number.
+    A box is the four distances from the cell's centre to its sides (Tian et al., FCOS, 2019), in strides. Each is the
+    mean of a distribution over 0 … R − 1 (Li et al., Generalized Focal Loss, 2020), or a plain number if R = 1.
 
-    Several cells predict each object. There may be a second set of branches that learns to predict it once
-    (Wang et al., YOLOv10, arXiv 2405.14458); its gradient does not reach the maps, so that the first is as without it.
+    Several cells predict each object. An optional second set of branches learns to predict it once (Wang et al.,
+    YOLOv10, arXiv 2405.14458). Its gradient does not reach the maps, so that it does not change the first set.
 
     Args:
         nc, strides: as of Head.
@@ -116,15 +118,15 @@ class DetectFree(Head):
 
     @classmethod
     def from_spec(cls, spec: HeadSpec) -> DetectFree:
-        """As Head."""
         readers = (("nc", one_of("nc")), ("reg_max", up_to(MAX_BINS)), ("depth", up_to(MAX_DEPTH)), ("end2end", flag))
         given = read_arguments(spec.where, spec.arguments, readers, required=1)[1:]
         reg_max, deep, end2end = given + DEFAULTS[len(given) :]
-        sets = [light_branches(spec.nc, spec.channels, spec.strides, reg_max, deep) for _ in range(2 if end2end else 1)]
+        sets = [
+            default_branches(spec.nc, spec.channels, spec.strides, reg_max, deep) for _ in range(2 if end2end else 1)
+        ]
         return cls(spec.nc, spec.strides, reg_max, *sets)
 
     def class_layers(self) -> list[str]:
-        """As Head."""
         return [
             f"{name}.cls.{level}.{len(cast(nn.Sequential, branch)) - 1}"
             for name, branches in self.named_children()
@@ -132,7 +134,6 @@ class DetectFree(Head):
         ]
 
     def keep_inference(self, *, end2end: bool) -> None:
-        """As Head."""
         if self.one_to_one is None:
             super().keep_inference(end2end=end2end)
         self.needs_suppression = not end2end
@@ -142,12 +143,10 @@ class DetectFree(Head):
             self.one_to_one = None
 
     def forward(self, features: list[Tensor]) -> Output:
-        """Predict from L maps (B, channels, ny, nx).
+        """Return [boxes, classes] or [boxes, classes, boxes, classes] of L maps (B, channels, ny, nx).
 
-        Returns:
-            In training mode the outputs of the branches, [boxes, classes] or [boxes, classes, boxes, classes]. In
-            evaluation mode (decoded, the same list), decoded float32 (B, A, 4 + C) from the first branches: cx, cy, w,
-            h in pixels, class probabilities.
+        In evaluation mode return (decoded, the same list), decoded float32 (B, A, 4 + C) from the first set: cx, cy, w,
+        h in pixels, class probabilities.
         """
         raw: list[Tensor] = []
         if self.one_to_many is not None:
@@ -161,51 +160,50 @@ class DetectFree(Head):
         return torch.cat((xyxy_to_cxcywh(self.boxes(boxes, grid)), logits.float().sigmoid()), -1), raw
 
     def distances(self, raw: Tensor) -> Tensor:
-        """Distances left, top, right, bottom in strides, float32 (…, 4), of raw boxes (…, 4 R)."""
+        """Return distances left, top, right, bottom in strides, float32 (…, 4), of raw boxes (…, 4 R)."""
         if self.reg_max == 1:
             return raw.float()
         bins = torch.arange(self.reg_max, device=raw.device, dtype=torch.float32)
-        # Not a matrix product, which autocast would do in half precision.
+        # Autocast would compute a matrix product in half precision.
         return (raw.float().unflatten(-1, (4, self.reg_max)).softmax(-1) * bins).sum(-1)
 
     def boxes(self, raw: Tensor, grid: Grid) -> Tensor:
-        """Raw boxes (…, A, 4 R) to boxes_xyxy in pixels, float32 (…, A, 4); sides are 0 at least."""
+        """Decode raw boxes (…, A, 4 R) to boxes_xyxy in pixels, float32 (…, A, 4), with sides of at least 0."""
         low, high = (self.distances(raw) * grid.strides).split(2, -1)
         first, second = grid.centres - low, grid.centres + high
         return torch.cat((first, second if self.reg_max > 1 else torch.maximum(first, second)), -1)
 
     def criterion(
         self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> FreeLoss:
-        """Box, class and distance loss."""
-        return FreeLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
+    ) -> AnchorFreeLoss:
+        return AnchorFreeLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
 
     def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
         """Warn of objects, (M, 2) in pixels at the training size, that are larger than any box of this head."""
         if self.reg_max == 1 or not len(labels_wh):
             return
         largest = 2 * (self.reg_max - 1) * max(self.strides)
-        share = float((labels_wh.max(1) > largest).mean())
-        if share:
+        fraction = float((labels_wh.max(1) > largest).mean())
+        if fraction:
             needed = int(np.ceil(labels_wh.max() / 2 / max(self.strides))) + 1
-            larger = f"Give it a reg_max of {needed}, or" if needed <= MAX_BINS else "Give"
+            remedy = f"a reg_max of {needed}, or " if needed <= MAX_BINS else ""
             log.warning(
-                f"reg_max {self.reg_max}: {share:.1%} of the objects are larger than {largest:g} px, the largest box "
-                f"that {type(self).__name__} can draw; theirs will be cut. {larger} a smaller --imgsz."
+                f"reg_max {self.reg_max}: {fraction:.1%} of the objects are larger than {largest:g} px, the largest "
+                f"box of {type(self).__name__}; their boxes will be too small. Use {remedy}a smaller --imgsz."
             )
 
 
-class FreeLoss(AlignedLoss):
-    """Box, class and distance loss of an anchor-free head, in float32 whatever the model computes in.
+class AnchorFreeLoss(TaskAlignedLoss):
+    """Box, class and distance loss of an anchor-free head, in float32 for any model dtype.
 
-    Over the matched cells, each weighted by its target score t: box = Σ t (1 − CIoU); distance = Σ t · mean over the
-    four sides of the cross-entropy of the two bins next to the true distance (Li et al., Generalized Focal Loss, 2020),
-    or with one bin |error| in strides. Over all cells and classes: class = Σ binary cross-entropy against t for the
-    object's class of a matched cell, 0 elsewhere; a matched cell's counts by the weight of its object's class, other
-    cells in an ignored region have none. All are divided by Σ t of the whole batch.
+    Over the assigned cells, weighted by their target score t: box = Σ t (1 − CIoU). Distance = Σ t · mean over the four
+    sides of the cross-entropy of the two bins next to the true distance (Li et al., Generalized Focal Loss, 2020), or
+    |error| in strides with one bin. Over all cells and classes: class = Σ binary cross-entropy, against t for the
+    object's class of an assigned cell and 0 elsewhere. It is times the class weight for assigned cells, and 0 for other
+    cells in an ignored region. All are divided by Σ t of the global batch.
 
-    Branches that predict each object once have the same three losses, matched with one cell an object, and are added.
-    Predictions are raw boxes (B, A, 4 R) and classes (B, A, C) of each kind of branches.
+    One-to-one branches add the same three losses, with one cell assigned to each object. Predictions are raw boxes
+    (B, A, 4 R) and classes (B, A, C) of each set of branches.
     """
 
     _head: DetectFree
@@ -231,31 +229,31 @@ class FreeLoss(AlignedLoss):
         if self.class_weights is not None:
             matched = class_losses(logits, slots, slots.targets)
             cls = cls + torch.where(slots.targets > 0, self.weighted(matched, slots.classes) - matched, 0).sum()
-        rows = take_rows(raw, slots.cells)
+        rows = gather_rows(raw, slots.cells)
         low, high = slots.boxes_xyxy.split(2, 1)
         wanted = torch.cat((slots.centres - low, high - slots.centres), 1) / slots.strides
-        found = self._head.distances(rows)
-        box = (slots.targets * (1 - complete_iou(_cxcywh(found), _cxcywh(wanted)))).sum()
+        predicted = self._head.distances(rows)
+        box = (slots.targets * (1 - complete_iou(_cxcywh(predicted), _cxcywh(wanted)))).sum()
         if self._head.reg_max > 1:
             off = _distribution_loss(rows.unflatten(1, (4, -1)), wanted)
         else:
-            off = (found - wanted).abs()
+            off = (predicted - wanted).abs()
         return box, cls, (slots.targets * off.mean(1)).sum()
 
 
 def _cxcywh(distances: Tensor) -> Tensor:
-    """Distances left, top, right, bottom (S, 4) to boxes (S, 4) about the cell's centre."""
+    """Convert distances left, top, right, bottom (S, 4) to boxes (S, 4) relative to the cell's centre."""
     low, high = distances.split(2, 1)
     return torch.cat(((high - low) / 2, high + low), 1)
 
 
 def _distribution_loss(logits: Tensor, wanted: Tensor) -> Tensor:
-    """Cross-entropy of the two bins next to the wanted distance, (S, 4), of logits (S, 4, R).
+    """Return the cross-entropy (S, 4) of the two bins next to the wanted distance, (S, 4), of logits (S, 4, R).
 
-    A distance outside the bins is trained as the nearest that they can express.
+    Distances outside of the bins are clamped.
     """
     reg_max = logits.shape[2]
-    wanted = wanted.clamp(0, reg_max - 1 - LARGEST_BIN_SHARE)
+    wanted = wanted.clamp(0, reg_max - 1 - LARGEST_BIN_MARGIN)
     bins = torch.arange(reg_max, device=logits.device)
-    shares = (1 - (bins - wanted[..., None]).abs()).clamp(min=0)
-    return -(logits.log_softmax(2) * shares).sum(2)
+    weights = (1 - (bins - wanted[..., None]).abs()).clamp(min=0)
+    return -(logits.log_softmax(2) * weights).sum(2)

@@ -1,9 +1,9 @@
-"""Which cells could be trained to find which objects, and which are: the task-aligned assignment (Feng et al., 2021).
+"""Task-aligned target assignment (Feng et al., TOOD, 2021) of anchor-free heads.
 
-The candidates follow from the labels alone: of an object, rectangles of cells, one a level. The host describes these,
-so that every shape is known; the device lists the pairs of an object and a cell, for so few objects at a time that a
-crowd of large ones does not take its memory. Those whose prediction is the best already are chosen there. Nothing is
-read back, and equal values go to the candidate that comes first, so that the result is determined.
+Candidates follow from the labels alone: rectangles of cells, one per object and level. The host describes these, so
+that every shape is known. The device lists the pairs of an object and a cell, in parts of limited memory, and selects
+the pairs with the best predictions. Nothing synchronises, and the first of equal values wins, so that the result is
+deterministic.
 
 Legend: B images, T targets of a batch, G of them with candidates ("objects"), A cells of an image over all levels, N
 rectangles, P pairs of an object and a cell, K cells that an object may get.
@@ -22,15 +22,15 @@ from tessera.models.heads.criterion import Assignment, Targets
 from tessera.models.heads.grid import cells_inside, ignored_cells
 from tessera.utils.boxes import box_iou
 
-PAIRS = 2**19  # in a part begin no more
-# An alignment below this is none: float32 has no more digits for it. With a larger limit small objects would never be
-# trained: of a fresh head's boxes of 32 pixels, the best for an object of 4 has an alignment of 1e-12 or less.
-NOTHING = torch.finfo(torch.float32).tiny
+PAIRS = 2**19  # of a part, before its last object
+# Smaller alignments count as 0. With a larger threshold small objects would never be trained: the best initial box of
+# 32 pixels has an alignment of at most 1e-12 with an object of 4.
+MIN_ALIGNMENT = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some objects with their rectangles, known to the host."""
+    """Some objects with their rectangles."""
 
     objects: slice
     rectangles: slice
@@ -38,30 +38,30 @@ class Part:
 
 
 @dataclass(frozen=True)
-class FreeAssignment(Assignment):
-    """The candidates of one batch, sorted by object, level, y, x.
+class AnchorFreeAssignment(Assignment):
+    """Candidates of one batch, sorted by object, level, y, x.
 
-    `counts` is (0,): what the loss is divided by, only the predictions tell. `ignored` is (B·A,).
+    `counts` is (0,), because the divisor of the loss depends on the predictions. `ignored` is (B·A,).
     """
 
-    # int64 (5, N): object; first cell as image · A + cell; cells a row; from the end of a row to the next; in all
+    # int64 (5, N): object; first cell as image · A + cell; cells per row; gap between rows; cells in total
     rectangles: Tensor
     classes: Tensor  # int64 (G,)
     boxes_xyxy: Tensor  # float32 (G, 4) in pixels of the batch
-    slots: Tensor  # int64 (G, K), places of each object's first K candidates in its part; else the last one again
-    filled: Tensor  # bool (G, K), false where an object has fewer
+    slots: Tensor  # int64 (G, K), indices of each object's first K candidates in its part, padded with the last
+    filled: Tensor  # bool (G, K), false for padding
     parts: tuple[Part, ...]  # all objects, in order
     batch_size: int
     grids_hw: tuple[tuple[int, int], ...]  # of each level
 
     @property
     def cells(self) -> int:
-        """Of all images: B·A."""
+        """Number of cells of all images: B·A."""
         return self.batch_size * sum(ny * nx for ny, nx in self.grids_hw)
 
     @property
     def pairs(self) -> int:
-        """Of an object and a candidate, in all parts."""
+        """Number of pairs in all parts."""
         return sum(part.pairs for part in self.parts)
 
 
@@ -71,27 +71,27 @@ def assign_candidates(
     most: int,
     batch_size: int,
     grids_hw: tuple[tuple[int, int], ...],
-) -> FreeAssignment:
+) -> AnchorFreeAssignment:
     """List the cells whose centre lies in an object, on every level; `most` is K, `grids_hw` are sizes in cells.
 
-    An object has none where it lies outside the image.
+    An object outside of the image has none.
     """
     rows = targets.objects.astype(np.float64)
     grids = np.array(grids_hw)
     level_starts = np.concatenate(([0], np.cumsum(grids.prod(1))))
 
     first, counts = cells_inside(rows[:, 2:], strides, grids_hw)
-    found = np.maximum(counts, 0).prod(2)  # (T, L)
-    kept = found.sum(1) > 0
-    rows, first, counts, found = rows[kept], first[kept], counts[kept], found[kept]
+    sizes = np.maximum(counts, 0).prod(2)  # (T, L)
+    keep = sizes.sum(1) > 0
+    rows, first, counts, sizes = rows[keep], first[keep], counts[keep], sizes[keep]
 
-    owners, level = np.nonzero(found)
+    owners, level = np.nonzero(sizes)
     corner, size = first[owners, level], counts[owners, level]
     cells = level_starts[level] + corner[:, 1] * grids[level, 1] + corner[:, 0]
     cells += rows[owners, 0].astype(np.int64) * level_starts[-1]
-    rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], found[owners, level]))
+    rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], sizes[owners, level]))
 
-    length = found.sum(1)
+    length = sizes.sum(1)
     start = np.cumsum(length) - length
     cuts = [0, *(np.flatnonzero(np.diff(start // PAIRS)) + 1).tolist(), len(rows)]
     parts, slots = [], np.minimum(np.arange(most), length[:, None] - 1)
@@ -103,7 +103,7 @@ def assign_candidates(
     if len(targets.regions):
         levels = ignored_cells(targets.regions, strides, batch_size, grids_hw)
         ignored = torch.from_numpy(np.concatenate([inside.reshape(batch_size, -1) for inside in levels], 1)).flatten()
-    return FreeAssignment(
+    return AnchorFreeAssignment(
         torch.zeros(0),
         rectangles=torch.from_numpy(rectangles),
         classes=torch.from_numpy(rows[:, 1].astype(np.int64)),
@@ -117,40 +117,40 @@ def assign_candidates(
     )
 
 
-def list_candidates(assignment: FreeAssignment, part: Part) -> tuple[Tensor, Tensor]:
-    """Objects and cells, int64 (P,) each, of the pairs of a part, on the assignment's device."""
+def list_candidates(assignment: AnchorFreeAssignment, part: Part) -> tuple[Tensor, Tensor]:
+    """Return objects and cells, int64 (P,) each, of the pairs of a part, on the assignment's device."""
     owners, cells, width, gap, length = assignment.rectangles[:, part.rectangles]
     runs = torch.arange(len(owners), device=owners.device).repeat_interleave(length, output_size=part.pairs)
-    place = torch.arange(part.pairs, device=owners.device) - (length.cumsum(0) - length)[runs]
-    return owners[runs], cells[runs] + place + place // width[runs] * gap[runs]
+    offset = torch.arange(part.pairs, device=owners.device) - (length.cumsum(0) - length)[runs]
+    return owners[runs], cells[runs] + offset + offset // width[runs] * gap[runs]
 
 
 @dataclass(frozen=True)
 class Matches:
-    """What the slots of each object are trained for; no cell is used twice."""
+    """Assigned cells of each object; no cell is used twice."""
 
     cells: Tensor  # int64 (G, K), image · A + cell
-    targets: Tensor  # float32 (G, K), the class target and the weight of the box; 0 where a slot is not used
+    targets: Tensor  # float32 (G, K), class target and weight of the box; 0 = unused slot
 
 
 @torch.no_grad()
 def align(
     boxes: Callable[[Tensor], Tensor],
     scores: Callable[[Tensor, Tensor], Tensor],
-    assignment: FreeAssignment,
+    assignment: AnchorFreeAssignment,
     alpha: float,
     beta: float,
     most: int,
 ) -> Matches:
-    """Give each object the cells that predict it best.
+    """Assign to each object the cells that predict it best.
 
     The alignment of a prediction with an object is t = s^α · u^β, of the probability s of the object's class and the
-    IoU u. An object gets its K candidates with the largest t; a cell that several objects get stays with the one of the
-    largest u. The target is t, scaled so that the largest of an object is the largest u of its cells.
+    IoU u. An object gets its K candidates with the largest t; a cell of several objects goes to that with the largest
+    u. The target is t, scaled so that an object's largest target is the largest u of its cells.
 
     Args:
-        boxes: of cells, int64 (P,), what is predicted there, float32 (P, 4), corners in pixels: for a few at a time.
-        scores: of cells and classes, int64 (P,) each, what is predicted there, float32 (P,).
+        boxes: predicted boxes of cells, int64 (P,): float32 (P, 4), corners in pixels.
+        scores: predicted probabilities of cells and classes, int64 (P,) each: float32 (P,).
         assignment: the candidates, on the same device.
         most: K, at most as many as the assignment has slots.
     """
@@ -159,20 +159,20 @@ def align(
         owners, cells = list_candidates(assignment, part)
         overlap = box_iou(boxes(cells), assignment.boxes_xyxy[owners])
         alignment = scores(cells, assignment.classes[owners]) ** alpha * overlap**beta
-        # By object, in it descending: floats of one sign are ordered as the integers of the same bits.
+        # By object, then descending: positive floats are ordered as the integers of the same bits.
         order = ((owners << 32) - alignment.view(torch.int32)).argsort(stable=True)
         first = order[assignment.slots[part.objects, :most]]
         best.append((cells[first], overlap[first], alignment[first]))
     cells, overlap, alignment = map(torch.cat, zip(*best, strict=True))
-    kept = assignment.filled[:, :most] & (alignment > NOTHING)
-    kept = kept & _wins(cells, torch.where(kept, overlap, -1.0), assignment.cells)
-    alignment, overlap = torch.where(kept, alignment, 0.0), torch.where(kept, overlap, 0.0)
-    largest = alignment.amax(1, keepdim=True).clamp(min=NOTHING)
+    keep = assignment.filled[:, :most] & (alignment > MIN_ALIGNMENT)
+    keep = keep & _wins(cells, torch.where(keep, overlap, -1.0), assignment.cells)
+    alignment, overlap = torch.where(keep, alignment, 0.0), torch.where(keep, overlap, 0.0)
+    largest = alignment.amax(1, keepdim=True).clamp(min=MIN_ALIGNMENT)
     return Matches(cells, alignment / largest * overlap.amax(1, keepdim=True))
 
 
 def _wins(cells: Tensor, values: Tensor, count: int) -> Tensor:
-    """Whether a value, (G, K), is the largest of its cell; of equal ones that of the first object. bool (G, K)."""
+    """Return whether a value, (G, K), is the largest of its cell, or the first of equal ones: bool (G, K)."""
     where = cells.flatten()
     best = values.new_full((count,), -1.0).scatter_reduce_(0, where, values.flatten(), "amax")
     equal = values == best[cells]

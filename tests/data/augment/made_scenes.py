@@ -1,17 +1,36 @@
-"""Pictures with objects, warps and scenes of all kinds, for the tests of augmentation."""
+"""Images with objects, warps and scenes of all kinds, for the tests of augmentation."""
 
 from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
 
 import cv2
 import numpy as np
 from hypothesis import strategies as st
 
+from tessera.data.augment.labels import CanvasLabels
 from tessera.data.augment.mosaic import Scene, render_scene
 from tessera.data.augment.warp import Warp
+from tessera.utils.config import Hyp
 from tessera.utils.types import FILL, Sample
-from tests.data.augment.mosaic_oracle import plain_picture
+from tests.data.augment.mosaic_oracle import plain_image
 
 SIZES = st.tuples(st.sampled_from([32, 64, 96]), st.sampled_from([32, 64, 96]))
+
+
+def hyperparameters(base: Hyp) -> st.SearchStrategy[Hyp]:
+    """`base` with any geometry, mosaic, mixup and copy-paste, extremes included."""
+    return st.builds(
+        functools.partial(dataclasses.replace, base),
+        degrees=st.sampled_from([0.0, 15.0, 180.0]),
+        translate=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+        scale=st.sampled_from([0.0, 0.5, 0.9, 0.999]),
+        shear=st.sampled_from([0.0, 10.0, 89.0]),
+        perspective=st.sampled_from([0.0, 0.0005, 0.001]),
+        **{name: st.sampled_from([0.0, 0.5, 1.0]) for name in ("flipud", "fliplr", "mosaic", "mixup", "copy_paste")},
+    )
 
 
 class ListSource:
@@ -29,7 +48,7 @@ class ListSource:
         return self.samples[index]
 
 
-def smooth_picture(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+def smooth_image(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
     coarse = rng.integers(0, 256, (3, 4, 3), np.uint8)
     return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
 
@@ -46,6 +65,17 @@ def star(box: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     points = np.stack([np.cos(angles), np.sin(angles)], 1) * radius[:, None]
     low, high = points.min(0), points.max(0)
     return (box[:2] + (points - low) / (high - low) * (box[2:] - box[:2])).astype(np.float32)
+
+
+def objects(*boxes: list[float], outlines: Sequence[Sequence[tuple[float, float]]] = ()) -> CanvasLabels:
+    """Objects of classes 0, 1 …; the first ones may have outlines."""
+    counts = np.array([*map(len, outlines), *[0] * (len(boxes) - len(outlines))])
+    points = np.array([point for outline in outlines for point in outline], np.float32).reshape(-1, 2)
+    return CanvasLabels(np.array(boxes, np.float32), np.arange(len(boxes), dtype=np.int32), points, counts)
+
+
+def square(low: float, high: float) -> list[tuple[float, float]]:
+    return [(low, low), (high, low), (high, high), (low, high)]
 
 
 @st.composite
@@ -70,7 +100,7 @@ def warps(draw: st.DrawFn, canvas: float = 2.0, aligned: bool = False) -> Warp:
 
 @st.composite
 def scenes(draw: st.DrawFn, outlines: bool, aligned: bool = False) -> tuple[Scene, ListSource]:
-    """Scenes with one or four smooth pictures, from a few pixels to larger than a quarter of the canvas."""
+    """Scenes with one or four smooth images, from a few pixels to larger than a quarter of the canvas."""
     count = draw(st.sampled_from([1, 4]))
     warp = draw(warps(2.0 if count == 4 else 1.0, aligned))
     height, width = warp.size_hw
@@ -82,7 +112,7 @@ def scenes(draw: st.DrawFn, outlines: bool, aligned: bool = False) -> tuple[Scen
         boxes = random_boxes(draw(st.integers(0, 4)), tile_h, tile_w, rng)
         segments = [star(box, rng) if rng.random() < 0.7 else np.zeros((0, 2), np.float32) for box in boxes]
         classes = rng.integers(0, 80, len(boxes)).astype(np.int32)
-        image = smooth_picture(tile_h, tile_w, rng)
+        image = smooth_image(tile_h, tile_w, rng)
         samples.append(Sample(image, boxes, classes, segments if outlines and rng.random() < 0.8 else []))
     centre_x, centre_y = rng.uniform(0.5, 1.5, 2) * (width, height)
     return Scene(tuple(range(count)), (int(centre_x), int(centre_y)), warp), ListSource(samples)
@@ -100,14 +130,14 @@ def share_outside(image: np.ndarray, canvas: np.ndarray, warp: Warp, tolerance: 
     the sample beside the exact point; its value lies between those of the canvas's pixels around there.
     """
     if not warp.axis_aligned:
-        return float((np.abs(image.astype(int) - plain_picture(canvas, warp)) > tolerance).any(2).mean())
+        return float((np.abs(image.astype(int) - plain_image(canvas, warp)) > tolerance).any(2).mean())
     beside = 0.5 + 0.5 / warp.zoom
     reach = int(beside + 1 + 0.5)  # the two pixels between which it interpolates, seen from the nearest to the point
     margin = reach + 2
     padded = cv2.copyMakeBorder(canvas, *[margin] * 4, cv2.BORDER_CONSTANT, value=(FILL,) * 3)
     window = np.ones((2 * reach + 1, 2 * reach + 1), np.uint8)
-    low = plain_picture(cv2.erode(padded, window), warp, margin, cv2.INTER_NEAREST).astype(int)
-    high = plain_picture(cv2.dilate(padded, window), warp, margin, cv2.INTER_NEAREST).astype(int)
+    low = plain_image(cv2.erode(padded, window), warp, margin, cv2.INTER_NEAREST).astype(int)
+    high = plain_image(cv2.dilate(padded, window), warp, margin, cv2.INTER_NEAREST).astype(int)
     return float(((image < low - tolerance) | (image > high + tolerance)).any(2).mean())
 
 

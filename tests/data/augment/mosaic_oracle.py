@@ -1,7 +1,7 @@
-"""The plain way to augment: the whole canvas, one object at a time, one step after the other.
+"""Oracle of augmentation: the whole canvas, one object at a time, one step after the other.
 
-Slow and obvious on purpose. It shares the `Scene` with the product, and no geometry: points go through the steps of
-the rule one by one, pixels through one warp of the full canvas, mirrors through `np.flip`.
+Slow and obvious on purpose. It shares the `Scene` with the product, but no geometry. Points go through the steps of the
+rule one by one, pixels through one warp of the full canvas, flips through `np.flip`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def homography(warp: Warp) -> np.ndarray:
 def plain_scene(
     scene: Scene, samples: list[Sample], copy_paste: float = 0.0, rng: np.random.Generator | None = None
 ) -> tuple[Sample, np.ndarray]:
-    """What `render_scene` should return, pictures within interpolation; and the canvas."""
+    """What `render_scene` should return, images within interpolation; and the canvas."""
     warp = scene.warp
     canvas_h, canvas_w = warp.canvas_hw
     canvas = np.full((canvas_h, canvas_w, 3), 114, np.uint8)
@@ -79,7 +79,7 @@ def plain_scene(
         assert rng is not None
         canvas = _paste(canvas, boxes, classes, outlines, copy_paste, rng)
     boxes, classes = _labels(boxes, classes, outlines, warp)
-    return Sample(plain_picture(canvas, warp), boxes, classes), canvas
+    return Sample(plain_image(canvas, warp), boxes, classes), canvas
 
 
 def _paste(canvas, boxes, classes, outlines, probability, rng):  # type: ignore[no-untyped-def]
@@ -109,7 +109,7 @@ def _paste(canvas, boxes, classes, outlines, probability, rng):  # type: ignore[
     return result
 
 
-def plain_picture(canvas: np.ndarray, warp: Warp, margin: int = 0, flags: int = cv2.INTER_LINEAR) -> np.ndarray:
+def plain_image(canvas: np.ndarray, warp: Warp, margin: int = 0, flags: int = cv2.INTER_LINEAR) -> np.ndarray:
     """The whole canvas, which has `margin` more pixels on every side, through one warp."""
     height, width = warp.size_hw
     half = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])

@@ -1,4 +1,4 @@
-"""The filters of Albumentations, against a stand-in where the package itself is not installed."""
+"""Filters of Albumentations, with a stand-in if the package is not installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tessera.data.augment.albumentations_filters import albumentations_filter, n
 
 
 def stand_in(log: list[tuple[str, dict[str, Any]]]) -> SimpleNamespace:
-    """A module whose transforms write down how they were built, and add 1 to the picture."""
+    """A module whose transforms write down how they were built, and add 1 to the image."""
 
     def transform(name: str) -> Any:
         def build(**arguments: Any) -> Any:
@@ -61,10 +61,10 @@ def test_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("albumentations")
     monkeypatch.setattr(albumentations_filters, "PROBABILITY", 1.0)
     threads = cv2.getNumThreads()
-    picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    one, two = picture.copy(), picture.copy()
+    image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    one, two = image.copy(), image.copy()
     albumentations_filter(one, np.random.default_rng(7))
     albumentations_filter(two, np.random.default_rng(7))
-    assert (one == two).all() and (one != picture).any()
+    assert (one == two).all() and (one != image).any()
     assert (one[..., 0] == one[..., 1]).mean() > 0.9  # grey but for what CLAHE rounds
     assert cv2.getNumThreads() == threads

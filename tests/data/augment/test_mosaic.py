@@ -1,4 +1,4 @@
-"""data/augment/mosaic.py: what a sample is made of, that it is a function of its generator, and its colours."""
+"""Mosaic, mixup, letterbox and random draws: composition, determinism and ranges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tessera.data.augment.albumentations_filters import ColourFilter, no_filter
 from tessera.data.augment.mosaic import (
     letterbox,
-    mix,
     render_scene,
     sample_hsv_gains,
     sample_mosaic,
@@ -22,14 +21,14 @@ from tessera.data.augment.mosaic import (
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import FILL, Draw, Sample
-from tests.data.augment.made_scenes import ListSource, random_boxes, smooth_picture, star
+from tests.data.augment.made_scenes import ListSource, hyperparameters, random_boxes, smooth_image, star
 
 LOW = load_hyp("hyp.scratch-low.yaml")
 PLAIN = load_hyp("hyp.no-augmentation.yaml")
 
 
 def dataset(seed: int, outlines: bool = True, size: int = 64) -> ListSource:
-    """Six pictures of long side `size`, of several shapes; the last has no object."""
+    """Six images of long side `size`, of several shapes; the last has no object."""
     rng = np.random.default_rng(seed)
     samples = []
     for i, (height, width) in enumerate([(1, 0.6), (0.7, 1), (1, 1), (0.05, 1), (1, 0.3), (0.8, 1)]):
@@ -37,23 +36,8 @@ def dataset(seed: int, outlines: bool = True, size: int = 64) -> ListSource:
         boxes = random_boxes(4 if i < 5 else 0, height, width, rng)
         segments = [star(box, rng) if k % 2 else np.zeros((0, 2), np.float32) for k, box in enumerate(boxes)]
         classes = rng.integers(0, 5, len(boxes)).astype(np.int32)
-        samples.append(Sample(smooth_picture(height, width, rng), boxes, classes, segments if outlines else []))
+        samples.append(Sample(smooth_image(height, width, rng), boxes, classes, segments if outlines else []))
     return ListSource(samples)
-
-
-hyps = st.builds(
-    lambda **changes: dataclasses.replace(LOW, **changes),
-    degrees=st.sampled_from([0.0, 15.0, 180.0]),
-    translate=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
-    scale=st.sampled_from([0.0, 0.5, 0.9, 0.999]),
-    shear=st.sampled_from([0.0, 10.0, 89.0]),
-    perspective=st.sampled_from([0.0, 0.0005, 0.001]),
-    flipud=st.sampled_from([0.0, 0.5, 1.0]),
-    fliplr=st.sampled_from([0.0, 0.5, 1.0]),
-    mosaic=st.sampled_from([0.0, 0.5, 1.0]),
-    mixup=st.sampled_from([0.0, 0.5, 1.0]),
-    copy_paste=st.sampled_from([0.0, 0.5, 1.0]),
-)
 
 
 def trained(
@@ -68,11 +52,19 @@ def trained(
     out = np.full((*size_hw, 3), 7, np.uint8)
     draw = Draw(seed % len(source), seed, 0, size_hw, dict.fromkeys(range(len(source)), 0))
     hyp = hyp if mosaic else dataclasses.replace(hyp, mosaic=0.0)
-    return train_sample(draw, source.sample, hyp, sample_rng(1, 0, seed), out, colour)
+    sample = train_sample(draw, source.sample, hyp, sample_rng(1, 0, seed), out, colour)
+    assert np.shares_memory(sample.image, out)
+    return sample
 
 
 @settings(max_examples=80, deadline=None)
-@given(hyps, st.integers(0, 10_000), st.sampled_from([(64, 64), (32, 64), (96, 64)]), st.booleans(), st.booleans())
+@given(
+    hyperparameters(LOW),
+    st.integers(0, 10_000),
+    st.sampled_from([(64, 64), (32, 64), (96, 64)]),
+    st.booleans(),
+    st.booleans(),
+)
 def test_any_hyperparameters_give_a_sound_sample(
     hyp: Hyp, seed: int, size_hw: tuple[int, int], mosaic: bool, outlines: bool
 ) -> None:
@@ -87,15 +79,6 @@ def test_any_hyperparameters_give_a_sound_sample(
     assert np.isfinite(boxes).all() and (boxes >= 0).all() and (boxes <= [width, height, width, height]).all()
     assert ((boxes[:, 2:] - boxes[:, :2]) > 2).all()
     assert sample.segments == []
-
-
-def test_dataset_without_objects() -> None:
-    rng = np.random.default_rng(0)
-    empty = Sample(smooth_picture(40, 64, rng), np.zeros((0, 4), np.float32), np.zeros(0, np.int32))
-    hyp = dataclasses.replace(LOW, mixup=1.0, copy_paste=1.0, degrees=10.0)
-    for mosaic in (False, True):
-        sample = trained(ListSource([empty]), hyp, mosaic=mosaic)
-        assert sample.boxes_xyxy.shape == (0, 4) and sample.classes.shape == (0,)
 
 
 def test_without_augmentation_it_is_the_letterbox() -> None:
@@ -130,7 +113,7 @@ def test_sampled_mosaics() -> None:
     assert 64 <= x.min() < 70 and 186 < x.max() <= 192 and 32 <= y.min() < 35 and 93 < y.max() <= 96
     assert set(np.array(indices).ravel().tolist()) == {0, 2, 5, 7}
     where = np.array(indices) == 2
-    assert (where.sum(1) == 1).all() and (where.mean(0) > 0.15).all()  # the sample's own picture takes every corner
+    assert (where.sum(1) == 1).all() and (where.mean(0) > 0.15).all()  # the sample's own image takes every corner
 
 
 def test_partners_are_different_where_there_are_enough() -> None:
@@ -205,7 +188,7 @@ def test_hsv_gains_span_their_ranges() -> None:
     assert (gains.max(0) > 1 + 0.97 * span).all() and (gains.min(0) < 1 - 0.97 * span).all()
 
 
-def test_colour_filter_gets_the_picture_and_comes_last() -> None:
+def test_colour_filter_gets_the_image_and_comes_last() -> None:
     seen = []
 
     def colour(image: np.ndarray, rng: np.random.Generator) -> None:
@@ -223,8 +206,8 @@ def test_colour_filter_gets_the_picture_and_comes_last() -> None:
 def test_letterbox(height: int, width: int, size_hw: tuple[int, int], given_out: bool) -> None:
     rng = np.random.default_rng(height * 100 + width)
     boxes = random_boxes(3, height, width, rng)
-    picture = rng.integers(0, 114, (height, width, 3), np.uint8)
-    before = Sample(picture, boxes, np.arange(3, dtype=np.int32), [star(box, rng) for box in boxes])
+    image = rng.integers(0, 114, (height, width, 3), np.uint8)
+    before = Sample(image, boxes, np.arange(3, dtype=np.int32), [star(box, rng) for box in boxes])
     out = np.full((*size_hw, 3), 9, np.uint8) if given_out else None
     after, (scale_x, scale_y, left, top) = letterbox(before, size_hw, out)
     assert after.image.shape == (*size_hw, 3) and (out is None or after.image is out)
@@ -239,7 +222,7 @@ def test_letterbox(height: int, width: int, size_hw: tuple[int, int], given_out:
     assert 0 <= size_hw[1] - x1 - x0 <= 1 and 0 <= size_hw[0] - y1 - y0 <= 1  # centred
     if height <= size_hw[0] and width <= size_hw[1]:
         assert (scale_x, scale_y) == (1, 1)
-        assert (after.image[y0:y1, x0:x1] == picture).all()
+        assert (after.image[y0:y1, x0:x1] == image).all()
     else:
         assert x1 - x0 == size_hw[1] or y1 - y0 == size_hw[0]
     border = np.ones(size_hw, bool)
@@ -247,9 +230,9 @@ def test_letterbox(height: int, width: int, size_hw: tuple[int, int], given_out:
     assert (after.image[border] == FILL).all()
 
 
-def test_single_picture_larger_than_the_sample_is_shrunk() -> None:
-    picture = np.full((128, 64, 3), 50, np.uint8)
-    source = ListSource([Sample(picture, np.array([[0, 0, 64, 128]], np.float32), np.array([3], np.int32))])
+def test_single_image_larger_than_the_sample_is_shrunk() -> None:
+    image = np.full((128, 64, 3), 50, np.uint8)
+    source = ListSource([Sample(image, np.array([[0, 0, 64, 128]], np.float32), np.array([3], np.int32))])
     sample = trained(source, PLAIN, size_hw=(64, 64))
     assert sample.boxes_xyxy.tolist() == [[16, 0, 48, 64]]
     assert (sample.image[:, 16:48] == 50).all() and (sample.image[:, :16] == FILL).all()
@@ -259,23 +242,3 @@ def test_no_global_randomness() -> None:
     state = np.random.get_state()[1].tolist()  # noqa: NPY002 - the point of the test
     trained(dataset(0), dataclasses.replace(LOW, mixup=1.0, copy_paste=0.5, degrees=5.0), 0)
     assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
-
-
-def test_writes_into_the_row_of_a_batch() -> None:
-    batch = np.zeros((3, 64, 64, 3), np.uint8)
-    hyp = dataclasses.replace(LOW, mixup=1.0, fliplr=1.0)
-    draw = Draw(0, 0, 0, (64, 64), {0: 0, 1: 1})
-    sample = train_sample(draw, dataset(0).sample, hyp, sample_rng(0, 0, 0), batch[1])
-    assert np.shares_memory(sample.image, batch) and (sample.image == batch[1]).all()
-    assert batch[1].any() and not batch[0].any() and not batch[2].any()
-
-
-def test_mix_writes_into_the_first() -> None:
-    def sample(grey: int, label: int) -> Sample:
-        image = np.full((2, 2, 3), grey, np.uint8)
-        return Sample(image, np.array([[0, 0, 1, label]], np.float32), np.array([label], np.int32))
-
-    first, second = sample(100, 1), sample(200, 2)
-    mixed = mix(first, second, 0.25)
-    assert mixed.image is first.image and (mixed.image == 175).all() and (second.image == 200).all()
-    assert mixed.classes.tolist() == [1, 2] and mixed.boxes_xyxy[:, 3].tolist() == [1, 2]

@@ -1,4 +1,4 @@
-"""Ignored regions through augmentation: what shows one stays in one, however it is moved, turned and cut."""
+"""Ignored regions through augmentation: their pixels stay inside regions."""
 
 from __future__ import annotations
 
@@ -9,27 +9,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.labels import CanvasLabels, warp_labels, with_regions
-from tessera.data.augment.mosaic import choose_pasted, train_sample
+from tessera.data.augment.mosaic import choose_copy_paste, train_sample
 from tessera.data.augment.warp import Warp
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import Draw, Sample
-from tests.data.augment.made_scenes import ListSource, random_boxes, warps
+from tests.data.augment.made_scenes import ListSource, hyperparameters, random_boxes, warps
 
 PLAIN = load_hyp("hyp.no-augmentation.yaml")
-hyps = st.builds(
-    lambda **changes: dataclasses.replace(PLAIN, **changes),
-    degrees=st.sampled_from([0.0, 15.0, 180.0]),
-    translate=st.sampled_from([0.0, 0.1, 0.5]),
-    scale=st.sampled_from([0.0, 0.5, 0.9]),
-    shear=st.sampled_from([0.0, 10.0]),
-    perspective=st.sampled_from([0.0, 0.0005, 0.001]),
-    flipud=st.sampled_from([0.0, 0.5]),
-    fliplr=st.sampled_from([0.0, 0.5]),
-    mosaic=st.sampled_from([0.0, 1.0]),
-    mixup=st.sampled_from([0.0, 1.0]),
-    copy_paste=st.sampled_from([0.0, 1.0]),
-)
 
 
 def labelled(boxes: list[list[float]]) -> CanvasLabels:
@@ -38,8 +25,8 @@ def labelled(boxes: list[list[float]]) -> CanvasLabels:
     return CanvasLabels.gather([with_regions(empty, np.array(boxes, np.float32))], [(0, 0)], (100, 100))
 
 
-def pictures(seed: int) -> ListSource:
-    """Black pictures with red regions, and green objects that have outlines."""
+def images_with_regions(seed: int) -> ListSource:
+    """Black images with red regions, and green objects that have outlines."""
     rng = np.random.default_rng(seed)
     samples = []
     for _ in range(5):
@@ -59,12 +46,12 @@ def pictures(seed: int) -> ListSource:
 
 
 @settings(max_examples=150, deadline=None)
-@given(hyps, st.integers(0, 10_000))
+@given(hyperparameters(PLAIN), st.integers(0, 10_000))
 @example(dataclasses.replace(PLAIN, translate=0.5, mosaic=1.0, copy_paste=1.0), 0)  # a region begins where one ends
 def test_every_pixel_of_a_region_lies_in_a_region(hyp: Hyp, seed: int) -> None:
     out = np.zeros((64, 64, 3), np.uint8)
     draw = Draw(seed % 5, seed, 0, (64, 64), dict.fromkeys(range(5), 0))
-    sample = train_sample(draw, pictures(seed).sample, hyp, sample_rng(1, 0, seed), out)
+    sample = train_sample(draw, images_with_regions(seed).sample, hyp, sample_rng(1, 0, seed), out)
     assert set(sample.classes.tolist()) <= {-1, 0}
     boxes = sample.boxes_xyxy[sample.classes < 0]
     assert (boxes >= 0).all() and (boxes <= 64).all() and (boxes[:, 2:] > boxes[:, :2]).all()
@@ -100,7 +87,7 @@ def test_the_rules_for_small_and_cut_objects_do_not_apply() -> None:
 
 
 def test_regions_are_not_pasted() -> None:
-    assert choose_pasted(labelled([[0, 0, 20, 20]]), 1.0, 100, np.random.default_rng(0)) is None
+    assert choose_copy_paste(labelled([[0, 0, 20, 20]]), 1.0, 100, np.random.default_rng(0)) is None
 
 
 def test_what_only_touches_a_region_is_not_pasted() -> None:
@@ -108,7 +95,7 @@ def test_what_only_touches_a_region_is_not_pasted() -> None:
     box = np.array([[10, 10, 30, 30]], np.float32)
     outlines = [*box[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)]
     for left, is_pasted in ((30, False), (32, True)):
-        picture = Sample(np.zeros((100, 100, 3), np.uint8), box, np.zeros(1, np.int32), outlines)
-        beside = with_regions(picture, np.array([[left, 0, left + 8, 40]], np.float32))
+        image = Sample(np.zeros((100, 100, 3), np.uint8), box, np.zeros(1, np.int32), outlines)
+        beside = with_regions(image, np.array([[left, 0, left + 8, 40]], np.float32))
         labels = CanvasLabels.gather([beside], [(0, 0)], (100, 100))
-        assert (choose_pasted(labels, 1.0, 100, np.random.default_rng(0)) is not None) == is_pasted
+        assert (choose_copy_paste(labels, 1.0, 100, np.random.default_rng(0)) is not None) == is_pasted

@@ -1,4 +1,4 @@
-"""data/augment/warp.py: the map of each step."""
+"""The matrix of each step of a warp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forked process that does some work and sends what it found."""
+"""A forked process that runs a function and sends its result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank as the loader sees it, with no process group behind it."""
+"""A stand-in for `World`, without a process group."""
 
 from __future__ import annotations
 

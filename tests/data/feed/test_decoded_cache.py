@@ -1,4 +1,4 @@
-"""Slots of decoded images that processes share: who decodes, who waits, and what becomes of a slot whose owner dies."""
+"""Decoded-image cache shared by processes: which decodes, which waits, and what a killed one leaves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import pytest
 import torch
 
 from tessera.data.feed import decoded_cache as recent_module
-from tessera.data.feed.decoded_cache import RecentImages, share_recent, share_small
+from tessera.data.feed.decoded_cache import DecodedCache
+from tessera.data.feed.decoded_cache import share_decoded_cache as share
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_val_loader
 from tessera.utils.errors import UserError
@@ -60,16 +62,17 @@ def draw(position: int, *neighbours: int) -> Draw:
 
 
 def test_an_image_is_decoded_once_and_is_the_stores(store: Counted) -> None:
-    recent = RecentImages(store, 4)
+    recent = DecodedCache(store, 4)
     for place in (draw(2, 0, 1, 2), draw(3, 1, 2, 3), draw(4, 2, 3, 4)):
         with recent.near(place):
             for image in place.neighbours:
                 np.testing.assert_array_equal(recent.load(image), ImageStore.load(store, image))
+                assert not recent.load(image).flags.writeable
     assert store.loaded == [0, 1, 2, 3, 4]
 
 
 def test_outside_of_a_draw_and_beyond_its_neighbours_nothing_is_kept(store: Counted) -> None:
-    recent = RecentImages(store, 4)
+    recent = DecodedCache(store, 4)
     recent.load(0)
     with recent.near(draw(1, 0, 1)):
         recent.load(3)
@@ -77,45 +80,22 @@ def test_outside_of_a_draw_and_beyond_its_neighbours_nothing_is_kept(store: Coun
     assert store.loaded == [0, 3, 3] and not recent._owners.any()
 
 
-def test_places_before_the_epochs_start_have_slots_too(store: Counted) -> None:
-    recent = RecentImages(store, 4)
-    with recent.near(draw(0, 4, 3, 0)):
-        for image in (4, 3, 0):
-            recent.load(image)
-    assert recent._owners.tolist() == [0 + 1, 0, 4 + 1, 3 + 1]
-
-
-def test_two_images_of_one_slot_in_one_sample_both_stay_whole(store: Counted) -> None:
-    recent = RecentImages(store, 1)
-    with recent.near(draw(1, 0, 1)):
-        first, second = recent.load(0), recent.load(1)
-        np.testing.assert_array_equal(first, ImageStore.load(store, 0))
-        np.testing.assert_array_equal(second, ImageStore.load(store, 1))
-    with recent.near(draw(1, 0, 1)):
-        recent.load(1)
-    assert recent._owners.tolist() == [1 + 1]
-
-
-def test_what_it_gives_is_read_only(store: Counted) -> None:
-    recent = RecentImages(store, 4)
-    with recent.near(draw(0, 0)), pytest.raises(ValueError, match="read-only"):
-        recent.load(0)[:] = 0
-
-
 def test_an_image_that_does_not_decode_leaves_no_lock_and_no_owner(store: Counted, index: DatasetIndex) -> None:
-    recent = RecentImages(store, 4)
+    """A process that waits for another slot with an exclusive lock may wait forever."""
+    recent = DecodedCache(store, 4)
     index.path(0).write_bytes(b"no image")
-    with pytest.raises(UserError, match="do not decode"), recent.near(draw(0, 0)):
-        recent.load(0)
-    assert not recent._owners.any() and free(recent, 0)
+    with recent.near(draw(0, 0)):
+        with pytest.raises(UserError, match="do not decode"):
+            recent.load(0)
+        assert not recent._owners.any() and free(recent, 0)
 
 
-def free(recent: RecentImages, slot: int) -> bool:
+def free(recent: DecodedCache, slot: int) -> bool:
     """Whether another process may take `slot` for itself."""
     return bool(in_another_process(lambda _: take(recent, slot)))
 
 
-def take(recent: RecentImages, slot: int) -> bool:
+def take(recent: DecodedCache, slot: int) -> bool:
     try:
         fcntl.lockf(recent._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, slot)
     except OSError:
@@ -123,23 +103,8 @@ def take(recent: RecentImages, slot: int) -> bool:
     return True
 
 
-def test_another_process_finds_what_was_decoded(store: Counted) -> None:
-    recent = RecentImages(store, 4)
-    with recent.near(draw(2, 0, 1, 2)):
-        recent.load(1)
-
-    def reads(_: Connection) -> tuple[list[int], bytes]:
-        peer = RecentImages(store, 4, recent.share())
-        with peer.near(draw(3, 1, 2, 3)):
-            found = peer.load(1).tobytes()
-        return store.loaded, found
-
-    assert in_another_process(reads) == ([1], ImageStore.load(store, 1).tobytes())
-    assert pickle.loads(pickle.dumps(recent))._owners.tolist() == recent._owners.tolist()
-
-
 def test_it_waits_for_one_that_decodes_the_same_image(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    recent = RecentImages(store, 4)
+    recent = DecodedCache(store, 4)
 
     def decodes_slowly(pipe: Connection) -> str:
         def load(image: int) -> Any:
@@ -160,7 +125,7 @@ def test_it_waits_for_one_that_decodes_the_same_image(store: Counted, monkeypatc
             assert waiting.poll(30) and waiting.recv() == ([], ImageStore.load(store, 0).tobytes())
 
 
-def read(recent: RecentImages, image: int) -> tuple[list[int], bytes]:
+def read(recent: DecodedCache, image: int) -> tuple[list[int], bytes]:
     """What `recent` decodes for a `Draw` of `image` in slot 0, and what it returns."""
     store: Any = recent._store
     with recent.near(draw(0, image)):
@@ -169,7 +134,7 @@ def read(recent: RecentImages, image: int) -> tuple[list[int], bytes]:
 
 
 def test_a_slot_that_is_read_is_not_overwritten(store: Counted) -> None:
-    recent = RecentImages(store, 1)
+    recent = DecodedCache(store, 1)
     with recent.near(draw(0, 0)):
         held = recent.load(0)
         loaded, pixels = in_another_process(lambda _: read(recent, 3))
@@ -179,7 +144,7 @@ def test_a_slot_that_is_read_is_not_overwritten(store: Counted) -> None:
 
 
 def test_a_process_killed_while_it_decodes_leaves_a_free_slot(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    recent = RecentImages(store, 1)
+    recent = DecodedCache(store, 1)
     with recent.near(draw(0, 1)):
         recent.load(1)
 
@@ -201,7 +166,7 @@ def test_a_process_killed_while_it_decodes_leaves_a_free_slot(store: Counted, mo
 
 def test_many_processes_at_few_slots_get_what_the_store_gives(store: Counted) -> None:
     """Each goes through the same places at its own speed, with too few slots for all of them."""
-    recent = RecentImages(store, 3)
+    recent = DecodedCache(store, 3)
     right = [ImageStore.load(store, image).tobytes() for image in range(len(SIZES))]
 
     def reads(number: int) -> Callable[[Connection], int]:
@@ -218,38 +183,13 @@ def test_many_processes_at_few_slots_get_what_the_store_gives(store: Counted) ->
 
         return work
 
-    def all_of_them(processes: list[another_process]) -> Iterator[int]:
-        pipes = [process.__enter__()[1] for process in processes]
-        try:
-            for pipe in pipes:
-                assert pipe.poll(60)
-                yield pipe.recv()
-        finally:
-            for process in processes:
-                process.__exit__()
-
-    assert sum(all_of_them([another_process(reads(number)) for number in range(4)])) == 0
-
-
-def test_a_slot_with_another_image_is_left_to_others(store: Counted) -> None:
-    """Who finds another image in a slot leaves it alone."""
-    recent = RecentImages(store, 1)
-    with recent.near(draw(0, 0)):
-        recent.load(0)
-
-        def misses(pipe: Connection) -> None:
-            with recent.near(draw(0, 3)):
-                recent.load(3)
-                pipe.send("missed")
-                pipe.recv()
-
-        with another_process(misses) as (_, pipe):
-            assert pipe.poll(30) and pipe.recv() == "missed"
-            assert take(recent, 0)  # nobody else has it
+    with ExitStack() as stack:
+        for _, pipe in [stack.enter_context(another_process(reads(number))) for number in range(4)]:
+            assert pipe.poll(60) and pipe.recv() == 0
 
 
 def test_two_that_want_an_image_at_once_decode_it_once(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    recent = RecentImages(store, 4)
+    recent = DecodedCache(store, 4)
     lockf = fcntl.lockf
 
     def late(file: Any, command: int, *where: int) -> None:
@@ -266,7 +206,7 @@ ROOM = 8 * 4096 * 3  # of memory, for a slot of 64 pixels in whole pages
 
 
 @pytest.mark.parametrize(
-    ("memory", "share", "slots"),
+    ("memory", "node_images", "slots"),
     [
         (4 * ROOM, 2, 4),  # room for two batches of the places that this node decodes
         (3 * ROOM, 1, 6),  # three batches, of which it touches a half
@@ -276,36 +216,34 @@ ROOM = 8 * 4096 * 3  # of memory, for a slot of 64 pixels in whole pages
     ],
 )
 def test_slots_take_no_more_than_a_part_of_the_memory(
-    store: Counted, monkeypatch: pytest.MonkeyPatch, memory: int, share: int, slots: int
+    store: Counted, monkeypatch: pytest.MonkeyPatch, memory: int, node_images: int, slots: int
 ) -> None:
     monkeypatch.setattr(recent_module, "available_memory", lambda: memory)
-    found = share_recent(store, rank(0, 1), batch_size=2, share=share, batches=8)
-    assert isinstance(found, RecentImages) and found.slots == slots
+    found = share(store, rank(0, 1), batch_size=2, node_images=node_images, batches=8)
+    assert isinstance(found, DecodedCache) and found.slots == slots
 
 
 def test_a_small_set_is_kept_whole_however_few_of_its_images_are_near(
     store: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = share_recent(store, rank(0, 1), batch_size=1, share=1, batches=1)
-    assert isinstance(found, RecentImages) and found.slots == len(SIZES)
+    found = share(store, rank(0, 1), batch_size=1, node_images=1, batches=1)
+    assert isinstance(found, DecodedCache) and found.slots == len(SIZES)
     with build_val_loader(store, rank(0, 1), batch_size=2, stride=32, workers=0, repeats=True) as loader:
         first, second = list(loader), list(loader)
     assert sorted(store.loaded) == [0, 1, 2, 3, 4]
     assert all(torch.equal(a.images, b.images) for a, b in zip(first, second, strict=True))
     monkeypatch.setattr(recent_module, "_SMALL", 4 * 4096 * 3)
-    assert share_small(store, rank(0, 1)) is store
+    assert share(store, rank(0, 1)) is store
 
 
 @pytest.mark.parametrize("memory", [None, 0, ROOM - 1])
 def test_without_memory_nothing_is_kept(store: Counted, monkeypatch: pytest.MonkeyPatch, memory: int | None) -> None:
     monkeypatch.setattr(recent_module, "available_memory", lambda: memory)
-    assert share_recent(store, rank(0, 1), batch_size=4, share=4, batches=8) is store
-    assert share_recent(store, rank(1, 2, lambda _: (0, None)), batch_size=4, share=4, batches=8) is store
-
-
-def test_without_files_in_memory_nothing_is_kept(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
-    assert share_recent(store, rank(0, 1), batch_size=4, share=4, batches=8) is store
+    assert share(store, rank(0, 1), batch_size=4, node_images=4, batches=8) is store
+    assert share(store, rank(1, 2, lambda _: (0, None)), batch_size=4, node_images=4, batches=8) is store
+    monkeypatch.undo()
+    monkeypatch.delattr(os, "memfd_create")  # not Linux
+    assert share(store, rank(0, 1), batch_size=4, node_images=4, batches=8) is store
 
 
 def test_where_slots_cannot_be_mapped_nothing_is_kept(
@@ -315,18 +253,19 @@ def test_where_slots_cannot_be_mapped_nothing_is_kept(
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(recent_module.mmap, "mmap", no_room)
-    assert share_recent(store, rank(0, 1), batch_size=4, share=4, batches=8) is store
-    assert "Cannot make room for decoded images" in caplog.text and "Cannot allocate memory" in caplog.text
+    assert share(store, rank(0, 1), batch_size=4, node_images=4, batches=8) is store
+    assert "Cannot allocate memory for decoded images" in caplog.text and "Cannot allocate memory" in caplog.text
 
 
 def test_ranks_of_a_node_share_the_first_ones_slots(store: Counted) -> None:
     said: list[Any] = []
-    first = share_recent(store, rank(0, 2, lambda v: said.append(v) or v), batch_size=4, share=4, batches=3)
-    second = share_recent(store, rank(1, 2, lambda _: said[0]), batch_size=4, share=4, batches=1)
-    assert isinstance(first, RecentImages) and isinstance(second, RecentImages)
+    first = share(store, rank(0, 2, lambda v: said.append(v) or v), batch_size=4, node_images=4, batches=3)
+    second = share(store, rank(1, 2, lambda _: said[0]), batch_size=4, node_images=4, batches=1)
+    assert isinstance(first, DecodedCache) and isinstance(second, DecodedCache)
     with first.near(draw(1, 0, 1)):
         first.load(0)
-    assert second.slots == first.slots and second._owners.tolist() == first._owners.tolist()
+    for other in (second, pickle.loads(pickle.dumps(first))):
+        assert other.slots == first.slots and other._owners.tolist() == first._owners.tolist()
 
 
 @pytest.mark.parametrize("there", ["nothing", "another file"])
@@ -338,9 +277,9 @@ def test_a_rank_that_cannot_see_the_first_ones_slots_has_its_own(
     if there == "another file":
         path.write_bytes(bytes(2**20))
     shared = SharedFile(path, (1, 2))
-    alone = share_recent(store, rank(1, 2, lambda _: (3, shared)), batch_size=4, share=4, batches=3)
-    assert isinstance(alone, RecentImages) and alone.slots == 3
-    assert "Cannot share the node's decoded images" in caplog.text
+    alone = share(store, rank(1, 2, lambda _: (3, shared)), batch_size=4, node_images=4, batches=3)
+    assert isinstance(alone, DecodedCache) and alone.slots == 3
+    assert "Cannot open the node's cache of decoded images" in caplog.text
     read(alone, 2)
     assert alone._owners.any() and store.loaded == [2]
     assert there == "nothing" or path.read_bytes() == bytes(2**20)

@@ -1,4 +1,4 @@
-"""Loading, and the one cache a node: the same pixels from each, shared, and gone when it should be."""
+"""Image stores and caches: equal pixels, one cache per node, and clean-up."""
 
 from __future__ import annotations
 
@@ -212,77 +212,54 @@ def test_too_little_room_is_reported_before_anything_is_decoded(
 
 
 @needs_shared_memory
-def test_memory_counts_too_not_only_the_size_of_shared_memory(
-    index: DatasetIndex, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [(cache_module, "available_memory", lambda: 1000), (shared_memory, "SHARED_MEMORY", Path("/missing"))],
+)
+def test_a_system_with_too_little_memory_or_without_shared_memory(
+    index: DatasetIndex, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: Any
 ) -> None:
-    monkeypatch.setattr(cache_module, "available_memory", lambda: 1000)
-    with pytest.raises(UserError, match="--cache disk"):
-        open_images(index, 64, "ram", "linear", World())
-
-
-def test_a_system_without_shared_memory(index: DatasetIndex, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "missing")
+    monkeypatch.setattr(module, name, value)
     with pytest.raises(UserError, match="Use --cache disk"):
         open_images(index, 64, "ram", "linear", World())
 
 
 @pytest.mark.parametrize("cache", ["ram", "disk"])
+@pytest.mark.parametrize("missing", [True, False])
 @needs_shared_memory
-def test_room_that_runs_out_meanwhile(
-    index: DatasetIndex, cache: CacheMode, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_build_that_fails_leaves_nothing(
+    index: DatasetIndex, cache: CacheMode, missing: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(UserError, match=f"--cache {cache}: .* filled up"):
-        open_images(index, 64, cache, "linear", World())
-    assert not list((tmp_path / "cache").rglob("*.*"))
-
-
-@pytest.mark.parametrize("cache", ["ram", "disk"])
-@needs_shared_memory
-def test_a_missing_image_ends_the_build_and_leaves_nothing(
-    index: DatasetIndex, cache: CacheMode, tmp_path: Path
-) -> None:
-    index.path(1).unlink()
-    with pytest.raises(UserError, match=r"1\.png"):
+    if missing:
+        index.path(1).unlink()
+    else:
+        monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(UserError, match=r"1\.png" if missing else f"--cache {cache}: .* filled up"):
         open_images(index, 64, cache, "linear", World())
     assert not list((tmp_path / "cache").rglob("*.*"))
 
 
 @needs_shared_memory
-@pytest.mark.parametrize("broken", [False, True])
-def test_ranks_of_a_node_share_one_cache(index: DatasetIndex, broken: bool) -> None:
-    if broken:
-        index.path(2).unlink()
-    port = free_port()
-    context = multiprocessing.get_context("fork")
-    results, told = context.Queue(), context.Barrier(2)
-    ranks = [context.Process(target=_rank, args=(rank, port, index, results, told)) for rank in range(2)]
+def test_ranks_of_a_node_share_one_cache(index: DatasetIndex) -> None:
+    port, context = free_port(), multiprocessing.get_context("fork")
+    results = context.Queue()
+    ranks = [context.Process(target=_rank, args=(rank, port, index, results)) for rank in range(2)]
     for process in ranks:
         process.start()
-    said = dict(results.get(timeout=60) for _ in ranks)
+    first, second = (results.get(timeout=60) for _ in ranks)
     for process in ranks:
         process.join(60)
-    assert [process.exitcode for process in ranks] == [0, 0]
-    if broken:
-        assert all("2.png" in message for message in said.values())
-    else:
-        inodes = {inode for inode, _ in said.values()}
-        sums = {tuple(total) for _, total in said.values()}
-        assert len(inodes) == 1 and len(sums) == 1
+    assert [process.exitcode for process in ranks] == [0, 0] and first == second
 
 
-def _rank(rank: int, port: int, index: DatasetIndex, results: Any, told: Any) -> None:
+def _rank(rank: int, port: int, index: DatasetIndex, results: Any) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    try:
-        with open_world("cpu") as world, open_images(index, 48, "ram", "area", world) as store:
-            assert store._cache is not None
-            inode = os.fstat(store._cache.fileno()).st_ino
-            results.put((rank, (inode, [int(store.load(i).sum()) for i in range(len(store))])))
-            world.barrier()  # the first rank keeps the file until all have read from it
-    except UserError as error:
-        results.put((rank, str(error)))
-        told.wait(60)  # the first rank serves the store, over which the other learns of the error
+    with open_world("cpu") as world, open_images(index, 48, "ram", "area", world) as store:
+        assert store._cache is not None
+        inode = os.fstat(store._cache.fileno()).st_ino
+        results.put((inode, [int(store.load(i).sum()) for i in range(len(store))]))
+        world.barrier()  # the first rank keeps the file until all have read from it

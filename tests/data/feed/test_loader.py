@@ -1,4 +1,4 @@
-"""The stream of batches, with real workers: the same for any number of workers and ranks, and after any resume."""
+"""Batches from real workers: the same for any number of workers and ranks, and after a resume."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tessera.data.feed import loader as loader_module
 from tessera.data.feed import sampler as sampler_module
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.dataset import TrainDataset, ValDataset
-from tessera.data.feed.decoded_cache import RecentImages
+from tessera.data.feed.decoded_cache import DecodedCache
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import (
     TrainLoader,
@@ -33,7 +33,6 @@ from tessera.utils.errors import UserError
 from tessera.utils.ranks import world as world_module
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex, Draw
-from tests.data.counted import CountedStore
 from tests.data.feed.made_rank import rank
 from tests.data.made_index import make_index, write_images
 from tests.data.made_run import made_run
@@ -95,6 +94,8 @@ def test_the_stream_is_the_same_for_any_number_of_workers(
 def test_the_ranks_shares_make_up_the_global_batch(index: DatasetIndex, hyp: Hyp, rect: bool) -> None:
     with train_loader(index, hyp, rect=rect) as loader:
         whole = [batch for epoch in range(EPOCHS) for batch in loader.batches(epoch)]
+    assert whole[0].images.permute(0, 3, 1, 2).is_contiguous(memory_format=torch.channels_last)
+    assert whole[0].placements.isnan().all(), "augmentation cannot be undone"
     for size in (2, 4):
         loaders = [train_loader(index, hyp, rank(number, size), rect=rect) for number in range(size)]
         parts = [[batch for epoch in range(EPOCHS) for batch in loader.batches(epoch)] for loader in loaders]
@@ -131,9 +132,9 @@ class Witness(TrainDataset):
 
     folder: Path
 
-    def _place(self, draw: Draw, out: np.ndarray) -> Any:
+    def _render(self, draw: Draw, out: np.ndarray) -> Any:
         (self.folder / str(draw.epoch)).touch()
-        return super()._place(draw, out)
+        return super()._render(draw, out)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -178,17 +179,6 @@ def test_weights_hold_from_the_next_epoch_on(index: DatasetIndex, hyp: Hyp, work
             loader.reweight(np.eye(len(index))[favourite])
             seen = torch.cat([batch.indices for batch in loader.batches(epoch)])
             assert set(seen.tolist()) == {favourite} and len(seen) == 8
-
-
-def test_workers_are_gone_after_close(index: DatasetIndex, hyp: Hyp) -> None:
-    loader = train_loader(index, hyp, workers=2)
-    batches = loader.batches(0)
-    next(batches)  # stays suspended in the middle of an epoch
-    workers = [child for child in multiprocessing.active_children() if child.is_alive()]
-    assert len(workers) == 2
-    loader.close()
-    assert [worker.exitcode for worker in workers] == [0, 0]
-    assert not multiprocessing.active_children()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -256,17 +246,6 @@ def test_labels_and_polygons_are_scaled_with_the_image(index: DatasetIndex, hyp:
     assert sample.boxes_xyxy.dtype == sample.segments[0].dtype == np.float32
 
 
-def test_types_and_shapes_of_a_batch(index: DatasetIndex, hyp: Hyp) -> None:
-    with train_loader(index, hyp, workers=1) as loader:
-        batch = next(loader.batches(0))
-    assert batch.images.shape == (4, 64, 64, 3) and batch.images.dtype == torch.uint8
-    assert batch.images.permute(0, 3, 1, 2).is_contiguous(memory_format=torch.channels_last)
-    assert batch.targets.shape[1] == 6 and batch.targets.dtype == torch.float32
-    assert batch.indices.dtype == batch.sizes_hw.dtype == torch.int64
-    assert batch.placements.dtype == torch.float64 and batch.placements.isnan().all()
-    assert len(batch) == 4
-
-
 @pytest.mark.parametrize("batch_size", [2, 4, 8])
 @pytest.mark.parametrize("workers", [1, 4])
 def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
@@ -278,25 +257,17 @@ def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
     store = ImageStore(index, 64, "linear")
     loaded: list[int] = []
     monkeypatch.setattr(store, "load", lambda image: loaded.append(image) or ImageStore.load(store, image))
-    first = RecentImages(store, 8 + workers * batch_size)
+    first = DecodedCache(store, 8 + workers * batch_size)
     # Workers side by side, each at its own batch: they see one another's slots as other processes do.
-    shared = [first] + [RecentImages(store, first.slots, first.share()) for _ in range(workers - 1)]
+    shared = [first] + [DecodedCache(store, first.slots, first.share()) for _ in range(workers - 1)]
     datasets = [TrainDataset(index, recent, hyp, 5, EPOCHS) for recent in shared]
     draws = list(EpochSampler(EpochOrder(200, batch_size, 5, 64)))
     out = np.empty((64, 64, 3), np.uint8)
     for start in range(0, len(draws), workers):
         for side_by_side in itertools.zip_longest(*draws[start : start + workers]):
             for dataset, draw in zip(datasets, side_by_side, strict=False):
-                dataset._place(draw, out)
+                dataset._render(draw, out)
     assert set(loaded) == set(range(200)) and len(loaded) <= 210  # the first windows reach back to the epoch's end
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_small_set_is_decoded_once_for_the_run(index: DatasetIndex, hyp: Hyp, workers: int) -> None:
-    store = CountedStore(index, 64, "linear")
-    assert len(stream(build_train_loader(settings(hyp, rank(0, 1), workers=workers), store))) == EPOCHS * 2
-    # An image whose slot another worker reads or fills with it at that moment may be decoded twice.
-    assert store.decoded == len(index) if workers == 0 else store.decoded <= 2 * len(index)
 
 
 def test_nothing_is_held_that_is_not_decoded_and_no_large_set_without_mosaics(
@@ -307,23 +278,12 @@ def test_nothing_is_held_that_is_not_decoded_and_no_large_set_without_mosaics(
             assert loader._loader is not None
             dataset = loader._loader.dataset
             assert isinstance(dataset, TrainDataset)
-            return isinstance(dataset.store, RecentImages)
+            return isinstance(dataset.store, DecodedCache)
 
-    assert held(train_loader(index, hyp)) and held(train_loader(index, hyp, rect=True))
     monkeypatch.setattr(recent_module, "_SMALL", 0)
     assert held(train_loader(index, hyp))
     assert not held(train_loader(index, hyp, rect=True))
     assert not held(train_loader(index, hyp, close_mosaic=EPOCHS))
-    assert not held(train_loader(index, dataclasses.replace(hyp, close_mosaic=1.0)))
     assert not held(train_loader(index, dataclasses.replace(hyp, mosaic=0.0)))
     with open_images(index, 64, "ram", "linear", World()) as cached:
         assert not held(build_train_loader(settings(hyp, World()), cached))
-
-
-def test_two_iterations_at_once_are_refused(index: DatasetIndex, hyp: Hyp) -> None:
-    loader = train_loader(index, hyp)
-    first = loader.batches(0)
-    next(first)
-    next(loader.batches(1))
-    with pytest.raises(AssertionError, match="moved the stream"):
-        next(first)

@@ -1,4 +1,4 @@
-"""The laws of training order, over all sizes, and the shares of a validation."""
+"""Properties of the training order for all sizes, and of validation shards."""
 
 from __future__ import annotations
 
@@ -103,17 +103,12 @@ def test_epochs_and_seeds_differ_and_so_does_the_padding() -> None:
 
 def test_an_epoch_begun_early_is_not_repeated() -> None:
     sampler = EpochSampler(EpochOrder(6, 2, 0, 64))
+    iter(sampler)  # torch's loader with persistent workers makes one that yields nothing
     first = iter(sampler)
     head = next(first)
     second = iter(sampler)  # a loader prefetches the next epoch before it has finished this one
     assert {draw.epoch for draw in itertools.chain(head, *first)} == {0}
     assert {draw.epoch for draw in itertools.chain(*second)} == {1}
-
-
-def test_an_iterator_that_gives_nothing_is_no_epoch() -> None:
-    sampler = EpochSampler(EpochOrder(6, 2, 0, 64))
-    iter(sampler)  # as torch's loader with persistent workers does, once
-    assert {draw.epoch for draws in sampler for draw in draws} == {0}
 
 
 def test_a_batch_that_ranks_do_not_divide() -> None:
@@ -148,9 +143,6 @@ def test_image_weights_decide_the_order_until_changed() -> None:
     assert drawn == [draw.index for draws in epoch_of(sampler, 2) for draw in draws]
     sampler.order.reweight(np.ones(50))
     assert epoch_of(sampler, 2) != plain  # with replacement
-    for useless in (np.zeros(50), np.full(50, np.nan), -np.ones(50), np.ones(49)):
-        with pytest.raises(AssertionError):
-            sampler.order.reweight(useless)
 
 
 @given(st.lists(st.sampled_from([(64, 96), (96, 64), (96, 96)]), min_size=1, max_size=40), st.integers(1, 8), shares)
@@ -190,13 +182,9 @@ def test_image_weights_by_hand() -> None:
     # Objects: class 0 four times, class 1 once, class 2 never; mAP 0.5, 0, 1.
     index = make_index([(10, 10)] * 4, classes=[[0, 0, 0], [0, 1], [], []])
     weights = image_weights(index, [0.5, 0.0, 1.0])
-    rare = 1.0
-    common = 0.5**2 / 4
+    rare, common = 1.0, 0.5**2 / 4
     expected = np.array([3 * common, common + rare, 3 * common, 3 * common])
     np.testing.assert_allclose(weights, expected / expected.sum())
-
-
-def test_image_weights_when_nothing_weighs() -> None:
     np.testing.assert_allclose(image_weights(make_index([(10, 10)] * 4), [1.0, 1.0, 1.0]), 0.25)
 
 
@@ -206,20 +194,13 @@ def test_repeats_keep_the_epoch_and_give_each_image_its_share(
 ) -> None:
     """The global order is that of one rank, and each image comes as often as its share says, rounded up or down."""
     length, batch = len(repeats), size * share
-
-    def sampler(rank: int, size: int) -> EpochSampler:
-        return EpochSampler(EpochOrder(length, batch, seed, 64, repeats=np.array(repeats)), rank, size)
-
-    whole = epoch_of(sampler(0, 1), epoch)
-    parts = [epoch_of(sampler(rank, size), epoch) for rank in range(size)]
-    assert [list(itertools.chain(*slices)) for slices in zip(*parts, strict=True)] == whole
-    order = [draw.index for draws in whole for draw in draws]
+    plan = EpochOrder(length, batch, seed, 64, repeats=np.array(repeats))
+    parts = [epoch_of(EpochSampler(plan, rank, size), epoch) for rank in range(size)]
+    order = [draw.index for slices in zip(*parts, strict=True) for draw in itertools.chain(*slices)]
+    assert order == plan.plan(epoch)[0].tolist()
     assert len(order) == -(-length // batch) * batch and order[length:] == order[: len(order) - length][:batch]
     counts = np.bincount(order[:length], minlength=length)
     assert (abs(counts - length * np.array(repeats) / sum(repeats)) < 1 + 1e-9).all()
-    later = EpochSampler(EpochOrder(length, batch, seed, 64, repeats=np.array(repeats)))
-    later.seek(epoch, len(whole) // 2)
-    assert list(later) == whole[len(whole) // 2 :]
 
 
 def test_repeats_over_epochs_are_the_shares_and_equal_ones_are_none() -> None:

@@ -1,11 +1,10 @@
-"""Shared memory: what loader workers were promised is not promised to a cache as well, and the other way round."""
+"""Shared-memory budget: workers and caches never reserve the same bytes."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.ranks import world as world_module
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
+from tests.data.feed.made_rank import rank
 from tests.data.made_index import make_index, write_images
 from tests.data.made_run import made_run
 
@@ -64,25 +64,23 @@ def test_caches_then_the_workers_of_the_validation(
     stores = [open_images(index, 64, "ram", kind, World(), memory) for kind in ("linear", "area")]
     with build_val_loader(stores[1], World(), batch_size=4, stride=32, workers=2, memory=memory) as loader:
         assert loader._loader is not None and loader._loader.num_workers == 0
-    assert "room for the batches of 0 loader workers" in caplog.text
+    assert "space for the batches of 0 loader workers" in caplog.text
     for store in stores:
         store.close()
 
 
 def test_promises_of_all_ranks_of_the_node_count_and_kept_ones_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 1000)
-    first: Any = SimpleNamespace(local_size=2, is_main=True, node_first=lambda n: n, node_gather=lambda n: [n, n])
-    memory = SharedMemory(first)
-    assert affordable_workers(2, 50, first, memory) == 2
-    assert memory.promised == 2 * 6 * 50 and memory.room == 400 and memory.room_of_a_rank == 200
+    memory = SharedMemory(rank(0, 2))
+    assert affordable_workers(2, 50, rank(0, 2), memory) == 2
+    assert memory.reserved == 2 * 6 * 50 and memory.available == 400 and memory.available_per_rank == 200
     free(monkeypatch, 400)  # the workers have taken what they were promised
-    assert memory.room == 400
+    assert memory.available == 400
     free(monkeypatch, 300)  # and others something as well
-    assert memory.room == 300
-    late: Any = SimpleNamespace(local_size=2, is_main=False, node_first=lambda _: 1000, node_gather=lambda n: [n, n])
-    assert SharedMemory(late).room == 300
-    memory.promise(500)
-    assert memory.room == 0
+    assert memory.available == 300
+    assert SharedMemory(rank(1, 2, lambda _: 1000)).available == 300
+    memory.reserved += 500
+    assert memory.available == 0
 
 
 @pytest.mark.parametrize(("first", "second", "promised"), [(2, 3, 6 + 8), (0, 3, 8), (2, 0, 6)])
@@ -91,10 +89,8 @@ def test_ranks_with_different_workers_promise_what_each_of_them_takes(
 ) -> None:
     free(monkeypatch, 2000)
     for mine, other in ((first, second), (second, first)):
-        of_other = (2 * other + 2) * 50 if other else 0
-        world: Any = SimpleNamespace(
-            local_size=2, is_main=True, node_first=lambda n: n, node_gather=lambda n, of_other=of_other: [n, of_other]
-        )
+        world = rank(0, 2)
+        world.node_gather = lambda n, other=other: [n, (2 * other + 2) * 50 if other else 0]
         memory = SharedMemory(world)
         assert affordable_workers(mine, 50, world, memory) == mine
-        assert (memory.promised, memory.room) == (promised * 50, 2000 - promised * 50)
+        assert (memory.reserved, memory.available) == (promised * 50, 2000 - promised * 50)

@@ -1,10 +1,9 @@
-"""Views of pictures: what tiles show of pixels, which ones an epoch has, and how often files are decoded."""
+"""Tiled views: pixels, the views of an epoch, and how often files are decoded."""
 
 from __future__ import annotations
 
 import logging
 import pickle
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,19 +16,19 @@ from numpy.typing import NDArray
 from tessera.data.feed import decoded_cache as recent_module
 from tessera.data.feed import image_store as images_module
 from tessera.data.feed.cache import open_images
-from tessera.data.feed.decoded_cache import RecentImages
+from tessera.data.feed.decoded_cache import DecodedCache
 from tessera.data.feed.image_sizes import resized
 from tessera.data.feed.image_store import ImageStore, image_store
 from tessera.data.feed.loader import TrainLoader, build_train_loader
-from tessera.data.feed.sampler import RUN, EpochOrder, repeat_factors
+from tessera.data.feed.sampler import RUN, EpochOrder
 from tessera.data.feed.tiles import ViewIndex, view_index
 from tessera.data.source.decode import read_image
 from tessera.utils.config import CacheMode, Hyp
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex, Draw
 from tests.data.feed.made_rank import rank
-from tests.data.feed.test_left_out import break_data
-from tests.data.feed.test_view_labels import labelled
+from tests.data.feed.test_tile_labels import labelled
+from tests.data.feed.test_undecodable_images import break_data
 from tests.data.made_index import picture, write_images
 from tests.data.made_run import made_run
 from tests.data.make import write_image
@@ -63,7 +62,7 @@ def test_pixels_are_those_of_the_window(pictures: DatasetIndex, imgsz: int) -> N
         number, (left, top, right, bottom) = int(views.owners[view]), views.windows[view].tolist()
         image = store.load(view)
         assert image.shape[:2] == store.size(view) and max(image.shape) == imgsz
-        if views.of_picture(view)[-1] == view:
+        if views.views_of_image(view)[-1] == view:
             np.testing.assert_array_equal(image, whole.load(number))
         elif imgsz == TILE:
             np.testing.assert_array_equal(image, picture(number, SIZES[number])[top:bottom, left:right])
@@ -113,7 +112,7 @@ def test_what_is_in_use_is_not_overwritten_by_other_views_of_its_picture(tmp_pat
     """Three views of a picture in two slots: the third would go where the first is."""
     views = many(tmp_path, 2)
     store = image_store(views, IMGSZ, "area")
-    recent = RecentImages(store, 2)
+    recent = DecodedCache(store, 2)
     with recent.near(Draw(1, 2, 0, (IMGSZ, IMGSZ), {17: 0, 1: 1, 2: 2})):
         first, second = recent.load(17), recent.load(1)
         np.testing.assert_array_equal(first, store.load(17))
@@ -186,23 +185,6 @@ def test_an_epoch_has_every_object_every_whole_picture_and_other_empty_tiles(tmp
     assert len({tuple(sorted(epoch)) for epoch in epochs}) == 40
     order.reweight(np.where(np.arange(len(views)) == 0, 1.0, 1e-9))
     assert Counter(order.plan(0)[0].tolist())[0] > 40
-
-
-def test_what_is_said_of_balanced_sampling_holds_of_the_views_of_an_epoch(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Most tiles are empty, and most of these are not in an epoch."""
-    caplog.set_level(logging.INFO)
-    sizes = [(200, 200)] * 6
-    boxes = [[[2, 2, 14, 14]]] * 5 + [[[2, 2, 14, 14], [20, 2, 32, 14]]]  # one has the rare class
-    views = view_index(labelled(sizes, boxes, paths=write_images(tmp_path, sizes)), 64, 0.2, 64)
-    made = loader(views, image_store(views, IMGSZ, "area"), sampling="balanced")
-    order = EpochOrder(len(views), 1, 5, IMGSZ, repeats=repeat_factors(views), views=views)
-    drawn = Counter(view for epoch in range(500) for view in order.plan(epoch)[0].tolist())
-    said = [float(number) for number in re.findall(r"comes (\S+) to (\S+) times", caplog.text)[0]]
-    kept = sorted(set(range(len(views))) - set(views.empty_tiles.tolist()))
-    assert [min(drawn[view] for view in kept) / 500, max(drawn.values()) / 500] == pytest.approx(said, abs=0.05)
-    made.close()
 
 
 def test_views_of_a_picture_come_in_short_runs(tmp_path: Path) -> None:

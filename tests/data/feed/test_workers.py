@@ -1,4 +1,4 @@
-"""Worker processes: their threads, their generators, and how many fit into shared memory."""
+"""Loader workers: threads, random generators, ends, and their number."""
 
 from __future__ import annotations
 
@@ -101,11 +101,11 @@ def test_workers_that_torch_does_not_end_are_killed() -> None:
 
 ORPHAN = """
 import multiprocessing, os, signal, sys, time
-from tessera.data.feed.workers import begin_worker
+from tessera.data.feed.workers import init_worker
 
 def work(late):
     time.sleep(late)
-    begin_worker(0)
+    init_worker(0)
     time.sleep(60)
 
 workers = [multiprocessing.get_context("fork").Process(target=work, args=(late,)) for late in (0.0, 1.0)]
@@ -152,30 +152,6 @@ def test_a_batch_that_cannot_be_sent_ends_its_worker_and_is_no_wait_without_end(
     assert "a batch cannot be sent (TypeError: cannot pickle" in capfd.readouterr().err
 
 
-def test_no_workers_where_a_socket_finds_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    long = tmp_path / ("long " * 20)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    world = rank(0, 1)
-    assert affordable_workers(4, 1, world, SharedMemory(world)) == 0
-    assert "AF_UNIX path too long: without sockets there are no loader workers" in caplog.text and not list(
-        long.iterdir()
-    )
-
-
-def test_no_workers_in_a_process_that_may_have_no_children(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As in a worker of multiprocessing.Pool, where torch ends in an AssertionError."""
-    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
-    world = rank(0, 1)
-    assert affordable_workers(4, 1, world, SharedMemory(world)) == 0
-    assert affordable_workers(4, 1, world, SharedMemory(world)) == 0
-    assert caplog.text.count("may not start processes: batches are loaded in the process itself (workers=0)") == 1
-
-
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_that_is_killed_while_the_loader_is_closed_is_no_error() -> None:
     with started(Drawing()) as loader:
@@ -202,21 +178,48 @@ def test_workers_are_capped_by_shared_memory(
     assert ("--shm-size" in caplog.text) == (workers < 8)
 
 
-def test_no_workers_where_processes_cannot_share_memory(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def long_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (long := folder / ("long " * 20)).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+
+
+def read_only(*_: object) -> None:
+    raise OSError(30, "Read-only file system")
+
+
+@pytest.mark.parametrize(
+    ("limit", "workers", "warning"),
+    [
+        (long_folder, 0, "AF_UNIX path too long: without sockets there are no loader workers"),
+        (
+            lambda patch, _: patch.setattr(multiprocessing, "Lock", read_only),
+            0,
+            "/dev/shm: Read-only file system: without locks there are no loader workers",
+        ),
+        (
+            lambda patch, _: patch.setitem(multiprocessing.current_process()._config, "daemon", True),
+            0,
+            "may not start processes: batches are loaded in the process itself (workers=0)",
+        ),
+        (
+            lambda patch, _: patch.setattr(workers, "open_files_left", lambda _: 65),
+            3,
+            "open files allows 3 loader workers, not 8",
+        ),
+    ],
+    ids=["sockets", "locks", "a worker of multiprocessing.Pool", "open files"],
+)
+def test_workers_are_as_many_as_the_system_allows(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    limit: Any,
+    workers: int,
+    warning: str,
 ) -> None:
-    """As with a /dev/shm that is missing or read-only: not even a lock can be made."""
-
-    def refused() -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(multiprocessing, "Lock", refused)
-    assert affordable_workers(8, 1000, rank(0, 2), SharedMemory(rank(0, 2))) == 0
-    assert "/dev/shm: Read-only file system: without locks there are no loader workers" in caplog.text
-
-
-def test_workers_are_capped_by_open_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(workers, "open_files_left", lambda _: 65)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
-    assert affordable_workers(8, 1000, rank(0, 2), SharedMemory(rank(0, 2))) == 3
-    assert "open files for 3 loader workers, not 8" in caplog.text
+    limit(monkeypatch, tmp_path)
+    world = rank(0, 2)
+    for _ in range(2):
+        assert affordable_workers(8, 1000, world, SharedMemory(world)) == workers
+    assert warning in caplog.text and not list(tmp_path.rglob("pymp*"))

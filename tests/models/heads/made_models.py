@@ -1,4 +1,4 @@
-"""Small models, one with each head, for the tests of what holds for any."""
+"""Small models with each head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every head whose loss is under the task-aligned assignment of models/heads/free."""
+"""Properties of every loss with task-aligned assignment."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from tessera.models.heads.criterion import LossMeter
 from tests.models.heads.free import made as free
-from tests.models.heads.free.made import HYP, SHAPES_HW, SIZE_HW, A, assert_cuts_add_up, matched, random_targets
+from tests.models.heads.free.made import HYP, SHAPES_HW, SIZE_HW, A, matched, random_targets
 from tests.models.heads.yolox import oracle as yolox
 
 Raw = Callable[[int], list[Tensor]]
@@ -21,16 +23,6 @@ each_head = pytest.mark.parametrize(
 
 def loss_of(head: Any, smoothing: float = 0.0) -> Any:
     return head.criterion(HYP, imgsz=96, label_smoothing=smoothing)
-
-
-@each_head
-@pytest.mark.parametrize(
-    "cuts", [[range(8), range(8, 16)], [range(3), range(3, 4), range(4, 16)], [range(i, i + 1) for i in range(16)]]
-)
-def test_nothing_depends_on_how_a_batch_is_cut(head: Any, raw: Raw, cuts: list[range]) -> None:
-    targets = random_targets(40, 16)
-    targets = targets[targets[:, 0] != 3]  # an image without objects, and in some cuts a rank without any
-    assert_cuts_add_up(loss_of(head), raw(16), targets, cuts)
 
 
 @each_head
@@ -53,6 +45,19 @@ def test_a_fresh_head_learns_of_objects_far_smaller_than_its_boxes(made_head: Ca
     criterion = loss_of(head)
     _, (branch,) = criterion._match(predictions, criterion.assign(targets, 1, SIZE_HW))
     assert (branch[1].targets > 0).any(1).all()
+
+
+@each_head
+def test_an_empty_batch_learns_that_it_is_empty(head: Any, raw: Raw) -> None:
+    """All gradients are zero but those of objectness, or without it of the classes."""
+    criterion, predictions = loss_of(head), raw(2)
+    loss, parts = criterion(predictions, criterion.assign(torch.zeros(0, 6), 2, SIZE_HW))
+    gain = HYP.obj if head.has_objectness else HYP.cls
+    torch.testing.assert_close(loss, gain * F.softplus(predictions[1]).sum())
+    assert parts[0] == 0 == parts[2]
+    for output, gradient in enumerate(torch.autograd.grad(loss, predictions)):
+        assert (gradient > 0).all() if output == 1 else not gradient.any()
+    assert LossMeter(criterion).losses([None]) == (0.0, 0.0, 0.0)
 
 
 @each_head

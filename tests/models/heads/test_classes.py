@@ -1,4 +1,4 @@
-"""Outputs of classes follow the classes' names from weights into a model, in every head."""
+"""Transfer of class outputs by name, for every head."""
 
 from __future__ import annotations
 

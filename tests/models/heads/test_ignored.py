@@ -1,4 +1,4 @@
-"""Ignored regions: no head learns from what lies in one, and objects that overlap it are learnt as without it."""
+"""Ignored regions: no head learns inside them, and overlapping objects are learnt as usual."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""Blocks with statistics that are not the identity, and maps to try them on."""
+"""Blocks with random statistics, and inputs for them."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 
-def randomised(module: nn.Module) -> nn.Module:
+def randomised(module: Any) -> Any:
     """Give every normalisation statistics and parameters that are not the identity."""
     generator = torch.Generator().manual_seed(0)
     for bn in module.modules():

@@ -6,28 +6,16 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
 from tessera.models.layers.inverted_residual import InvertedBottleneck, InvertedResidual
-
-
-def settled(layer: nn.Module) -> nn.Module:
-    """The layer with normalisations that have seen something."""
-    generator = torch.Generator().manual_seed(0)
-    for module in layer.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            for tensor in (module.weight, module.running_var):
-                tensor.data = torch.rand(tensor.shape, generator=generator) + 0.5
-            for tensor in (module.bias, module.running_mean):
-                tensor.data = torch.randn(tensor.shape, generator=generator) * 0.1
-    return layer
+from tests.models.layers.made_blocks import randomised
 
 
 @pytest.mark.parametrize(("stride", "c_out", "adds"), [(1, 8, True), (2, 8, False), (1, 16, False)])
 def test_a_bottleneck_adds_its_input_where_it_fits(stride: int, c_out: int, adds: bool) -> None:
-    block = settled(InvertedBottleneck(8, c_out, 5, stride, 6)).eval()
+    block = randomised(InvertedBottleneck(8, c_out, 5, stride, 6))
     x = torch.rand(2, 8, 12, 16)
     inner = block.cv3(block.cv2(block.cv1(x)))
     assert inner.shape == (2, c_out, 12 // stride, 16 // stride)
@@ -43,7 +31,7 @@ def test_the_first_of_a_stage_has_its_stride() -> None:
 
 def test_fixed_statistics_train_as_an_evaluated_normalisation_does() -> None:
     """Outputs, and gradients of weight, gain, shift and input; the statistics stay as they are."""
-    fixed = settled(Conv(4, 8, 3)).train()
+    fixed = randomised(Conv(4, 8, 3)).train()
     evaluated = copy.deepcopy(fixed).eval()
     fixed.fixes_statistics = True
     before = copy.deepcopy(dict(fixed.named_buffers()))

@@ -1,8 +1,6 @@
-"""Re-parameterised blocks: what the branches compute together, one convolution computes once they are folded."""
+"""Re-parameterised blocks: the branches together compute the same as the folded convolution."""
 
 from __future__ import annotations
-
-import copy
 
 import pytest
 import torch
@@ -14,59 +12,36 @@ from torch.nn import functional as F
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import SILU, Conv
 from tessera.models.layers.repconv import RepBottleneck, RepC3, RepConv
-from tests.models.hub import conv
-from tests.models.layers.made_blocks import image, parameters, randomised
+from tests.models.layers.made_blocks import image, randomised
 
 
 def branch(block: Conv, x: Tensor) -> Tensor:
     """A convolution and its normalisation, written out in float64."""
     bn = block.bn
-    assert isinstance(bn, nn.BatchNorm2d)
-    assert bn.running_mean is not None and bn.running_var is not None
     y = F.conv2d(x.double(), block.conv.weight.double(), padding=block.conv.padding)
     mean, var, gain, bias = (t.double()[:, None, None] for t in (bn.running_mean, bn.running_var, bn.weight, bn.bias))
     return (y - mean) / (var + bn.eps).sqrt() * gain + bias
 
 
-def both(block: RepConv, x: Tensor) -> Tensor:
-    """A `RepConv`, written out in float64."""
-    assert block.cv2 is not None
-    y = branch(block.cv1, x) + branch(block.cv2, x)
-    return y * y.sigmoid()
-
-
 @settings(max_examples=25)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5), st.integers(1, 5))
 def test_one_convolution_is_both_branches(c_in: int, c_out: int, height: int, width: int) -> None:
-    """Of any channels, and of maps smaller than the kernel."""
+    """Of any channels, and of maps smaller than the kernel; folding is idempotent."""
     block = randomised(RepConv(c_in, c_out))
-    assert isinstance(block, RepConv)
     x = image(2, c_in, height, width) - 0.5
     with torch.no_grad():
-        expected = both(block, x)
-        torch.testing.assert_close(block(x).double(), expected, atol=1e-4, rtol=1e-4)
-        block.fold_batch_norm()
-        torch.testing.assert_close(block(x).double(), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_folding_leaves_one_convolution_and_is_idempotent() -> None:
-    block = randomised(RepConv(4, 8))
-    assert isinstance(block, RepConv)
-    block.fold_batch_norm()
-    once = copy.deepcopy(block.state_dict())
-    assert {name: tuple(tensor.shape) for name, tensor in once.items()} == {
-        "cv1.conv.weight": (8, 4, 3, 3),
-        "cv1.conv.bias": (8,),
-    }
-    block.fold_batch_norm()
-    assert block.state_dict().keys() == once.keys()
-    assert all(torch.equal(tensor, once[name]) for name, tensor in block.state_dict().items())
+        y = branch(block.cv1, x) + branch(block.cv2, x)
+        torch.testing.assert_close(block(x).double(), y * y.sigmoid(), atol=1e-4, rtol=1e-4)
+        for _ in range(2):
+            block.fold_batch_norm()
+            assert set(block.state_dict()) == {"cv1.conv.weight", "cv1.conv.bias"}
+            torch.testing.assert_close(block(x).double(), y * y.sigmoid(), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_bottlenecks_of_half_the_channels_are_joined_with_a_branch_around_them(repeats: int) -> None:
     block = randomised(RepC3(6, 16, repeats))
-    assert isinstance(block, RepC3) and isinstance(block.m, nn.Sequential) and len(block.m) == repeats
+    assert len(block.m) == repeats
     x = image(2, 6, 5, 7)
     with torch.no_grad():
         deep = block.cv1(x)
@@ -74,8 +49,6 @@ def test_bottlenecks_of_half_the_channels_are_joined_with_a_branch_around_them(r
             assert isinstance(step, RepBottleneck)
             deep = deep + step.cv2(step.cv1(deep))
         torch.testing.assert_close(block(x), block.cv3(torch.cat((deep, block.cv2(x)), 1)))
-    step_parameters = conv(8, 8, 3) + conv(8, 8, 1) + conv(8, 8, 3)
-    assert parameters(block) == 2 * conv(6, 8) + repeats * step_parameters + conv(16, 16)
 
 
 def test_the_activation_of_the_yaml_follows_the_sum_alone() -> None:
@@ -89,7 +62,7 @@ def test_the_activation_of_the_yaml_follows_the_sum_alone() -> None:
     blocks = [module for module in model.modules() if isinstance(module, RepConv)]
     assert len(blocks) == 4
     for block in blocks:
-        assert isinstance(block.act, nn.ReLU) and block.cv2 is not None
+        assert isinstance(block.act, nn.ReLU)
         assert isinstance(block.cv1.act, nn.Identity) and isinstance(block.cv2.act, nn.Identity)
     assert not any(module is SILU for module in model.modules())
     randomised(model)

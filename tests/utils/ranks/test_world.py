@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tessera.data.feed.workers import cap_workers
 from tessera.utils.environment import Launch
 from tessera.utils.evaluation.predictors import Measurement, Settings
 from tessera.utils.ranks import world as world_module
@@ -56,7 +55,7 @@ def open_rank(monkeypatch: pytest.MonkeyPatch, rank: int, nodes: Nodes) -> OfSev
 def test_workers_are_capped_by_the_processors_of_the_node(
     monkeypatch: pytest.MonkeyPatch, asked: int, cpus: int, ranks: int, workers: int
 ) -> None:
-    assert cap_workers(asked, open_rank(monkeypatch, 0, [[frozenset(range(cpus))] * ranks])) == workers
+    assert min(asked, open_rank(monkeypatch, 0, [[frozenset(range(cpus))] * ranks]).cpus) == workers
 
 
 TASKS = [frozenset(range(8 * task, 8 * task + 8)) for task in range(8)]
@@ -67,7 +66,6 @@ def test_workers_of_a_rank_with_processors_of_its_own(monkeypatch: pytest.Monkey
     """SLURM with task affinity: 8 tasks of 8 processors each; a quota is for all of them."""
     world = open_rank(monkeypatch, 3, [TASKS])
     assert world.cpus == cpus
-    assert cap_workers(8, world) == cpus
     model: Any = SimpleNamespace(has_objectness=True, needs_suppression=True)
     index: Any = SimpleNamespace(names=["a", "b"])
     precision: Any = None

@@ -1,4 +1,4 @@
-"""The assignment and the loss in plain loops, one candidate at a time."""
+"""Oracle of assignment and loss in plain loops, one candidate at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cells the loss takes for which object: reference values and three plain loops."""
+"""Target assignment of the anchor-based head, compared with reference values and plain loops."""
 
 from __future__ import annotations
 
@@ -30,19 +30,8 @@ def test_assignment_equals_the_reference(shared: Path, hyp: Hyp) -> None:
     split = [t.split(assignment.positives_per_level) for t in (taken, assignment.boxes, assignment.classes)]
     anchors = assignment.anchors.split(assignment.positives_per_level)
     for level in range(3):
-        ours = np.concatenate(
-            (split[0][level], split[2][level][:, None], anchors[level], split[1][level]), axis=1, dtype=np.float64
-        )
-        theirs = np.concatenate(
-            [
-                expected[f"idx{level}"],
-                expected[f"cls{level}"][:, None],
-                expected[f"anchor{level}"],
-                expected[f"box{level}"],
-            ],
-            axis=1,
-            dtype=np.float64,
-        )
+        ours = np.column_stack((split[0][level], split[2][level], anchors[level], split[1][level]))
+        theirs = np.column_stack([expected[f"{part}{level}"] for part in ("idx", "cls", "anchor", "box")])
         assert ours.shape == theirs.shape
         by_value = [rows[np.lexsort(rows.round(3).T[::-1])] for rows in (ours, theirs)]
         np.testing.assert_allclose(*by_value, atol=2e-5)

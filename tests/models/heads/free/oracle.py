@@ -1,4 +1,4 @@
-"""Assignment and loss of the anchor-free head the obvious way: every object against every cell, in float64."""
+"""Oracle of assignment and loss of the anchor-free head: every object against every cell, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers of the anchor-free head predict, and what a model YAML may ask of them."""
+"""Decoding and initialisation of the anchor-free head."""
 
 from __future__ import annotations
 
@@ -72,4 +72,4 @@ def test_objects_beyond_the_largest_box_are_warned_of(caplog: pytest.LogCaptureF
     assert not caplog.text
     made_head(reg_max=4).prepare(sizes, config, HYP, world)
     assert "reg_max 4: 50.0% of the objects are larger than 192 px" in caplog.text
-    assert "Give it a reg_max of 11" in caplog.text
+    assert "Use a reg_max of 11, or a smaller" in caplog.text

