@@ -94,39 +94,39 @@ def test_rates_by_layer_are_said_of_a_run_from_weights() -> None:
 
 
 FINE = [(LOW, 131, "best.pt"), (LOW, 1000, ""), (SHORT, 131, "")]
-OF_EACH = "--hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave)"
+OF_EACH = "--hyp hyp.short.yaml, which makes a step of every batch (docs/recipes.md)"
 MORE = "more --epochs or a smaller --batch-size"
 
 
 @pytest.mark.parametrize(
     ("file", "images", "weights", "steps", "why", "helps"),
     [
-        (LOW, 131, "", "199 optimizer steps, 100 of 540", "few for a model from scratch", OF_EACH),
-        (LOW, 40, "best.pt", "83 optimizer steps, 100 of 180", "it is most of the run", f"{OF_EACH}; {MORE}"),
-        (LOW, 40, "", "83 optimizer steps, 100 of 180", "few for a model from scratch", f"{OF_EACH}; {MORE}"),
-        (SHORT, 40, "", "180 optimizer steps, 36 of 180", "few for a model from scratch", MORE),
+        (LOW, 131, "", "199 optimizer steps, 100 of 540", "too few for a model from scratch", OF_EACH),
+        (LOW, 40, "best.pt", "83 optimizer steps, 100 of 180", "most of the run", f"{OF_EACH}; or {MORE}"),
+        (LOW, 40, "", "83 optimizer steps, 100 of 180", "too few for a model from scratch", f"{OF_EACH}; or {MORE}"),
+        (SHORT, 40, "", "180 optimizer steps, 36 of 180", "too few for a model from scratch", MORE),
         *((file, images, weights, "", "", "") for file, images, weights in FINE),
     ],
 )
 def test_a_run_of_few_steps_or_of_warm_up_is_warned(
     file: str, images: int, weights: str, steps: str, why: str, helps: str
 ) -> None:
-    said = f"{steps} batches for the warm-up: {why}. What helps: {helps}."
+    said = f"{steps} batches in the warm-up: {why}. Use {helps}."
     assert warnings(*made(file, images, weights=weights), DetectionModel(TINY).head) == ([said] if steps else [])
 
 
 def test_a_long_run_that_is_mostly_warm_up_is_warned() -> None:
     run = made_run(load_hyp(LOW), imgsz=64, batch_size=64, hyp=LOW, epochs=5)
     (said,) = warnings(run, Schedule(run.hyp, 5, 200, 64), DetectionModel(TINY).head)
-    assert said.startswith("1,000 optimizer steps, 600 of 1,000 batches for the warm-up: it is most of the run.")
-    assert said.endswith("What helps: a lower warmup_epochs in --hyp.")
+    assert said.startswith("1,000 optimizer steps, 600 of 1,000 batches in the warm-up: most of the run.")
+    assert said.endswith("Use a lower warmup_epochs in --hyp.")
 
 
 def test_better_starts_are_named_for_few_pictures() -> None:
     assert better_starts(TrainConfig(), 160).startswith(
-        "160 training images are few to begin with nothing: --weights imagenet ("
+        "Training from scratch on 160 images; pretrained weights usually do better: --weights imagenet, or"
     )
-    assert "--weights imagenet --cfg tessera-lite0.yaml (" in better_starts(TrainConfig(cfg="yolov5n.yaml"), 160)
+    assert "--weights imagenet --cfg tessera-lite0.yaml, or" in better_starts(TrainConfig(cfg="yolov5n.yaml"), 160)
     assert better_starts(TrainConfig(weights="a.pt"), 160) == better_starts(TrainConfig(), 200) == ""
 
 
@@ -139,16 +139,16 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
 
     assert found(dataclasses.replace(run.hyp, box=0.2)) == [], "a search may come to that"
     (said,) = found(dataclasses.replace(run.hyp, box=7.5))
-    assert "the gain of the box loss is 7.5; in hyp.short.yaml, which is this model's own, 0.05" in said
+    assert "box gain 7.5, expected about 0.05 as in hyp.short.yaml" in said
 
 
 @pytest.mark.parametrize(
     ("file", "optimizer", "said"),
     [
         (SHORT, "SGD", ["--optimizer SGD: lr0 0.002 of hyp.short.yaml is for AdamW; hyp.scratch-low.yaml, for SGD, has "
-                        "0.01. Give --hyp hyp.scratch-low.yaml, or a file of your own with such a rate."]),
+                        "0.01. Give --hyp hyp.scratch-low.yaml, or a file with a similar rate."]),
         (LOW, "AdamW", ["--optimizer AdamW: lr0 0.01 of hyp.scratch-low.yaml is for SGD; hyp.short.yaml, for AdamW, "
-                        "has 0.002. Give --hyp hyp.short.yaml, or a file of your own with such a rate."]),
+                        "has 0.002. Give --hyp hyp.short.yaml, or a file with a similar rate."]),
         (SHORT, "Adam", []),
         (SHORT, "AdamW", []),
         (LOW, "SGD", []),
