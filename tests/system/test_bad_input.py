@@ -173,7 +173,7 @@ def test_weights_of_another_architecture(folder: Path, tmp_path: Path, shared: P
     args = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--cfg", "yolov5s.yaml", "--epochs", "1"]
     outcome = command(train.main, *flags(folder / "tiny.yaml", tmp_path / "runs", *args))
     assert outcome.code == 1, outcome.said
-    assert "an architecture that does not fit the weights" in outcome.err
+    assert "the weights do not fit the architecture" in outcome.err
 
 
 def test_val_with_another_number_of_classes(folder: Path, tmp_path: Path, shared: Path, command: Command) -> None:

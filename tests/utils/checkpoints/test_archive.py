@@ -83,4 +83,4 @@ def test_two_members_of_one_name(tmp_path: Path, whole: bytes) -> None:
     file = io.BytesIO(repacked(whole))
     with zipfile.ZipFile(file, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr(archive.namelist()[-1], b"other")
-    refused(tmp_path / "last.pt", file.getvalue(), "two of its members have one name")
+    refused(tmp_path / "last.pt", file.getvalue(), "two of its members have the same name")

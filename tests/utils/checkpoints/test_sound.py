@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.utils.checkpoints.archive import Archive
+from tessera.utils.checkpoints import format
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.weights import Weights, load_weights, save_safetensors
 from tessera.utils.errors import UserError
@@ -47,7 +47,7 @@ def test_the_first_tensor_with_a_number_that_is_none_is_named(
     if suffix == ".safetensors":
         pytest.importorskip("safetensors")
     path, name = with_number(good, tmp_path / f"bad{suffix}", number)
-    with pytest.raises(UserError, match=rf"bad\{suffix}: damaged: '{name}' has numbers that are not finite"):
+    with pytest.raises(UserError, match=rf"bad\{suffix}: damaged: '{name}' has values that are not finite"):
         load_weights(path)
 
 
@@ -57,8 +57,8 @@ def test_the_first_tensor_with_a_number_that_is_none_is_named(
         ({"imgsz": 10**9}, "its size is 1000000000 pixels, expected 32 to 8192"),
         ({"imgsz": 0}, "its size is 0 pixels"),
         ({"names": ["x" * 300, "b", "c"]}, "names a class 'x.*, expected text of at most 200 letters"),
-        ({"thresholds": {"confidence": NAN, "class_confidences": []}}, "a confidence of nan, expected 0 to 1"),
-        ({"thresholds": {"confidence": 0.5, "class_confidences": [0.5, 7.0, 0.5]}}, "a confidence of 7, expected 0"),
+        ({"thresholds": {"confidence": NAN, "class_confidences": []}}, "its confidence is nan, expected 0 to 1"),
+        ({"thresholds": {"confidence": 0.5, "class_confidences": [0.5, 7.0, 0.5]}}, "its confidence is 7, expected 0"),
         ({"thresholds": {"confidence": 0.5, "class_confidences": [0.5]}}, "1 confidence for 3 classes"),
     ],
     ids=str,
@@ -94,7 +94,7 @@ def test_memory_that_ends_while_a_model_is_opened(good: Path, monkeypatch: pytes
     monkeypatch.setattr("tessera.utils.runtime.checkpoint.fused_copy", no_memory_there)
     with pytest.raises(UserError, match=r"out of memory on stand-in: the model of best\.pt .*Take a smaller model"):
         open_model(str(good), World(accelerator=StandIn()))
-    monkeypatch.setattr(Archive, "content", no_memory_here)
+    monkeypatch.setattr(format, "read_archive", no_memory_here)
     with pytest.raises(UserError, match=r"out of memory on cpu: the model of .*best\.pt.*Take a smaller model"):
         load_weights(good)
 

@@ -1,8 +1,7 @@
-"""Tables of tensors in a file of another program, and what is common to bringing them here."""
+"""Tensor tables in files of other programs: search, validation and conversion shared by all families."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -13,28 +12,28 @@ from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.checkpoints.schema import check_finite
 from tessera.utils.text import shown
 
-# Where trainers put a table of tensors, the averaged weights first, and what they write before each name.
+# Keys under which trainers save tensors, the EMA first, and prefixes of the names.
 _PLACES = ("ema", "model", "state_dict", "model_state_dict")
 _PREFIXES = ("ema.model.", "model.model.", "module.", "model.", "")
 _MOST = 20_000  # tensors of a table; more than any model has
-_COUNTER = "num_batches_tracked"  # of a normalisation: the only whole numbers of a model
+_COUNTER = "num_batches_tracked"  # the only integers of a model
 
 
 @dataclass(frozen=True)
 class Imported:
-    """Weights of another program in this one's names."""
+    """Weights of another program under this program's names."""
 
     state_dict: dict[str, Tensor]  # float32, and counters
     model_yaml: dict[str, Any]
-    names: tuple[str, ...] = ()  # classes by index; () where the file has none
+    names: tuple[str, ...] = ()  # classes by index; () if the file has none
 
 
 class UnfitWeights(Exception):
-    """The tensors are of the family, but not such as can be taken; the text says what was found and expected."""
+    """Tensors of a known family that cannot be converted; the text says what was found and expected."""
 
 
 def find_table(content: Any, marker: str) -> dict[str, Tensor] | None:
-    """Return the tensors of a family by the names that its own code gives them; None where none is called `marker`."""
+    """Return the tensors of a family under their original names; None if none is called `marker`."""
     for table in _tables(content):
         for prefix in _PREFIXES:
             if isinstance(table.get(prefix + marker), Tensor):
@@ -46,17 +45,8 @@ def find_table(content: Any, marker: str) -> dict[str, Tensor] | None:
     return None
 
 
-def find_name(content: Any, pattern: re.Pattern[str]) -> str:
-    """Return the first match in a tensor's name; "" where there is none."""
-    for table in _tables(content):
-        for name, value in table.items():
-            if isinstance(value, Tensor) and isinstance(name, str) and (found := pattern.search(name)):
-                return found[0]
-    return ""
-
-
 def _tables(content: Any) -> Iterator[dict[Any, Any]]:
-    """Where a file may have its tensors, the averaged ones first."""
+    """Yield the dictionaries that may hold the tensors, the EMA first."""
     if isinstance(content, dict):
         for table in (*(content.get(place) for place in _PLACES), content):
             if isinstance(table, dict):
@@ -64,10 +54,11 @@ def _tables(content: Any) -> Iterator[dict[Any, Any]]:
 
 
 def loaded(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
-    """Copy tensors, which may have `limit` elements together: floating ones as float32, others as they are.
+    """Copy tensors, floating ones as float32.
 
     Raises:
-        UnfitWeights: there are too many, they overlap, or one is of another kind or has a number that is not finite.
+        UnfitWeights: there are too many, they overlap and exceed `limit` elements, or one has an unexpected type or
+            value.
     """
     if len(tensors) > _MOST:
         raise UnfitWeights(f"it has {len(tensors):,} tensors, more than any model")
@@ -91,19 +82,19 @@ def loaded(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
 
 
 def shape_of(tensors: Mapping[str, Tensor], name: str, sides: int) -> tuple[int, ...]:
-    """Return the shape of a tensor; UnfitWeights where it is missing, empty or has another number of sides."""
+    """Return the shape of a tensor; UnfitWeights if it is missing, empty or has other than `sides` dimensions."""
     if name not in tensors:
         raise UnfitWeights(f"it has no {name}")
     shape = tuple(tensors[name].shape)
     if len(shape) != sides or 0 in shape:
-        refuse_tensor(name, shape, f"{sides} sides of at least 1")
+        refuse_tensor(name, shape, f"{sides} non-empty dimensions")
     return shape
 
 
 def require_shape(tensors: Mapping[str, Tensor], name: str, expected: tuple[int, ...]) -> None:
-    """Raise UnfitWeights where a tensor is not of the shape that others ask for.
+    """Raise UnfitWeights if a tensor has another shape.
 
-    A model of a size that one tensor claims takes no more memory than the file where its largest ones are there too.
+    Checked for the largest tensors, this bounds the memory of a model whose size one tensor claims.
     """
     found = shape_of(tensors, name, len(expected))
     if found != expected:

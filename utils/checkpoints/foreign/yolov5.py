@@ -1,4 +1,4 @@
-"""Original YOLOv5 checkpoints: a pickled module, whose records tell its weights, architecture and class names."""
+"""Original YOLOv5 checkpoints: weights, architecture and class names from the records of a pickled module."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _MOST_PARTS = 20_000  # modules and tensors, or plain values; far more than any 
 
 
 def find_module(content: Any) -> Record | None:
-    """Return the pickled module in a file's content, the averaged one first; None where there is none."""
+    """Return the pickled module in a file's content, the EMA's first; None if there is none."""
     candidates = [content.get("ema"), content.get("model")] if isinstance(content, dict) else [content]
     return next((part for part in candidates if isinstance(part, Record) and isinstance(part.state, dict)), None)
 
 
 def convert(module: Record, limit: int) -> Imported:
-    """Return weights, architecture and class names of a module, whose tensors may have `limit` elements together.
+    """Return weights, architecture and class names of a module, whose tensors have at most `limit` elements together.
 
     Raises:
-        UnfitWeights: it does not say its architecture, or has a tensor that no model has.
-        Damaged: a part of it is of another kind than in any model, or unfolds without end.
+        UnfitWeights: it lacks its architecture, or has an unexpected tensor.
+        Damaged: an invalid part, or parts without end.
     """
     model_yaml = module.state.get("yaml")
     if not isinstance(model_yaml, dict):
@@ -35,7 +35,7 @@ def convert(module: Record, limit: int) -> Imported:
 
 
 def _named_tensors(module: Record) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers in the order of torch's state_dict."""
+    """Yield parameters and persistent buffers in the order of torch's state_dict."""
     pending, seen = [("", module)], 0
     while pending:
         prefix, current = pending.pop()
@@ -59,7 +59,7 @@ def _part(module: Record, key: str) -> Mapping[str, Any]:
 
 
 def _names(names: Any) -> tuple[str, ...]:
-    """Class names from a list, or from a dict keyed 0, 1, 2 …"""
+    """Return class names from a list, or from a dict keyed 0, 1, 2 …"""
     if isinstance(names, dict):
         if sorted(names, key=str) != sorted(range(len(names)), key=str):
             raise Damaged("the class names are not numbered from 0 without a gap")

@@ -39,13 +39,13 @@ YOLOX: dict[str, tuple[Callable[[Tensors], object], tuple[str, ...]]] = {
     ),
     "a tensor of which the size is read is missing": (
         without(LAST),
-        (f"YOLOX that cannot be taken: it has no {LAST}",),
+        (f"unsupported YOLOX file: it has no {LAST}",),
     ),
     "one tensor more": (put("head.masks.0.weight", lambda x: x), ("'head.masks.0.weight' has no place in YOLOX",)),
     "a name that a terminal obeys": (put("head.\x1b[2J" + "x" * 5000, lambda x: x), (r"\x1b[2J", "has no place")),
     "a first convolution without the four pixels": (put(STEM, lambda x: x[:, :3].clone()), (STEM, "12 input channels")),
     "an image of one channel": (put(STEM, lambda x: x[:, ::3].clone()), (STEM, "(8, 4, 3, 3)", "for RGB")),
-    "a first convolution of five sides": (put(STEM, lambda x: x[..., None]), (STEM, "(8, 12, 3, 3, 1)", "4 sides")),
+    "a first convolution of five sides": (put(STEM, lambda x: x[..., None]), (STEM, "(8, 12, 3, 3, 1)", "4 non-empty")),
     "five sides in the middle": (put(MIDDLE, lambda x: x[..., None]), ("YOLOX", "(32, 32, 1, 1, 1)")),
     "a tensor without a number": (put(MIDDLE, lambda x: x[:0].clone()), ("in the checkpoint (0, 32, 1, 1)",)),
     "no channels": (put(STEM, lambda x: x[:0].clone()), (STEM, "(0, 12, 3, 3)")),
@@ -65,7 +65,6 @@ YOLOX: dict[str, tuple[Callable[[Tensors], object], tuple[str, ...]]] = {
     ),
     "beyond float32": (put(LAST, lambda x: with_at(x.double(), 1e300)), ("YOLOX", LAST, "not finite")),
     "whole numbers": (put(MIDDLE, lambda x: x.to(torch.int32)), (MIDDLE, "int32", "floating point")),
-    "quantised to bytes": (put(MIDDLE, lambda x: x.to(torch.uint8)), (MIDDLE, "uint8", "floating point")),
     "truth values": (put(MIDDLE, lambda x: x > 0), (MIDDLE, "bool", "floating point")),
     "complex numbers": (put(MIDDLE, lambda x: x.to(torch.complex64)), ("ComplexFloatStorage", "no place")),
     "no class": (classes(0), (LAST, "(0, 1, 1, 1)")),
@@ -85,10 +84,6 @@ YOLOX: dict[str, tuple[Callable[[Tensors], object], tuple[str, ...]]] = {
     "yolox_nano": (
         lambda t: renamed("backbone.bu_conv2.conv", "backbone.bu_conv2.dconv.conv")(t),
         ("depth-wise", "yolox_nano", "tiny, s, m, l and x"),
-    ),
-    "yolox_darknet": (
-        renamed("backbone.backbone.stem.conv", "backbone.backbone.stem.0.conv"),
-        ("YOLOX", "head.cls_preds.0.weight", "tiny, s, m, l and x"),
     ),
     "of both families": (put("22.heads.0.class_conv.0.conv.weight", lambda x: x), ("has no place in YOLOX",)),
     "more tensors than any model": (
@@ -115,11 +110,6 @@ YOLOV9: dict[str, tuple[Callable[[Tensors], object], tuple[str, ...]]] = {
     "a width that the next layer does not have": (
         put("22.heads.0.class_conv.0.conv.weight", lambda _: torch.zeros(9000, 64, 1, 1)),
         ("22.heads.0.class_conv.1.conv.weight", "(9000, 9000, 3, 3)"),
-    ),
-    "whole numbers": (put(V9_MIDDLE, lambda x: x.to(torch.int64)), (V9_MIDDLE, "int64", "floating point")),
-    "v9-e or v7, whose heads are elsewhere": (
-        renamed("22.heads", "42.heads"),
-        ("YOLOv9", "42.heads.", "22.heads.0.class_conv", "t, s, m and c"),
     ),
 }
 

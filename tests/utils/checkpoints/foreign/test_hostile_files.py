@@ -11,7 +11,6 @@ import struct
 import subprocess
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -73,7 +72,7 @@ def pretenders(folder: Path) -> dict[str, Path]:
 @pytest.mark.parametrize("name", ["page", "empty", "folder", "fifo", "model", "safe", "old", "photos", "script"])
 def test_other_files_by_that_name(name: str, tmp_path: Path) -> None:
     text = refusal(pretenders(tmp_path)[name])
-    assert "expected" in text.lower() or "Take another" in text or "damaged" in text, text
+    assert "expected" in text.lower() or "Use another" in text or "damaged" in text, text
 
 
 def hostile_pickles(mark: Path) -> dict[str, tuple[bytes, str]]:
@@ -124,27 +123,8 @@ def test_hostile_pickles_are_refused_and_named(case: str, tmp_path: Path, monkey
     for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "pickle._Unpickler", "torch.load"):
         monkeypatch.setattr(name, forbidden)
     text = refusal(path)
-    assert text.startswith(f"{path}: refused") and named in text and "Nothing of it was run" in text
+    assert text.startswith(f"{path}: refused") and named in text and "No code was run" in text
     assert not mark.exists()
-
-
-@pytest.mark.parametrize("protocol", [2, 4])
-@pytest.mark.parametrize("place", ["beside the tensors", "among the tensors", "before them"])
-def test_calls_in_a_file_of_a_familys_form_are_refused_and_not_run(
-    place: str, protocol: int, small: Tensors, tmp_path: Path
-) -> None:
-    mark = tmp_path / "mark"
-    call, stem = Marking(os.system, f"touch {mark}"), {STEM: small[STEM]}
-    content: dict[str, Any] = {
-        "beside the tensors": {"model": stem, "optimizer": call},
-        "among the tensors": {"model": {**stem, "head": call}},
-        "before them": {"a": call, "model": stem},
-    }[place]
-    path = tmp_path / "yolox_s.pth"
-    torch.save(content, path, pickle_protocol=protocol)
-    text = refusal(path)
-    assert "refused" in text and ".system" in text and "Nothing of it was run" in text, text
-    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_the_tests_marks_work(tmp_path: Path) -> None:
@@ -270,7 +250,7 @@ MODEL = b"}S'model'\ncmodels.yolo\nModel\n(tR"
             + b"tssbs.",
             "values contain each other",
         ),
-        (MODEL + b"}S'yaml'\n}S'nc'\nN" + b"\x85" * 200_000 + b"ssbs.", "more than 20 deep"),
+        (MODEL + b"}S'yaml'\n}S'nc'\nN" + b"\x85" * 200_000 + b"ssbs.", "nested more than 20 deep"),
         (b"\x80\x02" + b"(" * 3 + b"]" + b"\x85" * 200_000 + b".", "found a tuple"),
         # To hash it ends the process where `pickle.Unpickler` or torch.load reads this file, stubs or not.
         (b"\x80\x02}N" + b"\x85" * 200_000 + b"K\x01s.", "a key that is a tuple"),
