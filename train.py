@@ -59,8 +59,8 @@ from tessera.utils.search.evolve import evolve
 from tessera.utils.search.trial import Watch
 from tessera.utils.seeding import init_seeds
 from tessera.utils.text import counted
-from tessera.utils.training.data import open_loaders, read_data, reweight
-from tessera.utils.training.result import Ended, recall_end, remember_end
+from tessera.utils.training.data import load_data, open_loaders, reweight
+from tessera.utils.training.result import Ended, recall_result, remember_result
 from tessera.utils.training.resume_target import start_of_run
 from tessera.utils.training.start import open_run
 from tessera.utils.training.validation import Validation
@@ -70,7 +70,7 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    asked: TrainConfig,
+    flags: TrainConfig,
     hyp: Hyp | None,
     world: World,
     resumed: ResumedRun | None = None,
@@ -80,7 +80,7 @@ def train(
     """Train, validate and save, epoch by epoch; return the result. Every rank calls this.
 
     Args:
-        asked, hyp, world: flags, hyperparameters (None = chosen by model, start and length), and ranks.
+        flags, hyp, world: flags, hyperparameters (None = chosen by model, start and length), and ranks.
         resumed, folder: the run to resume, and its directory, whose lock is held; None = a new run, a new directory.
         watch: observer of a search.
 
@@ -90,10 +90,10 @@ def train(
     """
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption("before the first step was done"))
-        stack.enter_context(world.accelerator.choosing_kernels(asked.deterministic))
-        init_seeds(asked.seed + 1 + world.rank)
+        stack.enter_context(world.accelerator.choosing_kernels(flags.deterministic))
+        init_seeds(flags.seed + 1 + world.rank)
 
-        run, data, state, criterion = open_run(asked, hyp, world, resumed, folder, stack)
+        run, data, state, criterion = open_run(flags, hyp, world, resumed, folder, stack)
         loader, val_loader = open_loaders(run, data, stack)
         if resumed:
             resumed.restore(state, run.config, data.images_per_epoch, data.train_hash, world)
@@ -166,24 +166,24 @@ def train(
 
 def start(given: Mapping[str, Any]) -> Ended:
     """Join the job and run what the flags name; every rank calls this."""
-    asked = TrainConfig(**given)
-    if asked.overlap != TrainConfig.overlap and not (asked.tile or asked.resume):
+    config = TrainConfig(**given)
+    if config.overlap != TrainConfig.overlap and not (config.tile or config.resume):
         raise ConfigError("--overlap without --tile has no effect. Give --tile, or omit --overlap.")
-    batch_size = 0 if asked.resume else asked.batch_size
-    call = repr(replace(asked, device="", local_rank=-1, workers=0))  # equal on every host
-    with open_world(asked.device, asked.local_rank, batch_size, call) as world, ExitStack() as stack:
+    batch_size = 0 if config.resume else config.batch_size
+    call = repr(replace(config, device="", local_rank=-1, workers=0))  # equal on every host
+    with open_world(config.device, config.local_rank, batch_size, call) as world, ExitStack() as stack:
         setup_logging(world.rank, world.size)
-        require_same_command(asked, world)
-        if asked.check_data:
-            return check_data(asked, world)
-        if ended := recall_end(world):
+        require_same_command(config, world)
+        if config.check_data:
+            return check_data(config, world)
+        if ended := recall_result(world):
             return ended
         ended = Ended()
-        if asked.evolve:
-            ended = (evolve(*start_of_search(asked, world), world, train) or ended).of_search()
+        if config.evolve:
+            ended = (evolve(*start_of_search(config, world), world, train) or ended).of_search()
         elif begun := start_of_run(given, world, stack):
             ended = train(begun.config, begun.hyp, world, begun.resumed, begun.folder)
-        remember_end(ended, world)
+        remember_result(ended, world)
         return ended
 
 
@@ -192,7 +192,7 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
     if config.hyp:
         return config, load_hyp(config.hyp)
     weights = world.from_main(lambda: read_weights(config, None))
-    data = read_data(config, world)
+    data = load_data(config, world)
     names, start = data.train.names, kind_of_start(config, data.train.names, weights)
     return with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
 
@@ -218,7 +218,7 @@ def check_data(config: TrainConfig, world: World) -> Ended:
             details={"checked": found},
         )
     if config.tile:
-        read_data(config, world)
+        load_data(config, world)
     return Ended(data=config.data, checked=found, exit_code=checked.exit_code)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that each released minor version has left in tests/released: which there are, and what they find."""
+"""Checkpoints of released minor versions in tests/released, and their detections and metrics."""
 
 from __future__ import annotations
 

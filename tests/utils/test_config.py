@@ -1,4 +1,4 @@
-"""Flags and hyperparameters: every way to give them, and what is refused."""
+"""Flags and hyperparameters: spellings, defaults, errors."""
 
 from __future__ import annotations
 

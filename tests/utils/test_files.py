@@ -1,4 +1,4 @@
-"""Paths as written, plain files, files that are whole or not there, their mode, and files that processes share."""
+"""File helpers: user paths, plain files, atomic writes, shared files."""
 
 from __future__ import annotations
 

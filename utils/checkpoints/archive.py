@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.utils.checkpoints.restricted_unpickler import Damaged, Machine, Storage
+from tessera.utils.checkpoints.restricted_unpickler import Damaged, RestrictedUnpickler, Storage
 from tessera.utils.errors import UserError
 from tessera.utils.text import first_line, first_of, shown
 
@@ -78,7 +78,7 @@ class _Archive:
         if order in self._archive.namelist() and self._archive.read(order) != b"little":
             raise Damaged("written on a big-endian machine")
         pickled = self._archive.read(f"{self._prefix}data.pkl")
-        return Machine(self._load, str(self._path)).run(pickled), len(pickled)
+        return RestrictedUnpickler(self._load, str(self._path)).run(pickled), len(pickled)
 
     def _check_members(self) -> None:
         """Refuse compressed members, and members that are together larger than the file."""

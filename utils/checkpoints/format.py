@@ -34,11 +34,11 @@ DESCRIPTION_KEYS = (
     *("config", "hyp", "model_yaml", "names", "stride", "imgsz", "anchors", "pixels", "dataset_hash"),
     *("version", "date", "tessera_version", "git"),
 )
-MEASURED_KEYS = ("metrics", "thresholds")  # of the weights in this file; None if they were not validated
-KEYS = STATE_KEYS + MEASURED_KEYS + DESCRIPTION_KEYS
-WEIGHTS_KEYS = ("ema", "epoch", *MEASURED_KEYS, *DESCRIPTION_KEYS)
-_RESUMED = set(KEYS) - set(WEIGHTS_KEYS)
-_ADDED = ("imgsz", "pixels", "tessera_version", *MEASURED_KEYS)  # None in files of versions that lack them
+METRIC_KEYS = ("metrics", "thresholds")  # of the weights in this file; None if they were not validated
+KEYS = STATE_KEYS + METRIC_KEYS + DESCRIPTION_KEYS
+WEIGHTS_KEYS = ("ema", "epoch", *METRIC_KEYS, *DESCRIPTION_KEYS)
+_STATE_ONLY_KEYS = set(KEYS) - set(WEIGHTS_KEYS)
+_OPTIONAL_KEYS = ("imgsz", "pixels", "tessera_version", *METRIC_KEYS)  # None in files of versions that lack them
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -145,13 +145,13 @@ def checked_checkpoint(path: Path, content: Any, most_parts: int) -> dict[str, A
             f"{path}: written by a later version of this program (format {version}; this one reads up to {FORMAT}). "
             "Update the program."
         )
-    expected = WEIGHTS_KEYS if content.keys().isdisjoint(_RESUMED) else KEYS
-    missing = [key for key in expected if key not in content and key not in _ADDED]
+    expected = WEIGHTS_KEYS if content.keys().isdisjoint(_STATE_ONLY_KEYS) else KEYS
+    missing = [key for key in expected if key not in content and key not in _OPTIONAL_KEYS]
     if missing or not isinstance(version, int):
         raise UserError(
             f"{path}: incomplete: missing {', '.join(missing) or 'a version number'}. Use another checkpoint."
         )
-    state = {**content, **{key: None for key in _ADDED if key not in content}}
+    state = {**content, **{key: None for key in _OPTIONAL_KEYS if key not in content}}
     try:
         check_values(state, most_parts)
     except Damaged as error:

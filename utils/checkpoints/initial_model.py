@@ -59,7 +59,7 @@ def _layers_of(described: str | Mapping[str, Any]) -> tuple[Any, ...]:
     return spec.width, *rows
 
 
-def described_model(
+def model_source(
     config: TrainConfig, weights: Weights | None = None, resumed: ResumedRun | None = None
 ) -> str | Mapping[str, Any]:
     """Return the model's YAML name or content: the resumed run's, `--cfg`, or the weights'."""
@@ -70,7 +70,7 @@ def described_model(
 
 def head_class(config: TrainConfig, names: Sequence[str], weights: Weights | None = None) -> type[Head]:
     """Return the head's class of a fresh run's model before it is built."""
-    return read_model(described_model(config, weights), {"nc": len(names)}).head
+    return read_model(model_source(config, weights), {"nc": len(names)}).head
 
 
 def build_model(
@@ -88,18 +88,18 @@ def build_model(
     """
     with torch.random.fork_rng(devices=[]):  # the same on every rank
         torch.default_generator.manual_seed(config.seed)
-        described = described_model(config, weights, resumed)
+        described = model_source(config, weights, resumed)
         model = DetectionModel(described, names=names, anchors=round(hyp.anchors) or None)
     if weights is not None:
         # A YAML given as --cfg has its own values, such as anchors.
-        kept = [rf"\.{name}$" for name in model.head.yaml_tensors] if config.cfg else []
-        own, offered = model.state_dict(), for_classes_of(model, weights)
+        yaml_values = [rf"\.{name}$" for name in model.head.yaml_tensors] if config.cfg else []
+        own, offered = model.state_dict(), match_class_layers(model, weights)
         fitting, rest = intersect_weights(
-            own, offered.whole, source=config.weights, exclude=kept, partial=offered.partial.keys()
+            own, offered.whole, source=config.weights, exclude=yaml_values, partial=offered.partial.keys()
         )
         model.load_state_dict({**fitting, **offered.partial}, strict=False)
         log.info(f"Loaded {len(fitting)} of {len(own)} tensors from {weights.source}{offered.report}{rest}")
-    layers, asked = len(model.model), f"--freeze {' '.join(map(str, config.freeze))}"
+    layers, flag = len(model.model), f"--freeze {' '.join(map(str, config.freeze))}"
     frozen = config.frozen_layers if max(config.frozen_layers, default=0) < layers else range(layers)
     for name, parameter in model.layer_parameters(frozen):
         parameter.requires_grad_(False)
@@ -107,17 +107,17 @@ def build_model(
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not trained:
         raise ConfigError(
-            f"{asked}: nothing left to train in {model.name}, which has {counted(layers, 'layer')}, 0 to {layers - 1}. "
+            f"{flag}: nothing left to train in {model.name}, which has {counted(layers, 'layer')}, 0 to {layers - 1}. "
             f"Freeze fewer: --freeze {layers - 1} trains the head alone."
         )
     if frozen:
-        log.info(f"{asked}: training {trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters.")
+        log.info(f"{flag}: training {trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters.")
         if weights is None and not resumed:
-            log.warning(f"{asked} without --weights: the frozen layers keep their random initial values.")
+            log.warning(f"{flag} without --weights: the frozen layers keep their random initial values.")
     return model
 
 
-class _Offered(NamedTuple):
+class _MatchedWeights(NamedTuple):
     """Weights with the class layers in the order of a model's classes."""
 
     whole: dict[str, Tensor]  # complete tensors
@@ -125,23 +125,23 @@ class _Offered(NamedTuple):
     report: str  # known classes, for the log; "" if the class layers do not fit
 
 
-def for_classes_of(model: DetectionModel, weights: Weights) -> _Offered:
+def match_class_layers(model: DetectionModel, weights: Weights) -> _MatchedWeights:
     """Return weights with the class layers in the order of a model's classes, matched by name."""
     prefix, known = f"model.{len(model.model) - 1}.", match_classes(weights.names, model.names)
     of_head = {name.removeprefix(prefix): t for name, t in weights.state_dict.items() if name.startswith(prefix)}
     made = model.head.class_tensors(of_head, len(weights.names), known)
     layers = {prefix + name: tensor for name, tensor in made.items()}
     if not layers:
-        return _Offered(weights.state_dict, {}, "")
+        return _MatchedWeights(weights.state_dict, {}, "")
     names = [name for name, number in zip(model.names, known, strict=True) if number >= 0]
     by_number = names and (names_say_nothing(weights.names) or names_say_nothing(model.names))
     by = "number" if by_number else "name"
     listed = f" ({printable(first_of(names, 5))})" if names and by == "name" else ""
     report = f"; class layer: {len(names)} of {model.nc} classes known by {by}{listed}"
     if len(names) == model.nc:
-        return _Offered({**weights.state_dict, **layers}, {}, report)
+        return _MatchedWeights({**weights.state_dict, **layers}, {}, report)
     whole = {name: tensor for name, tensor in weights.state_dict.items() if name not in layers}
-    return _Offered(whole, layers, f"{report}, {model.nc - len(names)} reinitialised")
+    return _MatchedWeights(whole, layers, f"{report}, {model.nc - len(names)} reinitialised")
 
 
 def fix_norms(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Weights | None) -> Hyp:
@@ -152,14 +152,14 @@ def fix_norms(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Wei
     """
     layers = min(round(hyp.fixed_norms), len(model.model)) if config.weights else 0
     if weights is not None:
-        fits = {name: t.shape for name, t in for_classes_of(model, weights).whole.items()}
-        anew = (
+        fits = {name: t.shape for name, t in match_class_layers(model, weights).whole.items()}
+        reinitialised = (
             index
             for index, layer in enumerate(model.model)
             for name, t in layer.state_dict(prefix=f"model.{index}.").items()
             if fits.get(name) != t.shape
         )
-        layers = min(layers, next(anew, layers))
+        layers = min(layers, next(reinitialised, layers))
     model.fix_statistics(layers)
     if any(index >= layers for index in config.frozen_layers):
         log.info("The frozen normalisation layers still update their statistics.")

@@ -45,7 +45,7 @@ def describe_run(
 
 
 def describe_metrics(metrics: Metrics | None) -> dict[str, Any]:
-    """Return the values of `MEASURED_KEYS`: metrics and the confidences with the best F1; None if not validated."""
+    """Return the values of `METRIC_KEYS`: metrics and the confidences with the best F1; None if not validated."""
     if metrics is None:
         return {"metrics": None, "thresholds": None}
     names = ("precision", "recall", "map50", "map", "fitness", "images", "objects")

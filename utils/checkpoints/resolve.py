@@ -119,6 +119,6 @@ def _checked_digest(known: PublishedWeights, part: Path, cached: Path) -> str:
     expected = f"SHA-256 {known.sha256}" if known.sha256 else f"a checkpoint{about}"
     raise UserError(
         f"Cannot use {one_line(known.url, 200)}: the server sent {size:,} bytes that begin with {begins}, SHA-256 "
-        f"{digest}, expected {expected}. Nothing was saved. Open the address in a browser, put the "
+        f"{digest}, expected {expected}. Nothing was saved. Check the address in a browser; put the "
         f"published file at {shown(cached)}, or give a local file as --weights."
     )

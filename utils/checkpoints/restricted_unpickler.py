@@ -1,8 +1,8 @@
 """Unpickler without calls, for untrusted files.
 
 It interprets the opcodes of a pickle without importing or calling anything. A global becomes an inert token. A call of
-it becomes an inert `Record`. Only tensors become real, as checked slices of storages. A global outside a short list is
-refused by name.
+it becomes an inert `InertObject`. Only tensors become real, as checked slices of storages. A global outside a short
+list is refused by name.
 
 `pickle.Unpickler` with a restricted `find_class` and `torch.load(weights_only=True)` are no alternative: both hash a
 dict's key unchecked, and 200,000 nested tuples as a key overflow the C stack and kill the process. The memo of the
@@ -81,7 +81,7 @@ class Global:
 
 
 @dataclass(eq=False)
-class Record:
+class InertObject:
     """Inert stand-in for an object of class `name` or a result of function `name`: its arguments and state."""
 
     name: str
@@ -102,7 +102,7 @@ class Damaged(Exception):
     """A file that breaks a rule of its format; the text says which."""
 
 
-class Machine:
+class RestrictedUnpickler:
     """Interpreter of pickle opcodes; its results are plain values, tensors, records and globals.
 
     `load` returns all elements of a storage, (numel,); `source` names the file in errors.
@@ -194,7 +194,7 @@ class Machine:
                 stack.append(self._make(target, args))
             case "BUILD":
                 state, built = stack.pop(), stack[-1]
-                if isinstance(built, Record):
+                if isinstance(built, InertObject):
                     built.state = state
                 elif not isinstance(built, dict):  # attributes of an ordered dict are ignored
                     raise ValueError(f"at byte {position}, state for a {type(built).__name__}")
@@ -237,7 +237,7 @@ class Machine:
             return {}
         if target.name in _SETS:
             return set(map(_key, _items(args[0]))) if args else set()
-        return Record(target.name, args)
+        return InertObject(target.name, args)
 
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
         """Return a view of a storage; raise an error for elements outside it, or repeated ones."""

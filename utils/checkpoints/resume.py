@@ -102,22 +102,24 @@ def run_of_checkpoint(
     config = dataclasses.replace(before, **{**now, "resume": str(path)})
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:
         config = dataclasses.replace(config, batch_size=before.batch_size)
-    kept = Hyp.from_dict(checkpoint["hyp"], str(path))
+    saved_hyp = Hyp.from_dict(checkpoint["hyp"], str(path))
     # fixed_norms was determined with the initial weights.
-    hyp = dataclasses.replace(load_hyp(config.hyp), fixed_norms=kept.fixed_norms) if given.get("hyp") else kept
-    if differing := [*others, *_differences(before, kept, config, hyp)]:
+    hyp = (
+        dataclasses.replace(load_hyp(config.hyp), fixed_norms=saved_hyp.fixed_norms) if given.get("hyp") else saved_hyp
+    )
+    if differing := [*others, *_differences(before, saved_hyp, config, hyp)]:
         flags = ", ".join(dict.fromkeys(difference.now for difference in differing))
         has = ", ".join(difference.was + f" ({difference.why})" * bool(difference.why) for difference in differing)
-        asked, remedy = "--resume", f"Omit {flags}, or start a new run from the checkpoint with --weights."
+        resume_flag, remedy = "--resume", f"Omit {flags}, or start a new run from the checkpoint with --weights."
         if given.get("resume") == "auto":
-            asked, remedy = "--resume auto", "Give another --name for a new run, or the flags of this one."
-        raise ConfigError(f"{flags} with {asked}: the run of {path} has {has}. {remedy}")
+            resume_flag, remedy = "--resume auto", "Give another --name for a new run, or the flags of this one."
+        raise ConfigError(f"{flags} with {resume_flag}: the run of {path} has {has}. {remedy}")
     return config, hyp, ResumedRun(path.parent.parent, checkpoint)
 
 
-def _differences(before: TrainConfig, kept: Hyp, config: TrainConfig, hyp: Hyp) -> Iterator[Difference]:
+def _differences(before: TrainConfig, saved_hyp: Hyp, config: TrainConfig, hyp: Hyp) -> Iterator[Difference]:
     """Yield the flags and hyperparameters that differ from those of the run and cannot change."""
-    had, has = before.optimizer or kept.optimizer, config.optimizer or hyp.optimizer
+    had, has = before.optimizer or saved_hyp.optimizer, config.optimizer or hyp.optimizer
     by_hyp = f"--hyp {shown(config.hyp)}"
     if (had == "SGD") != (has == "SGD"):  # Adam and AdamW have equal states
         now = f"--optimizer {config.optimizer}" if config.optimizer else by_hyp
@@ -132,9 +134,9 @@ def _differences(before: TrainConfig, kept: Hyp, config: TrainConfig, hyp: Hyp) 
     ):
         if in_words(config) != in_words(before):
             yield Difference(in_words(config), in_words(before), why)
-    if config.weights and (hyp.layer_decay == 1) != (kept.layer_decay == 1):
+    if config.weights and (hyp.layer_decay == 1) != (saved_hyp.layer_decay == 1):
         why = f"with {hyp.layer_decay:g} the optimizer would have other parameter groups"
-        yield Difference(by_hyp, f"layer_decay {kept.layer_decay:g}", why)
+        yield Difference(by_hyp, f"layer_decay {saved_hyp.layer_decay:g}", why)
 
 
 def saved_config(checkpoint: Mapping[str, Any], path: Path) -> TrainConfig:

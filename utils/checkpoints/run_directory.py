@@ -112,8 +112,8 @@ def newest_last_checkpoint(project: str | Path) -> Path:
 
 def write_flags(path: Path, config: TrainConfig) -> None:
     """Write a run's flags as YAML, below a comment with the program's version."""
-    said = {**written_by(), "torch": torch.__version__}
-    write_yaml(path, config.as_dict(), ", ".join(f"{name} {value}" for name, value in said.items() if value))
+    program = {**written_by(), "torch": torch.__version__}
+    write_yaml(path, config.as_dict(), ", ".join(f"{name} {value}" for name, value in program.items() if value))
 
 
 def write_yaml(path: Path, values: Mapping[str, Any], comment: str = "") -> None:

@@ -133,16 +133,16 @@ class Saver:
         """
         config = self._context.config
         done = stop or epoch + 1 == config.epochs
-        asked = any(self._context.world.all_gather(self._interruption.requested)) and not done
-        if config.nosave and not (asked or done):
+        interrupted = any(self._context.world.all_gather(self._interruption.requested)) and not done
+        if config.nosave and not (interrupted or done):
             return
         if is_best:
             self.best = self.folder / "best.pt"
-        ends = asked or done
+        ends = interrupted or done
         whole = [f"epoch{epoch}.pt"] * due(epoch + 1, config.save_period) + ["last.pt"] * (ends or metrics is None)
         if whole or is_best:
             self._save(whole, metrics, is_best=is_best, wait=ends)
-        if asked:
+        if interrupted:
             self._interrupt(f"the end of epoch {epoch}")
 
     def _save(self, whole: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:

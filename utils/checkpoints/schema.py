@@ -186,7 +186,7 @@ def check_parts(value: Any, most: int) -> None:
                     raise Damaged("it has a key that is neither text nor a number")
                 below += part.values() if isinstance(part, dict) else part
             elif not (_is_plain(part) or type(part) is int or isinstance(part, Tensor)):
-                raise Damaged(f"it holds a {type(part).__name__}, which no checkpoint has")
+                raise Damaged(f"it holds a value of type {type(part).__name__}, which no checkpoint has")
         level = below
     if level:
         raise Damaged(f"its values are nested more than {_DEEPEST} deep")

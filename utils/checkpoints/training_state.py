@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.utils.checkpoints.transfer import differences
+from tessera.utils.checkpoints.transfer import tensor_differences
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
@@ -49,7 +49,7 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
         UserError: weights, optimizer state, losses or generator states do not fit.
     """
     for name, module in (("model", state.model), ("ema", state.ema.model)):
-        different = differences(module.state_dict(), saved[name])
+        different = tensor_differences(module.state_dict(), saved[name])
         if different:
             raise UserError(
                 f"The checkpoint does not fit the model ({name}: {different}). Resume with the architecture and the "
@@ -94,21 +94,21 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
         ) from error
     for group, values in zip(optimizer.param_groups, own, strict=True):
         group.update(values)
-    for parameter, kept in optimizer.state.items():
-        for name, value in kept.items():
+    for parameter, slots in optimizer.state.items():
+        for name, value in slots.items():
             # Fused kernels expect moments in the memory layout of their parameter.
             if isinstance(value, Tensor) and value.ndim and value.stride() != parameter.stride():
-                kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                slots[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _check_moments(optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError for moments of another kind or shape, which torch accepts and then fails in the first step."""
     adam = "betas" in optimizer.param_groups[0]
     wanted = {"exp_avg", "exp_avg_sq"} if adam else {"momentum_buffer"}
-    for parameter, kept in optimizer.state.items():
-        moments = {name: value for name, value in kept.items() if name != "step" and value is not None}
-        if not isinstance(parameter, Tensor) or not moments.keys() <= wanted or adam != ("step" in kept):
-            raise ValueError(f"it has {', '.join(map(shown, kept))}")
+    for parameter, slots in optimizer.state.items():
+        moments = {name: value for name, value in slots.items() if name != "step" and value is not None}
+        if not isinstance(parameter, Tensor) or not moments.keys() <= wanted or adam != ("step" in slots):
+            raise ValueError(f"it has {', '.join(map(shown, slots))}")
         if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
             raise ValueError("its moments have other shapes than the parameters")
 

@@ -13,9 +13,9 @@ from tessera.utils.text import first_of, one_line
 
 log = logging.getLogger(__name__)
 
-_OTHER = "for the weights are of another architecture"
-_LEAST_SHARE = 0.05  # fraction of a model's weights; what fits by chance is less
-_ORDINARY_SHARE = 0.5
+_OTHER = "another architecture"
+_LEAST_FRACTION = 0.05  # fraction of a model's weights; what fits by chance is less
+_USUAL_FRACTION = 0.5
 
 
 def intersect_weights(
@@ -44,29 +44,30 @@ def intersect_weights(
         for state in (model_state, checkpoint_state)
     )
     fitting = {k: t for k, t in offered.items() if k in own and t.shape == own[k].shape}
-    different = differences(own, offered)
-    share, why = share_of_layers(own, fitting), _why_not_all(own, offered)
+    different = tensor_differences(own, offered)
+    fraction, why = fitting_fraction(own, fitting), _why_not_all(own, offered)
     other = why == _OTHER
-    if share == 0 or (other and share < _LEAST_SHARE):
-        among = f"{share:.1%} of the layers' weights" if share else "no layer's weights"
+    if fraction == 0 or (other and fraction < _LEAST_FRACTION):
+        among = f"{fraction:.1%} of the layers' weights" if fraction else "no layer's weights"
         raise UserError(
             f"{source}: the weights do not fit the architecture: {len(fitting)} of {len(model_state)} tensors fit, "
             f"with {among} ({different}). Give the --cfg that belongs to the weights, or no --cfg."
         )
-    if other and share < _ORDINARY_SHARE:
+    if other and fraction < _USUAL_FRACTION:
         log.warning(
-            f"{source}: only {share:.0%} of the model's layers start from these weights, which are of another "
+            f"{source}: only {fraction:.0%} of the model's layers start from these weights, which are of another "
             "architecture. If that is not intended, give the --cfg that belongs to them, or no --cfg."
         )
     report = ""
     if excluded := len(model_state) - len(own) - len(partial):
         report += f"; {excluded} excluded"
     if different:
-        report += f"; the rest is reinitialised, {why}: {different}"
+        lacking = len(own) - len(fitting)
+        report += f"; {f'reinitialised {lacking}' if lacking else 'others unused'} ({why}): {different}"
     return fitting, report
 
 
-def share_of_layers(model_state: Mapping[str, Tensor], fitting: Iterable[str]) -> float:
+def fitting_fraction(model_state: Mapping[str, Tensor], fitting: Iterable[str]) -> float:
     """Return the fraction of a model's weights that the tensors named `fitting` hold, 0 to 1.
 
     Counters, norms and anchors are not counted: they have equal shapes in several sizes of a family.
@@ -82,7 +83,7 @@ def _why_not_all(own: Mapping[str, Tensor], offered: Mapping[str, Tensor]) -> st
     head = max((name for name in own if name.startswith("model.")), key=_layer, default="")
     if not head or any(_layer(name) not in (_layer(head), -1) for name in unfit):
         return _OTHER
-    return "as with other classes" if own.keys() == offered.keys() else "for the weights have another kind of head"
+    return "different classes" if own.keys() == offered.keys() else "another kind of head"
 
 
 def _layer(name: str) -> int:
@@ -91,7 +92,7 @@ def _layer(name: str) -> int:
     return int(found[1]) if found else -1
 
 
-def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], most: int = 4) -> str:
+def tensor_differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], most: int = 4) -> str:
     """Describe missing, reshaped and surplus tensors of a checkpoint; "" if there are none."""
     lines = [
         f"{name} is {tuple(tensor.shape)}, in the checkpoint {tuple(found[name].shape)}"

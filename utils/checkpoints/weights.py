@@ -15,7 +15,7 @@ from tessera.utils.checkpoints.foreign.read import import_foreign
 from tessera.utils.checkpoints.format import WEIGHTS_KEYS, checked_checkpoint, read_content
 from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.checkpoints.schema import check_detector, check_finite
-from tessera.utils.checkpoints.transfer import differences
+from tessera.utils.checkpoints.transfer import tensor_differences
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import called
@@ -147,7 +147,7 @@ def model_of_weights(weights: Weights, given: str) -> DetectionModel:
     """
     with explain_out_of_memory_of(given, Accelerator()):
         model = DetectionModel(weights.model_yaml, names=weights.names or None)
-    different = differences(model.state_dict(), weights.state_dict, most=2)
+    different = tensor_differences(model.state_dict(), weights.state_dict, most=2)
     if different:
         of_family = f" of {weights.family}" if weights.family else ""
         raise UserError(

@@ -47,24 +47,24 @@ class ModelEMA(Generic[M]):
         Args:
             model: the same module in every call; its state is finite.
             taken: whether the optimizer took its step; if not, the average stays. As a bool () tensor on the model's
-                device it needs no host synchronisation. The caller then calls `take_back` once it knows that a step was
-                skipped.
+                device it needs no host synchronisation. The caller then calls `undo_update` once it knows that a step
+                was skipped.
         """
         self.updates += 1
         if self._pairs is None:
             self._pairs = _pair_state(self.model, model)
-        averages, values, kept, copied = self._pairs
-        share = 1 - ema_decay(self.updates, self._share)
+        averages, values, others, copied = self._pairs
+        weight = 1 - ema_decay(self.updates, self._share)
         if isinstance(taken, Tensor):
             steps = torch._foreach_sub(values, averages)
-            torch._foreach_mul_(steps, taken * share)
+            torch._foreach_mul_(steps, taken * weight)
             torch._foreach_add_(averages, steps)
         else:
-            torch._foreach_lerp_(averages, values, share * taken)
-        if kept:
-            torch._foreach_copy_(kept, copied)
+            torch._foreach_lerp_(averages, values, weight * taken)
+        if others:
+            torch._foreach_copy_(others, copied)
 
-    def take_back(self) -> None:
+    def undo_update(self) -> None:
         """Undo the count of an update whose step was skipped."""
         self.updates -= 1
 

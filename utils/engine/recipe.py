@@ -26,11 +26,11 @@ LONG_RUN = 10_000  # batches; threshold of a long run
 UNKNOWN_BATCH = 64  # images a batch while AutoBatch has not chosen
 FEW_IMAGES = 200  # below this, a pretrained backbone was better in all experiments
 FEW_STEPS = 400  # optimizer steps; below this, a model from scratch has hardly learned anything
-FAR = 3  # ratio of learning rates; files for one kind of optimizer differ by less
-FOREIGN = 20  # ratio of box gains; only files for another kind of head differ by more
+RATE_RATIO = 3  # ratio of learning rates; files for one kind of optimizer differ by less
+GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head differ by more
 
 
-def recipe_of(head: type[Head], start: Start, batches: int) -> str:
+def recipe_file(head: type[Head], start: Start, batches: int) -> str:
     """Return the hyperparameter file for a head's models and a run of `batches` batches."""
     by_length = head.recipes.long if batches >= LONG_RUN else head.recipes.short
     return {"known": head.recipes.known, "body": head.recipes.body}.get(start, by_length)
@@ -40,13 +40,13 @@ def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int
     """Choose the hyperparameters of a run without `--hyp`; return its completed flags and the file's values."""
     batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
     batches = config.epochs * -(-images // batch_size)
-    file = recipe_of(head, start, batches)
+    file = recipe_file(head, start, batches)
     length = f", {'from' if batches >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
     log.info(f"--hyp {file}: {_STARTS[start]}{length if start in ('scratch', 'new') else ''}")
     return dataclasses.replace(config, hyp=file), load_hyp(file)
 
 
-def better_starts(config: TrainConfig, images: int) -> str:
+def pretrained_hint(config: TrainConfig, images: int) -> str:
     """Return a hint at pretrained weights for a run from scratch on few images; "" otherwise."""
     if config.weights or images >= FEW_IMAGES:
         return ""
@@ -59,12 +59,12 @@ def better_starts(config: TrainConfig, images: int) -> str:
 
 def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
     """Log a summary of the hyperparameters, and warn if they do not suit this run."""
-    log.info(recipe_in_words(run, schedule))
-    for warning in warnings(run, schedule, head):
+    log.info(recipe_summary(run, schedule))
+    for warning in recipe_warnings(run, schedule, head):
         log.warning(warning)
 
 
-def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
+def recipe_summary(run: RunContext, schedule: Schedule) -> str:
     """Return one line with the recipe file and its optimization in the numbers of this run."""
     hyp, batches, steps = run.hyp, schedule.iterations, schedule.steps()
     horizon = 1 / (1 - ema_decay(steps, hyp.ema_share))
@@ -88,24 +88,24 @@ def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
     )
 
 
-def warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
+def recipe_warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
     """Return warnings about the hyperparameters in this run, each with a remedy."""
     found: list[str] = []
-    own = recipe_of(type(head), run.start, schedule.iterations)
+    own = recipe_file(type(head), run.start, schedule.iterations)
     gain = load_hyp(own).box
-    if not gain / FOREIGN <= run.hyp.box <= gain * FOREIGN:
+    if not gain / GAIN_RATIO <= run.hyp.box <= gain * GAIN_RATIO:
         found.append(
             f"{one_line(run.config.hyp, 60)}: box gain {run.hyp.box:g}, expected about {gain:g} as in {own}. It may "
             "be for another kind of head. Omit --hyp, or give a file for this kind."
         )
-    found += _rate_of_another_optimizer(run, head)
+    found += _learning_rate_warnings(run, head)
     steps = schedule.steps()
     warming = min(schedule.warmup_iterations, schedule.iterations)
     few, mostly_warm = not run.config.weights and steps < FEW_STEPS, 2 * warming > schedule.iterations
     if not run.resumed and (few or mostly_warm):
         helps = ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
         if accumulation(run.hyp, run.batch_size) > 1:
-            short = recipe_of(type(head), run.start, 0)
+            short = recipe_file(type(head), run.start, 0)
             helps = [f"--hyp {short}, which makes a step of every batch (docs/recipes.md)", *helps]
         elif mostly_warm:
             helps += ["a lower warmup_epochs in --hyp"]
@@ -116,14 +116,14 @@ def warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
     return found
 
 
-def _rate_of_another_optimizer(run: RunContext, head: Head) -> list[str]:
+def _learning_rate_warnings(run: RunContext, head: Head) -> list[str]:
     """Warn if `--optimizer` is of another kind than the hyperparameters', and lr0 far from its usual rate."""
     is_sgd = run.optimizer == "SGD"  # Adam and AdamW have similar rates
     if (run.hyp.optimizer == "SGD") == is_sgd:
         return []
     recipes = ((file, load_hyp(file)) for file in head.recipes)
     file, other = next(((f, hyp) for f, hyp in recipes if (hyp.optimizer == "SGD") == is_sgd), ("", run.hyp))
-    if other.lr0 / FAR < run.hyp.lr0 < other.lr0 * FAR:
+    if other.lr0 / RATE_RATIO < run.hyp.lr0 < other.lr0 * RATE_RATIO:
         return []
     return [
         f"--optimizer {run.optimizer}: lr0 {run.hyp.lr0:g} of {one_line(run.config.hyp, 60)} is for "

@@ -130,7 +130,7 @@ class TrainStep:
     def _count(self, flags: StepFlags) -> StepFlags:
         self._state.progress.skip(flags.skipped)
         if flags.skipped:
-            self._state.ema.take_back()
+            self._state.ema.undo_update()
         return flags
 
     def _accumulate(self, batch: Batch, number: int, asked_to_stop: Callable[[], bool]) -> tuple[Tensor, Tensor]:
@@ -187,18 +187,18 @@ class RunningStatistics:
         self._live = [
             kind for kind in ([t for t in live if t.is_floating_point() == real] for real in (True, False)) if kind
         ]
-        self._kept: list[Tensor] = []
+        self._saved: list[Tensor] = []
 
     @torch.no_grad()
     def remember(self) -> None:
         """Copy the present values."""
-        self._kept = [_flat(live) for live in self._live]
+        self._saved = [_flat(live) for live in self._live]
 
     @torch.no_grad()
     def restore_unless(self, finite: Tensor) -> None:
         """Restore the copied values if `finite`, bool () on the device, is false."""
-        for live, kept in zip(self._live, self._kept, strict=True):
-            parts = torch.where(finite, _flat(live), kept).split([t.numel() for t in live])
+        for live, saved in zip(self._live, self._saved, strict=True):
+            parts = torch.where(finite, _flat(live), saved).split([t.numel() for t in live])
             torch._foreach_copy_(live, [part.view_as(t) for part, t in zip(parts, live, strict=True)])
 
 

@@ -49,7 +49,7 @@ class TrainingData:
         return self.train.images_per_epoch if isinstance(self.train, ViewIndex) else len(self.train)
 
 
-def read_data(config: TrainConfig, world: World) -> TrainingData:
+def load_data(config: TrainConfig, world: World) -> TrainingData:
     """Load and index the dataset of `--data`, once per node; every rank calls this.
 
     Raises:

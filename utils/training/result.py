@@ -54,19 +54,19 @@ class Ended:
         }
 
 
-def remember_end(ended: Ended, world: World) -> None:
+def remember_result(ended: Ended, world: World) -> None:
     """Store the result of this call with the launcher: a restarted call must not train again."""
     plain = {**vars(ended), "metrics": ended.metrics and vars(ended.metrics), "run": ended.run and str(ended.run)}
     world.remember("ended", json.dumps(plain, default=np.ndarray.tolist))
 
 
-def recall_end(world: World) -> Ended | None:
+def recall_result(world: World) -> Ended | None:
     """Return the result that this call had before the launcher restarted the ranks, or None. Every rank calls this."""
-    kept = world.recall("ended")
-    if kept is None:
+    stored = world.recall("ended")
+    if stored is None:
         return None
     log.info("Restarted by the launcher: this training had ended; returning its result.")
-    plain = json.loads(kept)
+    plain = json.loads(stored)
     run = plain["run"] and Path(plain["run"])
     return Ended(**{**plain, "run": run, "metrics": plain["metrics"] and _metrics(plain["metrics"])})
 

@@ -29,7 +29,7 @@ AUTO, NEWEST = "auto", "newest"
 _NUMBERED = re.compile(r"epoch([0-9]{1,9})\.pt")
 
 
-class Resumable(NamedTuple):
+class ResumeCheckpoint(NamedTuple):
     """Checkpoint to resume from."""
 
     path: Path  # of last.pt or its replacement, on the host that has it
@@ -37,7 +37,7 @@ class Resumable(NamedTuple):
     others: Sequence[Difference] = ()  # given flags that name other files than the run's
 
 
-class Begun(NamedTuple):
+class TrainTarget(NamedTuple):
     """Arguments of `train`."""
 
     config: TrainConfig
@@ -46,7 +46,7 @@ class Begun(NamedTuple):
     folder: Path | None  # run directory, whose lock is held; None = to be created
 
 
-def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Begun | None:
+def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> TrainTarget | None:
     """Return a new run, the target of `--resume`, or the restarted run of this call; every rank calls this.
 
     None if the run of `--resume auto` is finished and evaluated. A checkpoint is read under the run's lock, as the
@@ -60,23 +60,23 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Be
         UserError: no such checkpoint, unknown saved flags, or another process writes there.
         ConfigError: a flag with which the run cannot be resumed.
     """
-    asked, earlier = TrainConfig(**given), world.recall("run")
+    flags, earlier = TrainConfig(**given), world.recall("run")
     folder = stack.enter_context(hold_run(Path(earlier), world)) if earlier else None
     # Without "saved", a checkpoint there is older than this call.
     found = _after_restart(folder, world) if folder and world.recall("saved") else None
     restarted = found is not None
-    auto = asked.resume == AUTO and not restarted
+    auto = flags.resume == AUTO and not restarted
     if auto:
         if "name" not in given:
             raise ConfigError("--resume auto without --name: give the --name of the run, which every start looks for.")
-        folder = folder or stack.enter_context(hold_run(first_run(asked), world))
-        found = _own_checkpoint(folder, given, asked, world)
-    elif found is None and asked.resume:
-        last = _given_checkpoint(given, asked.resume, world)
+        folder = folder or stack.enter_context(hold_run(first_run(flags), world))
+        found = _own_checkpoint(folder, given, flags, world)
+    elif found is None and flags.resume:
+        last = _given_checkpoint(given, flags.resume, world)
         if folder != last.parent.parent:
             instead = f"begin a new run from it with --weights {shown(last)}"
             folder = stack.enter_context(hold_run(last.parent.parent, world, instead=instead))
-        found = Resumable(last, world.from_main(lambda: load_checkpoint(last)))
+        found = ResumeCheckpoint(last, world.from_main(lambda: load_checkpoint(last)))
     if found is not None:
         config, hyp, resumed = run_of_checkpoint(
             given, found.path, found.checkpoint, world, restarted=restarted or auto, others=found.others
@@ -98,18 +98,18 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Be
                 return None
             log.info(f"--resume: {resumed.run} has finished its {counted(epochs, 'epoch')}; evaluating the best one.")
         check_batch_size(config.batch_size, world.size)
-        return Begun(config, hyp, resumed, folder)
+        return TrainTarget(config, hyp, resumed, folder)
     if auto:
-        check_batch_size(asked.batch_size, world.size)
-        asked = dataclasses.replace(asked, resume="", exist_ok=True)
+        check_batch_size(flags.batch_size, world.size)
+        flags = dataclasses.replace(flags, resume="", exist_ok=True)
     if earlier and folder:
-        asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
-    if asked.exist_ok and folder is None:  # waiting would end in overwriting the other run
-        folder = stack.enter_context(new_run(asked, world, waits=False))
-    return Begun(asked, load_hyp(asked.hyp) if asked.hyp else None, None, folder)
+        flags = dataclasses.replace(flags, project=str(folder.parent), name=folder.name, exist_ok=True)
+    if flags.exist_ok and folder is None:  # waiting would end in overwriting the other run
+        folder = stack.enter_context(new_run(flags, world, waits=False))
+    return TrainTarget(flags, load_hyp(flags.hyp) if flags.hyp else None, None, folder)
 
 
-def _after_restart(run: Path, world: World) -> Resumable | None:
+def _after_restart(run: Path, world: World) -> ResumeCheckpoint | None:
     """After a restart by the launcher, return the run's newest intact checkpoint; None if there is none.
 
     The rank that has it on its disk sends it to all, as rank 0 may be on another host than before.
@@ -128,17 +128,17 @@ def _after_restart(run: Path, world: World) -> Resumable | None:
     return found
 
 
-def _given_checkpoint(given: Mapping[str, Any], asked: str, world: World) -> Path:
+def _given_checkpoint(given: Mapping[str, Any], resume: str, world: World) -> Path:
     """Return the checkpoint that `--resume` names, on rank 0's host."""
     forbidden = " and ".join(f"--{flag}" for flag in ("weights", "cfg") if given.get(flag))
     if forbidden:
         raise ConfigError(
             f"{forbidden} with --resume: a resumed run keeps its model. Omit {forbidden}, or start a new run from the "
-            f"checkpoint: --weights {asked}."
+            f"checkpoint: --weights {resume}."
         )
 
     def find() -> Path:
-        path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if asked == NEWEST else Path(asked)
+        path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if resume == NEWEST else Path(resume)
         path = path.expanduser().absolute()
         path = path / "weights" / "last.pt" if path.is_dir() else path
         if path.parent.name != "weights" or not path.is_file():
@@ -150,25 +150,25 @@ def _given_checkpoint(given: Mapping[str, Any], asked: str, world: World) -> Pat
         return path
 
     found = world.from_main(find)
-    ignored = [flag for flag in ("project", "name") if flag in given and (flag, asked) != ("project", NEWEST)]
+    ignored = [flag for flag in ("project", "name") if flag in given and (flag, resume) != ("project", NEWEST)]
     if ignored:
         log.warning(f"--resume: the run stays in {found.parent.parent}; ignored: --{', --'.join(ignored)}.")
     return found
 
 
-def _own_checkpoint(run: Path, given: Mapping[str, Any], asked: TrainConfig, world: World) -> Resumable | None:
+def _own_checkpoint(run: Path, given: Mapping[str, Any], flags: TrainConfig, world: World) -> ResumeCheckpoint | None:
     """Return the newest intact checkpoint of the run of `--resume auto`; None if the run has yet to start.
 
     Rank 0 reads it and compares the files that its flags name: their paths may differ on other hosts.
     """
 
-    def read() -> Resumable | None:
+    def read() -> ResumeCheckpoint | None:
         found = _newest_intact(run, "--resume auto")
         if found is None:
             _require_run_directory(run)
             return None
         before = saved_config(found.checkpoint, found.path)
-        return found._replace(others=[*_other_files(given, asked, before)])
+        return found._replace(others=[*_other_files(given, flags, before)])
 
     found = world.from_main(read)
     if found is None:
@@ -176,19 +176,19 @@ def _own_checkpoint(run: Path, given: Mapping[str, Any], asked: TrainConfig, wor
     return found
 
 
-def _other_files(given: Mapping[str, Any], asked: TrainConfig, before: TrainConfig) -> list[Difference]:
+def _other_files(given: Mapping[str, Any], flags: TrainConfig, before: TrainConfig) -> list[Difference]:
     """Return the given flags that name another model, weights or dataset than those of the run."""
     found = []
     for flag in ("weights", "cfg", "data"):
-        now, was = getattr(asked, flag), getattr(before, flag)
+        now, was = getattr(flags, flag), getattr(before, flag)
         resolved = [name and user_path(name, f"--{flag}").resolve() for name in (now, was)]
         if flag in given and resolved[0] != resolved[1]:
             found.append(Difference(f"--{flag} {shown(now)}", f"--{flag} {shown(was)}", ""))
     return found
 
 
-def _newest_intact(run: Path, who: str) -> Resumable | None:
-    """Return last.pt, or else the newest intact epochN.pt, with a warning that begins with `who`.
+def _newest_intact(run: Path, prefix: str) -> ResumeCheckpoint | None:
+    """Return last.pt, or else the newest intact epochN.pt, with a warning that begins with `prefix`.
 
     None if the run has yet to start.
 
@@ -206,14 +206,14 @@ def _newest_intact(run: Path, who: str) -> Resumable | None:
             reasons.append(one_line(str(error), 300))
             continue
         if path != last:
-            log.warning(f"{who}: {' '.join(reasons) or f'{last} is missing.'} Continuing from {path}")
-        return Resumable(path, checkpoint)
+            log.warning(f"{prefix}: {' '.join(reasons) or f'{last} is missing.'} Continuing from {path}")
+        return ResumeCheckpoint(path, checkpoint)
     has_rows = table.is_file() and len(table.read_bytes().splitlines()) > 1
     if reasons or has_rows or _is_trained(best):
         why = " ".join(reasons[:2]) or "It has neither last.pt nor an epochN.pt."
         raise UserError(
-            f"{who}: the run in {run} has results but no checkpoint to resume from, and starting again would overwrite "
-            f"them. {why} Restore last.pt or an epochN.pt (best.pt has weights alone), or give another --name."
+            f"{prefix}: the run in {run} has results but no checkpoint to resume from, and starting again would "
+            f"overwrite them. {why} Restore last.pt or epochN.pt (best.pt has weights alone), or give another --name."
         )
     return None
 

@@ -29,7 +29,7 @@ from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.multi_scale import check_statistics, largest_size
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision, choose_precision
-from tessera.utils.engine.recipe import better_starts, with_recipe
+from tessera.utils.engine.recipe import pretrained_hint, with_recipe
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import explain_out_of_memory
@@ -39,7 +39,7 @@ from tessera.utils.report.trackers.loggers import check_trackers
 from tessera.utils.search.autobatch import Trial, auto_batch_size
 from tessera.utils.text import counted
 from tessera.utils.training.class_weights import class_weights
-from tessera.utils.training.data import TrainingData, box_sizes, read_data, warn_of_problems
+from tessera.utils.training.data import TrainingData, box_sizes, load_data, warn_of_problems
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ OUT_OF_MEMORY_REMEDIES = (
 
 
 def open_run(
-    asked: TrainConfig,
+    flags: TrainConfig,
     hyp: Hyp | None,
     world: World,
     resumed: ResumedRun | None,
@@ -63,30 +63,30 @@ def open_run(
     `resumed.restore` comes later.
 
     Args:
-        asked, hyp, world, resumed, folder: as of `train`.
+        flags, hyp, world, resumed, folder: as of `train`.
         stack: closes the run directory, and explains errors of exhausted memory.
 
     Raises:
         UserError: invalid flags, data, weights or directories, or not enough memory.
     """
     accelerator = world.accelerator
-    building = f"the model at {asked.imgsz} px, before its first batch"
+    building = f"the model at {flags.imgsz} px, before its first batch"
     with explain_out_of_memory(accelerator, building, OUT_OF_MEMORY_REMEDIES):
-        world.from_main(lambda: check_trackers(asked.logger_names))
+        world.from_main(lambda: check_trackers(flags.logger_names))
         # Check the flags before reading the dataset, which may take minutes.
-        folder = folder or stack.enter_context(new_run(asked, world))
-        weights = world.from_main(lambda: read_weights(asked, resumed))
-        data = read_data(asked, world)
-        warn_of_problems(asked.data, data.images, data.val)
+        folder = folder or stack.enter_context(new_run(flags, world))
+        weights = world.from_main(lambda: read_weights(flags, resumed))
+        data = load_data(flags, world)
+        warn_of_problems(flags.data, data.images, data.val)
         if resumed:
-            resumed.check_classes(data.train.names, asked)
+            resumed.check_classes(data.train.names, flags)
 
         world.set_activity("building the model")
-        config, names = asked, data.train.names
+        config, names = flags, data.train.names
         start = kind_of_start(config, names, weights)
         if hyp is None:
-            config, hyp = with_recipe(asked, head_class(asked, names, weights), start, data.images_per_epoch)
-        if not resumed and (offer := better_starts(asked, len(data.images))):
+            config, hyp = with_recipe(flags, head_class(flags, names, weights), start, data.images_per_epoch)
+        if not resumed and (offer := pretrained_hint(flags, len(data.images))):
             log.info(offer)
         config = config if resumed else with_frozen_layers(config, hyp)
         by_class = class_weights(hyp, data.images)

@@ -1,4 +1,4 @@
-"""A checkpoint's archive: no wrong bit of it is read, and nothing in it unfolds beyond the file."""
+"""Checkpoint archives: damaged bits are detected, and nothing unfolds beyond the file."""
 
 from __future__ import annotations
 

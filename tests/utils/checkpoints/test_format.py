@@ -1,4 +1,4 @@
-"""Checkpoint files: whole or not at all, plain, bit-equal; damaged and hostile ones refused."""
+"""Checkpoint files: atomic writes, bit-equal reads, errors for damaged and foreign files."""
 
 from __future__ import annotations
 
@@ -77,9 +77,9 @@ def forked(work: Callable[[], None]) -> int:
 def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
     state = full(make_state())
     for key, value, where in (
-        ("config", {"project": Path("x")}, "a PosixPath"),
-        ("hyp", {"lr0": np.float64(1)}, "a float64"),
-        ("names", [{1, 2}], "a set"),
+        ("config", {"project": Path("x")}, "of type PosixPath"),
+        ("hyp", {"lr0": np.float64(1)}, "of type float64"),
+        ("names", [{1, 2}], "of type set"),
         ("model_yaml", {(1, 2): 3}, "a key that is neither text"),
         ("epoch", -1, r"`epoch` \(int\) is not a whole number"),
     ):
@@ -175,7 +175,7 @@ def test_missing_files(tmp_path: Path) -> None:
     ],
     ids=["text", "empty", "bytes", "torn"],
 )
-def test_what_is_there_instead_of_weights_is_said_and_others_offered(
+def test_the_error_for_another_file_describes_it_and_names_other_checkpoints(
     tmp_path: Path, content: bytes, found: str
 ) -> None:
     path = tmp_path / "last.pt"

@@ -1,4 +1,4 @@
-"""The model of a run, known before it is made."""
+"""Initial model of a run: head, frozen layers, fixed statistics, kind of start."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_all_but_the_head_can_be_frozen(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_without_either_it_is_the_default_model() -> None:
-    assert initial_model.described_model(TrainConfig()) == initial_model.DEFAULT_MODEL
+    assert initial_model.model_source(TrainConfig()) == initial_model.DEFAULT_MODEL
     assert isinstance(DetectionModel(initial_model.DEFAULT_MODEL, nc=2).head, head_class(TrainConfig(), NAMES))
     (cfg,) = (f for f in dataclasses.fields(TrainConfig) if f.name == "cfg")
     assert f"else {initial_model.DEFAULT_MODEL})" in cfg.metadata["help"], "what --help says"

@@ -1,4 +1,4 @@
-"""What `--weights` means: paths, published names, downloads from a server that misbehaves on demand."""
+"""Resolution of `--weights`: paths, published names, downloads from a misbehaving server."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ YOLOV9 = "Published ones of YOLOv9: v9-t.pt, v9-s.pt, v9-m.pt, v9-c.pt."
         ("yolov8n.pt", ""),  # of a family that is not known here
     ],
 )
-def test_a_name_that_begins_like_a_family_gets_names_of_that_family_alone(
+def test_suggestions_are_of_the_same_family(
     typed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Resuming a run: which flags count, which data fits, what is restored."""
+"""Resuming a run: flags, class names, restored position."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ def test_flags_with_which_a_run_cannot_be_continued_are_named_together(
         ({"image_weights": True}, {"image_weights": True}, "image_weights", True),
     ],
 )
-def test_the_same_in_other_words_is_taken(
-    saved: dict[str, Any], given: dict[str, Any], name: str, value: object
-) -> None:
+def test_equivalent_flags_are_accepted(saved: dict[str, Any], given: dict[str, Any], name: str, value: object) -> None:
     config, hyp, _ = resumed(given, checkpoint(**saved))
     assert getattr(config, name) == value
     assert hyp.lr0 == (0.002 if "hyp" in given else 0.01)

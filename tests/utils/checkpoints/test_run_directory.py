@@ -1,4 +1,4 @@
-"""Laws of run directories."""
+"""Run directories: numbering, leftovers, the newest checkpoint, YAML files."""
 
 from __future__ import annotations
 

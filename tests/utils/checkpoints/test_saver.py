@@ -1,4 +1,4 @@
-"""Which checkpoints are written when, once and behind the training; a failure there reaches the run."""
+"""Schedule of checkpoint writes, and failures of a write."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_the_best_file_holds_weights_alone_with_what_was_measured(tmp_path: Path
         load_checkpoint(saver.folder / "best.pt")
 
 
-def test_an_epoch_costs_one_whole_file_which_lies_there_before_it_is_validated(tmp_path: Path, disk: SlowDisk) -> None:
+def test_an_epoch_writes_one_whole_file_before_it_is_validated(tmp_path: Path, disk: SlowDisk) -> None:
     disk.go.set()
     state = make_state()
     with open_saver(tmp_path, state) as saver:

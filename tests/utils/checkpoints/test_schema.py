@@ -1,4 +1,4 @@
-"""Values of another kind than a run writes are refused where a checkpoint is read, and named."""
+"""Validation of the values in a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that no detector has, in its weights or beside them, are one message of every command."""
+"""Impossible values in weights or their description: one message for every command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a run goes into a checkpoint and comes back bit for bit."""
+"""Training state: saved and restored bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's flags and hyperparameters say together."""
+"""RunContext: mosaic epochs from flags and hyperparameters."""
 
 from __future__ import annotations
 

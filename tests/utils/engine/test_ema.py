@@ -1,4 +1,4 @@
-"""The moving average, against the formula written out."""
+"""EMA, compared with its formula."""
 
 from __future__ import annotations
 

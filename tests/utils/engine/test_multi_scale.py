@@ -1,4 +1,4 @@
-"""Sizes of `--multi-scale`."""
+"""Batch sizes of `--multi-scale`."""
 
 from __future__ import annotations
 

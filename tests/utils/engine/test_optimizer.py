@@ -1,4 +1,4 @@
-"""Groups, decay and steps (SPEC: optimisation rules)."""
+"""Optimizer groups, learning rates and weight decay (SPEC: optimisation rules)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What --profile writes, and that nothing is measured without it."""
+"""Files of `--profile`; nothing is measured without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Progress counts the steps and losses of an epoch."""
+"""Progress of an epoch in batches of another size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One optimizer step: what a skipped one leaves behind. On a device with a queue: tests/gpu."""
+"""Optimizer step on a CPU: skipped steps and gradient clipping. With a queue: tests/gpu."""
 
 from __future__ import annotations
 

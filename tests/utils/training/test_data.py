@@ -1,4 +1,4 @@
-"""The data of a training: one that is not there, views, and sizes of boxes."""
+"""Data of a training: missing dataset, tiles, box sizes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.data.made_index import make_index
 @pytest.mark.parametrize("resume", ["", "runs/train/exp/weights/last.pt"])
 def test_a_moved_dataset(tmp_path: Path, resume: str) -> None:
     with pytest.raises(ConfigError, match="no such dataset YAML") as caught:
-        data.read_data(TrainConfig(data=str(tmp_path / "shape.yaml"), resume=resume), World())
+        data.load_data(TrainConfig(data=str(tmp_path / "shape.yaml"), resume=resume), World())
     assert "Did you mean" not in str(caught.value), "the repository's datasets are not meant by a path"
     assert ("If it was moved, give --data" in str(caught.value)) == bool(resume)
 

@@ -1,4 +1,4 @@
-"""`--resume auto`: one command begins a run, resumes it, and lets it be once it is done; and restarts."""
+"""`--resume auto` and restarts: start, resume and finish a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.run_lock import hold_run
 from tessera.utils.ranks.world import World
 from tessera.utils.report.run_recorder import Journal
-from tessera.utils.training.resume_target import Begun, start_of_run
+from tessera.utils.training.resume_target import TrainTarget, start_of_run
 from tests.data.feed.another_process import another_process
 from tests.system.tiny import make_data
 
@@ -35,7 +35,7 @@ def command(data: Path, project: Path, **flags: Any) -> dict[str, Any]:
     return {"data": str(data), "project": str(project), "name": "night", "resume": "auto", **fixed, **flags}
 
 
-def begin(given: dict[str, Any], world: World) -> Begun:
+def begin(given: dict[str, Any], world: World) -> TrainTarget:
     """What a training that is not done begins with."""
     with ExitStack() as stack:
         begun = start_of_run(given, world, stack)

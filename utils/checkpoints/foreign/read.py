@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.utils.checkpoints.foreign import yolov5, yolov9, yolox
-from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, find_table, loaded
+from tessera.utils.checkpoints.foreign.tensors import Imported, WrongTensors, checked_copy, find_table
 from tessera.utils.checkpoints.foreign.yolov5 import find_module
 from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.errors import UserError
@@ -34,8 +34,8 @@ def import_foreign(path: Path, content: Any) -> tuple[str, Imported] | None:
     for family, known in _FAMILIES.items():
         if (table := find_table(content, known.MARKER)) is not None:
             try:
-                imported = known.convert(loaded(table, limit))
-            except UnfitWeights as error:
+                imported = known.convert(checked_copy(table, limit))
+            except WrongTensors as error:
                 raise _cannot(path, family, str(error)) from error
             if imported.model_yaml["nc"] == len(COCO_NAMES):
                 log.info(f"{path.name}: no class names in this {family} file; its 80 classes are assumed to be COCO's.")
@@ -44,7 +44,7 @@ def import_foreign(path: Path, content: Any) -> tuple[str, Imported] | None:
     if (module := find_module(content)) is not None:
         try:
             imported = yolov5.convert(module, limit)
-        except UnfitWeights as error:
+        except WrongTensors as error:
             raise _cannot(path, "YOLOv5", str(error)) from error
         except Damaged as error:
             raise UserError(f"{path}: damaged: {error}. Use another file.") from error

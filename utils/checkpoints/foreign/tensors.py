@@ -28,7 +28,7 @@ class Imported:
     names: tuple[str, ...] = ()  # classes by index; () if the file has none
 
 
-class UnfitWeights(Exception):
+class WrongTensors(Exception):
     """Tensors of a known family that cannot be converted; the text says what was found and expected."""
 
 
@@ -53,7 +53,7 @@ def _tables(content: Any) -> Iterator[dict[Any, Any]]:
                 yield table
 
 
-def loaded(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
+def checked_copy(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
     """Copy tensors, floating ones as float32.
 
     Raises:
@@ -61,12 +61,12 @@ def loaded(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
             value.
     """
     if len(tensors) > _MOST:
-        raise UnfitWeights(f"it has {len(tensors):,} tensors, more than any model")
+        raise WrongTensors(f"it has {len(tensors):,} tensors, more than any model")
     if sum(tensor.numel() for tensor in tensors.values()) > limit:
-        raise UnfitWeights("its tensors share their storages")
+        raise WrongTensors("its tensors share their storages")
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() and not name.endswith(_COUNTER):
-            refuse_tensor(name, f"of {str(tensor.dtype).removeprefix('torch.')}", "floating point numbers")
+            reject_tensor(name, f"of {str(tensor.dtype).removeprefix('torch.')}", "floating point numbers")
     full = {
         name: (tensor.float() if tensor.is_floating_point() else tensor).clone().contiguous()
         for name, tensor in tensors.items()
@@ -74,20 +74,20 @@ def loaded(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
     try:
         check_finite(full)
     except Damaged as error:
-        raise UnfitWeights(str(error)) from error
+        raise WrongTensors(str(error)) from error
     for name, tensor in full.items():
         if name.endswith("running_var") and tensor.numel() and float(tensor.min()) < 0:
-            raise UnfitWeights(f"{shown(name)} has a variance below 0")
+            raise WrongTensors(f"{shown(name)} has a variance below 0")
     return full
 
 
 def shape_of(tensors: Mapping[str, Tensor], name: str, sides: int) -> tuple[int, ...]:
     """Return the shape of a tensor; UnfitWeights if it is missing, empty or has other than `sides` dimensions."""
     if name not in tensors:
-        raise UnfitWeights(f"it has no {name}")
+        raise WrongTensors(f"it has no {name}")
     shape = tuple(tensors[name].shape)
     if len(shape) != sides or 0 in shape:
-        refuse_tensor(name, shape, f"{sides} non-empty dimensions")
+        reject_tensor(name, shape, f"{sides} non-empty dimensions")
     return shape
 
 
@@ -98,8 +98,8 @@ def require_shape(tensors: Mapping[str, Tensor], name: str, expected: tuple[int,
     """
     found = shape_of(tensors, name, len(expected))
     if found != expected:
-        refuse_tensor(name, found, expected)
+        reject_tensor(name, found, expected)
 
 
-def refuse_tensor(name: str, found: object, expected: object) -> NoReturn:
-    raise UnfitWeights(f"{shown(name)} is {found}, expected {expected}")
+def reject_tensor(name: str, found: object, expected: object) -> NoReturn:
+    raise WrongTensors(f"{shown(name)} is {found}, expected {expected}")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, refuse_tensor, require_shape, shape_of
+from tessera.utils.checkpoints.foreign.tensors import Imported, WrongTensors, reject_tensor, require_shape, shape_of
 from tessera.utils.text import shown
 from tessera.utils.yaml_file import read_yaml
 
@@ -41,23 +41,23 @@ def convert(tensors: Mapping[str, Tensor]) -> Imported:
     for name, tensor in tensors.items():
         found = _NAME.fullmatch(name)
         if found is None:
-            raise UnfitWeights(f"{shown(name)} has no place in YOLOv9 {EXPECTED_SIZES}")
+            raise WrongTensors(f"{shown(name)} has no place in YOLOv9 {EXPECTED_SIZES}")
         index, rest = int(found[1]), found[2]
         if index == _HEAD and _BINS.fullmatch(rest):
             # The bins' distances are no parameters here.
             if not torch.equal(tensor.flatten(), torch.arange(tensor.numel(), dtype=tensor.dtype)):
-                raise UnfitWeights(f"{name} is not 0, 1, 2 …, as in YOLOv9")
+                raise WrongTensors(f"{name} is not 0, 1, 2 …, as in YOLOv9")
         elif index <= _HEAD:
             state[f"model.{index}.{_renamed(index, rest)}"] = tensor
     stem, simple = shape_of(tensors, "0.conv.weight", 4)[0], "2.conv2.conv.weight" in tensors
     size = _SIZES.get((stem, simple))
     if size is None:
-        refuse_tensor("0.conv.weight", f"of {stem} channels", "16 (YOLOv9-t), 32 (s, m) or 64 (c)")
+        reject_tensor("0.conv.weight", f"of {stem} channels", "16 (YOLOv9-t), 32 (s, m) or 64 (c)")
     width, classes, boxes = (shape_of(tensors, name, 4)[0] for name in (MARKER, _CLASSES, _BOXES))
     require_shape(tensors, "22.heads.0.class_conv.1.conv.weight", (width, width, 3, 3))
     require_shape(tensors, _CLASSES, (classes, width, 1, 1))
     if boxes % 4 or boxes > _MOST_SIDES:
-        refuse_tensor(_BOXES, f"of {boxes} channels", f"4 to {_MOST_SIDES}, a multiple of 4")
+        reject_tensor(_BOXES, f"of {boxes} channels", f"4 to {_MOST_SIDES}, a multiple of 4")
     described = dict(read_yaml(MODELS_DIR / f"yolov9-{size}.yaml", "a model").values)
     *rows, (sources, repeats, module, _) = described["head"]
     head = [sources, repeats, module, ["nc", width, boxes // 4]]
@@ -69,7 +69,7 @@ def _renamed(index: int, name: str) -> str:
     if index == _HEAD:
         found = _HEAD_NAME.fullmatch(name)
         if found is None:
-            raise UnfitWeights(f"{shown(f'{index}.{name}')} has no place in YOLOv9's head")
+            raise WrongTensors(f"{shown(f'{index}.{name}')} has no place in YOLOv9's head")
         return f"one_to_many.{_BRANCHES[found[2]]}.{found[1]}.{found[3]}"
     if index == _SPP:
         name = name.replace("conv5.", "cv2.", 1)

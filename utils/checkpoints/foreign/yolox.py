@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, refuse_tensor, require_shape, shape_of
+from tessera.utils.checkpoints.foreign.tensors import Imported, WrongTensors, reject_tensor, require_shape, shape_of
 from tessera.utils.text import first_of, shown
 from tessera.utils.yaml_file import read_yaml
 
@@ -64,13 +64,13 @@ def convert(tensors: Mapping[str, Tensor]) -> Imported:
         UnfitWeights: a tensor has no counterpart.
     """
     if odd := next((name for name in tensors if ".dconv." in name), None):
-        raise UnfitWeights(
+        raise WrongTensors(
             f"it has depth-wise convolutions ({shown(odd)}), as yolox_nano has, expected {EXPECTED_SIZES}"
         )
     state = {_renamed(name): tensor for name, tensor in tensors.items()}
     first = shape_of(tensors, MARKER, 4)
     if first[1] != 3 * _PIXELS:
-        refuse_tensor(MARKER, first, f"{3 * _PIXELS} input channels, for RGB")
+        reject_tensor(MARKER, first, f"{3 * _PIXELS} input channels, for RGB")
     stem = "model.0.conv.conv.weight"
     state[stem] = state[stem].unflatten(1, (_PIXELS, 3)).flip(2).flatten(1, 2) * _LEVELS
     channels, bottlenecks = first[0], _bottlenecks(tensors)
@@ -90,7 +90,7 @@ def _renamed(name: str) -> str:
         return re.sub(r"\bconv([1-3])\b", r"cv\1", f"model.{_LAYERS[found[1]]}.{found[2]}")
     if found := _HEAD_NAME.fullmatch(name):
         return f"{_HEAD}.{_BRANCHES[found[1]].format(level=found[2])}.{found[3]}"
-    raise UnfitWeights(f"{shown(name)} has no place in YOLOX {EXPECTED_SIZES}")
+    raise WrongTensors(f"{shown(name)} has no place in YOLOX {EXPECTED_SIZES}")
 
 
 def _bottlenecks(tensors: Mapping[str, Tensor]) -> int:
@@ -98,7 +98,7 @@ def _bottlenecks(tensors: Mapping[str, Tensor]) -> int:
     found = {int(m[1]) for name in tensors if (m := re.match(r"backbone\.backbone\.dark2\.1\.m\.(\d{1,3})\.", name))}
     if found != set(range(len(found))) or not 0 < len(found) <= _MOST_REPEATS:
         listed = first_of([str(index) for index in sorted(found)], 8)
-        raise UnfitWeights(
+        raise WrongTensors(
             f"its first stage has the bottlenecks {listed or 'none'}, expected 0 to at most {_MOST_REPEATS - 1}"
         )
     return len(found)

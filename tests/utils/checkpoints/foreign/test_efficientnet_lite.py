@@ -1,4 +1,4 @@
-"""ImageNet's weights of the tessera-lite bodies: the network that they were trained for, and what is refused."""
+"""ImageNet weights of the tessera-lite backbones: equal to the original network, errors."""
 
 from __future__ import annotations
 

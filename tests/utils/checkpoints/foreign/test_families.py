@@ -1,4 +1,4 @@
-"""Files of YOLOX and YOLOv9 in every form that is published, and of other sizes and classes than those."""
+"""Files of YOLOX and YOLOv9 in every published form, and of other sizes and classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that a file of YOLOX or YOLOv9 does not have, or has otherwise: one message each."""
+"""Missing, surplus and impossible tensors in files of YOLOX and YOLOv9: one message each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weight files that are damaged, something else, or ask for something to be run: one message each; nothing is run."""
+"""Damaged, foreign and hostile weight files: one message each, and no code runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.checkpoints.restricted_unpickler import Damaged, Machine, Record
+from tessera.utils.checkpoints.restricted_unpickler import Damaged, InertObject, RestrictedUnpickler
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
 from tests.utils.checkpoints.foreign.made import STEM, Marking, Tensors, archive, refusal
@@ -139,8 +139,8 @@ def test_the_tests_marks_work(tmp_path: Path) -> None:
 def test_records_are_inert() -> None:
     """Calls of, and state for, permitted names are only written down."""
     pickled = b"cmodels.yolo\nModel\n(S'a'\ntR}S'k'\nI1\nsb."
-    record = Machine(None, "x.pt").run(pickled)  # type: ignore[arg-type]
-    assert isinstance(record, Record)
+    record = RestrictedUnpickler(None, "x.pt").run(pickled)  # type: ignore[arg-type]
+    assert isinstance(record, InertObject)
     assert (record.name, record.args, record.state) == ("models.yolo.Model", ("a",), {"k": 1})
 
 
@@ -264,7 +264,7 @@ def test_values_without_end(pickled: bytes, complaint: str, tmp_path: Path) -> N
 
 def test_a_memo_takes_no_more_memory_than_the_file() -> None:
     """In `pickle.Unpickler` the memo is an array, which this index would make 32 GiB long."""
-    assert Machine(None, "x.pt").run(b"\x80\x02Nr\xff\xff\xff\x7f.") is None  # type: ignore[arg-type]
+    assert RestrictedUnpickler(None, "x.pt").run(b"\x80\x02Nr\xff\xff\xff\x7f.") is None  # type: ignore[arg-type]
 
 
 @settings(max_examples=300, deadline=None)
@@ -272,4 +272,4 @@ def test_a_memo_takes_no_more_memory_than_the_file() -> None:
 def test_any_bytes_are_safe(pickled: bytes) -> None:
     """The machine ends, on any bytes, with a value or an error of its own."""
     with contextlib.suppress(UserError, Damaged):
-        Machine(None, "x.pt").run(pickled)  # type: ignore[arg-type]
+        RestrictedUnpickler(None, "x.pt").run(pickled)  # type: ignore[arg-type]
