@@ -184,7 +184,6 @@ def test_numbers_that_are_none(value: Any) -> None:
     ("values", "message"),
     [
         ({"epochs": 0}, "--epochs: found 0, allowed is at least 1"),
-        ({"epochs": 1.5}, "whole number"),
         ({"label_smoothing": float("nan")}, "a number"),
         ({"rect": "yes"}, "true or false"),
         ({"optimizer": "Lion"}, "--optimizer: found 'Lion', expected one of SGD, Adam, AdamW"),
@@ -198,7 +197,6 @@ def test_numbers_that_are_none(value: Any) -> None:
         ({"sampling": "balanced", "image_weights": True}, "--sampling balanced with --image-weights: .* Leave one of"),
         ({"data": "a\0b"}, r"--data: found 'a\\x00b', expected a path; none holds a NUL"),
         ({"optimizer": "S\x1b[31mGD"}, r"--optimizer: found 'S\\x1b\[31mGD'"),
-        ({"rect": "x" * 9999}, "--rect: found 'xxx"),
     ],
 )
 def test_refused_in_one_short_line(values: dict[str, Any], message: str) -> None:

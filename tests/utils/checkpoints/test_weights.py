@@ -46,21 +46,11 @@ OTHER = {f"x.{name}": tensor for name, tensor in OWN.items() if not name.startsw
 @pytest.mark.parametrize(
     ("offered", "fits", "why", "listed"),
     [
-        (
-            Net(nc=3).state_dict(),
-            8,
-            "reinitialised 2 (different classes)",
-            "model.2.weight is (2, 4, 1, 1), in the checkpoint (3, 4",
-        ),
+        (Net(nc=3).state_dict(), 8, "reinitialised 2 (different classes)", "model.2.weight is (2, 4, 1, 1), in the"),
         ({**BOX, "model.2.bias": torch.zeros(7)}, 8, "reinitialised 2 (another kind of head)", ""),
         ({**OWN, "model.1.weight": torch.zeros(5)}, 9, "reinitialised 1 (another architecture)", ""),
         ({**OWN, "model.3.weight": torch.zeros(5)}, 10, "others unused (another architecture)", ""),
-        (
-            {**OTHER, "model.0.weight": OWN["model.0.weight"]},
-            1,
-            "reinitialised 9 (another architecture)",
-            "; and 13 more",
-        ),
+        ({**OTHER, "model.0.weight": OWN["model.0.weight"]}, 1, "reinitialised 9 (another architecture)", "13 more"),
     ],
 )
 def test_why_weights_fit_in_part(offered: dict[str, torch.Tensor], fits: int, why: str, listed: str) -> None:
