@@ -83,7 +83,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """As `load_any_checkpoint`, but raise UserError for a file with weights alone, from which no run resumes."""
+    """Read a whole checkpoint; raise UserError for one with weights alone, from which no run resumes."""
     state = load_any_checkpoint(path)
     if "optimizer" not in state:
         last = path.with_name("last.pt")

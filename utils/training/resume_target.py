@@ -110,7 +110,7 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Tr
 
 
 def _after_restart(run: Path, world: World) -> ResumeCheckpoint | None:
-    """After a restart by the launcher, return the run's newest intact checkpoint; None if there is none.
+    """Return the run's newest intact checkpoint after a restart by the launcher; None if there is none.
 
     The rank that has it on its disk sends it to all, as rank 0 may be on another host than before.
 

@@ -57,7 +57,7 @@ def checked_copy(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]
     """Copy tensors, floating ones as float32.
 
     Raises:
-        UnfitWeights: there are too many, they overlap and exceed `limit` elements, or one has an unexpected type or
+        WrongTensors: there are too many, they overlap and exceed `limit` elements, or one has an unexpected type or
             value.
     """
     if len(tensors) > _MOST:
@@ -82,7 +82,7 @@ def checked_copy(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]
 
 
 def shape_of(tensors: Mapping[str, Tensor], name: str, sides: int) -> tuple[int, ...]:
-    """Return the shape of a tensor; UnfitWeights if it is missing, empty or has other than `sides` dimensions."""
+    """Return the shape of a tensor; WrongTensors if it is missing, empty or has other than `sides` dimensions."""
     if name not in tensors:
         raise WrongTensors(f"it has no {name}")
     shape = tuple(tensors[name].shape)
@@ -92,7 +92,7 @@ def shape_of(tensors: Mapping[str, Tensor], name: str, sides: int) -> tuple[int,
 
 
 def require_shape(tensors: Mapping[str, Tensor], name: str, expected: tuple[int, ...]) -> None:
-    """Raise UnfitWeights if a tensor has another shape.
+    """Raise WrongTensors if a tensor has another shape.
 
     Checked for the largest tensors, this bounds the memory of a model whose size one tensor claims.
     """

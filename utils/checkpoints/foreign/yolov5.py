@@ -24,7 +24,7 @@ def convert(module: InertObject, limit: int) -> Imported:
     """Return weights, architecture and class names of a module, whose tensors have at most `limit` elements together.
 
     Raises:
-        UnfitWeights: it lacks its architecture, or has an unexpected tensor.
+        WrongTensors: it lacks its architecture, or has an unexpected tensor.
         Damaged: an invalid part, or parts without end.
     """
     model_yaml = module.state.get("yaml")

@@ -35,7 +35,7 @@ def convert(tensors: Mapping[str, Tensor]) -> Imported:
     """Return the weights under this program's names, without the auxiliary branch.
 
     Raises:
-        UnfitWeights: a tensor has no counterpart.
+        WrongTensors: a tensor has no counterpart.
     """
     state = {}
     for name, tensor in tensors.items():

@@ -61,7 +61,7 @@ def convert(tensors: Mapping[str, Tensor]) -> Imported:
     """Return the weights under this program's names and for its images.
 
     Raises:
-        UnfitWeights: a tensor has no counterpart.
+        WrongTensors: a tensor has no counterpart.
     """
     if odd := next((name for name in tensors if ".dconv." in name), None):
         raise WrongTensors(
