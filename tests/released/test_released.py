@@ -28,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_squares(tmp_path_factory.mktemp("squares"))
 
 
-def test_this_minor_version_is_kept() -> None:
+def test_this_minor_version_has_checkpoints() -> None:
     assert {path.name for path in KEPT if path.parents[1].name == minor_version()} == {"last.pt", "best.pt"}, (
         "uv run python -m tests.released"
     )

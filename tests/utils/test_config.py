@@ -63,7 +63,7 @@ IDLE = {
 
 
 @pytest.mark.parametrize("options", IDLE, ids=lambda options: options.program)
-def test_flags_of_yolov5_without_effect_are_one_line(options: type[TrainConfig] | type[ValConfig]) -> None:
+def test_yolov5_flags_without_effect_warn_in_one_line(options: type[TrainConfig] | type[ValConfig]) -> None:
     argv = IDLE[options].split()
     flags = [word.partition("=")[0].replace("_", "-") for word in argv[:-1] if word.startswith("--")]
     assert options.warning(argv) == f"{' '.join(flags)}: known from YOLOv5, without effect here."
@@ -164,7 +164,7 @@ def test_values_of_optional_keys_that_are_refused(key: str, value: Any, message:
         Hyp.from_dict({**load_hyp("hyp.scratch-low.yaml").as_dict(), key: value}, "x")
 
 
-def test_class_weights_are_one_line_that_comes_back() -> None:
+def test_class_weights_round_trip_as_one_line() -> None:
     """Of a file's mapping or a word; in a table and a checkpoint they are that line."""
     values = load_hyp("hyp.scratch-low.yaml").as_dict()
     for given, line in (({"king": 2, 9: "1e-1"}, '{"king": 2.0, "9": 0.1}'), (" Auto", "auto")):

@@ -35,9 +35,7 @@ def leftover(tmp_path: Path) -> Path:
     return leave_behind(tmp_path / "file")
 
 
-def test_a_leftover_is_removed_where_a_lock_needs_a_file_that_can_be_written(
-    leftover: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leftover_is_removed_if_locks_need_a_writable_file(leftover: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS makes record locks of flock's, and refuses an exclusive one on a file that is open for reading (flock(2))."""
     real = fcntl.flock
 
@@ -75,7 +73,7 @@ def test_leftovers_of_other_hosts_stay_unless_they_are_asked_for(leftover: Path)
     assert not elsewhere.exists()
 
 
-def test_a_file_without_a_name_is_opened_by_others_and_no_other_file_in_its_place(tmp_path: Path) -> None:
+def test_an_unnamed_file_is_opened_by_others_and_no_file_in_its_place(tmp_path: Path) -> None:
     with tempfile.TemporaryFile(dir=tmp_path) as file, tempfile.TemporaryFile(dir=tmp_path) as other:
         file.write(b"what is shared")
         file.flush()
@@ -99,7 +97,7 @@ def test_a_file_without_a_name_is_opened_by_others_and_no_other_file_in_its_plac
         ("\ud800", r"--data: found '\\ud800', expected a path; this is no text"),
     ],
 )
-def test_a_path_that_no_file_can_have(text: str, message: str) -> None:
+def test_impossible_paths(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         user_path(text, "--data")
     assert len(str(error.value)) < 300

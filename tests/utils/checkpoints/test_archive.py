@@ -36,7 +36,7 @@ def refused(
             read(path)
 
 
-def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path, whole: bytes) -> None:
+def test_a_flipped_bit_is_detected_or_changes_nothing(tmp_path: Path, whole: bytes) -> None:
     """It changes nothing in padding and dates; all that is read has a checksum."""
     path = tmp_path / "last.pt"
     path.write_bytes(whole)

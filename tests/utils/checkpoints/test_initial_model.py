@@ -48,7 +48,7 @@ def test_the_head_is_that_of_the_model_that_is_built(cfg: str) -> None:
         ((0, 25), "--freeze 0 25: nothing left to train"),
     ],
 )
-def test_what_cannot_be_frozen(freeze: tuple[int, ...], found: str) -> None:
+def test_invalid_freeze_flags(freeze: tuple[int, ...], found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         build_model(TrainConfig(cfg="yolov5n.yaml", freeze=freeze), HYP, NAMES)
 
@@ -83,7 +83,7 @@ def test_without_either_it_is_the_default_model() -> None:
         ("yolov5n.yaml", 2, "best.pt", 1000, 0),  # which has another first layer
     ],
 )
-def test_only_what_came_whole_from_the_weights_keeps_its_statistics(
+def test_only_completely_loaded_layers_keep_their_statistics(
     cfg: str, nc: int, weights: str, asked: int, fixed: int
 ) -> None:
     """A run that is resumed, without the weights, fixes the same layers."""
@@ -114,9 +114,7 @@ def test_only_what_came_whole_from_the_weights_keeps_its_statistics(
         ("", ("item",), ("item",), "new"),
     ],
 )
-def test_weights_know_the_classes_where_model_and_names_are_theirs(
-    cfg: str, before: tuple[str, ...], now: tuple[str, ...], start: Start, tmp_path: Path
-) -> None:
+def test_kind_of_start(cfg: str, before: tuple[str, ...], now: tuple[str, ...], start: Start, tmp_path: Path) -> None:
     trained = DetectionModel("tessera-n.yaml", nc=len(before))
     weights = Weights({}, trained.yaml, before, "a file")
     assert kind_of_start(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start

@@ -141,7 +141,7 @@ def test_a_truncated_file_is_refused_where_megabytes_alone_are_known(
     assert resolve_weights("v9-t").read_bytes() == BODY
 
 
-def test_where_a_digest_is_pinned_it_decides_what_is_used_of_the_cache(server: FileServer, cache: Path) -> None:
+def test_a_cached_file_with_another_digest_is_refused(server: FileServer, cache: Path) -> None:
     cache.mkdir(parents=True)
     path = cache / "yolox_l.pth"
     path.write_bytes(BODY)

@@ -29,7 +29,7 @@ def resumed(given: dict[str, Any], saved: dict[str, Any] | None = None) -> tuple
     return run_of_checkpoint(given, LAST, saved or checkpoint(), World())
 
 
-def test_flags_take_the_place_of_saved_ones_but_the_run_keeps_its_folder() -> None:
+def test_flags_override_saved_ones_but_not_the_directory() -> None:
     config, _, run = resumed({"epochs": 9, "name": "other", "project": "elsewhere"})
     assert (config.epochs, config.name, config.project) == (9, "mine", TrainConfig.project)
     assert run.run == Path("mine")
@@ -60,7 +60,7 @@ def test_a_run_saved_before_log_became_loggers_resumes() -> None:
         ),
     ],
 )
-def test_flags_with_which_a_run_cannot_be_continued_are_named_together(
+def test_flags_that_prevent_a_resume_are_named_together(
     saved: dict[str, Any], given: dict[str, Any], asked: str, has: str
 ) -> None:
     message = rf"^{asked} with --resume: the run of {LAST} has {has}.* Omit {asked}, or"

@@ -25,7 +25,7 @@ def open_run(project: Path, name: str, exist_ok: bool) -> Path:
     return run
 
 
-def test_runs_are_numbered_also_where_they_start_at_the_same_instant(tmp_path: Path) -> None:
+def test_runs_that_start_concurrently_are_numbered(tmp_path: Path) -> None:
     (tmp_path / "exp3").write_text("a file of that name is stepped over")
     with ThreadPoolExecutor(16) as pool:
         runs = list(pool.map(lambda _: open_run(tmp_path, "exp", False), range(64)))
@@ -33,7 +33,7 @@ def test_runs_are_numbered_also_where_they_start_at_the_same_instant(tmp_path: P
     assert all(run.is_dir() and run.is_absolute() for run in runs)
 
 
-def test_exist_ok_keeps_the_folder_and_what_is_in_it(tmp_path: Path) -> None:
+def test_exist_ok_reuses_the_directory(tmp_path: Path) -> None:
     first = open_run(tmp_path, "exp", True)
     (first / "opt.yaml").touch()
     assert open_run(tmp_path, "exp", True) == first
@@ -47,7 +47,7 @@ def test_a_folder_that_cannot_be_made_is_the_users_mistake(tmp_path: Path, exist
         open_run(tmp_path / "project", "exp", exist_ok)
 
 
-def test_the_newest_checkpoint_counts_wherever_its_run_stands(tmp_path: Path) -> None:
+def test_the_newest_checkpoint_of_all_runs_is_resumed(tmp_path: Path) -> None:
     for age, run in enumerate(["exp3", "team/exp", "exp"]):
         weights = tmp_path / run / "weights"
         weights.mkdir(parents=True)
@@ -77,7 +77,7 @@ def test_yaml_keeps_order_and_turns_values_into_plain_ones(tmp_path: Path) -> No
     assert [line.partition(":")[0] for line in text.splitlines() if line[0].isalpha()] == [*values, *same]
 
 
-def test_what_killed_runs_were_writing_is_removed_at_the_next_start(tmp_path: Path) -> None:
+def test_leftovers_of_killed_runs_are_removed_at_the_next_start(tmp_path: Path) -> None:
     """But not the file that a living process is writing."""
     left = leave_behind(tmp_path / "killed" / "weights" / "last.pt")
     with atomic_write(tmp_path / "alive" / "weights" / "last.pt"):

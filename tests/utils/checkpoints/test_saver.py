@@ -107,7 +107,7 @@ def test_a_failed_write_is_raised_once_at_the_next_save_or_end(
 
 
 @pytest.mark.parametrize("passes", [True, False])
-def test_a_stop_writes_its_file_also_where_the_write_before_failed(
+def test_a_stop_writes_its_file_after_a_failed_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, passes: bool
 ) -> None:
     fill_disk(monkeypatch, [True, not passes])
@@ -190,7 +190,7 @@ def test_a_best_checkpoint_that_did_not_fit_is_written_with_the_next_file_that_d
         assert load_checkpoint(saver.folder / "last.pt")["step"] == 2
 
 
-def test_the_best_file_holds_weights_alone_with_what_was_measured(tmp_path: Path) -> None:
+def test_best_pt_holds_weights_and_metrics_alone(tmp_path: Path) -> None:
     state = make_state(optimizer="AdamW")
     with open_saver(tmp_path, state) as saver:
         train(state, 2)

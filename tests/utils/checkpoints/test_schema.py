@@ -81,6 +81,6 @@ def test_losses_of_another_head() -> None:
         {"torch": torch.zeros(7, dtype=torch.uint8)},
     ],
 )
-def test_states_that_no_generator_has(change: dict[str, Any]) -> None:
+def test_invalid_generator_states(change: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="invalid states of random generators"):
         restored(lambda saved: saved["rng"].update(change))

@@ -41,9 +41,7 @@ def with_number(good: Path, path: Path, number: float) -> tuple[Path, str]:
 
 @pytest.mark.parametrize("number", [NAN, float("inf"), -float("inf")])
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_the_first_tensor_with_a_number_that_is_none_is_named(
-    good: Path, tmp_path: Path, suffix: str, number: float
-) -> None:
+def test_the_first_tensor_that_is_not_finite_is_named(good: Path, tmp_path: Path, suffix: str, number: float) -> None:
     if suffix == ".safetensors":
         pytest.importorskip("safetensors")
     path, name = with_number(good, tmp_path / f"bad{suffix}", number)
@@ -63,7 +61,7 @@ def test_the_first_tensor_with_a_number_that_is_none_is_named(
     ],
     ids=str,
 )
-def test_a_description_that_no_detector_has(good: Path, tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_impossible_descriptions(good: Path, tmp_path: Path, change: dict[str, Any], said: str) -> None:
     save_checkpoint(tmp_path / "bad.pt", {**load_any_checkpoint(good), **change})
     with pytest.raises(UserError, match=rf"bad\.pt: damaged: .*{said}"):
         load_weights(tmp_path / "bad.pt")
@@ -99,7 +97,7 @@ def test_memory_that_ends_while_a_model_is_opened(good: Path, monkeypatch: pytes
         load_weights(good)
 
 
-def test_exhausted_memory_of_a_device_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_device_memory_is_not_reported_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_torchscript(tmp_path / "best.torchscript")
 
     def exhausted(*_: object, **__: object) -> None:

@@ -109,7 +109,7 @@ def test_decay_is_that_of_the_flags_given_now() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
-def test_moments_lie_in_memory_as_their_parameters_do(optimizer: str) -> None:
+def test_moments_have_the_memory_layout_of_their_parameters(optimizer: str) -> None:
     """Fused kernels go through memory in its order, and took one weight's moment for another's."""
     state, other = make_state(optimizer=optimizer), make_state(optimizer=optimizer)
     for made in (state, other):

@@ -15,7 +15,7 @@ from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train
 
 
-def test_weights_of_ours(tmp_path: Path) -> None:
+def test_weights_of_a_checkpoint(tmp_path: Path) -> None:
     state = make_state()
     train(state, 2)
     state.progress.epoch, state.progress.step_in_epoch = 3, 0

@@ -42,7 +42,7 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
         ("body", 10**9, SHORT, BODY),
     ],
 )
-def test_what_a_run_starts_from_and_its_length_decide(start: Start, batches: int, file: str, of_tessera: str) -> None:
+def test_the_recipe_depends_on_start_and_length(start: Start, batches: int, file: str, of_tessera: str) -> None:
     assert recipe_file(Detect, start, batches) == file
     for head in ("DetectFree", "DetectYOLOX", "DetectYOLOv9"):
         assert recipe_file(HEADS[head], start, batches) == of_tessera

@@ -22,7 +22,7 @@ def test_a_moved_dataset(tmp_path: Path, resume: str) -> None:
     assert ("If it was moved, give --data" in str(caught.value)) == bool(resume)
 
 
-def test_labels_are_kept_by_the_size_that_is_trained_at() -> None:
+def test_labels_are_filtered_at_the_training_size() -> None:
     """Boxes of 4 pixels in pictures of 100: 1.3 at 33 pixels, 2.6 at 64."""
     pictures = make_index([(100, 100)], classes=[[0]])
     pictures.boxes_xyxy[:] = [10, 10, 14, 14]

@@ -24,7 +24,7 @@ MEASURED = dataclasses.replace(
 )
 
 
-def test_the_end_of_a_training_is_recalled_with_what_it_returned() -> None:
+def test_the_result_of_a_training_is_recalled() -> None:
     kept: dict[str, str] = {}
 
     class Kept(World):

@@ -56,7 +56,7 @@ def run(night: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(night, tmp_path / "night"))
 
 
-def test_a_run_that_is_done_stays_as_it_is_and_goes_on_with_more_epochs(data: Path, run: Path) -> None:
+def test_a_finished_run_is_unchanged_and_resumes_with_more_epochs(data: Path, run: Path) -> None:
     before = (run / "weights" / "last.pt").read_bytes()
     assert train.run(**command(data, run.parent, epochs=2)) is None
     assert (run / "weights" / "last.pt").read_bytes() == before
@@ -66,7 +66,7 @@ def test_a_run_that_is_done_stays_as_it_is_and_goes_on_with_more_epochs(data: Pa
 
 
 @pytest.mark.parametrize("by_path", [False, True])
-def test_a_run_that_ended_in_its_last_measurement_is_measured_by_the_next_start(
+def test_a_run_killed_in_its_last_validation_is_validated_by_the_next_start(
     data: Path, run: Path, monkeypatch: pytest.MonkeyPatch, by_path: bool
 ) -> None:
     def killed(*_: Any) -> None:
@@ -191,7 +191,7 @@ def test_a_folder_with_other_things_is_left_alone(data: Path, tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "night").rglob("*")] == ["old", "thesis.txt"]
 
 
-def test_a_start_that_died_before_its_first_checkpoint_begins_again(data: Path, tmp_path: Path, night: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_again(data: Path, tmp_path: Path, night: Path) -> None:
     best = tmp_path / "night" / "weights" / "best.pt"  # of a fine-tuning: what it began with is its best so far
     best.parent.mkdir(parents=True)
     (tmp_path / "night" / "opt.yaml").touch()
@@ -209,7 +209,7 @@ def test_flags_of_another_run_are_refused_in_one_message(data: Path, run: Path) 
         train.run(**{**command(data, run.parent, epochs=9), **other})
 
 
-def test_files_are_compared_by_where_they_lie_and_on_the_first_rank(
+def test_files_are_compared_by_path_and_on_the_first_rank(
     data: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(data.parent)
@@ -230,7 +230,7 @@ def test_files_are_compared_by_where_they_lie_and_on_the_first_rank(
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 8), (4, 8), (5, -1)])
-def test_a_restart_keeps_the_batch_that_autobatch_chose_where_the_ranks_divide_it(
+def test_a_restart_keeps_the_batch_size_of_autobatch_if_the_ranks_divide_it(
     data: Path, run: Path, ranks: int, batch_size: int
 ) -> None:
     for given in (command(data, run.parent, batch_size=-1), TrainConfig.from_args(["--batch", "-1"])):
@@ -240,7 +240,7 @@ def test_a_restart_keeps_the_batch_that_autobatch_chose_where_the_ranks_divide_i
     assert begun.config.batch_size == 4 * ranks
 
 
-def test_a_restart_without_the_disk_of_its_run_begins_anew_and_says_so(
+def test_a_restart_without_the_disk_of_its_run_starts_from_the_beginning(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.rmtree(run)

@@ -178,7 +178,7 @@ def test_the_width_of_class_branches_is_the_files(width: int, shared: Path, tmp_
 
 
 @pytest.mark.parametrize("family", ["YOLOX", "YOLOv9"])
-def test_other_classes_start_the_last_class_convolutions_anew_and_nothing_else(
+def test_other_classes_reinitialise_the_last_class_convolutions_alone(
     family: str, shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     content: Any = {"model": small_yolox(shared)} if family == "YOLOX" else v9_t(shared)

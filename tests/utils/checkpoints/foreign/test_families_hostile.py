@@ -121,7 +121,7 @@ def nine(shared: Path) -> Tensors:
 
 @pytest.mark.usefixtures("bounded")
 @pytest.mark.parametrize("case", YOLOX)
-def test_tensors_that_are_no_yolox(case: str, small: Tensors, tmp_path: Path) -> None:
+def test_invalid_tensors_of_yolox(case: str, small: Tensors, tmp_path: Path) -> None:
     change, words = YOLOX[case]
     change(tensors := dict(small))
     text = refusal(save(tmp_path / "yolox_s.pth", {"model": tensors}))
@@ -130,20 +130,20 @@ def test_tensors_that_are_no_yolox(case: str, small: Tensors, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("bounded")
 @pytest.mark.parametrize("case", YOLOV9)
-def test_tensors_that_are_no_yolov9(case: str, nine: Tensors, tmp_path: Path) -> None:
+def test_invalid_tensors_of_yolov9(case: str, nine: Tensors, tmp_path: Path) -> None:
     change, words = YOLOV9[case]
     change(tensors := dict(nine))
     text = refusal(save(tmp_path / "v9-t.pt", tensors))
     assert all(word in text for word in words), text
 
 
-def test_counters_of_any_kind_are_taken(small: Tensors, tmp_path: Path) -> None:
+def test_counters_of_any_type_are_accepted(small: Tensors, tmp_path: Path) -> None:
     """Some writers make all of a model floats, or its counters 32 bits long; nothing is computed with them."""
     changed = {n: x.float() if n.endswith("num_batches_tracked") else x for n, x in small.items()}
     model_of_weights(load_weights(save(tmp_path / "yolox.pth", {"model": changed})), "given")
 
 
-def test_names_that_are_no_text_are_read_over(small: Tensors, tmp_path: Path) -> None:
+def test_keys_that_are_not_text_are_ignored(small: Tensors, tmp_path: Path) -> None:
     others: dict[Any, Any] = {1: torch.zeros(3), None: torch.zeros(3), 2.5: "x"}
     path = save(tmp_path / "yolox.pth", {"model": {**small, **others}})
     assert load_weights(path).family == "YOLOX"

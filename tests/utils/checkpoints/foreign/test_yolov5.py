@@ -143,7 +143,7 @@ def test_tensors_own_their_memory(original: Any) -> None:
         (lambda model: model.model[0].conv.weight.data.fill_(float("nan")), "'model.0.conv.weight' has values that"),
     ],
 )
-def test_models_that_cannot_be_taken(original: Any, change: Any, said: str) -> None:
+def test_unsupported_models(original: Any, change: Any, said: str) -> None:
     path, model = original()
     change(model)
     torch.save({"model": model}, path)
