@@ -31,7 +31,7 @@ def test_a_wrong_value_is_named(tmp_path: Path) -> None:
                 refused += 1
         assert refused >= len(WRONG) - 1, key  # a number or a tensor is right in a few places
     torch.save({**full(make_state()), "epoch": "a"}, tmp_path / "last.pt")
-    with pytest.raises(UserError, match=r"last\.pt: damaged: its `epoch` \(str\) is not a whole number\. Take"):
+    with pytest.raises(UserError, match=r"last\.pt: damaged: its `epoch` \(str\) is not a whole number\. Use"):
         load_checkpoint(tmp_path / "last.pt")
 
 

@@ -138,7 +138,7 @@ def test_tensors_own_their_memory(original: Any) -> None:
     ("change", "said"),
     [
         (lambda model: delattr(model, "yaml"), "unsupported YOLOv5 file: its model has no `yaml`"),
-        (lambda model: setattr(model, "yaml", {"nc": Path("x")}), "damaged, .* it holds a value of type InertObject"),
+        (lambda model: setattr(model, "yaml", {"nc": Path("x")}), "damaged: it holds a value of type InertObject"),
         (lambda model: model.model[0].bn.running_var.neg_(), "'model.0.bn.running_var' has a variance below 0"),
         (lambda model: model.model[0].conv.weight.data.fill_(float("nan")), "'model.0.conv.weight' has values that"),
     ],
