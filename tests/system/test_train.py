@@ -63,7 +63,7 @@ def test_the_same_run_twice_gives_the_same_report(
         ]
         assert train.main(given) == 0
         assert f"Best epoch 1{end}" in capsys.readouterr().out
-        monkeypatch.setattr(Validation, "_measured_last", lambda self, model: None)
+        monkeypatch.setattr(Validation, "_last_evaluation_of", lambda self, model: None)
         files = sorted((tmp_path / name / "exp").iterdir())
         left.append(
             {p.name: p.read_bytes() for p in files if p.suffix in (".png", ".jpg", ".jsonl") or p.name == "images.csv"}
