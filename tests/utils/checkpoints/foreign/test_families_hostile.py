@@ -66,7 +66,7 @@ YOLOX: dict[str, tuple[Callable[[Tensors], object], tuple[str, ...]]] = {
     "beyond float32": (put(LAST, lambda x: with_at(x.double(), 1e300)), ("YOLOX", LAST, "not finite")),
     "whole numbers": (put(MIDDLE, lambda x: x.to(torch.int32)), (MIDDLE, "int32", "floating point")),
     "truth values": (put(MIDDLE, lambda x: x > 0), (MIDDLE, "bool", "floating point")),
-    "complex numbers": (put(MIDDLE, lambda x: x.to(torch.complex64)), ("ComplexFloatStorage", "no place")),
+    "complex numbers": (put(MIDDLE, lambda x: x.to(torch.complex64)), ("ComplexFloatStorage", "no checkpoint needs")),
     "no class": (classes(0), (LAST, "(0, 1, 1, 1)")),
     "a million classes of no width": (classes(10**6), (LAST, "(1000000, 1, 1, 1)", "(1000000, 32, 1, 1)")),
     "a width that the deep layers do not have": (
