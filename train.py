@@ -4,14 +4,13 @@
     uv run torchrun --standalone --nproc-per-node 2 train.py --data coco128.yaml --weights yolov5n.pt
     uv run torchrun --nnodes 2 --node-rank 0 --nproc-per-node 8 --master-addr 10.0.0.1 train.py --data coco.yaml
     uv run train.py --resume                                                            # the newest run
-    uv run train.py --resume runs/train/exp/weights/last.pt --epochs 200                # further than planned
-    uv run train.py --resume auto --name night --data coco128.yaml                      # begin, or go on
+    uv run train.py --resume runs/train/exp/weights/last.pt --epochs 200                # more epochs
+    uv run train.py --resume auto --name night --data coco128.yaml                      # start or resume
 
-Every rank runs every line; `world` and `journal` hide the difference. All that is random in a sample is a function of
-(seed, epoch, position), and the schedule one of the iteration, so a run can be stopped and resumed, cut over more or
-fewer ranks, and stays the same run.
+Every rank runs every line; `world` and `journal` hide the difference. The randomness of a sample is a function of
+(seed, epoch, position), and the schedule one of the iteration. A run can therefore be resumed on any number of ranks.
 
-From Python: `tessera.train(data="shapes.yaml", epochs=20)` takes the names of the flags.
+From Python: `tessera.train(data="shapes.yaml", epochs=20)` accepts the names of the flags.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ if __name__ == "__main__":
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.utils.checkpoints.initial_model import head_class, kind_of_start, read_weights
-from tessera.utils.checkpoints.resume import ResumedRun, call_in_words
+from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.engine.divergence import DivergenceGuard
 from tessera.utils.engine.profile import open_profile
@@ -60,8 +60,8 @@ from tessera.utils.search.evolve import evolve
 from tessera.utils.search.trial import Watch
 from tessera.utils.seeding import init_seeds
 from tessera.utils.text import counted
-from tessera.utils.training.data import open_loaders, read_data, reweight
-from tessera.utils.training.result import Ended, recall_end, remember_end
+from tessera.utils.training.data import load_data, open_loaders, reweight
+from tessera.utils.training.result import Ended, recall_result, remember_result
 from tessera.utils.training.resume_target import start_of_run
 from tessera.utils.training.start import open_run
 from tessera.utils.training.validation import Validation
@@ -71,30 +71,30 @@ log = logging.getLogger(__name__)
 
 
 def train(
-    asked: TrainConfig,
+    flags: TrainConfig,
     hyp: Hyp | None,
     world: World,
     resumed: ResumedRun | None = None,
     folder: Path | None = None,
     watch: Watch | None = None,
 ) -> Ended:
-    """Train, validate and save, epoch by epoch; return how it ended. Every rank calls this.
+    """Train, validate and save, epoch by epoch; return the result. Every rank calls this.
 
     Args:
-        asked, hyp, world: flags and recipe, None = chosen by model, start and length; this rank, one of many.
-        resumed, folder: the run to resume, and its directory, whose lock is held; None = a fresh run, a new directory.
-        watch: what a search sees of the training.
+        flags, hyp, world: flags, hyperparameters (None = chosen by model, start and length), and ranks.
+        resumed, folder: the run to resume, and its directory, whose lock is held; None = a new run, a new directory.
+        watch: observer of a search.
 
     Raises:
-        UserError: something is wrong with the data, the weights or the folders.
-        Interrupted, Pruned: on every rank, where one was asked to stop, or the search has seen enough.
+        UserError: invalid data, weights or directories.
+        Interrupted, Pruned: on every rank, after a stop signal to one, or if the search ends this training.
     """
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption("before the first step was done"))
-        stack.enter_context(world.accelerator.choosing_kernels(asked.deterministic))
-        init_seeds(asked.seed + 1 + world.rank)
+        stack.enter_context(world.accelerator.choosing_kernels(flags.deterministic))
+        init_seeds(flags.seed + 1 + world.rank)
 
-        run, data, state, criterion = open_run(asked, hyp, world, resumed, folder, stack)
+        run, data, state, criterion = open_run(flags, hyp, world, resumed, folder, stack)
         loader, val_loader = open_loaders(run, data, stack)
         if resumed:
             resumed.restore(state, run.config, data.images_per_epoch, data.train_hash, world)
@@ -132,12 +132,12 @@ def train(
                     window = schedule.window(iteration)
                     schedule.apply(state.optimizer, iteration + window - 1)
                     result = step(itertools.islice(stream, window), window, interruption.asked)
-                    interruption.defer()  # from now on there is something to save
+                    interruption.defer()  # from now on a signal ends in a checkpoint
                     bar.update(window, progress.mean_losses() * world.size, result.objects, run.imgsz)
                     guard.note(result.flags)
                     saver.after_step(result.flags.stop)
                     profile.step()
-                interruption.defer()  # also where the stopped run had done the epoch's last step
+                interruption.defer()  # also if the resumed run had finished the epoch's steps
                 saver.settle()
             losses = world.sum(progress.mean_losses().to(world.device))
             metrics = validation.after_epoch(epoch)
@@ -153,10 +153,10 @@ def train(
                 saver.after_epoch(epoch, metrics, is_best=state.stopper.best_epoch == epoch, stop=stop)
             profile.epoch(epoch, time.perf_counter() - started)
             if stop:
-                log.info(f"Stopped early: no better epoch in the last {state.stopper.patience}.")
+                log.info(f"Stopped early: no improvement in the last {counted(state.stopper.patience, 'epoch')}.")
                 break
         interruption.act_at_once(
-            f"after the last epoch, whose checkpoint is saved; {called('val.py')} measures {saver.best}"
+            f"after the last epoch, whose checkpoint is saved; validate {saver.best} with {called('val.py')}"
         )
         return validation.of_best(data)
 
@@ -165,39 +165,40 @@ def train(
 
 
 def start(given: Mapping[str, Any]) -> Ended:
-    """Join the job and do what the flags ask for; every rank."""
-    asked = TrainConfig(**given)
-    if asked.overlap != TrainConfig.overlap and not (asked.tile or asked.resume):
-        raise ConfigError("--overlap without --tile: nothing is cut into tiles. Give --tile too, or leave it out.")
-    batch_size = 0 if asked.resume else asked.batch_size
-    with open_world(asked.device, asked.local_rank, batch_size, call_in_words(asked)) as world, ExitStack() as stack:
+    """Join the job and run what the flags name; every rank calls this."""
+    config = TrainConfig(**given)
+    if config.overlap != TrainConfig.overlap and not (config.tile or config.resume):
+        raise ConfigError("--overlap without --tile has no effect. Give --tile, or omit --overlap.")
+    batch_size = 0 if config.resume else config.batch_size
+    call = repr(replace(config, device="", local_rank=-1, workers=0))  # equal on every host
+    with open_world(config.device, config.local_rank, batch_size, call) as world, ExitStack() as stack:
         setup_logging(world.rank, world.size)
-        require_same_command(asked, world)
-        if asked.check_data:
-            return check_data(asked, world)
-        if ended := recall_end(world):
+        require_same_command(config, world)
+        if config.check_data:
+            return check_data(config, world)
+        if ended := recall_result(world):
             return ended
         ended = Ended()
-        if asked.evolve:
-            ended = (evolve(*start_of_search(asked, world), world, train) or ended).of_search()
+        if config.evolve:
+            ended = (evolve(*start_of_search(config, world), world, train) or ended).of_search()
         elif begun := start_of_run(given, world, stack):
             ended = train(begun.config, begun.hyp, world, begun.resumed, begun.folder)
-        remember_end(ended, world)
+        remember_result(ended, world)
         return ended
 
 
 def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp]:
-    """`--evolve`: the hyperparameters of the first training, as asked for or the model's own; every rank."""
+    """Return flags and hyperparameters for the first training of `--evolve`; every rank calls this."""
     if config.hyp:
         return config, load_hyp(config.hyp)
     weights = world.from_main(lambda: read_weights(config, None))
-    data = read_data(config, world)
+    data = load_data(config, world)
     names, start = data.train.names, kind_of_start(config, data.train.names, weights)
     return with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
 
 
 def check_data(config: TrainConfig, world: World) -> Ended:
-    """`--check-data`: print every problem of the dataset, and with `--tile` how many views there are.
+    """Print every problem of the dataset for `--check-data`, and with `--tile` the number of tiles.
 
     Raises:
         UserError: the dataset has errors, or the page of `--report` cannot be written.
@@ -217,24 +218,24 @@ def check_data(config: TrainConfig, world: World) -> Ended:
             details={"checked": found},
         )
     if config.tile:
-        read_data(config, world)
+        load_data(config, world)
     return Ended(data=config.data, checked=found, exit_code=checked.exit_code)
 
 
 @documented(TrainConfig)
 def run(**kwargs: Any) -> Metrics | None:
-    """Train from Python; takes the names of the flags. Returns the metrics of the best epoch.
+    """Train from Python with the names of the flags; return the metrics of the best epoch.
 
-    None from `check_data`, and where the run of `resume="auto"` is done already.
+    None for `check_data`, and if the run of `resume="auto"` is finished.
 
     Raises:
-        UserError: a mistake in the flags, the data, the weights or the folders.
+        UserError: invalid flags, data, weights or directories.
     """
     return start(TrainConfig.named(kwargs)).metrics
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line; return the exit code."""
     return run_command(TrainConfig, sys.argv[1:] if argv is None else argv, start)
 
 

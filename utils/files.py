@@ -1,4 +1,4 @@
-"""Paths as users write them, plain files, files that appear whole or not at all, files that processes share."""
+"""File helpers: user paths, plain files, atomic writes, files shared between processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.text import shown
 
 _SEAL = 20  # bytes
-SHARED_MEMORY = Path("/dev/shm")  # where Linux has a file system in memory
+SHARED_MEMORY = Path("/dev/shm")  # in-memory file system of Linux
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems
 _HOST = re.sub("[^A-Za-z0-9-]", "-", socket.gethostname())[:40]
 _ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
@@ -37,17 +37,17 @@ _KINDS = {
 log = logging.getLogger(__name__)
 
 
-# The process's file mode mask; mkstemp and mkdtemp ignore it and make private files and folders. To read it is to set
-# it, so that is done once, at the import: of two threads at a time, one would find the other's, and set that for good.
+# File mode mask of the process, which mkstemp and mkdtemp ignore. To read it is to set it, which is not thread-safe, so
+# it is read once, at the import.
 UMASK = os.umask(0o077)
 os.umask(UMASK)
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path`; on success flush it to disk and rename it into place.
+    """Open a temporary file beside `path`; on success flush it to disk and rename it to `path`.
 
-    A reader sees the old file or the new one, never a part; on an exception the old one stays and nothing is left over.
+    A reader sees the old file or the new one. After an exception the old file is intact, and nothing is left over.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = _open_temporary(path)
@@ -64,9 +64,9 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def kept(path: Path, state: bytes, make: Callable[[], bytes]) -> bytes:
-    """What `make` returns; from `path`, a file in the cache, where it was kept there undamaged in the same state.
+    """Return the result of `make`, cached in the file `path` while `state` is equal and the file undamaged.
 
-    Where it cannot be written, a warning is logged. `state` is all that the content depends on.
+    `state` is everything that the content depends on. If the cache cannot be written, a warning is logged.
     """
     try:
         with open_plain(path) as file:
@@ -83,8 +83,8 @@ def kept(path: Path, state: bytes, make: Callable[[], bytes]) -> bytes:
             file.writelines([_seal(state, content), content])
     except OSError as error:
         log.warning(
-            "Cannot write %s (%s): what it would keep is computed at every start. Set TESSERA_CACHE to a folder that "
-            "can be written.",
+            "Cannot write the cache %s (%s): its content is computed at every start. Set TESSERA_CACHE to a writable "
+            "directory.",
             path,
             error.strerror,
         )
@@ -96,12 +96,10 @@ def _seal(state: bytes, content: bytes) -> bytes:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all, as `atomic_write` without waiting for the disk: for one of many results.
-
-    A link at `path` is replaced, not followed. The folder exists.
+    """Write one of many results atomically, without waiting for the disk; a link at `path` is replaced, not followed.
 
     Raises:
-        OSError: it cannot be written; what was there before is still there.
+        OSError: the file cannot be written; the previous one is intact.
     """
     part = part_of(path)
     try:
@@ -113,12 +111,12 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def part_of(path: Path, suffix: str = "") -> Path:
-    """Where `path` lies while it is written: beside it, hidden, a short name of its own, plain ASCII."""
+    """Return the temporary path for writing `path`: beside it, hidden, with a short ASCII name."""
     return path.with_name(f".{_digest(path.name)}.part{suffix}")
 
 
 def short_name(name: str, most: int) -> str:
-    """A file's name in at most `most` bytes: a longer one keeps its start, and ends in a digest of the whole."""
+    """Return a file name of at most `most` bytes: a longer one is cut and ends in a digest of the whole."""
     encoded = os.fsencode(name)
     if len(encoded) <= most:
         return name
@@ -131,23 +129,23 @@ def _digest(name: str) -> str:
 
 
 def remove_leftovers(folder: Path, *, of_any_host: bool = False) -> None:
-    """Remove the temporary files in `folder` that `atomic_write` of a killed process has left there.
+    """Remove temporary files in `folder` that `atomic_write` of a killed process has left there.
 
-    A living process holds a lock on its file, whichever container it is in. On a disk that hosts share without their
-    locks it is not seen from another one: so only files of this host go, or `of_any_host` where no other uses `folder`.
+    A living process holds a lock on its file. On a file system that does not share locks between hosts, files of other
+    hosts may be in use: they are removed only with `of_any_host`, for a directory that no other host uses.
     """
     host = "[A-Za-z0-9-]*" if of_any_host else _HOST
     made = re.compile(rf"\..+\.[a-z0-9_]{{8}}\.{host}\.tmp", re.DOTALL)  # as in _open_temporary, 8 from mkstemp
     for path in folder.glob(".*.tmp"):
         if made.fullmatch(path.name):
-            # "r+": NFS locks no file that is open for reading only. Errors: locked, gone, or not this user's.
+            # "r+" as NFS needs it for a lock. Errors: locked, gone, or of another user.
             with contextlib.suppress(OSError), path.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 
 
 def is_at(path: Path, file: IO[bytes]) -> bool:
-    """Whether `path` still names this open file."""
+    """Return whether `path` still names this open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -155,42 +153,40 @@ def is_at(path: Path, file: IO[bytes]) -> bool:
 
 
 def _open_temporary(path: Path) -> tuple[int, Path]:
-    """A new file beside `path`, locked as long as it is open where the file system has locks."""
+    """Create a file beside `path`, locked while it is open if the file system has locks."""
     while True:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=f".{_HOST}.tmp")
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        if os.fstat(descriptor).st_nlink:  # else it was taken for a leftover before it was locked
+        if os.fstat(descriptor).st_nlink:  # otherwise removed as a leftover before it was locked
             return descriptor, Path(name)
         os.close(descriptor)
 
 
 def user_path(text: str | Path, where: str) -> Path:
-    """A path as a user wrote it, `~` expanded; messages start with `where`, such as "--data" or "coco.yaml:3: path".
+    """Return a path given by a user, `~` expanded; `where` names its origin in errors, such as "--data".
 
     Raises:
-        ConfigError: no file can have this path, or the user of `~user` is unknown.
+        ConfigError: an impossible path, or the user of `~user` is unknown.
     """
     check_path(text, where)
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise ConfigError(
-            f"{where}: found {shown(str(text))}, but the home folder that it starts with is unknown. Write the folder "
-            "itself."
+            f"{where}: found {shown(str(text))}, whose home directory is unknown. Write the path in full."
         ) from error
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is an address, such as http://…, not a path."""
+    """Return whether a text is a URL, such as http://…, not a path."""
     return "://" in text and _ADDRESS.match(text) is not None
 
 
 def check_path(text: str | Path, where: str) -> None:
-    """Make sure that a file can have this path; asked of the system, most such paths are errors of another kind each.
+    """Raise ConfigError for an impossible path: it holds a NUL, is too long, or cannot be encoded.
 
-    Raises:
-        ConfigError: it holds a NUL, is longer than any path, or cannot be encoded.
+    The system would raise a different kind of error for each.
     """
     try:
         encoded = os.fsencode(text)
@@ -206,10 +202,9 @@ def check_path(text: str | Path, where: str) -> None:
 
 
 def files_below(folder: str | Path, suffixes: Collection[str]) -> Iterator[str]:
-    """Paths below a folder that end in one of `suffixes`, in no order.
+    """Yield paths below a folder that end in one of `suffixes`, such as ".jpg", in no order.
 
-    Links are followed, each folder is entered once; hidden files and folders are passed over. Suffixes are in lower
-    case, such as ".jpg"; whatever ends so counts as a file.
+    Links are followed, each folder is entered once; hidden files and folders are skipped.
 
     Raises:
         UserError: a folder cannot be read.
@@ -236,12 +231,12 @@ def files_below(folder: str | Path, suffixes: Collection[str]) -> Iterator[str]:
 
 
 def suffix_of(name: str) -> str:
-    """From the last dot on, in lower case: what `os.path.splitext` gives for names that do not start with a dot."""
+    """Return the suffix of a file name in lower case, as `os.path.splitext` unless the name starts with a dot."""
     return name[name.rfind(".") :].lower() if "." in name else ""
 
 
 def special_kind(path: Path) -> str:
-    """What a path leads to that is no plain file, such as "a folder"; "" for a plain file, and for nothing."""
+    """Return what a path names other than a plain file, such as "a folder"; "" for a plain file or nothing."""
     try:
         return _kind(path.stat())
     except OSError:
@@ -254,9 +249,7 @@ def _kind(found: os.stat_result) -> str:
 
 
 def open_plain(path: Path | str) -> IO[bytes]:
-    """Open a plain file, or a link to one, for reading.
-
-    Anything else is not opened: a FIFO would wait for a writer, a device may act.
+    """Open a plain file, or a link to one, for reading. A FIFO would block, and a device may act.
 
     Raises:
         OSError: it cannot be opened, or is no plain file; `strerror` says what it is.
@@ -264,7 +257,7 @@ def open_plain(path: Path | str) -> IO[bytes]:
     _require_plain(Path(path).stat(), path)
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     try:
-        _require_plain(os.fstat(file.fileno()), path)  # another one may have taken its place
+        _require_plain(os.fstat(file.fileno()), path)  # it may have been replaced
     except OSError:
         file.close()
         raise
@@ -279,14 +272,14 @@ def _require_plain(found: os.stat_result, path: Path | str) -> None:
 
 @dataclass(frozen=True)
 class SharedFile:
-    """Where another process of this user and node can open a file, even one without a name."""
+    """Path by which other processes of this user and host can open a file, even an unnamed one."""
 
     path: Path
-    identity: tuple[int, int] | None  # device and inode of one without a name: its path may lead to another elsewhere
+    identity: tuple[int, int] | None  # device and inode of an unnamed file
 
     @classmethod
     def of(cls, file: IO[bytes]) -> SharedFile:
-        """`file` of this process."""
+        """Return the path of an open file of this process."""
         if os.fstat(file.fileno()).st_nlink > 0:
             return cls(Path(file.name), None)
         return cls(Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"), _identity(file))
@@ -310,7 +303,7 @@ def _identity(file: IO[bytes]) -> tuple[int, int]:
 
 
 def _fsync_folder(folder: Path) -> None:
-    """Make a rename in `folder` survive a power cut."""
+    """Make a rename in `folder` survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -319,6 +312,6 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Digest of a file's content, in hexadecimal digits."""
+    """Return the digest of a file's content in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

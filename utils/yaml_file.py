@@ -1,7 +1,7 @@
-"""A YAML file with the line of each key: what the readers of datasets, models and hyperparameters start from.
+"""YAML reader with line numbers, for dataset, model and hyperparameter files.
 
-Plain values only: no tag of a YAML ever makes an object or runs anything. A file may come from anywhere, so what it
-could grow to is bounded before anything is made of it.
+It returns plain values only; no tag makes an object or runs code. Size, depth and number of values are bounded before
+anything is constructed, as a file may be hostile.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _TEXT = "tag:yaml.org,2002:str"
 _MERGE = "tag:yaml.org,2002:merge"
 
-Row = int | str  # of a list: its index; of a map: its key as written
+Row = int | str  # index in a list, or key of a mapping as written
 
 
 @dataclass(frozen=True)
 class YamlMapping:
-    """Keys and values, and where they were written."""
+    """Keys and values with their line numbers."""
 
-    name: str  # the file, or what else messages call it
+    name: str  # file name for messages
     values: dict[str, Any]
-    # Line of each top-level key (key, None) and of each of its rows (key, row), from 1; empty without a file.
+    # Lines, from 1, of top-level keys (key, None) and of their rows (key, row); empty without a file.
     lines: Mapping[tuple[str, Row | None], int] = field(default_factory=dict)
 
     def at(self, key: str, row: Row | None = None) -> str:
-        """Return "file:line" of a key or of one of its rows; where the line is unknown, "name" or "name: key[row]"."""
+        """Return "file:line" of a key or of one of its rows; without a line, "name" or "name: key[row]"."""
         line = self.lines.get((key, row))
         if line is not None:
             return f"{self.name}:{line}"
@@ -52,13 +52,12 @@ def read_yaml(path: Path, expected: str, texts: Collection[str] = ()) -> YamlMap
     """Read a YAML file that holds keys and values.
 
     Args:
-        expected: what the file should hold, such as "keys such as train, val and names".
-        texts: keys below which a number that YAML would write in another way, such as 010, 12:30 or 1.10, is the text
-            as written: to YAML 1.1 these are 8, 750 and 1.1.
+        path: of the file.
+        expected: description for errors, such as "keys such as train, val and names".
+        texts: keys below which numbers such as 010, 12:30 or 1.10 stay text; YAML 1.1 reads them as 8, 750 and 1.1.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, has a key twice, is larger or deeper than any configuration, or
-            holds something else; with the line if known.
+        ConfigError: an unreadable or invalid file, or one that exceeds the bounds; with the line if known.
     """
     try:
         loader = _Loader(_read_text(path), shown(path))
@@ -75,10 +74,10 @@ def read_yaml(path: Path, expected: str, texts: Collection[str] = ()) -> YamlMap
         raise ConfigError(f"{shown(path)}: not UTF-8 text. Save it as UTF-8.") from error
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        said = f"not valid YAML: {one_line(str(error.problem or error.context), 120)}"
-        raise ConfigError(f"{shown(path)}{line}: {said}. Mind indentation, colons and quotes.") from error
+        problem = one_line(str(error.problem or error.context), 120)
+        raise ConfigError(f"{shown(path)}{line}: not valid YAML: {problem}. Check indentation and quotes.") from error
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError) as error:
-        # Besides its own errors PyYAML lets through those of values it cannot read, such as the date 2020-13-01.
+        # PyYAML does not catch errors of invalid values, such as the date 2020-13-01.
         raise ConfigError(f"{shown(path)}: not valid YAML: {one_line(str(error), 120)}.") from error
     if not isinstance(root, yaml.MappingNode) or not isinstance(values, dict):
         found = "nothing" if values is None else type(values).__name__
@@ -91,36 +90,36 @@ def _read_text(path: Path) -> str:
         raw = file.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:
         raise ConfigError(
-            f"{shown(path)}: larger than {MAX_BYTES >> 20} MiB, more than any configuration. Is it the right file? "
-            "Images are better listed in a .txt."
+            f"{shown(path)}: larger than {MAX_BYTES >> 20} MiB, the limit for a configuration. Check the file "
+            "name. Lists of images belong in a .txt."
         )
     return raw.decode("utf-8-sig")
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's own, for files that somebody else has made: nothing grows, and no key is lost.
+    """PyYAML's safe loader with bounds, and with an error for repeated keys.
 
-    An alias stands for all that its anchor holds, and a merge copies it: a few lines can stand for 10^9 values.
+    Aliases and merges repeat the values of their anchor, so a few lines can stand for 10^9 values.
     """
 
     def __init__(self, text: str, name: str) -> None:
         super().__init__(text)
         self._name = name
         self._depth = 0
-        self._sizes: dict[yaml.Node, int] = {}  # values in each whole node, its aliases written out
+        self._sizes: dict[yaml.Node, int] = {}  # values in each complete node, aliases expanded
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        """As PyYAML's, which comes here for the document and each key, value and entry; but checked."""
+        """Compose a node, as PyYAML does for the document and each key, value and entry, and check it."""
         is_alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise self._refusal(mark, f"nested deeper than {MAX_DEPTH} levels")
         node = super().compose_node(parent, index)
-        assert node is not None, "PyYAML's own types allow None, for which it has no case"
+        assert node is not None, "never None in PyYAML"
         self._depth -= 1
         if is_alias:
             if node not in self._sizes:
-                raise self._refusal(mark, "an alias inside what it stands for")
+                raise self._refusal(mark, "an alias inside its own anchor")
             return node
         self._sizes[node] = 1 + sum(self._sizes[part] for part in _parts(node))
         if max(self._sizes[node], len(self._sizes)) > MAX_VALUES:
@@ -132,12 +131,12 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def _refuse_repeated_keys(self, node: yaml.MappingNode) -> None:
-        """PyYAML would silently keep the later value."""
+        """Raise ConfigError for a repeated key, of which PyYAML would keep the last value."""
         seen: dict[object, yaml.Node] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 first = seen.setdefault(_MERGE if key.tag == _MERGE else self.construct_object(key), key)
-                self.constructed_objects.pop(key, None)  # the key may yet become text
+                self.constructed_objects.pop(key, None)  # the key may still become text
                 if first is not key:
                     raise ConfigError(
                         f"{self._name}:{key.start_mark.line + 1}: the key {shown(key.value)} is already on line "
@@ -145,11 +144,11 @@ class _Loader(yaml.SafeLoader):
                     )
 
     def _refusal(self, mark: yaml.Mark, found: str) -> ConfigError:
-        return ConfigError(f"{self._name}:{mark.line + 1}: not valid here: {found}. No configuration needs that.")
+        return ConfigError(f"{self._name}:{mark.line + 1}: not valid here: {found}.")
 
 
 def _keep_texts(node: yaml.Node) -> None:
-    """Below a node, numbers as they are written; whole ones without a sign or leading zeros stay numbers."""
+    """Tag numbers below a node as text, except whole ones without a sign or leading zeros."""
     if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and not _WHOLE.fullmatch(node.value):
         node.tag = _TEXT
     for part in _parts(node):

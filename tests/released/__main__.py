@@ -1,4 +1,4 @@
-"""Keep checkpoints of this minor version, once: what it trains and finds is what later versions have to find with them.
+"""Record checkpoints of this minor version and their results, once, for later versions to compare with.
 
 uv run python -m tests.released      # tests/released/0.1, of the version in tessera/__init__.py
 """

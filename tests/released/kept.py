@@ -1,4 +1,4 @@
-"""Checkpoints that each released minor version has left in tests/released: which there are, and what they find."""
+"""Checkpoints of released minor versions in tests/released, and their detections and metrics."""
 
 from __future__ import annotations
 
@@ -30,16 +30,8 @@ def expected(weights: Path) -> dict[str, Any]:
 
 
 def flags(data: Path, project: Path) -> dict[str, Any]:
-    return {
-        "data": str(data),
-        "project": str(project),
-        "imgsz": SIZE,
-        "batch_size": 8,
-        "workers": 0,
-        "noplots": True,
-        "loggers": "none",
-        "device": "cpu",
-    }
+    fixed = {"imgsz": SIZE, "batch_size": 8, "workers": 0, "noplots": True, "loggers": "none", "device": "cpu"}
+    return {"data": str(data), "project": str(project), **fixed}
 
 
 def detections(weights: Path, confidence: float = CONFIDENCE) -> list[list[list[float]]]:

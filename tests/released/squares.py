@@ -1,7 +1,6 @@
-"""Pictures of coloured squares, which a model of 3,000 parameters learns to find.
+"""Images of coloured squares, which a model of 3,000 parameters learns to detect.
 
-What the kept checkpoints are expected to find is found in these: drawn from arithmetic alone, they are the same with
-every NumPy, OpenCV and version of this program, and have to stay so.
+They are drawn by integer arithmetic, so they are equal with every version of NumPy and OpenCV, and must stay equal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What released versions have saved is read by this one: it finds, measures, trains from and resumes the same."""
+"""Checkpoints of released versions: detect, validate, fine-tune and resume as before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_squares(tmp_path_factory.mktemp("squares"))
 
 
-def test_this_minor_version_is_kept() -> None:
+def test_this_minor_version_has_checkpoints() -> None:
     assert {path.name for path in KEPT if path.parents[1].name == minor_version()} == {"last.pt", "best.pt"}, (
         "uv run python -m tests.released"
     )
@@ -40,7 +40,7 @@ def test_it_says_which_version_wrote_it(weights: Path) -> None:
 
 
 @each
-def test_it_finds_what_it_found(weights: Path) -> None:
+def test_it_detects_as_before(weights: Path) -> None:
     found, before = detections(weights), expected(weights)["detections"]
     assert [[row[5] for row in rows] for rows in found] == [[row[5] for row in rows] for rows in before]
     for rows, kept in zip(found, before, strict=True):
@@ -49,7 +49,7 @@ def test_it_finds_what_it_found(weights: Path) -> None:
 
 
 @each
-def test_it_measures_as_it_did(weights: Path, data: Path, tmp_path: Path) -> None:
+def test_it_has_the_metrics_of_before(weights: Path, data: Path, tmp_path: Path) -> None:
     assert measured(weights, data, tmp_path) == pytest.approx(expected(weights)["metrics"], abs=METRIC)
 
 

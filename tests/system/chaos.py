@@ -281,7 +281,7 @@ class Campaign:
 
     def _close_run(self, outcome: Outcome) -> None:
         tally = self.tally
-        if outcome.code != 0 and "nothing is left to train" not in outcome.err:  # struck at its very end
+        if outcome.code != 0 and "nothing left to train" not in outcome.err:  # struck at its very end
             tally.broken.append(f"after strike {tally.strikes}: did not go on: {outcome.said[-3000:]}")
         else:
             tally.finished += 1

@@ -94,11 +94,11 @@ class Campaign:
         assert "Traceback" not in said(), said()
         codes = [outcome.code for outcome in outcomes if outcome]
         assert ("is still being written by process" in second.said) == (end == "refused"), said()
-        over = "nothing is left to train" in second.said
+        over = "nothing left to train" in second.said
         if end == "refused":
             assert codes == [0, 1], said()
         elif end == "waits":
-            assert codes[0] == 0 and ("is done, after" in second.said if start == "auto" else over), said()
+            assert codes[0] == 0 and ("is finished, after" in second.said if start == "auto" else over), said()
         else:
             assert codes[1] == 0 or over, said()
         assert [path.name for path in self._project.iterdir()] == [run.name]

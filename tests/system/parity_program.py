@@ -41,7 +41,7 @@ from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
 from tessera.utils.training.class_weights import class_weights
-from tessera.utils.training.data import open_train_loader, reweight, views_asked_for
+from tessera.utils.training.data import open_train_loader, reweight, training_samples
 from tessera.utils.types import Batch
 
 AFTER_WARMUP, STEPS = "--after-warmup", "--steps"
@@ -64,7 +64,7 @@ def run(words: list[str], world: World) -> None:
     config = TrainConfig(**TrainConfig.from_args([*flags, "--data", data]))
     hyp = load_hyp(config.hyp or "hyp.scratch-low.yaml")
     with ExitStack() as stack:
-        index = views_asked_for(build_index(load_spec(config.data), "train"), config)
+        index = training_samples(build_index(load_spec(config.data), "train"), config)
         weights = read_weights(config, None)
         model = build_model(config, hyp, index.names, weights).to(memory_format=torch.channels_last)
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())

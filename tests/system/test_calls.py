@@ -32,7 +32,7 @@ def test_calls_in_one_job_are_runs_of_their_own(tmp_path: Path) -> None:
     assert found.keys() == {(call, rank, attempt) for call, attempt in calls for rank in "01"}, outcome.said
     assert len({found[("train", rank, attempt)] for rank in "01" for attempt in "01"}) == 1, found
     assert {call for (call, _, _), metrics in found.items() if metrics is None} == {"again"}
-    assert outcome.err.count(f"the run in {project}/auto is done, after 1 epoch") == 1, outcome.said
+    assert outcome.err.count(f"the run in {project}/auto is finished, after 1 epoch") == 1, outcome.said
 
     assert sorted(path.name for path in project.iterdir()) == ["auto", "evolve", "exp", "exp2", "val", "val2"]
     for run in ("exp", "exp2", "auto"):

@@ -37,7 +37,7 @@ def done_again(folder: Path) -> Outcome:
     name = ("--epochs", "1", "--name", "night", "--resume", "auto")
     args = flags(folder / "tiny.yaml", folder / "done", *name)
     first = run_python(ROOT / "train.py", *args)
-    assert first.code == 0 and "night; the run begins" in first.err, first.said
+    assert first.code == 0 and "night; starting the run" in first.err, first.said
     return run_python(ROOT / "train.py", *args)
 
 
@@ -102,7 +102,7 @@ def torchruns_own(*words: str) -> Outcome:
 
 
 PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
-    "the work is done; also a run that `--resume auto` finds done": (done_again, "is done, after 1 epoch"),
+    "the work is done; also a run that `--resume auto` finds done": (done_again, "is finished, after 1 epoch"),
     "the dataset, the weights or a folder": (bad_data, "--check-data: "),
     "memory that the device or the system does not grant": (too_little_memory, "no more memory"),
     "compare.py: a `--require` is not met": (an_unmet_requirement, '--require "map > 0.01": not met'),

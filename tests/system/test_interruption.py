@@ -102,7 +102,7 @@ def test_an_abandoned_validation_loses_nothing(
             1,
             "0 end 1 SIGINT",
             130,
-            "Stopped by SIGINT after the last epoch, whose checkpoint is saved; val.py measures",
+            "Stopped by SIGINT after the last epoch, whose checkpoint is saved; validate",
             marks=pytest.mark.slow,
         ),
         pytest.param(2, "1 end 1 SIGUSR1", 1, "Stopped by SIGUSR1 after the last epoch", marks=pytest.mark.slow),
@@ -192,7 +192,7 @@ def test_torchrun_restarts_in_the_same_folder(data: Path, tmp_path: Path, undist
 def test_the_same_command_begins_and_goes_on_and_ends(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
     args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1", "--resume", "auto", "--name", "night")
     killed = train(tmp_path, 2, *args, fault=f"1 step {STEPS + 3} kill")
-    assert killed.code != 0 and "night; the run begins" in killed.said
+    assert killed.code != 0 and "night; starting the run" in killed.said
     run = tmp_path / "night"
     assert torch.load(run / "weights" / "last.pt", weights_only=True)["step"] == STEPS + 2, "no saved step is lost"
     (run / "weights" / ".last.pt.torn_123.another-host.tmp").write_bytes(b"half")  # what a kill while saving leaves
@@ -202,5 +202,5 @@ def test_the_same_command_begins_and_goes_on_and_ends(data: Path, tmp_path: Path
     assert losses(run).equals(losses(undisturbed(2)))
     before = (run / "results.csv").read_bytes()
     again = train(tmp_path, 2, *args)
-    assert again.code == 0 and again.said.count("is done, after 2 epochs") == 1, again.said
+    assert again.code == 0 and again.said.count("is finished, after 2 epochs") == 1, again.said
     assert (run / "results.csv").read_bytes() == before and [p.name for p in tmp_path.glob("night*")] == ["night"]

@@ -144,7 +144,7 @@ def test_the_job_starts_again_without_an_actor_and_resumes_to_the_same_bits(
         cluster.kill_actor(1, job, lambda: has_first_row(run))
         outcome = cluster.end_of(job)
     assert outcome.code == 0, outcome.said
-    assert outcome.out.count("night; the run begins") == 1, outcome.said
+    assert outcome.out.count("night; starting the run") == 1, outcome.said
     assert re.findall(r"Restart .*", outcome.out) == [
         "Restart 1 of 3: the nodes ended with [1, -1], where -1 is a lost one"
     ]

@@ -111,7 +111,7 @@ def test_results_inside_the_source_twice(
         second = run(weights, f"{inside}{glob}", tmp_path, **flags)
     assert second == first and caplog.text.count("passed over") == 1
     for source in (inside / "out" / "exp", inside / "out" / "exp" / "p.png", inside / "out" / "exp" / "*.png"):
-        with pytest.raises(ConfigError, match="folder of results"):
+        with pytest.raises(ConfigError, match="output directory"):
             run(weights, str(source), tmp_path, **flags)
 
 
@@ -136,7 +136,7 @@ def test_labels_of_a_validation_replace_no_labels_of_its_dataset(weights: str, t
     yaml = tmp_path / "set.yaml"
     yaml.write_text(f"path: {tmp_path / 'set'}\nval: images\nnames: [circle, square, star]\n")
     flags = {"weights": weights, "data": str(yaml), "imgsz": 64, "device": "cpu", "workers": 0, "save_txt": True}
-    with pytest.raises(ConfigError, match=r"a\.png: .*folder of results"):
+    with pytest.raises(ConfigError, match=r"a\.png: .*output directory"):
         val.run(**flags, project=str(tmp_path), name="set", exist_ok=True)
     assert (labels / "a.txt").read_text() == "0 0.5 0.5 0.5 0.5\n"
 

@@ -41,7 +41,7 @@ def test_a_fine_tuning_does_not_end_below_its_start(
     assert metrics is not None and metrics.map > 0.1
     (before,) = (line for line in caplog.messages if line.startswith("Before training:"))
     assert f"{metrics.map:.3g}" in before
-    assert "No epoch is better than what the run began with; measured again from" in capsys.readouterr().out
+    assert "No epoch is better than the initial weights; validated again" in capsys.readouterr().out
     weights = tmp_path / "runs" / "exp" / "weights"
     best, began = load_weights(weights / "best.pt").state_dict, load_weights(official).state_dict
     assert all(torch.equal(best[name], tensor) for name, tensor in began.items())

@@ -99,7 +99,7 @@ def test_a_run_leaves_everything_a_user_expects(
     assert header.split(",") == list(result_columns(("box", "obj", "cls")))
     assert yaml.safe_load((run / "opt.yaml").read_text())["hyp"] == "hyp.short.yaml", "the model's own"
     assert yaml.safe_load((run / "hyp.yaml").read_text()) == load_hyp("hyp.short.yaml").as_dict()
-    assert outcome.err.count("few for a model from scratch. What helps: more --epochs") == 1
+    assert outcome.err.count("too few for a model from scratch. Use more --epochs") == 1
     table = read_results(run / "results.csv")
     assert table["epoch"].tolist() == [0, 1]
     assert table.notna().all().all()
@@ -184,7 +184,7 @@ def test_two_epochs_resume_two_more_are_four(
 def test_two_ranks_train_what_one_does(data: Path, one_epoch: Path, tmp_path: Path) -> None:
     both = torchrun(ROOT / "train.py", *flags(data, tmp_path / "both", "--epochs", "1", *FLOAT32))
     assert both.code == 0, both.said
-    assert "Best epoch 0; the last epoch has measured" in both.out
+    assert "Best epoch 0; validated in the last epoch" in both.out
     assert [p.name for p in (tmp_path / "both").iterdir()] == ["exp"]
     two = tmp_path / "both" / "exp"
     ratio = losses(two).to_numpy() / losses(one_epoch).to_numpy()
@@ -199,7 +199,7 @@ def test_a_finished_run_can_be_extended(one_epoch: Path, tmp_path: Path, command
     resume = ["--resume", "--project", str(tmp_path), "--device", "cpu"]
     refused = command(train.main, *resume)
     assert refused.code == 1
-    assert "epochs done 1, --epochs 1" in refused.err and "larger --epochs" in refused.err
+    assert "finished epochs: 1, --epochs 1" in refused.err and "larger --epochs" in refused.err
     assert train.main([*resume, "--epochs", "2"]) == 0
     assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1]
 
@@ -230,7 +230,7 @@ def test_patience_stops_all_ranks_together(one_epoch: Path, tmp_path: Path) -> N
     assert outcome.code == 0, outcome.said
     assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1, 2]
     assert outcome.err.count("Stopped early") == 1
-    assert "Best epoch 0; measured again from" in outcome.out
+    assert "Best epoch 0; validated again" in outcome.out
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Flags and hyperparameters: every way to give them, and what is refused."""
+"""Flags and hyperparameters: spellings, defaults, errors."""
 
 from __future__ import annotations
 
@@ -32,20 +32,15 @@ def test_defaults() -> None:
     ("argv", "field", "value"),
     [
         (["--batch", "8"], "batch_size", 8),
-        (["--batch-size", "-1"], "batch_size", -1),
         (["--img", "320"], "imgsz", 320),
-        (["--img-size", "320"], "imgsz", 320),
         (["--cache"], "cache", "ram"),
-        (["--cache", "disk"], "cache", "disk"),
         (["--resume"], "resume", "newest"),
         (["--resume", "a/last.pt"], "resume", "a/last.pt"),
         (["--evolve"], "evolve", 300),
         (["--freeze", "10"], "frozen_layers", tuple(range(10))),
         (["--freeze", "0", "3", "7"], "frozen_layers", (0, 3, 7)),
-        (["--local-rank", "1"], "local_rank", 1),
         (["--local_rank=1"], "local_rank", 1),
         (["--loggers", "none"], "logger_names", ()),
-        (["--loggers", "tensorboard,wandb"], "logger_names", ("tensorboard", "wandb")),
         (["--log", "tensorboard,wandb"], "logger_names", ("tensorboard", "wandb")),
         (["--optimizer", "adamw"], "optimizer", "AdamW"),
         (["--cache", "images"], "cache", "ram"),
@@ -53,7 +48,6 @@ def test_defaults() -> None:
         (["--adam"], "optimizer", "Adam"),
         (["--adam", "--optimizer", "AdamW"], "optimizer", "AdamW"),
         (["--notest"], "noval", True),
-        (["--linear-lr"], "cos_lr", False),
         (["--save_period=5"], "save_period", 5),
         (["--multi_scale"], "multi_scale", True),
     ],
@@ -69,7 +63,7 @@ IDLE = {
 
 
 @pytest.mark.parametrize("options", IDLE, ids=lambda options: options.program)
-def test_flags_of_yolov5_without_effect_are_one_line(options: type[TrainConfig] | type[ValConfig]) -> None:
+def test_yolov5_flags_without_effect_warn_in_one_line(options: type[TrainConfig] | type[ValConfig]) -> None:
     argv = IDLE[options].split()
     flags = [word.partition("=")[0].replace("_", "-") for word in argv[:-1] if word.startswith("--")]
     assert options.warning(argv) == f"{' '.join(flags)}: YOLOv5 flags that have no effect."
@@ -86,12 +80,8 @@ def test_flags_of_yolov5_from_python(caplog: pytest.LogCaptureFixture) -> None:
         TrainConfig.from_args(["--resume_evolve", "evolve.csv"])
 
 
-def test_only_what_was_given_is_returned() -> None:
-    given = ValConfig.from_args(["--conf", "0.25", "--iou", "0.45", "--img", "320", "--batch", "1"])
-    assert given == {"conf_thres": "0.25", "iou_thres": "0.45", "imgsz": "320", "batch_size": "1"}
-
-
 def test_python_names() -> None:
+    assert ValConfig.from_args(["--conf", "0.25", "--img", "320"]) == {"conf_thres": "0.25", "imgsz": "320"}
     assert TrainConfig(**TrainConfig.named({"img": 320, "batch": 4, "cache": True})) == TrainConfig(
         imgsz=320, batch_size=4, cache="ram"
     )
@@ -119,11 +109,6 @@ def test_a_configuration_is_plain_and_comes_back() -> None:
 def test_shipped_hyperparameters_are_valid(path: Path) -> None:
     hyp = load_hyp(path.name)
     assert Hyp.from_dict(hyp.as_dict(), "copy") == hyp
-
-
-def test_scientific_notation_without_a_point_is_a_number() -> None:
-    values = {**load_hyp("hyp.scratch-low.yaml").as_dict(), "lr0": "1e-3"}
-    assert Hyp.from_dict(values, "x").lr0 == 0.001
 
 
 def test_anchors_of_an_evolved_file() -> None:
@@ -158,24 +143,17 @@ def test_keys_that_may_be_left_out() -> None:
     ("key", "value", "message"),
     [
         ("optimizer", "Lion", "found 'Lion', expected one of SGD, Adam, AdamW"),
-        ("optimizer", 1, "found 1, expected one of SGD, Adam, AdamW"),
         ("optimizer", ["SGD"], r"found \['SGD'\], expected one of SGD, Adam, AdamW"),
-        ("nominal_batch", -1, "found -1, allowed is 0 to 65536"),
         ("flat", 1, "found 1, allowed is 0 to 0.99"),
-        ("close_mosaic", 15, "found 15, allowed is 0 to 1"),
         ("clip", 0, r"found 0, allowed is 0.001 to 1e\+06"),
         ("topk", 0, "found 0, allowed is 1 to 100"),
         ("topk", 2.5, "found 2.5, expected a whole number from 1 to 100"),
-        ("warmup_least", 0.5, "found 0.5, expected a whole number from 0 to 100000"),
         ("layer_decay", 1.1, "found 1.1, allowed is 0.1 to 1"),
         ("class_weights", "inverse", "found 'inverse', expected auto, or weights by class name: {king: 2}"),
-        ("class_weights", 2, "found 2, expected auto, or weights"),
-        ("class_weights", None, "found None, expected auto, or weights"),
         ("class_weights", {}, "found {}, expected auto, or weights"),
         ("class_weights", "{" * 10_000, "found '{{.*, expected auto, or weights"),
         ("class_weights", '{"a":' + "[" * 100_000, "found '{.*, expected auto, or weights"),
         ("class_weights", {"ace": 1, "king": 0}, "'king': found 0, allowed is 0.001 to 1000"),
-        ("class_weights", {"king": -1}, "'king': found -1, allowed is 0.001 to 1000"),
         ("class_weights", {"king": math.nan}, "'king': found nan, expected a number from 0.001 to 1000"),
         ("class_weights", '{"king": Infinity}', "'king': found inf, expected a number from 0.001 to 1000"),
         ("class_weights", {"king": True}, "'king': found True, expected a number"),
@@ -186,7 +164,7 @@ def test_values_of_optional_keys_that_are_refused(key: str, value: Any, message:
         Hyp.from_dict({**load_hyp("hyp.scratch-low.yaml").as_dict(), key: value}, "x")
 
 
-def test_class_weights_are_one_line_that_comes_back() -> None:
+def test_class_weights_round_trip_as_one_line() -> None:
     """Of a file's mapping or a word; in a table and a checkpoint they are that line."""
     values = load_hyp("hyp.scratch-low.yaml").as_dict()
     for given, line in (({"king": 2, 9: "1e-1"}, '{"king": 2.0, "9": 0.1}'), (" Auto", "auto")):
@@ -206,14 +184,10 @@ def test_numbers_that_are_none(value: Any) -> None:
     ("values", "message"),
     [
         ({"epochs": 0}, "--epochs: found 0, allowed is at least 1"),
-        ({"epochs": 1.5}, "whole number"),
-        ({"imgsz": "big"}, "'big'"),
         ({"label_smoothing": float("nan")}, "a number"),
         ({"rect": "yes"}, "true or false"),
-        ({"close_mosaic": -2}, "--close-mosaic: found -2, allowed is at least -1"),
         ({"optimizer": "Lion"}, "--optimizer: found 'Lion', expected one of SGD, Adam, AdamW"),
         ({"cache": "rom"}, "Did you mean 'ram'"),
-        ({"batch_size": 0}, "at least 1"),
         ({"loggers": "wandbb"}, "--loggers: unknown tracker 'wandbb'. Did you mean 'wandb'"),
         ({"epochs": "9" * 6000}, "--epochs: found '999.*, expected a whole number"),
         ({"epochs": 10**400}, "--epochs: found a number of about 401 digits, expected a whole number"),
@@ -225,11 +199,7 @@ def test_numbers_that_are_none(value: Any) -> None:
             "--sampling balanced with --image-weights: .* Leave out one of",
         ),
         ({"data": "a\0b"}, r"--data: found 'a\\x00b', expected a path; none holds a NUL"),
-        ({"weights": "x" * 300}, "--weights: found 'xxx.*each name in it at most 255"),
         ({"optimizer": "S\x1b[31mGD"}, r"--optimizer: found 'S\\x1b\[31mGD'"),
-        ({"project": "\ud800"}, "--project: .* this is no text"),
-        ({"freeze": ["1" * 5000]}, "--freeze: found '111"),
-        ({"rect": "x" * 9999}, "--rect: found 'xxx"),
     ],
 )
 def test_refused_in_one_short_line(values: dict[str, Any], message: str) -> None:

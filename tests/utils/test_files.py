@@ -1,4 +1,4 @@
-"""Paths as written, plain files, files that are whole or not there, their mode, and files that processes share."""
+"""File helpers: user paths, plain files, atomic writes, shared files."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ import os
 import re
 import socket
 import tempfile
-import threading
-from functools import partial
 from pathlib import Path
 from typing import IO
 
 import pytest
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.files import SharedFile, atomic_write, open_plain, remove_leftovers, special_kind, user_path
-from tests.at_once import at_once
+from tessera.utils.files import UMASK, SharedFile, atomic_write, open_plain, remove_leftovers, special_kind, user_path
 from tests.leftover import leave_behind
 
 
@@ -29,7 +26,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), atomic_write(path) as file:
         file.write(b"half of the n")
         raise RuntimeError
-    assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"old" and path.stat().st_mode & 0o777 == 0o666 & ~UMASK
     assert [p.name for p in path.parent.iterdir()] == ["file"]
 
 
@@ -38,9 +35,7 @@ def leftover(tmp_path: Path) -> Path:
     return leave_behind(tmp_path / "file")
 
 
-def test_a_leftover_is_removed_where_a_lock_needs_a_file_that_can_be_written(
-    leftover: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_leftover_is_removed_if_locks_need_a_writable_file(leftover: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS makes record locks of flock's, and refuses an exclusive one on a file that is open for reading (flock(2))."""
     real = fcntl.flock
 
@@ -78,35 +73,7 @@ def test_leftovers_of_other_hosts_stay_unless_they_are_asked_for(leftover: Path)
     assert not elsewhere.exists()
 
 
-def test_threads_that_write_files_leave_the_processs_mask_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To read the mask is to set it: a thread that set it to 0 and one that read that 0 left it at 0 for good."""
-    in_step, modes = threading.Barrier(2), []
-    real = os.umask
-    before = real(0o077)
-    real(before)
-
-    def umask(mask: int) -> int:
-        found = real(mask)
-        in_step.wait(60)
-        return found
-
-    def write(name: str) -> None:
-        with atomic_write(tmp_path / name) as file:
-            file.write(b"content")
-        modes.append((tmp_path / name).stat().st_mode & 0o777)
-
-    monkeypatch.setattr(os, "umask", umask)
-    try:
-        at_once([partial(write, name) for name in ("one", "two")])
-    finally:
-        after = real(before)
-    assert after == before
-    assert modes == [0o666 & ~before] * 2
-
-
-def test_a_file_without_a_name_is_opened_by_others_and_no_other_file_in_its_place(tmp_path: Path) -> None:
+def test_an_unnamed_file_is_opened_by_others_and_no_file_in_its_place(tmp_path: Path) -> None:
     with tempfile.TemporaryFile(dir=tmp_path) as file, tempfile.TemporaryFile(dir=tmp_path) as other:
         file.write(b"what is shared")
         file.flush()
@@ -120,28 +87,17 @@ def test_a_file_without_a_name_is_opened_by_others_and_no_other_file_in_its_plac
         shared.open("rb")
 
 
-def test_a_named_file_is_whatever_has_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "named"
-    path.write_bytes(b"old")
-    with path.open("rb") as file:
-        shared = SharedFile.of(file)
-    path.unlink()
-    path.write_bytes(b"new")
-    with shared.open("rb") as opened:
-        assert opened.read() == b"new"
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a\0b", r"--data: found 'a\\x00b', expected a path; none holds a NUL"),
-        ("~nobody-of-that-name/a", "--data: found '~nobody-of-that-name/a', but the home folder"),
+        ("~nobody-of-that-name/a", "--data: found '~nobody-of-that-name/a', whose home directory"),
         ("data/" + "x" * 256, "--data: found 'data/xxx.*each name in it at most 255"),
         ("deep/" * 900, "at most 4,095 bytes"),
         ("\ud800", r"--data: found '\\ud800', expected a path; this is no text"),
     ],
 )
-def test_a_path_that_no_file_can_have(text: str, message: str) -> None:
+def test_impossible_paths(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         user_path(text, "--data")
     assert len(str(error.value)) < 300

@@ -1,4 +1,4 @@
-"""Seeds: of one sample, and of a process."""
+"""Seeds of samples and processes."""
 
 from __future__ import annotations
 

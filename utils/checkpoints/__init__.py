@@ -1,1 +1,1 @@
-"""The folder of a run and its checkpoints. Imports models, data and utils up to engine."""
+"""Run directories and checkpoints: writing, reading, resuming and weights of other programs."""

@@ -1,111 +1,98 @@
-"""The zip archive that a checkpoint is: read only where it cannot unfold beyond the file.
+"""Checkpoint files as zip archives, read within bounds: nothing unfolds beyond the size of the file.
 
-Members are stored, never compressed, as torch.save writes them. zipfile compares each with its checksum as it is read.
+torch.save stores members uncompressed. zipfile compares each member with its checksum.
 """
 
 from __future__ import annotations
 
 import struct
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tessera.utils.checkpoints.restricted_unpickler import Damaged, Machine, Storage
+from tessera.utils.checkpoints.restricted_unpickler import Damaged, RestrictedUnpickler, Storage
 from tessera.utils.errors import UserError
 from tessera.utils.text import first_line, first_of, shown
 
-# What reading an archive raises that is damaged, or of a kind that zipfile does not read.
+# Errors of damaged archives, and of archives that zipfile cannot read.
 ARCHIVE_ERRORS = (
     *(Damaged, zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError, struct.error),
-    *(OSError, OverflowError),  # from seeking to where the archive says
+    *(OSError, OverflowError),  # from seeking to a damaged offset
 )
-_OLD_TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # how files of torch before 1.6 begin
+_OLD_TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # first bytes of files of torch before 1.6
 
 
 def unreadable(path: Path, error: BaseException) -> UserError:
-    """Explain what a file is that one of ARCHIVE_ERRORS kept from being read, with the remedy."""
+    """Return the message for a file whose reading raised one of ARCHIVE_ERRORS."""
     try:
         with path.open("rb") as file:
             start = file.read(512)
     except OSError as refused:
-        return UserError(f"{path}: cannot be read ({refused.strerror}). Fix its permissions or its disk.")
+        return UserError(f"{path}: cannot be read ({refused.strerror}). Check its permissions and the disk.")
     text, found = " ".join(start.decode("utf-8", "surrogateescape").split()), first_line(error)
     if not start:
         found = "an empty file"
     elif start.startswith(b"PK"):
         if "not a zip file" in found:
-            found = f"the beginning of a checkpoint, {path.stat().st_size:,} bytes without an end"
-    elif start.startswith(b"\x1f\x8b"):
-        found = "a gzip archive, which must be unpacked first"
+            found = f"a truncated checkpoint of {path.stat().st_size:,} bytes"
     elif start.startswith(_OLD_TORCH):
-        found = "the format of torch before 1.6, to be saved again with a later one"
+        found = "the format of torch before 1.6, to be saved again with a later version"
     else:
         found = f"text: {shown(text, 40)}" if text.isprintable() else "no zip archive"
     others = sorted(other.name for other in path.parent.glob("*.pt") if other != path)
+    beside = f", such as {first_of(others, 3)} in the same directory," if others else ""
     return UserError(
-        f"{path}: damaged, or not a checkpoint: found {found}. Take another"
-        f"{f', such as {first_of(others, 3)} beside it,' if others else ''} or copy the file again from its source."
+        f"{path}: damaged, or not a checkpoint: found {found}. Use another checkpoint{beside} or copy the file again."
     )
 
 
-class Archive:
-    """An open archive with one pickle, whose members all lie in the file as they are."""
+def read_archive(path: Path) -> tuple[Any, int]:
+    """Return the object in a checkpoint file, and the length of its pickle in bytes.
+
+    The object consists of plain values, tensors, records and globals. No code runs.
+
+    Raises:
+        UserError: a compressed member, something else than a checkpoint, or a pickle that names what none needs.
+        One of ARCHIVE_ERRORS: the file is damaged, or no archive.
+    """
+    with zipfile.ZipFile(path) as archive:
+        return _Archive(archive, path).read()
+
+
+class _Archive:
+    """Open archive with one pickle and the storages of its tensors."""
 
     def __init__(self, archive: zipfile.ZipFile, path: Path) -> None:
         self._archive, self._path = archive, path
         self._bytes_left = path.stat().st_size
         self._storages: dict[str, Tensor] = {}
         entry = self._pickle_entry()
-        self._check_members()
         self._prefix = entry.removesuffix("data.pkl")
-        self.pickled = archive.read(entry)
+        self._check_members()
 
-    @classmethod
-    @contextmanager
-    def open(cls, path: Path) -> Iterator[Archive]:
-        """Open a checkpoint. Nothing of its content is read yet.
-
-        Raises:
-            UserError: a member is compressed or encrypted, or it is something else than a checkpoint.
-            One of ARCHIVE_ERRORS: it is damaged, or no archive.
-        """
-        with zipfile.ZipFile(path) as archive:
-            yield cls(archive, path)
-
-    def content(self) -> Any:
-        """Return the object that the pickle describes: plain values, tensors, records and globals; nothing is run.
-
-        Raises:
-            UserError: the pickle asks for what has no place in a checkpoint.
-            One of ARCHIVE_ERRORS: the file is damaged.
-        """
+    def read(self) -> tuple[Any, int]:
         order = f"{self._prefix}byteorder"
         if order in self._archive.namelist() and self._archive.read(order) != b"little":
             raise Damaged("written on a big-endian machine")
-        return Machine(self._load, str(self._path)).run(self.pickled)
-
-    def outline(self) -> Any:
-        """As `content`, with tensors of the meta device: no storage is read."""
-        return Machine(self._empty, str(self._path)).run(self.pickled)
+        pickled = self._archive.read(f"{self._prefix}data.pkl")
+        return RestrictedUnpickler(self._load, str(self._path)).run(pickled), len(pickled)
 
     def _check_members(self) -> None:
-        """No member is packed, and together they are no larger than the file."""
+        """Refuse compressed members, and members that are together larger than the file."""
         infos = self._archive.infolist()
         for info in infos:
             if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 0x1 or info.compress_size != info.file_size:
                 raise UserError(
-                    f"{self._path}: refused: compressed or encrypted inside, as torch.save never does. Copy the "
-                    f"original file again."
+                    f"{self._path}: refused: compressed or encrypted members, which torch.save never writes. Copy the "
+                    "original file again."
                 )
         if sum(info.file_size for info in infos) > self._bytes_left:
             raise Damaged("its members are larger than the file")
         if len({info.filename for info in infos}) < len(infos):
-            raise Damaged("two of its members have one name")
+            raise Damaged("two of its members have the same name")
 
     def _pickle_entry(self) -> str:
         names = self._archive.namelist()
@@ -119,7 +106,7 @@ class Archive:
         return pickles[0]
 
     def _load(self, storage: Storage) -> Tensor:
-        """All elements of a storage, (numel,); it is read once, and all have no more bytes than the file."""
+        """Return all elements of a storage, (numel,). All storages together have no more bytes than the file."""
         if storage.key not in self._storages:
             try:
                 info = self._archive.getinfo(f"{self._prefix}data/{storage.key}")
@@ -139,9 +126,3 @@ class Archive:
         if flat.dtype != storage.dtype or flat.numel() != storage.numel:
             raise Damaged(f"storage {shown(storage.key)} is described in two ways")
         return flat
-
-    def _empty(self, storage: Storage) -> Tensor:
-        """A storage of as many elements, which are nowhere."""
-        if storage.numel * storage.dtype.itemsize > self._path.stat().st_size:
-            raise Damaged(f"storage {shown(storage.key)} has {storage.numel} elements, more than the file")
-        return torch.empty(storage.numel, dtype=storage.dtype, device="meta")

@@ -1,8 +1,7 @@
-"""Checkpoint files: tensors and plain values, written whole or not at all, from which a run resumes bit for bit.
+"""Checkpoint files: atomic writing and validated reading of `.pt` files.
 
-A `.pt` is what torch.save makes of one dictionary, which torch.load(weights_only=True) takes. With the keys of `KEYS`
-it is whole, as last.pt and epochN.pt, and a run resumes from it; best.pt has those of `WEIGHTS_KEYS` alone.
-Here archive.py reads it: no file can run code, nor ask for more memory than its own size.
+A checkpoint is a dictionary as torch.save writes it; torch.load(weights_only=True) reads it too. last.pt and epochN.pt
+have all of `KEYS`, and a run resumes from them bit for bit. best.pt has `WEIGHTS_KEYS` alone.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import IO, Any
 
 import torch
 
-from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, Archive, unreadable
+from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, read_archive, unreadable
 from tessera.utils.checkpoints.foreign.yolov5 import find_module
 from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.checkpoints.schema import check_values
@@ -24,7 +23,7 @@ from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import atomic_write, special_kind
 from tessera.utils.text import shown
 
-FORMAT = 1  # the key "version"; raised when a reader of the older format could not resume from the newer one
+FORMAT = 1  # value of "version"; raised when older readers could not resume from the file
 
 STATE_KEYS = (
     *("model", "ema", "ema_updates", "optimizer", "scaler"),
@@ -35,23 +34,23 @@ DESCRIPTION_KEYS = (
     *("config", "hyp", "model_yaml", "names", "stride", "imgsz", "anchors", "pixels", "dataset_hash"),
     *("version", "date", "tessera_version", "git"),
 )
-MEASURED_KEYS = ("metrics", "thresholds")  # of the very weights in the file; None where they were not validated
-KEYS = STATE_KEYS + MEASURED_KEYS + DESCRIPTION_KEYS
-WEIGHTS_KEYS = ("ema", "epoch", *MEASURED_KEYS, *DESCRIPTION_KEYS)
-_RESUMED = set(KEYS) - set(WEIGHTS_KEYS)
-_ADDED = ("imgsz", "pixels", "tessera_version", *MEASURED_KEYS)  # older files lack them: None
+METRIC_KEYS = ("metrics", "thresholds")  # of the weights in this file; None if they were not validated
+KEYS = STATE_KEYS + METRIC_KEYS + DESCRIPTION_KEYS
+WEIGHTS_KEYS = ("ema", "epoch", *METRIC_KEYS, *DESCRIPTION_KEYS)
+_STATE_ONLY_KEYS = set(KEYS) - set(WEIGHTS_KEYS)
+_OPTIONAL_KEYS = ("imgsz", "pixels", "tessera_version", *METRIC_KEYS)  # None in files of versions that lack them
 
 
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint. Whatever happens on the way, a kill or a full disk included, `path` stays the previous one.
+    """Write a checkpoint atomically: after a kill or on a full disk, the previous file is intact.
 
     Args:
-        path: such as weights/last.pt; its folder is made.
-        state: exactly the keys of `KEYS`, or of `WEIGHTS_KEYS`; tensors and plain values only.
+        path: such as weights/last.pt. Missing directories are made.
+        state: exactly the keys of `KEYS` or of `WEIGHTS_KEYS`; tensors and plain values only.
 
     Raises:
-        Damaged: a value that no reader would take.
-        UserError: the file cannot be written; with the reason and what is free.
+        Damaged: a value that no reader would accept.
+        UserError: the file cannot be written.
     """
     keys = set(KEYS if "optimizer" in state else WEIGHTS_KEYS)
     assert set(state) == keys, f"missing {keys - set(state)}, unknown {set(state) - keys}"
@@ -61,9 +60,9 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def copy_checkpoint(source: Path, target: Path) -> None:
-    """Copy a checkpoint, with the guarantees of `save_checkpoint`; much cheaper than to write the state once more.
+    """Copy a checkpoint, as atomic as `save_checkpoint` and much cheaper than writing the state again.
 
-    Not a link: writing into one of the two files must not change the other.
+    No link: a write into one of the two files must not change the other.
     """
     with source.open("rb") as content, _replacing(target) as file:
         shutil.copyfileobj(content, file, 2**20)
@@ -71,12 +70,12 @@ def copy_checkpoint(source: Path, target: Path) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of the checkpoint `path` once it is whole; a user learns why it cannot."""
+    """Open a file that replaces `path` once it is complete; turn write errors into UserError."""
     try:
         with atomic_write(path) as file:
             yield file
     except (OSError, RuntimeError) as error:
-        # torch's zip writer answers a failing write with a RuntimeError of its own, over the one that says why.
+        # torch's zip writer hides the OSError of a failed write behind its own RuntimeError.
         reason = error if isinstance(error, OSError) else error.__context__
         if not isinstance(reason, OSError):
             raise
@@ -84,77 +83,86 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """As `load_any_checkpoint`, but a file of weights alone, from which no run resumes, is an error too."""
+    """Read a whole checkpoint; raise UserError for one with weights alone, from which no run resumes."""
     state = load_any_checkpoint(path)
     if "optimizer" not in state:
         last = path.with_name("last.pt")
         remedy = f"Resume from {last}" if last.is_file() and last != path else "Resume from the last.pt of its run"
         raise UserError(
-            f"{path}: holds weights alone, as best.pt does: no run resumes from it. {remedy}, or start a new run from "
-            "these weights with --weights."
+            f"{path}: holds weights alone, as best.pt does, so no run can resume from it. {remedy}, or start a new run "
+            "from these weights with --weights."
         )
     return state
 
 
 def load_any_checkpoint(path: Path) -> dict[str, Any]:
-    """Read what `save_checkpoint` wrote, whole or weights alone; its tensors are on the CPU.
+    """Read a checkpoint of this program, whole or with weights alone; its tensors are on the CPU.
 
     Raises:
-        UserError: no such file, damaged, with other values than a run writes, an original YOLOv5 file, something else,
-            or of a later version.
+        UserError: no such file, a damaged or foreign file, values that no run writes, or a later format.
+    """
+    return checked_checkpoint(path, *read_content(path))
+
+
+def read_content(path: Path) -> tuple[Any, int]:
+    """Return the object in a file of this or another program, and the length of its pickle in bytes. No code runs.
+
+    Raises:
+        UserError: no such file, or it is damaged or hostile.
     """
     if kind := special_kind(path):
         raise UserError(f"{path}: found {kind}, expected a checkpoint file.")
     if not path.is_file():
         near = did_you_mean(path.name, (p.name for p in path.parent.glob("*.pt"))) if path.parent.is_dir() else ""
-        raise UserError(f"{path}: no such checkpoint.{near} Expected a file such as last.pt in a run's folder weights.")
+        raise UserError(f"{path}: no such checkpoint.{near} Expected a file such as runs/train/exp/weights/last.pt.")
     try:
-        with Archive.open(path) as archive:
-            state = archive.content()
+        return read_archive(path)
     except ARCHIVE_ERRORS as error:
         raise unreadable(path, error) from error
-    if find_module(state) is not None:
+
+
+def checked_checkpoint(path: Path, content: Any, most_parts: int) -> dict[str, Any]:
+    """Return the content of a file as a checkpoint of this program; raise UserError if it is none.
+
+    `most_parts` bounds the number of its values.
+    """
+    if find_module(content) is not None:
         raise UserError(
-            f"{path}: not a checkpoint of this program, from which a run could be resumed: it holds pickled objects, "
-            f"as an original YOLOv5 file does. To start from its weights, give it as --weights."
+            f"{path}: not a checkpoint of this program: it holds pickled objects, as original YOLOv5 files do, so no "
+            "run can resume from it. To start from its weights, give it as --weights."
         )
-    if not isinstance(state, dict) or 2 * len(state.keys() & set(WEIGHTS_KEYS)) < len(WEIGHTS_KEYS):
-        found = f"a {type(state).__name__}"
-        if isinstance(state, dict):
-            found = f"a dictionary with {', '.join(map(shown, [*state][:5])) or 'nothing'}"
+    if not isinstance(content, dict) or 2 * len(content.keys() & set(WEIGHTS_KEYS)) < len(WEIGHTS_KEYS):
+        found = f"a {type(content).__name__}"
+        if isinstance(content, dict):
+            found = f"a dictionary with {', '.join(map(shown, [*content][:5])) or 'nothing'}"
         raise UserError(
-            f"{path}: not a checkpoint of this program: found {found}. Expected a last.pt to --resume, or for "
-            f"--weights a best.pt or a file of YOLOX, YOLOv9 or YOLOv5."
+            f"{path}: not a checkpoint of this program: found {found}. Expected a last.pt for --resume, or for "
+            "--weights a best.pt or a file of YOLOX, YOLOv9 or YOLOv5."
         )
-    version = state.get("version")
+    version = content.get("version")
     if isinstance(version, int) and version > FORMAT:
         raise UserError(
             f"{path}: written by a later version of this program (format {version}; this one reads up to {FORMAT}). "
-            f"Update the program."
+            "Update the program."
         )
-    expected = WEIGHTS_KEYS if state.keys().isdisjoint(_RESUMED) else KEYS
-    missing = [key for key in expected if key not in state and key not in _ADDED]
+    expected = WEIGHTS_KEYS if content.keys().isdisjoint(_STATE_ONLY_KEYS) else KEYS
+    missing = [key for key in expected if key not in content and key not in _OPTIONAL_KEYS]
     if missing or not isinstance(version, int):
         raise UserError(
-            f"{path}: incomplete, without {', '.join(missing) or 'a version number'}. Take another checkpoint."
+            f"{path}: incomplete: missing {', '.join(missing) or 'a version number'}. Use another checkpoint."
         )
-    state = {**state, **{key: None for key in _ADDED if key not in state}}
+    state = {**content, **{key: None for key in _OPTIONAL_KEYS if key not in content}}
     try:
-        check_values(state, len(archive.pickled))
+        check_values(state, most_parts)
     except Damaged as error:
-        raise UserError(f"{path}: damaged: {error}. Take another checkpoint.") from error
+        raise UserError(f"{path}: damaged: {error}. Use another checkpoint.") from error
     return state
 
 
 def _unwritable(path: Path, reason: OSError) -> str:
-    text = f"{path}: cannot write the checkpoint: {reason.strerror or reason}."
-    if path.exists():
-        text += " The previous one is whole and stays."
-    if reason.errno in (errno.ENOSPC, errno.EDQUOT) and path.parent.is_dir():
-        free = shutil.disk_usage(path.parent).free / 2**20
-        text += f" The disk has {free:.0f} MiB free, which is too little for it. Make room"
-    else:
-        text += " Make the folder writable"
-    if (path.parent / "last.pt").exists():
-        return f"{text}, and continue with --resume."
-    return f"{text}, or give another --project, and start again."
+    intact = " The previous one is intact." if path.exists() else ""
+    remedy = "Free space" if reason.errno in (errno.ENOSPC, errno.EDQUOT) else "Make the directory writable"
+    action = (
+        "continue with --resume" if (path.parent / "last.pt").exists() else "start again, or give another --project"
+    )
+    return f"{path}: cannot write the checkpoint: {reason.strerror or reason}.{intact} {remedy}, then {action}."

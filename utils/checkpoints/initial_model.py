@@ -1,4 +1,4 @@
-"""What a run starts from: the file of `--weights`, and the model that it is put into."""
+"""Initial model of a run: built from `--cfg` or the weights, with the tensors of `--weights` that fit."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from tessera.utils.types import Start
 
 log = logging.getLogger(__name__)
 
-DEFAULT_MODEL = "tessera-n.yaml"  # the help of --cfg names it too
+DEFAULT_MODEL = "tessera-n.yaml"  # named in the help of --cfg, too
 
 
 def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | None:
-    """Read what `--weights` means; None where the model starts from scratch or from a resumed run's checkpoint."""
+    """Read the file of `--weights`; None from scratch or for a resumed run."""
     if not config.weights or resumed:
         return None
     if config.weights == efficientnet_lite.NAME:
@@ -41,40 +41,36 @@ def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | N
 
 
 def kind_of_start(config: TrainConfig, names: Sequence[str], weights: Weights | None) -> Start:
-    """What a model for the classes `names` starts from; of a resumed run, which has no weights, "scratch"."""
+    """Return the kind of weights that a model for the classes `names` starts from; "scratch" for a resumed run."""
     if weights is None:
         return "scratch"
     if weights.family == efficientnet_lite.FAMILY:
         return "body"
     knows_all = -1 not in match_classes(weights.names, names)
     has_names = not (names_say_nothing(names) or names_say_nothing(weights.names))
-    return "known" if knows_all and has_names and _of_own_model(config, weights) else "new"
+    own_model = not config.cfg or _layers_of(config.cfg) == _layers_of(weights.model_yaml)
+    return "known" if knows_all and has_names and own_model else "new"
 
 
-def _of_own_model(config: TrainConfig, weights: Weights) -> bool:
-    """Whether `--cfg` leaves weights the model that they were trained in."""
-    return not config.cfg or _anatomy(config.cfg) == _anatomy(weights.model_yaml)
-
-
-def _anatomy(described: str | Mapping[str, Any]) -> tuple[Any, ...]:
-    """What two descriptions of one model have in common, whatever its classes."""
+def _layers_of(described: str | Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a model's width and layers, which do not depend on its classes."""
     spec = read_model(described, {"nc": 1})
     rows = [(row.sources, row.repeats, row.module, *map(str, row.arguments)) for row in spec.layers]
     return spec.width, *rows
 
 
-def described_model(
+def model_source(
     config: TrainConfig, weights: Weights | None = None, resumed: ResumedRun | None = None
 ) -> str | Mapping[str, Any]:
-    """The model's YAML or its content: of the resumed run, as `--cfg` says, or as the weights bring it."""
+    """Return the model's YAML name or content: the resumed run's, `--cfg`, or the weights'."""
     if resumed:
         return dict(resumed.checkpoint["model_yaml"])
     return config.cfg or (weights and weights.model_yaml) or DEFAULT_MODEL
 
 
 def head_class(config: TrainConfig, names: Sequence[str], weights: Weights | None = None) -> type[Head]:
-    """Return the head's class of a fresh run's model, before there is one."""
-    return read_model(described_model(config, weights), {"nc": len(names)}).head
+    """Return the head's class of a fresh run's model before it is built."""
+    return read_model(model_source(config, weights), {"nc": len(names)}).head
 
 
 def build_model(
@@ -84,102 +80,94 @@ def build_model(
     weights: Weights | None = None,
     resumed: ResumedRun | None = None,
 ) -> DetectionModel:
-    """The raw model on the CPU, the same on every rank; with the weights, layers and anchors that were asked for.
+    """Build the raw model on the CPU, the same on every rank, with weights and frozen layers.
 
     Raises:
-        UserError: the weights fit the architecture nowhere.
-        ConfigError: no such model YAML, or a wrong one; no such layer to freeze, or no other.
+        UserError: the weights do not fit the architecture.
+        ConfigError: a missing or invalid model YAML, or an invalid --freeze.
     """
-    with torch.random.fork_rng(devices=[]):  # the same start on every rank, whatever their own generators
+    with torch.random.fork_rng(devices=[]):  # the same on every rank
         torch.default_generator.manual_seed(config.seed)
-        described = described_model(config, weights, resumed)
+        described = model_source(config, weights, resumed)
         model = DetectionModel(described, names=names, anchors=round(hyp.anchors) or None)
     if weights is not None:
-        # A YAML that was asked for brings its own values, such as anchors.
-        kept = [rf"\.{name}$" for name in model.head.yaml_tensors] if config.cfg else []
-        own, offered = model.state_dict(), for_classes_of(model, weights)
+        # A YAML given as --cfg has its own values, such as anchors.
+        yaml_values = [rf"\.{name}$" for name in model.head.yaml_tensors] if config.cfg else []
+        own, offered = model.state_dict(), match_class_layers(model, weights)
         fitting, rest = intersect_weights(
-            own, offered.whole, source=config.weights, exclude=kept, partial=offered.partial.keys()
+            own, offered.whole, source=config.weights, exclude=yaml_values, partial=offered.partial.keys()
         )
         model.load_state_dict({**fitting, **offered.partial}, strict=False)
         log.info(f"Loaded {len(fitting)} of {len(own)} tensors from {weights.source}{offered.report}{rest}")
-    layers, asked = len(model.model), f"--freeze {' '.join(map(str, config.freeze))}"
-    if max(config.frozen_layers, default=0) >= layers:
-        raise ConfigError(
-            f"{asked}: {model.name} has {counted(layers, 'layer')}, 0 to {layers - 1}. --freeze {layers - 1} leaves "
-            "the head."
-        )
-    for name, parameter in model.layer_parameters(config.frozen_layers):
+    layers, flag = len(model.model), f"--freeze {' '.join(map(str, config.freeze))}"
+    frozen = config.frozen_layers if max(config.frozen_layers, default=0) < layers else range(layers)
+    for name, parameter in model.layer_parameters(frozen):
         parameter.requires_grad_(False)
         log.debug(f"frozen: {name}")
-    if config.frozen_layers:
-        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-        log.info(f"{asked}: trains {trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters.")
-    if config.frozen_layers and weights is None and not resumed:
-        log.warning(f"{asked} without --weights: the frozen layers stay as random as they start.")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if not trained:
         raise ConfigError(
-            f"{asked}: nothing is left to train of {model.name}, whose layers are 0 to {layers - 1}. Freeze fewer: "
-            f"--freeze {layers - 1} leaves the head."
+            f"{flag}: nothing left to train in {model.name}, which has {counted(layers, 'layer')}, 0 to {layers - 1}. "
+            f"Freeze fewer: --freeze {layers - 1} trains the head alone."
         )
+    if frozen:
+        log.info(f"{flag}: training {trained:,} of {sum(p.numel() for p in model.parameters()):,} parameters.")
+        if weights is None and not resumed:
+            log.warning(f"{flag} without --weights: the frozen layers keep their random initial values.")
     return model
 
 
-class _Offered(NamedTuple):
+class _MatchedWeights(NamedTuple):
     """Weights with the class layers in the order of a model's classes."""
 
-    whole: dict[str, Tensor]  # those that the weights have whole
-    partial: dict[str, Tensor]  # class layers where the weights lack some classes, whose outputs are the model's own
-    report: str  # how many classes they know, for a line of the log; "" where their class layers do not fit
+    whole: dict[str, Tensor]  # complete tensors
+    partial: dict[str, Tensor]  # class layers in which some outputs are the model's own
+    report: str  # known classes, for the log; "" if the class layers do not fit
 
 
-def for_classes_of(model: DetectionModel, weights: Weights) -> _Offered:
-    """Return weights with the class layers in the order of a model's classes, which are matched by name."""
+def match_class_layers(model: DetectionModel, weights: Weights) -> _MatchedWeights:
+    """Return weights with the class layers in the order of a model's classes, matched by name."""
     prefix, known = f"model.{len(model.model) - 1}.", match_classes(weights.names, model.names)
     of_head = {name.removeprefix(prefix): t for name, t in weights.state_dict.items() if name.startswith(prefix)}
     made = model.head.class_tensors(of_head, len(weights.names), known)
     layers = {prefix + name: tensor for name, tensor in made.items()}
     if not layers:
-        return _Offered(weights.state_dict, {}, "")
+        return _MatchedWeights(weights.state_dict, {}, "")
     names = [name for name, number in zip(model.names, known, strict=True) if number >= 0]
     by_number = names and (names_say_nothing(weights.names) or names_say_nothing(model.names))
     by = "number" if by_number else "name"
     listed = f" ({printable(first_of(names, 5))})" if names and by == "name" else ""
     report = f"; class layer: {len(names)} of {model.nc} classes known by {by}{listed}"
     if len(names) == model.nc:
-        return _Offered({**weights.state_dict, **layers}, {}, report)
+        return _MatchedWeights({**weights.state_dict, **layers}, {}, report)
     whole = {name: tensor for name, tensor in weights.state_dict.items() if name not in layers}
-    return _Offered(whole, layers, f"{report}, {model.nc - len(names)} reinitialised")
+    return _MatchedWeights(whole, layers, f"{report}, {model.nc - len(names)} reinitialised")
 
 
 def fix_norms(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Weights | None) -> Hyp:
-    """Have the normalisations that the hyperparameters name keep their statistics, in a run from weights.
+    """Fix the statistics of the first `hyp.fixed_norms` layers in a run from weights.
 
-    Args:
-        model, config, hyp: of the run; the model has its weights.
-        weights: None where the run is resumed.
-
-    Returns:
-        The hyperparameters, with as many layers as came whole from the weights, at most.
+    Return the hyperparameters with `fixed_norms` reduced to the layers that were loaded completely. For a resumed run,
+    `weights` is None and nothing is reduced.
     """
     layers = min(round(hyp.fixed_norms), len(model.model)) if config.weights else 0
     if weights is not None:
-        fits = {name: t.shape for name, t in for_classes_of(model, weights).whole.items()}
-        anew = (
+        fits = {name: t.shape for name, t in match_class_layers(model, weights).whole.items()}
+        reinitialised = (
             index
             for index, layer in enumerate(model.model)
             for name, t in layer.state_dict(prefix=f"model.{index}.").items()
             if fits.get(name) != t.shape
         )
-        layers = min(layers, next(anew, layers))
+        layers = min(layers, next(reinitialised, layers))
     model.fix_statistics(layers)
     if any(index >= layers for index in config.frozen_layers):
-        log.info("The statistics of frozen normalisations still follow the data.")
+        log.info("The frozen normalisation layers still update their statistics.")
     return dataclasses.replace(hyp, fixed_norms=float(layers)) if config.weights else hyp
 
 
 def with_frozen_layers(config: TrainConfig, hyp: Hyp) -> TrainConfig:
-    """The flags of a fresh run, with the layers that the hyperparameters freeze where --freeze says nothing."""
+    """Return a fresh run's flags with the layers that the hyperparameters freeze, unless --freeze is given."""
     if config.weights and not config.freeze and hyp.frozen_layers:
         return dataclasses.replace(config, freeze=(round(hyp.frozen_layers),))
     return config

@@ -1,4 +1,4 @@
-"""What a file says of where it comes from: the program that wrote it; of a checkpoint also its run and its metrics."""
+"""Provenance in files: program version, and for checkpoints the run and its metrics."""
 
 from __future__ import annotations
 
@@ -23,15 +23,9 @@ def describe_run(
     git: str | None = None,
     pixels: PixelRule | None = None,
 ) -> dict[str, Any]:
-    """Return the values of `DESCRIPTION_KEYS`, which describe the run of a checkpoint; `date` is now, in UTC.
+    """Return the values of `DESCRIPTION_KEYS` for a checkpoint of a raw model; `date` is now, in UTC.
 
-    Args:
-        model: the raw model.
-        config, hyp: plain values.
-        imgsz: training size in pixels.
-        dataset_hash: digest of the training index.
-        git: from `git_revision`.
-        pixels: the dataset's rule for levels of more than 8 bits.
+    `config` and `hyp` hold plain values; `git` comes from `git_revision`.
     """
     return {
         "config": dict(config),
@@ -51,16 +45,16 @@ def describe_run(
 
 
 def describe_metrics(metrics: Metrics | None) -> dict[str, Any]:
-    """Return the values of `MEASURED_KEYS`, metrics and the confidences where F1 is best; None if not validated."""
+    """Return the values of `METRIC_KEYS`: metrics and the confidences with the best F1; None if not validated."""
     if metrics is None:
         return {"metrics": None, "thresholds": None}
-    figures = ("precision", "recall", "map50", "map", "fitness", "images", "objects")
+    names = ("precision", "recall", "map50", "map", "fitness", "images", "objects")
     return {
-        "metrics": {name: getattr(metrics, name) for name in figures},
+        "metrics": {name: getattr(metrics, name) for name in names},
         "thresholds": {"confidence": metrics.confidence, "class_confidences": metrics.class_confidences.tolist()},
     }
 
 
 def written_by() -> dict[str, str | None]:
-    """The program, under the names that its files have for it: its version, and the commit of a clone."""
+    """Return the program's version and git commit, under the names that its files use."""
     return {"tessera_version": __version__, "git": git_revision()}

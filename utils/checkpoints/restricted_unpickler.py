@@ -1,14 +1,13 @@
-"""A pickle machine without calls, for files that nobody vouches for.
+"""Unpickler without calls, for untrusted files.
 
-Unpickling runs whatever code a file asks for. This is another machine for the same opcodes: it has no instruction that
-imports or calls anything. A global is an inert token; calling, instantiating or building one makes an inert `Record` of
-what would have been done; only tensors are made real, from checked slices of the storages. A global outside a short
-vocabulary is refused and named.
+It interprets the opcodes of a pickle without importing or calling anything. A global becomes an inert token. A call of
+it becomes an inert `InertObject`. Only tensors become real, as checked slices of storages. A global outside a short
+list is refused by name.
 
-Why not `pickle.Unpickler` with stubs for `find_class`, nor `torch.load(weights_only=True)`: both hash a dict's key
-before anyone can look at it, and 200,000 nested tuples as a key overflow the C stack, which kills the process. The
-former's memo is an array that one opcode of five bytes grows by gigabytes (CPython issue 115952); the latter corrupted
-memory in the releases before 2.10 (CVE-2026-24747).
+`pickle.Unpickler` with a restricted `find_class` and `torch.load(weights_only=True)` are no alternative: both hash a
+dict's key unchecked, and 200,000 nested tuples as a key overflow the C stack and kill the process. The memo of the
+former is an array that one opcode of five bytes grows by gigabytes (CPython issue 115952). The latter corrupted memory
+before torch 2.10 (CVE-2026-24747).
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _TENSOR, _PARAMETER = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_
 _ORDERED_DICT, _DEFAULT_DICT = "collections.OrderedDict", "collections.defaultdict"
 _SETS = {"builtins.set", "__builtin__.set"}
 _BUILDERS = {_TENSOR, _PARAMETER, _ORDERED_DICT, _DEFAULT_DICT} | _SETS
-# What else files of other programs mention; it only ever becomes a record.
+# Further globals in files of other programs; they become records.
 _INERT = {
     "torch.Size",
     "torch.device",
@@ -52,20 +51,19 @@ _INERT = {
     "numpy.ndarray",
     "_codecs.encode",
     "typing.Any",
-    # As types that a configuration's values are of; the latter names are those of pickles for Python 2, as torch's are.
+    # Types of a configuration's values; __builtin__ in pickles for Python 2, as torch writes.
     *(f"builtins.{name}" for name in ("dict", "list", "tuple", "str", "int", "float", "bool")),
     *(f"__builtin__.{name}" for name in ("dict", "list", "tuple", "unicode", "long", "float", "bool")),
     *(f"pathlib.{name}Path" for name in ("", "Pure", "Posix", "Windows", "PurePosix", "PureWindows")),
 }
 _KNOWN = _BUILDERS | _STORAGES.keys() | _INERT
-# Classes of YOLOv5's, YOLOX's and YOLOv9's packages, of their configurations, and of torch's: a module, then names
-# without a leading double underscore.
+# Classes of the packages of YOLOv5, YOLOX, YOLOv9, omegaconf and torch; no name begins with a double underscore.
 _INERT_CLASSES = re.compile(
     r"(models|utils|yolox|yolo|omegaconf|torch\.nn\.modules|torch\.nn\.parameter)(\.(?!__)[A-Za-z_]\w*)+\Z", re.ASCII
 )
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _EMPTY: dict[str, Callable[[], Any]] = {"EMPTY_LIST": list, "EMPTY_DICT": dict, "EMPTY_SET": set}
-# Opcodes that push the number, text or bytes beside them.
+# Opcodes that push their argument.
 _LITERALS = frozenset(
     (
         *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
@@ -77,14 +75,14 @@ _LITERALS = frozenset(
 
 @dataclass(frozen=True, eq=False)
 class Global:
-    """A name that the pickle mentions; nothing is imported for it."""
+    """Name in a pickle; nothing is imported."""
 
     name: str
 
 
 @dataclass(eq=False)
-class Record:
-    """What stands for an object of class, or a result of function, `name`: its arguments and its state, as data."""
+class InertObject:
+    """Inert stand-in for an object of class `name` or a result of function `name`: its arguments and state."""
 
     name: str
     args: tuple[Any, ...]
@@ -93,7 +91,7 @@ class Record:
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """A storage that the pickle mentions; its bytes are read when a tensor needs them."""
+    """Storage in a pickle; its bytes are read when a tensor needs them."""
 
     key: str
     dtype: torch.dtype
@@ -101,13 +99,13 @@ class Storage:
 
 
 class Damaged(Exception):
-    """The file breaks a rule of its own format; the text says which."""
+    """A file that breaks a rule of its format; the text says which."""
 
 
-class Machine:
-    """Opcodes in; plain values, tensors, records and globals out.
+class RestrictedUnpickler:
+    """Interpreter of pickle opcodes; its results are plain values, tensors, records and globals.
 
-    `load` reads all elements of a storage, (numel,); `source` names the file in errors.
+    `load` returns all elements of a storage, (numel,); `source` names the file in errors.
     """
 
     def __init__(self, load: Callable[[Storage], Tensor], source: str) -> None:
@@ -121,8 +119,8 @@ class Machine:
         """Return the object that the pickle describes.
 
         Raises:
-            UserError: it mentions a global outside the vocabulary, or an opcode that only other kinds of pickle need.
-            Damaged: it is no whole, sensible pickle.
+            UserError: a refused global, or an opcode that no checkpoint needs.
+            Damaged: the pickle is malformed.
         """
         try:
             for opcode, argument, position in pickletools.genops(pickled):
@@ -150,14 +148,17 @@ class Machine:
                 count = int(opcode[-1])
                 stack.append(tuple(stack.pop() for _ in range(count))[::-1])
             case "TUPLE":
-                self._push(tuple(self._pop_mark()))
+                items = self._pop_mark()
+                self._stack.append(tuple(items))
             case "LIST":
-                self._push(self._pop_mark())
+                items = self._pop_mark()
+                self._stack.append(items)
             case "APPEND" | "APPENDS":
                 items = self._pop_mark() if opcode == "APPENDS" else [stack.pop()]
                 self._top(list).extend(items)
             case "DICT":
-                self._push(_pairs(self._pop_mark()))
+                items = self._pop_mark()
+                self._stack.append(_pairs(items))
             case "SETITEM" | "SETITEMS":
                 items = self._pop_mark() if opcode == "SETITEMS" else [stack.pop(-2), stack.pop()]
                 self._top(dict).update(_pairs(items))
@@ -193,18 +194,15 @@ class Machine:
                 stack.append(self._make(target, args))
             case "BUILD":
                 state, built = stack.pop(), stack[-1]
-                if isinstance(built, Record):
+                if isinstance(built, InertObject):
                     built.state = state
-                elif not isinstance(built, dict):  # an ordered dict's own attributes mean nothing here
+                elif not isinstance(built, dict):  # attributes of an ordered dict are ignored
                     raise ValueError(f"at byte {position}, state for a {type(built).__name__}")
             case _:
                 raise UserError(
                     f"{self._source}: refused: its pickle uses the opcode {opcode} (byte {position}), which no "
-                    f"checkpoint needs. Nothing of it was run."
+                    "checkpoint needs. No code was run."
                 )
-
-    def _push(self, value: Any) -> None:
-        self._stack.append(value)
 
     def _pop_mark(self) -> list[Any]:
         items, self._stack = self._stack, self._below_marks.pop()
@@ -219,8 +217,8 @@ class Machine:
     def _global(self, name: str) -> Global:
         if name not in _KNOWN and not _INERT_CLASSES.match(name):
             raise UserError(
-                f"{self._source}: refused: its pickle asks for {shown(name)}, which has no place in a "
-                f"checkpoint. Nothing of it was run. Use a file from a source that you trust."
+                f"{self._source}: refused: its pickle names {shown(name)}, which no checkpoint needs. No code was run. "
+                "Use a file from a source that you trust."
             )
         return Global(name)
 
@@ -235,14 +233,14 @@ class Machine:
             return args[0]
         if target.name == _ORDERED_DICT:
             return _pairs([item for pair in _items(args[0]) for item in _items(pair)]) if args else {}
-        if target.name == _DEFAULT_DICT:  # of its items, which follow; what makes missing ones means nothing here
+        if target.name == _DEFAULT_DICT:  # its items follow; its factory is ignored
             return {}
         if target.name in _SETS:
             return set(map(_key, _items(args[0]))) if args else set()
-        return Record(target.name, args)
+        return InertObject(target.name, args)
 
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
-        """A view of a storage; an error where an element would lie outside it, or where elements repeat."""
+        """Return a view of a storage; raise an error for elements outside it, or repeated ones."""
         if not isinstance(storage, Storage) or not isinstance(size, tuple) or not isinstance(stride, tuple):
             raise TypeError("a tensor without storage, size or stride")
         numbers = (offset, *size, *stride)
@@ -253,7 +251,7 @@ class Machine:
         if last >= storage.numel or elements > storage.numel:
             raise ValueError(f"a tensor of size {size}, stride {stride} at {offset} in {storage.numel} elements")
         flat = self._load(storage)
-        if not elements and math.prod(filter(None, size)) >= 2**62:  # of which torch can make none
+        if not elements and math.prod(filter(None, size)) >= 2**62:  # torch cannot make these
             raise ValueError(f"an empty tensor of size {size}")
         return flat.as_strided(size, stride, offset) if elements else flat.new_empty(size)
 
@@ -266,14 +264,14 @@ def _storage(reference: Any) -> Storage:
 
 
 def _key(value: Any) -> str | int | float | None:
-    """`value`, if it may be the key of a dict or an item of a set (a tuple's hash could nest without end)."""
+    """Return `value` if it may be the key of a dict or an item of a set; a tuple's hash could recurse without end."""
     if value is not None and not isinstance(value, (str, int, float)):
         raise TypeError(f"a key that is a {type(value).__name__}")
     return value
 
 
 def _items(values: Any) -> list[Any] | tuple[Any, ...]:
-    """`values`, if they are a list or a tuple: a tensor would unfold into an object for each row."""
+    """Return `values` if they are a list or a tuple; a tensor would unfold into an object per row."""
     if not isinstance(values, (list, tuple)):
         raise TypeError(f"the items of a {type(values).__name__}")
     return values

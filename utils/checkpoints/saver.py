@@ -1,4 +1,4 @@
-"""When and where the checkpoints of a run are written, by rank 0 alone."""
+"""Schedule and writing of the checkpoints of a run, by rank 0."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
-_Files = Sequence[tuple[Sequence[str], Mapping[str, Any]]]  # the names of each, and its content
+_Files = Sequence[tuple[Sequence[str], Mapping[str, Any]]]  # names and content of each file
 
 
 class Saver:
-    """Writes last.pt, best.pt and epochN.pt; a context manager that waits for the last file.
+    """Writer of last.pt, best.pt and epochN.pt; a context manager that waits for the last file.
 
     | moment | files | written |
     |---|---|---|
-    | an epoch's steps are done | last.pt; a run resumed from it begins with the validation | beside the validation |
-    | the weights that a run began with are measured | best.pt | before the first step |
-    | the epoch is validated | best.pt where it is the best, epochN.pt where it is due | beside the next epoch |
-    | `--save-steps` is due, or a rank was asked to stop | last.pt | before the next step or the end |
-    | the run's end | last.pt, and best.pt where the last epoch is the best | before the end |
+    | end of an epoch's steps | last.pt; a run resumed from it begins with the validation | during the validation |
+    | initial weights are validated | best.pt | before the first step |
+    | end of an epoch's validation | best.pt if it is the best, epochN.pt if it is due | during the next epoch |
+    | `--save-steps` is due, or a stop signal | last.pt | before the next step or the end |
+    | end of the run | last.pt, and best.pt if the last epoch is the best | before the end |
 
-    So an epoch writes one whole file, and a kill costs at most the steps and the validation since then.
+    A kill costs at most the steps and the validation since the last file.
 
-    What is written beside the training is a copy on the host, and one thread of rank 0 writes it. Every save waits for
-    the write before it, and so does the end of an epoch's steps, for a process that is forked during a write would hold
-    the unfinished file open. If that write failed, it is an error on every rank. Only `--save-steps` and a stop do not
-    end there: they warn, write their own file and then what is missing, as the disk may have room again.
+    A thread of rank 0 writes files during the training from a copy on the host. Every save and the end of an epoch's
+    steps wait for the write before, as a process forked during a write would hold the unfinished file open. A failed
+    write raises UserError on every rank. Only `--save-steps` and a stop warn instead, write their own file and then
+    what is missing, as the disk may have space again.
 
-    Every rank calls every method. Where a file could not be written, each of them raises `UserError` on every rank.
+    Every rank calls every method.
 
     Args:
         context, state: of the run.
         dataset_hash: digest of the training index.
-        pixels: the dataset's rule for levels of more than 8 bits.
-        interruption: whether this rank was asked to stop.
-        settle: brings the state up to the last step; returns whether a rank was asked to stop by then.
+        pixels: the dataset's conversion of images with more than 8 bits.
+        interruption: stop signals of this rank.
+        settle: reads the remaining step flags; returns whether a rank received a stop signal.
 
     Attributes:
-        folder: where the files lie, on rank 0's host.
-        best: best.pt where the best epoch was saved, else last.pt.
+        folder: weights directory, on rank 0's host.
+        best: best.pt if the best epoch was saved, else last.pt.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Saver:
         self._context, self._state, self._dataset_hash, self._pixels = context, state, dataset_hash, pixels
         self._interruption, self._settle_state = interruption, settle
         self._git = git_revision() if context.world.is_main else None
-        # One thread for all writes: CPython before 3.12 must not fork while a thread begins or ends.
+        # One thread for all writes: CPython before 3.12 must not fork while a thread starts or ends.
         self._thread = ThreadPoolExecutor(1, "checkpoint writer")
         self._writing: tuple[_Files, Future[None]] | None = None
 
@@ -87,73 +87,66 @@ class Saver:
         self._finish_writing(raises=False)
 
     def settle(self) -> None:
-        """Bring the state up to the last step, and wait for the file that is being written."""
+        """Settle the state, and wait for the file that is being written."""
         self._settle_state()
         self._context.world.from_main(self._finish_writing)
 
     def after_step(self, stop: bool) -> None:
-        """Save in the middle of an epoch where it is time to, or where a rank was asked to stop.
+        """Save within an epoch if it is due or a stop was requested.
 
         Raises:
-            Interrupted: once the checkpoint is written, where a rank was asked to stop.
+            Interrupted: after the checkpoint is written, if a stop was requested.
         """
         progress = self._state.progress
         if stop or due(progress.step, self._context.config.save_steps):
-            # On a device with a queue, a save each step reads all flags itself.
+            # On a device with a queue, saving reads the remaining flags.
             stop = self._save(["last.pt"], wait=True) or stop
         if stop:
             self._interrupt(f"epoch {progress.epoch} after batch {progress.step_in_epoch}")
 
     def before_validation(self) -> None:
-        """Begin to save last.pt after an epoch's steps; not under --nosave."""
+        """Start to save last.pt after an epoch's steps, unless --nosave."""
         if not self._context.config.nosave:
             self._save(["last.pt"], wait=False)
 
     def stop_validation(self) -> NoReturn:
-        """Save last.pt, from which a resumed run begins with the validation that is given up here; then interrupt."""
+        """Save last.pt, from which a resumed run repeats the validation; then raise Interrupted."""
         self._save(["last.pt"], wait=True)
         self._interrupt(f"the validation of epoch {self._state.progress.epoch}")
 
     def before_training(self, metrics: Metrics) -> None:
-        """Keep the weights that a run begins with as best.pt, with what they measure."""
+        """Save the initial weights and their metrics as best.pt."""
         self.best = self.folder / "best.pt"
         self._save([], metrics, is_best=True, wait=True)
 
     def after_epoch(self, epoch: int, metrics: Metrics | None, *, is_best: bool, stop: bool) -> None:
-        """Save what is due after the validation of `epoch`; nothing under --nosave, but after the last epoch.
+        """Save what is due after the validation of `epoch`; with --nosave only after the last epoch.
 
         Args:
             epoch: from 0.
-            metrics: None where it was not validated; then last.pt is due here.
+            metrics: None if it was not validated; last.pt is then due here.
             is_best: of all epochs so far.
-            stop: the training ends here early. Here, and after the last epoch, the files are written on return.
+            stop: the training ends early here.
 
         Raises:
-            Interrupted: a rank was asked to stop, and there is something left to train.
+            Interrupted: a stop was requested, and there is something left to train.
         """
         config = self._context.config
         done = stop or epoch + 1 == config.epochs
-        asked = any(self._context.world.all_gather(self._interruption.requested)) and not done
-        if config.nosave and not (asked or done):
+        interrupted = any(self._context.world.all_gather(self._interruption.requested)) and not done
+        if config.nosave and not (interrupted or done):
             return
         if is_best:
             self.best = self.folder / "best.pt"
-        ends = asked or done
+        ends = interrupted or done
         whole = [f"epoch{epoch}.pt"] * due(epoch + 1, config.save_period) + ["last.pt"] * (ends or metrics is None)
         if whole or is_best:
             self._save(whole, metrics, is_best=is_best, wait=ends)
-        if asked:
+        if interrupted:
             self._interrupt(f"the end of epoch {epoch}")
 
     def _save(self, whole: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:
-        """Save the state of the last step; return whether a rank was asked to stop by then.
-
-        Args:
-            whole: names of whole checkpoints.
-            metrics: of these weights.
-            is_best: whether best.pt is written too.
-            wait: until it is written; else it is begun.
-        """
+        """Save the state of the last step, whole files and best.pt; return whether a stop was requested by then."""
         world = self._context.world
         world.set_activity("saving a checkpoint")
         stop = self._settle_state()
@@ -178,7 +171,6 @@ class Saver:
         return stop
 
     def _content(self, losses: Sequence[Tensor], metrics: Metrics | None) -> dict[str, Any]:
-        """A whole checkpoint, of live tensors."""
         context = self._context
         config, hyp = context.config.as_dict(), context.hyp.as_dict()
         description = describe_run(
@@ -187,7 +179,6 @@ class Saver:
         return {**dump_state(self._state, losses), **describe_metrics(metrics), **description}
 
     def _write(self, files: _Files) -> None:
-        """Write each content once, and copy the file to its other names."""
         for names, content in files:
             first, *others = (self.folder / name for name in names)
             save_checkpoint(first, content)
@@ -197,7 +188,7 @@ class Saver:
                 self._context.world.remember("saved", "yes")
 
     def _finish_writing(self, *, raises: bool = True) -> _Files:
-        """Wait for the files that are being written. Where that failed, raise why, or warn and return these files."""
+        """Wait for the files being written. After a failure raise it, or warn and return these files."""
         writing, self._writing = self._writing, None
         if writing is None:
             return []
@@ -218,12 +209,11 @@ class Saver:
 
 
 def _weights(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a checkpoint that best.pt is."""
     return {key: content[key] for key in WEIGHTS_KEYS}
 
 
 def snapshot(value: Any, accelerator: Accelerator) -> Any:
-    """Copy tensors and their containers to the host, after one wait for the device; training does not change them."""
+    """Copy tensors and their containers to the host, with one wait for the device."""
     copied = _copy_to_host(value, accelerator)
     accelerator.synchronize()
     return copied
@@ -233,7 +223,7 @@ def _copy_to_host(value: Any, accelerator: Accelerator) -> Any:
     if isinstance(value, Tensor):
         return accelerator.to_host(value)
     if isinstance(value, Mapping):
-        copied: Any = copy.copy(value)  # a state_dict keeps its kind, and the versions of its modules
+        copied: Any = copy.copy(value)  # keeps the type and the metadata of a state_dict
         for key in copied:
             copied[key] = _copy_to_host(copied[key], accelerator)
         return copied
@@ -241,5 +231,5 @@ def _copy_to_host(value: Any, accelerator: Accelerator) -> Any:
 
 
 def due(count: int, period: int) -> bool:
-    """Whether something that happens every `period` is due after `count`; never with a period below 1."""
+    """Return whether something with this period is due after `count`; never with a period below 1."""
     return period > 0 and count % period == 0

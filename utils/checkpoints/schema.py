@@ -1,4 +1,4 @@
-"""What each key of a checkpoint holds; a file with other values is refused before anything uses them."""
+"""Schema of checkpoints: the expected value of each key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tessera.utils.text import counted, shown
 MIN_IMGSZ, MAX_IMGSZ = 32, 8192  # as of --imgsz
 _DEEPEST = 20
 
-
 _Test = Callable[[Any], bool]
 
 
@@ -29,12 +28,12 @@ def _is_plain(value: Any) -> bool:
     return value is None or type(value) is bool or _is_number(value) or type(value) is str
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+def _is_count(value: Any, least: int = 0) -> bool:
+    return type(value) is int and least <= value < 2**63
 
 
 def _is_epoch(value: Any) -> bool:
-    return type(value) is int and START <= value < 2**63
+    return _is_count(value, START)
 
 
 def _is_text(value: Any) -> bool:
@@ -43,10 +42,6 @@ def _is_text(value: Any) -> bool:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
-
-
-def _is_losses(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim == 2 and len(value) > 0 and value.is_floating_point()
 
 
 def _either(*tests: _Test) -> _Test:
@@ -58,12 +53,10 @@ def _optional(test: _Test) -> _Test:
 
 
 def _items(test: _Test) -> _Test:
-    """A list or tuple of any length."""
     return lambda value: isinstance(value, (list, tuple)) and all(map(test, value))
 
 
 def _row(*tests: _Test) -> _Test:
-    """A list or tuple with an item for each test."""
     return lambda value: (
         isinstance(value, (list, tuple))
         and len(value) == len(tests)
@@ -76,14 +69,14 @@ def _table(test: _Test = lambda value: True, key: _Test = _is_text) -> _Test:
 
 
 def _having(**tests: _Test) -> _Test:
-    """A dict with these names at least."""
+    """Return a test for a dict that has these keys, and may have others."""
     is_table = _table()
     return lambda value: is_table(value) and all(name in value and test(value[name]) for name, test in tests.items())
 
 
 def _is_stopper(value: Any) -> bool:
     is_one = _having(best_fitness=_is_number, best_epoch=_is_epoch)
-    return is_one(value) and _is_epoch(value.get("improved_epoch", START))  # which earlier versions lack
+    return is_one(value) and _is_epoch(value.get("improved_epoch", START))  # missing in earlier versions
 
 
 _TENSORS = "tensors by name", _table(_is_tensor)
@@ -103,7 +96,7 @@ _RNG = _having(
 )
 _OPTIMIZER = _having(state=_table(_MOMENTS, key=_is_count), param_groups=_items(_having(params=_items(_is_count))))
 _THRESHOLDS = _having(confidence=_is_number, class_confidences=_items(_is_number))
-# What a message calls each key's value, and its test.
+# Description of each key's value for messages, and its test.
 _KINDS: Mapping[str, tuple[str, _Test]] = {
     "model": _TENSORS,
     "ema": _TENSORS,
@@ -111,7 +104,10 @@ _KINDS: Mapping[str, tuple[str, _Test]] = {
     "optimizer": ("an optimizer's state", _OPTIMIZER),
     "scaler": ("the state of a loss scale", _either(lambda value: value == {}, _SCALE)),
     **dict.fromkeys(("epoch", "step", "step_in_epoch", "epoch_skipped", "skipped_steps"), _COUNT),
-    "epoch_losses": ("a row of losses a rank", _is_losses),
+    "epoch_losses": (
+        "a row of losses per rank",
+        lambda x: _is_tensor(x) and x.ndim == 2 and len(x) > 0 and x.is_floating_point(),
+    ),
     "class_maps": ("a list of numbers", _items(_is_number)),
     "best_fitness": ("a number", _is_number),
     "stopper": ("the best epoch", _is_stopper),
@@ -134,9 +130,9 @@ _KINDS: Mapping[str, tuple[str, _Test]] = {
 
 
 def check_values(state: Mapping[str, Any], most: int = sys.maxsize) -> None:
-    """Raise Damaged where a checkpoint holds more than tensors and plain values, or others than later code relies on.
+    """Raise Damaged if a checkpoint holds other values than a run writes.
 
-    `most`: values that it may have together.
+    `most`: number of values that it may have together.
     """
     check_parts(state, most)
     for key, (words, test) in _KINDS.items():
@@ -147,12 +143,9 @@ def check_values(state: Mapping[str, Any], most: int = sys.maxsize) -> None:
 def check_detector(
     names: Sequence[Any], imgsz: int | None, confidence: float | None, class_confidences: Sequence[float]
 ) -> None:
-    """Raise Damaged where a file of any format, a checkpoint or an export, says what no detector has.
+    """Raise Damaged if the description of a detector, in a checkpoint or an export, is impossible.
 
-    Args:
-        names: classes by index.
-        imgsz: pixels that it was trained at, or is made for; None where the file does not say.
-        confidence, class_confidences: that suit it, and its classes; None and () where the file does not say.
+    Unknown values are None or ().
     """
     for name in names:
         if type(name) is not str or len(name) > LONGEST_CLASS_NAME:
@@ -161,25 +154,25 @@ def check_detector(
         raise Damaged(f"its size is {imgsz} pixels, expected {MIN_IMGSZ} to {MAX_IMGSZ}")
     for value in (*(() if confidence is None else (confidence,)), *class_confidences):
         if not 0 <= value <= 1:
-            raise Damaged(f"it says a confidence of {value:g}, expected 0 to 1")
+            raise Damaged(f"its confidence is {value:g}, expected 0 to 1")
     if len(class_confidences) not in (0, len(names)):
-        raise Damaged(f"it says {counted(len(class_confidences), 'confidence')} for {counted(len(names), 'class')}")
+        raise Damaged(f"it has {counted(len(class_confidences), 'confidence')} for {counted(len(names), 'class')}")
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Damaged, with its name, for the first tensor with a number that is not finite."""
+    """Raise Damaged, with its name, for the first tensor with a value that is not finite."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
-        extremes = tensor.float().aminmax()  # NaN where one number is: one pass, and of float32 without a copy
+        extremes = tensor.float().aminmax()  # propagates NaN; one pass, and no copy of float32
         if not all(map(math.isfinite, map(float, extremes))):
-            raise Damaged(f"{shown(name)} has numbers that are not finite (NaN or infinite)")
+            raise Damaged(f"{shown(name)} has values that are not finite (NaN or infinite)")
 
 
 def check_parts(value: Any, most: int) -> None:
-    """Raise Damaged for a value of more than tensors and plain values, that is very deep or has more than `most` parts.
+    """Raise Damaged for values other than tensors and plain ones, deep nesting, or more than `most` parts.
 
-    A pickle of some bytes can describe a list that contains itself, or that unfolds to any number of items.
+    A few bytes of a pickle can describe a list that contains itself, or one that unfolds to any number of items.
     """
     level, parts = [value], 1
     for _ in range(_DEEPEST):
@@ -190,10 +183,10 @@ def check_parts(value: Any, most: int) -> None:
                 if parts > most:
                     raise Damaged("its values contain each other")
                 if isinstance(part, dict) and not all(map(_is_plain, part)):
-                    raise Damaged("it has a name that is no text or number")
+                    raise Damaged("it has a key that is neither text nor a number")
                 below += part.values() if isinstance(part, dict) else part
             elif not (_is_plain(part) or type(part) is int or isinstance(part, Tensor)):
-                raise Damaged(f"it holds a {type(part).__name__}, which no checkpoint has")
+                raise Damaged(f"it holds a value of type {type(part).__name__}, which no checkpoint has")
         level = below
     if level:
-        raise Damaged(f"its values lie in each other more than {_DEEPEST} deep")
+        raise Damaged(f"its values are nested more than {_DEEPEST} deep")

@@ -1,4 +1,4 @@
-"""The state of a run, to a checkpoint and back: weights, optimizer, progress, generators."""
+"""Training state in checkpoints: weights, optimizer, progress, random generators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.utils.checkpoints.transfer import differences
+from tessera.utils.checkpoints.transfer import tensor_differences
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
@@ -40,25 +40,25 @@ def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) ->
 
 
 def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int = 0, size: int = 1) -> None:
-    """Put the state of this rank, in place, where a checkpoint has it.
+    """Restore the state of this rank in place.
 
-    Each rank restores its own part of the epoch's losses, or rank 0 all of it where the number of ranks has changed;
-    and only rank 0 restores the process's generators, which must differ.
+    Each rank restores its own part of the epoch's losses, or rank 0 the sum if the number of ranks has changed. Rank 0
+    alone restores the process's generators, which must differ between ranks.
 
     Raises:
-        UserError: the weights, the optimizer's state, the losses or the generators' do not fit.
+        UserError: weights, optimizer state, losses or generator states do not fit.
     """
     for name, module in (("model", state.model), ("ema", state.ema.model)):
-        different = differences(module.state_dict(), saved[name])
+        different = tensor_differences(module.state_dict(), saved[name])
         if different:
             raise UserError(
-                f"The checkpoint does not fit the model ({name}: {different}). A run can be resumed only "
-                f"with the architecture and the classes that it started with."
+                f"The checkpoint does not fit the model ({name}: {different}). Resume with the architecture and the "
+                "classes of the run."
             )
         module.load_state_dict(saved[name])
     state.ema.updates = saved["ema_updates"]
     _restore_optimizer(state.optimizer, saved["optimizer"])
-    if saved["scaler"]:  # empty from a run without loss scaling, which this one may have
+    if saved["scaler"]:  # empty from a run without loss scaling
         state.precision.scaler.load_state_dict(saved["scaler"])
     state.stopper.load_state_dict(saved["stopper"])
     progress = state.progress
@@ -78,43 +78,43 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Restore moments and counters. Rates and decay stay this optimizer's: flags given at a resume count."""
+    """Restore moments and counters; keep the rates and the decay of this optimizer."""
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    # Both Adams have betas, SGD has not; torch compares no more than how many parameters there are.
+    # Adam and AdamW have betas, SGD has not. torch compares only the number of parameters.
     other = ["betas" in group for group in saved["param_groups"][:1]] != ["betas" in group for group in own[:1]]
     try:
         if other:
-            raise ValueError("SGD and Adam keep different things")
+            raise ValueError("SGD and Adam have different states")
         optimizer.load_state_dict(dict(saved))
         _check_moments(optimizer)
     except ValueError as error:
         raise UserError(
-            f"The optimizer's state in the checkpoint does not fit ({first_line(error)}). A run can be resumed only "
-            f"with the --optimizer and the --freeze that it started with."
+            f"The optimizer's state in the checkpoint does not fit ({first_line(error)}). Resume with the --optimizer "
+            "and the --freeze of the run."
         ) from error
     for group, values in zip(optimizer.param_groups, own, strict=True):
         group.update(values)
-    for parameter, kept in optimizer.state.items():
-        for name, value in kept.items():
-            # Fused kernels go through memory in its order: a moment must lie in it as its parameter does.
+    for parameter, slots in optimizer.state.items():
+        for name, value in slots.items():
+            # Fused kernels expect moments in the memory layout of their parameter.
             if isinstance(value, Tensor) and value.ndim and value.stride() != parameter.stride():
-                kept[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                slots[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError for moments of another kind or shape: torch takes them, and fails in the first step."""
+    """Raise ValueError for moments of another kind or shape, which torch accepts and then fails in the first step."""
     adam = "betas" in optimizer.param_groups[0]
     wanted = {"exp_avg", "exp_avg_sq"} if adam else {"momentum_buffer"}
-    for parameter, kept in optimizer.state.items():
-        moments = {name: value for name, value in kept.items() if name != "step" and value is not None}
-        if not isinstance(parameter, Tensor) or not moments.keys() <= wanted or adam != ("step" in kept):
-            raise ValueError(f"it keeps {', '.join(map(shown, kept))}")
+    for parameter, slots in optimizer.state.items():
+        moments = {name: value for name, value in slots.items() if name != "step" and value is not None}
+        if not isinstance(parameter, Tensor) or not moments.keys() <= wanted or adam != ("step" in slots):
+            raise ValueError(f"it has {', '.join(map(shown, slots))}")
         if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
             raise ValueError("its moments have other shapes than the parameters")
 
 
 def rng_state(accelerator: Accelerator) -> dict[str, Any]:
-    """Return the state of this process's generators (Python, NumPy, torch, a CUDA device) as plain values."""
+    """Return the states of this process's generators (Python, NumPy, torch, CUDA) as plain values."""
     algorithm, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 - the process-level generator
     return {
         "python": random.getstate(),
@@ -125,7 +125,7 @@ def rng_state(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def set_rng_state(saved: Mapping[str, Any], accelerator: Accelerator) -> None:
-    """Put this process's generators where `rng_state` found them, or raise UserError."""
+    """Restore this process's generators from `rng_state`, or raise UserError."""
     try:
         version, internal, gauss = saved["python"]
         random.setstate((version, tuple(internal), gauss))
@@ -135,5 +135,5 @@ def set_rng_state(saved: Mapping[str, Any], accelerator: Accelerator) -> None:
         accelerator.set_rng_state(saved["cuda"])
     except (ValueError, TypeError, IndexError, OverflowError, RuntimeError) as error:
         raise UserError(
-            f"The checkpoint is damaged: its generators' states are none ({first_line(error)}). Take another one."
+            f"The checkpoint is damaged: invalid states of random generators ({first_line(error)}). Use another one."
         ) from error

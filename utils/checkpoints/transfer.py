@@ -1,4 +1,4 @@
-"""Which weights of a checkpoint fit a model, and what is to be said of the others."""
+"""Transfer of weights: the tensors of a checkpoint that fit a model, and a report of the others."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tessera.utils.text import first_of, one_line
 
 log = logging.getLogger(__name__)
 
-_OTHER = "for the weights are of another architecture"
-_LEAST_SHARE = 0.05  # of the numbers in a model's layers: what fits by chance is less
-_ORDINARY_SHARE = 0.5
+_OTHER = "another architecture"
+_LEAST_FRACTION = 0.05  # fraction of a model's weights; what fits by chance is less
+_USUAL_FRACTION = 0.5
 
 
 def intersect_weights(
@@ -26,17 +26,17 @@ def intersect_weights(
     exclude: Iterable[str] = (),
     partial: Collection[str] = (),
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the tensors of a checkpoint that fit a model by name and shape, and why others do not, for a line's end.
+    """Return the tensors of a checkpoint that fit a model by name and shape, and a report of the others.
 
-    A warning is logged where weights of another architecture start less than half of the model.
+    A warning is logged if weights of another architecture initialise less than half of the model.
 
     Args:
         source: names the checkpoint in messages.
-        exclude: regular expressions; a tensor whose name contains a match stays as the model has it.
+        exclude: regular expressions; tensors with a matching name are not loaded.
         partial: names of tensors that are loaded in part, elsewhere.
 
     Raises:
-        UserError: no layer's weights fit, or so few that it is by chance: the architecture is another one.
+        UserError: the weights are of another architecture.
     """
     patterns = [re.compile(pattern) for pattern in exclude]
     own, offered = (
@@ -44,55 +44,56 @@ def intersect_weights(
         for state in (model_state, checkpoint_state)
     )
     fitting = {k: t for k, t in offered.items() if k in own and t.shape == own[k].shape}
-    different = differences(own, offered)
-    share, why = share_of_layers(own, fitting), _why_not_all(own, offered)
+    different = tensor_differences(own, offered)
+    fraction, why = fitting_fraction(own, fitting), _why_not_all(own, offered)
     other = why == _OTHER
-    if share == 0 or (other and share < _LEAST_SHARE):
-        among = f"{share:.1%} of the layers' weights" if share else "no layer's weights"
+    if fraction == 0 or (other and fraction < _LEAST_FRACTION):
+        among = f"{fraction:.1%} of the layers' weights" if fraction else "no layer's weights"
         raise UserError(
-            f"{source}: an architecture that does not fit the weights: {len(fitting)} of {len(model_state)} tensors "
-            f"fit, and {among} among them ({different}). Give the --cfg that belongs to the weights, or no --cfg."
+            f"{source}: the weights do not fit the architecture: {len(fitting)} of {len(model_state)} tensors fit, "
+            f"with {among} ({different}). Give the --cfg that belongs to the weights, or no --cfg."
         )
-    if other and share < _ORDINARY_SHARE:
+    if other and fraction < _USUAL_FRACTION:
         log.warning(
-            f"{source}: only {share:.0%} of the model's layers start from these weights, for they are of another "
-            "architecture. Give the --cfg that belongs to them, or no --cfg, where that is not meant."
+            f"{source}: only {fraction:.0%} of the model's layers start from these weights, which are of another "
+            "architecture. If that is not intended, give the --cfg that belongs to them, or no --cfg."
         )
     report = ""
     if excluded := len(model_state) - len(own) - len(partial):
         report += f"; {excluded} excluded"
     if different:
-        report += f"; the rest is reinitialised, {why}: {different}"
+        lacking = len(own) - len(fitting)
+        report += f"; {f'reinitialised {lacking}' if lacking else 'others unused'} ({why}): {different}"
     return fitting, report
 
 
-def share_of_layers(model_state: Mapping[str, Tensor], fitting: Iterable[str]) -> float:
-    """Return the part of the numbers in a model's layers that the tensors named `fitting` have, 0 to 1.
+def fitting_fraction(model_state: Mapping[str, Tensor], fitting: Iterable[str]) -> float:
+    """Return the fraction of a model's weights that the tensors named `fitting` hold, 0 to 1.
 
-    Counters, norms and a head's anchors have the same shape in several sizes of a family: they do not show a fit.
+    Counters, norms and anchors are not counted: they have equal shapes in several sizes of a family.
     """
     numbers = {k: t.numel() for k, t in model_state.items() if k.endswith(".weight") and t.ndim >= 2}
     return sum(numbers.get(name, 0) for name in fitting) / max(1, sum(numbers.values()))
 
 
 def _why_not_all(own: Mapping[str, Tensor], offered: Mapping[str, Tensor]) -> str:
-    """Say why a checkpoint fits a model in part: the number of classes, the head, or more than that."""
+    """Return the reason why a checkpoint fits a model in part: classes, head, or architecture."""
     fitting = {name for name in own if name in offered and own[name].shape == offered[name].shape}
     unfit = (own.keys() | offered.keys()) - fitting
     head = max((name for name in own if name.startswith("model.")), key=_layer, default="")
     if not head or any(_layer(name) not in (_layer(head), -1) for name in unfit):
         return _OTHER
-    return "as with other classes" if own.keys() == offered.keys() else "for the weights have another kind of head"
+    return "different classes" if own.keys() == offered.keys() else "another kind of head"
 
 
 def _layer(name: str) -> int:
-    """Return 24 of "model.24.m.0.weight"; -1 of a tensor that belongs to no layer."""
+    """Return 24 for "model.24.m.0.weight"; -1 for a tensor of no layer."""
     found = re.match(r"model\.(\d+)\.", name)
     return int(found[1]) if found else -1
 
 
-def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], most: int = 4) -> str:
-    """Tensors of a model that a checkpoint lacks or has in another shape, and surplus ones; "" where there are none."""
+def tensor_differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], most: int = 4) -> str:
+    """Describe missing, reshaped and surplus tensors of a checkpoint; "" if there are none."""
     lines = [
         f"{name} is {tuple(tensor.shape)}, in the checkpoint {tuple(found[name].shape)}"
         for name, tensor in expected.items()

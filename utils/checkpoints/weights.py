@@ -1,4 +1,4 @@
-"""Weights to start from, and what else their file holds: a checkpoint, another program's file or safetensors."""
+"""Loading of weights: checkpoints, files of other programs, and safetensors."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.bit_depth import PixelRule
-from tessera.utils.checkpoints.foreign.read import read_foreign
-from tessera.utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint
+from tessera.utils.checkpoints.foreign.read import import_foreign
+from tessera.utils.checkpoints.format import WEIGHTS_KEYS, checked_checkpoint, read_content
 from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.checkpoints.schema import check_detector, check_finite
-from tessera.utils.checkpoints.transfer import differences
+from tessera.utils.checkpoints.transfer import tensor_differences
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import called
@@ -24,8 +24,8 @@ from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.text import counted, first_line, shown, strict_json
 
 _SAFETENSORS, _SAFETENSORS_FORMAT = ".safetensors", "tessera-weights 1"
-_USUAL_IMGSZ = 640  # of files that do not say at which size they were trained
-# Suffixes of exported files, and what computes them.
+_USUAL_IMGSZ = 640  # default for files without a training size
+# Suffixes of exported files, and their runtimes.
 EXPORTED = {
     ".onnx": "ONNX Runtime",
     ".xml": "OpenVINO",
@@ -37,36 +37,36 @@ EXPORTED = {
 
 
 class Weights(NamedTuple):
-    """Weights to start from, and what else their file says; a default where it does not say."""
+    """Weights and their description; fields have a default if the file lacks them."""
 
     state_dict: dict[str, Tensor]  # float32; the EMA's
     model_yaml: dict[str, Any]
     names: tuple[str, ...]  # classes by index
     source: str  # for the log: "best.pt (after 12 epochs)"
-    data: str = ""  # the dataset YAML that they were trained on, as it was given
-    imgsz: int | None = None  # pixels that they were trained at
-    confidence: float | None = None  # where the mean F1 of their validation is best
-    class_confidences: tuple[float, ...] = ()  # where the F1 of each class is best
-    pixels: PixelRule | None = None  # how levels of more than 8 bits became 8 in training
-    family: str = ""  # of another program's file: "YOLOv5", "YOLOX", "YOLOv9" or "EfficientNet-Lite"
-    checkpoint: Mapping[str, Any] | None = None  # all that best.pt holds, of a checkpoint of this program
+    data: str = ""  # dataset YAML of the training, as given
+    imgsz: int | None = None  # training size in pixels
+    confidence: float | None = None  # with the best mean F1 in validation
+    class_confidences: tuple[float, ...] = ()  # with the best F1 of each class
+    pixels: PixelRule | None = None  # conversion of images with more than 8 bits
+    family: str = ""  # other program: "YOLOv5", "YOLOX", "YOLOv9" or "EfficientNet-Lite"
+    checkpoint: Mapping[str, Any] | None = None  # `WEIGHTS_KEYS` of a checkpoint of this program
 
     @property
     def usual_imgsz(self) -> int:
-        """Size in pixels to measure, detect and export at where none is asked for."""
+        """Default image size in pixels for validation, detection and export."""
         return self.imgsz or _USUAL_IMGSZ
 
 
 def load_weights(path: Path) -> Weights:
-    """Read the weights of a checkpoint of this program, or of a file of YOLOv5, YOLOX or YOLOv9; nothing in it is run.
+    """Load a checkpoint of this program, a safetensors file, or a file of YOLOv5, YOLOX or YOLOv9. No code in it runs.
 
     Raises:
-        UserError: an exported file; else as of `load_any_checkpoint` and `read_foreign`; or a number in it is none.
+        UserError: an exported file, an unreadable or unsupported file, or values that are not finite.
     """
     if path.suffix.lower() in EXPORTED:
         raise UserError(
-            f"{path}: an exported file; {called('val.py')} and {called('detect.py')} take it, but it cannot be trained "
-            "on or exported again. Give the .pt that it was exported from, such as runs/train/exp/weights/best.pt."
+            f"{path}: an exported file, which only {called('val.py')} and {called('detect.py')} accept. Give the .pt "
+            "that it was exported from, such as runs/train/exp/weights/best.pt."
         )
     with explain_out_of_memory_of(path, Accelerator()):
         weights = _read(path)
@@ -74,18 +74,19 @@ def load_weights(path: Path) -> Weights:
         check_detector(weights.names, weights.imgsz, weights.confidence, weights.class_confidences)
         check_finite(weights.state_dict)
     except Damaged as error:
-        raise UserError(f"{path}: damaged: {error}. Take another checkpoint, such as an earlier one.") from error
+        raise UserError(f"{path}: damaged: {error}. Use another checkpoint, such as an earlier one.") from error
     return weights
 
 
 def _read(path: Path) -> Weights:
     if path.suffix.lower() == _SAFETENSORS:
         return _read_safetensors(path)
-    if foreign := read_foreign(path):
+    content, length = read_content(path)
+    if foreign := import_foreign(path, content):
         family, imported = foreign
         source = f"{path.name} (original {family})"
         return Weights(imported.state_dict, imported.model_yaml, imported.names, source, family=family)
-    state = load_any_checkpoint(path)
+    state = checked_checkpoint(path, content, length)
     epoch = state["epoch"]
     done = f"in epoch {epoch}" if state.get("step_in_epoch") else f"after {counted(epoch, 'epoch')}"
     data = state["config"].get("data")
@@ -105,19 +106,19 @@ def _read(path: Path) -> Weights:
 
 
 def _read_safetensors(path: Path) -> Weights:
-    """What `save_safetensors` wrote, floats as float32."""
     module = import_extra("safetensors", "safetensors", str(path))
     try:
         with module.safe_open(path, "pt") as file:
             found = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (module.SafetensorError, OSError) as error:
-        raise UserError(f"{path}: no sound safetensors file ({first_line(error)}). Copy or export it again.") from error
+        raise UserError(
+            f"{path}: not a valid safetensors file ({first_line(error)}). Copy or export it again."
+        ) from error
     if found.get("format") != _SAFETENSORS_FORMAT:
         raise UserError(
-            f"{path}: found {shown(found.get('format'))} as its format, expected {_SAFETENSORS_FORMAT!r}: another "
-            "program wrote it, and it does not say of which model the weights are. Give an exported file, or the "
-            "checkpoint."
+            f"{path}: found format {shown(found.get('format'))}, expected {_SAFETENSORS_FORMAT!r}. A file of another "
+            "program does not describe its model. Give an exported file, or the checkpoint."
         )
     try:
         imgsz, confidence = json.loads(found["trained_imgsz"]), json.loads(found["confidence"])
@@ -138,32 +139,27 @@ def _read_safetensors(path: Path) -> Weights:
 
 
 def model_of_weights(weights: Weights, given: str) -> DetectionModel:
-    """Return the detector that a file, which errors call `given`, describes, with its weights.
+    """Build the detector that a file, called `given` in errors, describes, with its weights.
 
     Raises:
         UserError: the weights do not fit the architecture.
-        ConfigError: the architecture is wrong.
+        ConfigError: the architecture is invalid.
     """
     with explain_out_of_memory_of(given, Accelerator()):
         model = DetectionModel(weights.model_yaml, names=weights.names or None)
-    different = differences(model.state_dict(), weights.state_dict, most=2)
+    different = tensor_differences(model.state_dict(), weights.state_dict, most=2)
     if different:
         of_family = f" of {weights.family}" if weights.family else ""
         raise UserError(
             f"--weights {given}: the weights{of_family} do not fit their architecture: {different}. Use another file, "
-            "or train from it, which takes what fits."
+            "or train from it, which loads the tensors that fit."
         )
     model.load_state_dict(weights.state_dict)
     return model
 
 
 def save_safetensors(path: Path, weights: Weights, described: Mapping[str, str], *, half: bool = False) -> None:
-    """Write weights in the safetensors format: tensors behind a header of plain text, nothing that could be run.
-
-    Args:
-        path, weights: written whole or not at all.
-        described: further strings of the header.
-        half: floats as float16.
+    """Write weights as safetensors atomically, floats as float16 if `half`; `described` adds strings to the header.
 
     Raises:
         UserError: the package is missing, or the file cannot be written.
@@ -188,5 +184,5 @@ def save_safetensors(path: Path, weights: Weights, described: Mapping[str, str],
             file.write(module.save(tensors, {**described, **own}))
     except OSError as error:
         raise UserError(
-            f"{path}: cannot write the export: {error.strerror or error}. Make room, or the folder writable."
+            f"{path}: cannot write the export: {error.strerror or error}. Free space, or make the directory writable."
         ) from error

@@ -1,1 +1,1 @@
-"""One optimizer step. Imports utils/ranks and the packages below it."""
+"""Optimizer step, schedule, precision, EMA and recipe of a training."""

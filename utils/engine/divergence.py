@@ -1,4 +1,4 @@
-"""The divergence guard: a run whose loss stays not finite ends, and names the images of its last step."""
+"""Divergence guard: ends a run whose loss is no longer finite."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tessera.utils.types import DatasetIndex
 
 @dataclass
 class DivergenceGuard:
-    """Counts skipped steps, and ends the run after ten in a row.
+    """Counter of skipped steps, which ends the run after ten in a row.
 
-    A skipped step does not count while a GradScaler can still halve its scale: that is how it finds one that fits.
+    A skipped step does not count while the GradScaler can still halve its scale.
     """
 
     LIMIT: ClassVar = 10
     context: RunContext
-    index: DatasetIndex  # images that the flags' indices refer to
-    loss_scale: Callable[[], float]  # the GradScaler's, else 1; asked for after skipped steps only: reading it waits
+    index: DatasetIndex  # training images
+    loss_scale: Callable[[], float]  # of the GradScaler, else 1; called after skipped steps only, as it synchronises
     _in_a_row: int = 0
 
     def note(self, flags: StepFlags) -> StepFlags:
-        """Count a step, and return its flags; flags that were not read yet do not count.
+        """Count a step if its flags were read, and return the flags.
 
         Raises:
             Diverged: on every rank.
@@ -40,11 +40,11 @@ class DivergenceGuard:
             self._in_a_row += 1
         if self._in_a_row < self.LIMIT:
             return flags
-        shares = self.context.world.all_gather(flags.indices)
-        images = [str(self.index.path(i)) for share in shares for i in share]
+        by_rank = self.context.world.all_gather(flags.indices)
+        images = [str(self.index.path(i)) for indices in by_rank for i in indices]
         last = self.context.folder / "weights" / "last.pt"
         raise Diverged(
             f"step {flags.step} (epoch {flags.epoch}, batch {flags.batch}): the loss or its gradient has not been "
             f"finite for {self.LIMIT} steps in a row. The last step's images: {first_of(images, 8)}. The last good "
-            f"checkpoint: {last}, if the run came that far. Lower lr0, or try --amp off."
+            f"checkpoint, if one was saved: {last}. Lower lr0, or try --amp off."
         )

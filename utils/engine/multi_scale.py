@@ -1,4 +1,4 @@
-"""`--multi-scale`: another size for each batch, the same on every rank."""
+"""Random batch sizes in pixels for `--multi-scale`, the same on every rank."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tessera.utils.seeding import sample_rng
 
 
 def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> int:
-    """Image size of one global batch under `--multi-scale`: uniform in [0.5, 1.5) · imgsz, floored to the stride."""
+    """Return the image size of a global batch: uniform in [0.5, 1.5) · imgsz, rounded down to the stride."""
     return _floored(int(sample_rng(seed, epoch, batch, "size").integers(imgsz // 2, imgsz * 3 // 2)), stride)
 
 
 def smallest_size(imgsz: int, stride: int) -> int:
-    """The smallest value of `scaled_size`."""
+    """Return the smallest value of `scaled_size`."""
     return _floored(imgsz // 2, stride)
 
 
 def largest_size(imgsz: int, stride: int) -> int:
-    """The largest value of `scaled_size`."""
+    """Return the largest value of `scaled_size`."""
     return _floored(imgsz * 3 // 2 - 1, stride)
 
 
@@ -31,16 +31,12 @@ def _floored(size: int, stride: int) -> int:
 
 
 def least_images(size: int, stride: int) -> int:
-    """Images of `size` pixels that a normalisation needs in training: one cell of one image has no variance."""
+    """Return how many images of `size` pixels a normalisation needs: a single value has no variance."""
     return 2 if size <= stride else 1
 
 
 def check_statistics(context: RunContext) -> None:
-    """Refuse batches that leave a normalisation a single value of a channel.
-
-    Raises:
-        ConfigError: names what to change.
-    """
+    """Raise ConfigError if a batch leaves a normalisation a single value per channel."""
     config, imgsz, stride, ranks = context.config, context.imgsz, context.stride, context.world.size
     size = smallest_size(imgsz, stride) if config.multi_scale else imgsz
     images = context.batch_size if config.sync_bn else context.rank_batch_size
@@ -49,17 +45,14 @@ def check_statistics(context: RunContext) -> None:
     scaled, enough = (f" --multi-scale, down to {size} px", 4 * stride) if config.multi_scale else ("", 2 * stride)
     each, shared = (" on each rank", ", --sync-bn") if ranks > 1 else ("", "")
     raise ConfigError(
-        f"--batch-size {context.batch_size} --imgsz {imgsz}{scaled}: the deepest layers get one value of a channel"
-        f"{each}: no variance to normalise by. Give --batch-size {2 * ranks} or more{shared}, or --imgsz {enough} or "
-        "more."
+        f"--batch-size {context.batch_size} --imgsz {imgsz}{scaled}: the deepest layers get one value per channel"
+        f"{each}, which has no variance to normalise by. Give --batch-size {2 * ranks} or more{shared}, or --imgsz "
+        f"{enough} or more."
     )
 
 
 def resized(context: RunContext, images: Tensor, targets: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
-    """Images (B, 3, H, W) and their targets (T, 6) at the size of global batch `batch` of `epoch`.
-
-    Without `--multi-scale` as they are.
-    """
+    """Return images (B, 3, H, W) and targets (T, 6) at the size of global batch `batch`, with `--multi-scale`."""
     config, stride = context.config, context.stride
     if not config.multi_scale:
         return images, targets

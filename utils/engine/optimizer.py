@@ -1,4 +1,4 @@
-"""Optimizers: parameters in groups by their kind and layer, and steps that a flag on the device skips."""
+"""Optimizers: parameter groups by kind and layer, and steps that a flag on the device can skip."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tessera.utils.config import Hyp
 from tessera.utils.engine.schedule import accumulation, nominal_batch
 
 _NORMS = tuple(v for k, v in vars(nn).items() if isinstance(v, type) and "Norm" in k)
-WEIGHTS = 1  # the kind of group that decays
+WEIGHTS = 1  # the kind of group with weight decay
 
 
 def build_optimizer(
     model: nn.Module, name: str, hyp: Hyp, batch_size: int, *, fused: bool = True, layer_decay: float = 1.0
 ) -> torch.optim.Optimizer:
-    """Optimizer over all parameters that need a gradient, in three groups: biases, weights, norm weights.
+    """Return an optimizer over all trainable parameters, in three groups: biases, weights, norm weights.
 
-    Only weights decay, at hyp.weight_decay × batch · accumulation / nominal batch. A group's `kind` is 0, 1 or 2, as
-    above, and `share` its part of the learning rate. Where that falls with the distance from the head, each layer has
-    groups of its own (arXiv 1801.06146, 2.2: discriminative fine-tuning).
+    Only weights decay, at hyp.weight_decay × batch · accumulation / nominal batch. A group's `kind` is 0, 1 or 2 in
+    this order, and its `share` scales its learning rate. With `layer_decay` each layer has groups of its own
+    (discriminative fine-tuning, arXiv 1801.06146, 2.2).
 
     Args:
         model: the raw model.
         name: SGD (Nesterov), Adam or AdamW, whose beta1 is the momentum.
-        batch_size: images a batch over all ranks.
-        fused: use the fused kernels, which the device has.
-        layer_decay: a layer's learning rate as a part of the next one's; 1 = all have the same.
+        batch_size: images of a global batch.
+        fused: use the device's fused kernels.
+        layer_decay: ratio of a layer's learning rate to the next layer's; 1 = equal rates.
     """
     layers = [*model.model] if isinstance(model, DetectionModel) and layer_decay != 1 else [model]
     decay = hyp.weight_decay * batch_size * accumulation(hyp, batch_size) / nominal_batch(hyp, batch_size)
@@ -42,7 +42,7 @@ def build_optimizer(
     if name == "SGD":
         sgd = torch.optim.SGD(groups, lr=hyp.lr0, momentum=hyp.momentum, nesterov=hyp.momentum > 0, fused=fused)
         for tensor in (tensor for group in groups for tensor in group["params"]):
-            # torch would leave it uninitialised where the very first step is skipped.
+            # torch would leave it uninitialised if the first step is skipped.
             sgd.state[tensor]["momentum_buffer"] = torch.zeros_like(tensor)
         return sgd
     adam = {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}[name]
@@ -50,28 +50,20 @@ def build_optimizer(
 
 
 def _kinds(layer: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """Biases, weights and norm weights that need a gradient."""
-    biases: list[Tensor] = []
-    weights: list[Tensor] = []
-    norms: list[Tensor] = []
+    kinds: tuple[list[Tensor], list[Tensor], list[Tensor]] = [], [], []
     for module in layer.modules():
         for key, parameter in module.named_parameters(recurse=False):
-            if not parameter.requires_grad:
-                continue
-            if key.endswith("bias"):  # C3TR has an in_proj_bias
-                biases.append(parameter)
-            elif isinstance(module, _NORMS):
-                norms.append(parameter)
-            else:
-                weights.append(parameter)
-    return biases, weights, norms
+            if parameter.requires_grad:  # C3TR has an in_proj_bias
+                kind = 0 if key.endswith("bias") else 2 if isinstance(module, _NORMS) else WEIGHTS
+                kinds[kind].append(parameter)
+    return kinds
 
 
 def step_where(taken: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Step an optimizer where `taken`, bool () on its device, is true; else leave it and its parameters alone.
+    """Step an optimizer if `taken`, bool () on its device, is true.
 
-    Fused kernels skip by a flag on the device, made for torch's GradScaler, without a host synchronisation. Others
-    cannot, so the host reads the flag.
+    Fused kernels skip by a flag on the device, made for torch's GradScaler, without a host synchronisation. For others
+    the host reads the flag.
     """
     if not optimizer.defaults["fused"]:
         if taken:

@@ -1,4 +1,4 @@
-"""Mixed precision: which type to compute in, and whether it can be trusted here."""
+"""Mixed precision: choice of the compute type, and a check that the device computes it correctly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Precision:
-    """Autocast and loss scaling as one object; with fp32 both do nothing.
+    """Autocast and loss scaling; both do nothing in fp32.
 
     Attributes:
         dtype: torch.bfloat16, torch.float16 or torch.float32.
@@ -28,25 +28,25 @@ class Precision:
         self.scaler = accelerator.gradient_scaler(dtype)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """Compute in `dtype` inside."""
+        """Return a context that computes in `dtype`."""
         return self.accelerator.autocast(self.dtype)
 
     @property
     def name(self) -> str:
-        """bf16, fp16 or fp32."""
+        """Short name: bf16, fp16 or fp32."""
         return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[self.dtype]
 
 
 def choose_precision(amp: str, world: World, model: nn.Module, images: Tensor) -> Precision:
-    """Precision for `--amp`, the same on every rank.
+    """Return the precision for `--amp`, the same on every rank.
 
-    auto: what the accelerator computes fastest, bfloat16, float16 or float32; but float32 on all ranks where a
-    forward of `model` in the lower precision is not finite or far from float32 on any (some GPUs compute NaN).
+    auto: the accelerator's fastest type. All ranks fall back to float32 if a forward of `model` in the lower precision
+    is not finite or far from float32 on any rank, as on some GPUs.
 
     Args:
         amp: auto, bf16, fp16 or off.
-        world: this rank; its device decides.
-        model, images: on the device; images float (B, 3, H, W) in [0, 1], for the trial.
+        world: the ranks.
+        model, images: for the check, on the device; images float (B, 3, H, W) in [0, 1].
 
     Raises:
         ConfigError: fp16 without CUDA.
@@ -55,7 +55,7 @@ def choose_precision(amp: str, world: World, model: nn.Module, images: Tensor) -
     if amp == "fp16" and not accelerator.computes_fp16:
         raise ConfigError(f"--amp fp16 needs a CUDA device, this run is on {accelerator.kind}. Use --amp auto.")
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": torch.float32}.get(amp) or accelerator.native_dtype
-    # The narrowest of the ranks' choices serves all: gradients are averaged between like and like.
+    # Gradients can be averaged between equal types only.
     choices = world.all_gather(str(dtype))
     if len(set(choices)) > 1:
         dtype = torch.float32
@@ -63,22 +63,22 @@ def choose_precision(amp: str, world: World, model: nn.Module, images: Tensor) -
     if amp == "auto" and dtype != torch.float32:
         sound = world.all_gather(_sound(precision, model, images))
         if bad := [rank for rank, good in enumerate(sound) if not good]:
-            log.warning("%s gives wrong numbers on rank %s: training in fp32 instead", precision.name, bad)
+            log.warning("%s computes wrong values on rank %s: training in fp32 instead.", precision.name, bad)
             return Precision(accelerator, torch.float32)
     return precision
 
 
 def half_precision(accelerator: Accelerator) -> Precision:
-    """What `--half` means: the accelerator's 16 bits; float32, with a warning, where it has none."""
+    """Return the accelerator's 16-bit precision for `--half`; float32, with a warning, if it has none."""
     dtype = accelerator.half_dtype
     if dtype == torch.float32:
-        log.warning("--half: no native half precision on %s, using fp32", accelerator.kind)
+        log.warning("--half: no native half precision on %s; using fp32.", accelerator.kind)
     return Precision(accelerator, dtype)
 
 
 @torch.no_grad()
 def _sound(precision: Precision, model: nn.Module, images: Tensor) -> bool:
-    """Whether a forward in the lower precision is finite and near the one in fp32."""
+    """Return whether a forward in the lower precision is finite and close to fp32."""
     training = model.training
     model.eval()
     try:

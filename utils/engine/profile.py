@@ -1,4 +1,4 @@
-"""`--profile`: where the time of an epoch went, as a table, and a torch.profiler trace of a few steps."""
+"""`--profile`: time per stage of an epoch as a table, and a torch.profiler trace of a few steps."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ STAGES = (
     *("data wait", "copy", "forward", "loss", "backward", "optimizer", "EMA"),
     *("validation", "plots", "saving"),
 )
-SKIPPED_STEPS, TRACED_STEPS = 3, 5  # the first steps are unlike the others
+SKIPPED_STEPS, TRACED_STEPS = 3, 5  # the first steps are slower
 
 
 class NoProfile:
-    """Measures nothing and costs nothing."""
+    """Profile that measures nothing and costs nothing."""
 
     def stage(self, name: str) -> AbstractContextManager[None]:
-        """Book the time inside on one of STAGES; stages do not nest."""
+        """Add the time inside to one of STAGES; stages do not nest."""
         return nullcontext()
 
     def waited(self, items: Iterable[T]) -> Iterable[T]:
-        """The same items, the time that each is waited for booked as data wait."""
+        """Yield the same items, and add the time until each arrives to "data wait"."""
         return items
 
     def step(self) -> None:
-        """An optimizer step is done."""
+        """End an optimizer step."""
 
     def epoch(self, epoch: int, seconds: float) -> None:
-        """`epoch` is done, after `seconds` in all."""
+        """End an epoch that took `seconds`."""
 
 
 class Profile(NoProfile):
-    """Measures one rank; on CUDA every stage waits for the device, which costs some overlap and makes its time its own.
+    """Profile of one rank. On CUDA every stage waits for the device, which costs some overlap.
 
-    Writes profile.csv, a row of seconds for each epoch, and profile.json, a trace of the fifth to ninth step for
-    chrome://tracing or Perfetto, where there are so many.
+    Writes profile.csv, a row of seconds per epoch, and profile.json, a trace of the fifth to ninth step for
+    chrome://tracing or Perfetto.
 
     Attributes:
-        tracer: torch's own profiler, a context manager around the training.
+        tracer: torch's profiler, a context manager around the training.
     """
 
     def __init__(self, run: Path, accelerator: Accelerator) -> None:
@@ -86,7 +86,7 @@ class Profile(NoProfile):
         self.tracer.step()
 
     def epoch(self, epoch: int, seconds: float) -> None:
-        """Print the table of `epoch` and add its row to profile.csv."""
+        """Log the table of `epoch` and add its row to profile.csv."""
         spent = {**self._seconds, "other": max(seconds - sum(self._seconds.values()), 0.0)}
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._rows = [row for row in self._rows if row["epoch"] < epoch]
@@ -103,12 +103,12 @@ class Profile(NoProfile):
     def _write_trace(self, tracer: torch.profiler.profile) -> None:
         path = self._run / "profile.json"
         tracer.export_chrome_trace(str(path))
-        log.info(f"A trace of a few steps is in {path}")
+        log.info(f"Trace of {TRACED_STEPS} steps: {path}")
 
 
 @contextmanager
 def open_profile(on: bool, run: Path, world: World) -> Iterator[NoProfile]:
-    """Around a training: `--profile` measures rank 0; the others, and all without it, measure nothing."""
+    """Return a context with a `Profile` on rank 0 if `on`, else with a `NoProfile`."""
     if not (on and world.is_main):
         yield NoProfile()
         return

@@ -1,4 +1,4 @@
-"""The recipe of a run: the file of hyperparameters for its length, a line on what they come to, and warnings."""
+"""Recipe of a run: choice of the hyperparameter file, its summary in the log, and warnings."""
 
 from __future__ import annotations
 
@@ -18,55 +18,54 @@ log = logging.getLogger(__name__)
 _STARTS: dict[Start, str] = {
     "scratch": "from scratch",
     "known": "from weights that know all of these classes",
-    "new": "from weights of other classes, of classes without names, or of another model",
-    "body": "from a classifier's body",
+    "new": "from weights of other classes, of unnamed classes, or of another model",
+    "body": "from a classifier's backbone",
 }
 
-LONG_RUN = 10_000  # batches from which a run is long
-UNKNOWN_BATCH = 64  # images that AutoBatch, which comes later, counts as
-FEW_IMAGES = 200  # below which the body of a classifier was the better start in all that was measured
-FEW_STEPS = 400  # optimizer steps below which a model from scratch has hardly learned anything
-FAR = 3  # times another learning rate: more than a file for the same kind of optimizer differs by
-FOREIGN = 20  # times another gain: no search comes to that, a file of another family does
+LONG_RUN = 10_000  # batches; threshold of a long run
+UNKNOWN_BATCH = 64  # images a batch while AutoBatch has not chosen
+FEW_IMAGES = 200  # below this, a pretrained backbone was better in all experiments
+FEW_STEPS = 400  # optimizer steps; below this, a model from scratch has hardly learned anything
+RATE_RATIO = 3  # ratio of learning rates; files for one kind of optimizer differ by less
+GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head differ by more
 
 
-def recipe_of(head: type[Head], start: Start, batches: int) -> str:
-    """The hyperparameter file of a head's models for a run of so many batches."""
+def recipe_file(head: type[Head], start: Start, batches: int) -> str:
+    """Return the hyperparameter file for a head's models and a run of `batches` batches."""
     by_length = head.recipes.long if batches >= LONG_RUN else head.recipes.short
     return {"known": head.recipes.known, "body": head.recipes.body}.get(start, by_length)
 
 
 def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int) -> tuple[TrainConfig, Hyp]:
-    """A run without `--hyp`: its flags with the head's own file, by start and images an epoch, and its values."""
+    """Choose the hyperparameters of a run without `--hyp`; return its completed flags and the file's values."""
     batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
     batches = config.epochs * -(-images // batch_size)
-    file = recipe_of(head, start, batches)
+    file = recipe_file(head, start, batches)
     length = f", {'from' if batches >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
     log.info(f"--hyp {file}: {_STARTS[start]}{length if start in ('scratch', 'new') else ''}")
     return dataclasses.replace(config, hyp=file), load_hyp(file)
 
 
-def better_starts(config: TrainConfig, pictures: int) -> str:
-    """What a fresh run from scratch could begin with instead; "" where it has pictures enough."""
-    if config.weights or pictures >= FEW_IMAGES:
+def pretrained_hint(config: TrainConfig, images: int) -> str:
+    """Return a hint at pretrained weights for a run from scratch on few images; "" otherwise."""
+    if config.weights or images >= FEW_IMAGES:
         return ""
     other = " --cfg tessera-lite0.yaml" if config.cfg else ""
     return (
-        f"{pictures:,} training images are few to begin with nothing: --weights imagenet{other} (ImageNet, Apache-2.0) "
-        "was the better start where that was measured, and --weights yolox_tiny.pth (COCO, Apache-2.0) may be one; "
-        "docs/models.md has more."
+        f"Training from scratch on {counted(images, 'image')}; pretrained weights usually do better: --weights "
+        f"imagenet{other}, or --weights yolox_tiny.pth (docs/models.md)."
     )
 
 
 def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
-    """Log what the hyperparameters come to in this run, and warn where they do not suit it."""
-    log.info(recipe_in_words(run, schedule))
-    for warning in warnings(run, schedule, head):
+    """Log a summary of the hyperparameters, and warn if they do not suit this run."""
+    log.info(recipe_summary(run, schedule))
+    for warning in recipe_warnings(run, schedule, head):
         log.warning(warning)
 
 
-def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
-    """One line: the file and its optimization, in this run's numbers."""
+def recipe_summary(run: RunContext, schedule: Schedule) -> str:
+    """Return one line with the recipe file and its optimization in the numbers of this run."""
     hyp, batches, steps = run.hyp, schedule.iterations, schedule.steps()
     horizon = 1 / (1 - ema_decay(steps, hyp.ema_share))
     flat = f"constant for {hyp.flat:.0%} of the epochs, then " if hyp.flat else ""
@@ -75,7 +74,11 @@ def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
     mosaic = f"no mosaic in the last {closed} of {run.config.epochs} epochs" if closed > 0 else "mosaic in every epoch"
     mosaic = mosaic if run.mosaic_epochs > 0 else "no mosaic"
     by_layer = f" at the head, × {run.layer_decay:g} a layer before it" if run.layer_decay != 1 else ""
-    fixed = f"; normalisations of the first {hyp.fixed_norms:g} layers fixed" if run.keeps_norms else ""
+    fixed = (
+        f"; normalisations of the first {hyp.fixed_norms:g} layers fixed"
+        if run.config.weights and hyp.fixed_norms
+        else ""
+    )
     accumulated = accumulation(hyp, run.batch_size)
     images = f"{'up to ' if accumulated > 1 else ''}{counted(run.batch_size * accumulated, 'image')}"
     return (
@@ -85,49 +88,45 @@ def recipe_in_words(run: RunContext, schedule: Schedule) -> str:
     )
 
 
-def warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
-    """What is wrong with the hyperparameters in this run, and the flag that helps."""
+def recipe_warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
+    """Return warnings about the hyperparameters in this run, each with a remedy."""
     found: list[str] = []
-    own = recipe_of(type(head), run.start, schedule.iterations)
+    own = recipe_file(type(head), run.start, schedule.iterations)
     gain = load_hyp(own).box
-    if not gain / FOREIGN <= run.hyp.box <= gain * FOREIGN:
+    if not gain / GAIN_RATIO <= run.hyp.box <= gain * GAIN_RATIO:
         found.append(
-            f"{one_line(run.config.hyp, 60)}: the gain of the box loss is {run.hyp.box:g}; in {own}, which is this "
-            f"model's own, {gain:g}. A file for another kind of head? Leave --hyp out, or give one for this kind."
+            f"{one_line(run.config.hyp, 60)}: box gain {run.hyp.box:g}, expected about {gain:g} as in {own}. It may "
+            "be for another kind of head. Omit --hyp, or give a file for this kind."
         )
-    found += _rate_of_another_optimizer(run, head)
+    found += _learning_rate_warnings(run, head)
     steps = schedule.steps()
     warming = min(schedule.warmup_iterations, schedule.iterations)
     few, mostly_warm = not run.config.weights and steps < FEW_STEPS, 2 * warming > schedule.iterations
     if not run.resumed and (few or mostly_warm):
         helps = ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
         if accumulation(run.hyp, run.batch_size) > 1:
-            short = recipe_of(type(head), run.start, 0)
-            helps = [f"--hyp {short}, which makes one of every batch (docs/recipes.md: what that gave)", *helps]
+            short = recipe_file(type(head), run.start, 0)
+            helps = [f"--hyp {short}, which makes a step of every batch (docs/recipes.md)", *helps]
         elif mostly_warm:
             helps += ["a lower warmup_epochs in --hyp"]
         found.append(
-            f"{counted(steps, 'optimizer step')}, {warming} of {counted(schedule.iterations, 'batch')} for the "
-            f"warm-up: {'few for a model from scratch' if few else 'it is most of the run'}. What helps: "
-            f"{'; '.join(helps)}."
+            f"{counted(steps, 'optimizer step')}, {warming} of {counted(schedule.iterations, 'batch')} in the warm-up: "
+            f"{'too few for a model from scratch' if few else 'most of the run'}. Use {'; or '.join(helps)}."
         )
     return found
 
 
-def _rate_of_another_optimizer(run: RunContext, head: Head) -> list[str]:
-    """A warning where `--optimizer` is of another kind than the hyperparameters', and their lr0 far from its own."""
-    is_sgd = run.optimizer == "SGD"  # both Adams have the same rate
+def _learning_rate_warnings(run: RunContext, head: Head) -> list[str]:
+    """Warn if `--optimizer` is of another kind than the hyperparameters', and lr0 far from its usual rate."""
+    is_sgd = run.optimizer == "SGD"  # Adam and AdamW have similar rates
     if (run.hyp.optimizer == "SGD") == is_sgd:
         return []
     recipes = ((file, load_hyp(file)) for file in head.recipes)
-    fitting = [(file, hyp) for file, hyp in recipes if (hyp.optimizer == "SGD") == is_sgd]
-    if not fitting:
-        return []
-    file, other = fitting[0]
-    if other.lr0 / FAR < run.hyp.lr0 < other.lr0 * FAR:
+    file, other = next(((f, hyp) for f, hyp in recipes if (hyp.optimizer == "SGD") == is_sgd), ("", run.hyp))
+    if other.lr0 / RATE_RATIO < run.hyp.lr0 < other.lr0 * RATE_RATIO:
         return []
     return [
         f"--optimizer {run.optimizer}: lr0 {run.hyp.lr0:g} of {one_line(run.config.hyp, 60)} is for "
-        f"{run.hyp.optimizer}; {file}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {file}, or a file of your "
-        "own with such a rate."
+        f"{run.hyp.optimizer}; {file}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {file}, or a file with a "
+        "similar rate."
     ]

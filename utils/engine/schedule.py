@@ -1,6 +1,6 @@
-"""Learning rates, momentum and accumulation: a pure function of the iteration (one iteration = one global batch).
+"""Learning rates, momentum and accumulation as pure functions of the iteration (one iteration = one global batch).
 
-So a resumed run continues it exactly, and `--epochs M` rebuilds it.
+A resumed run therefore continues the schedule exactly, and `--epochs M` rebuilds it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from tessera.utils.config import Hyp
 
 
 def nominal_batch(hyp: Hyp, batch_size: int) -> float:
-    """Images that an optimizer step stands for; smaller batches are accumulated."""
+    """Return the images per optimizer step; smaller batches are accumulated."""
     return hyp.nominal_batch or batch_size
 
 
 def accumulation(hyp: Hyp, batch_size: int) -> int:
-    """Batches an optimizer step, after the warm-up. Each keeps a mean loss of its own (see `TrainStep`)."""
+    """Return the batches per optimizer step after the warm-up. Each has its own mean loss (see `TrainStep`)."""
     return max(round(nominal_batch(hyp, batch_size) / batch_size), 1)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rates, momentum and accumulation by iteration."""
+    """Schedule of a run by iteration."""
 
-    hyp: Hyp  # lr0, lrf, momentum, nominal batch, the form of the fall and the warm-up's values
+    hyp: Hyp
     epochs: int
     batches_per_epoch: int
     batch_size: int  # over all ranks
-    cosine: bool = False  # the fall is a cosine, whatever `hyp` says
+    cosine: bool = False  # cosine decay, regardless of `hyp`
 
     @property
     def iterations(self) -> int:
@@ -41,39 +41,38 @@ class Schedule:
 
     @property
     def warmup_iterations(self) -> int:
-        """Iterations of the warm-up: the longest of three, within a bound."""
+        """Iterations of the warm-up: the longest of three, at most `warmup_most` of the run."""
         hyp, all_of_them = self.hyp, self.iterations
         longest = max(hyp.warmup_epochs * self.batches_per_epoch, hyp.warmup_share * all_of_them, hyp.warmup_least)
         return max(round(min(longest, hyp.warmup_most * all_of_them) if hyp.warmup_most else longest), 1)
 
     @property
     def cosine_share(self) -> float:
-        """Share of a cosine in the fall."""
+        """Weight of the cosine in the decay, 0 to 1; the rest is linear."""
         return 1.0 if self.cosine else self.hyp.cosine
 
     def factor(self, epoch: int) -> float:
-        """Fraction of lr0 in `epoch`: 1 until the fall begins, then from 1 to lrf."""
+        """Return the fraction of lr0 in `epoch`: 1 in the flat part, then from 1 to lrf."""
         progress = max((epoch / self.epochs - self.hyp.flat) / (1 - self.hyp.flat), 0.0)
         curve, line = (1 + math.cos(math.pi * progress)) / 2, 1 - progress
         fall = self.cosine_share * curve + (1 - self.cosine_share) * line
         return fall * (1 - self.hyp.lrf) + self.hyp.lrf
 
     def learning_rates(self, iteration: int) -> tuple[float, float, float]:
-        """Rates of biases, weights and norm weights: those of the head, where layers have others."""
+        """Return the rates of biases, weights and norm weights; with `layer_decay`, those of the head."""
         target = self.hyp.lr0 * self.factor(iteration // self.batches_per_epoch)
         bias = self._warm(iteration, self.hyp.warmup_bias_lr, target)
         other = self._warm(iteration, 0.0, target)
         return bias, other, other
 
     def momentum(self, iteration: int) -> float:
-        """SGD's momentum, Adam's beta1."""
+        """Return SGD's momentum, or Adam's beta1."""
         return self._warm(iteration, self.hyp.warmup_momentum, self.hyp.momentum)
 
     def window(self, iteration: int) -> int:
-        """How many batches make up the optimizer step that begins at `iteration`; none is of the next epoch.
+        """Return how many batches the optimizer step that begins at `iteration` accumulates, all of one epoch.
 
-        The number that is asked for grows with each batch of the warm-up, also within a step: the step ends with the
-        first batch at which it has as many as are asked for at that batch.
+        The accumulation grows within the warm-up. A step ends with the first batch at which it has enough of them.
         """
         left = self.batches_per_epoch - iteration % self.batches_per_epoch
         full = nominal_batch(self.hyp, self.batch_size) / self.batch_size
@@ -84,8 +83,8 @@ class Schedule:
         return left
 
     def steps(self) -> int:
-        """Optimizer steps of the whole run."""
-        warming = min(-(-self.warmup_iterations // self.batches_per_epoch), self.epochs)  # later epochs are alike
+        """Return the number of optimizer steps of the whole run."""
+        warming = min(-(-self.warmup_iterations // self.batches_per_epoch), self.epochs)  # later epochs are equal
         return sum(map(self._steps_of, range(warming))) + (self.epochs - warming) * self._steps_of(warming)
 
     def _steps_of(self, epoch: int) -> int:

@@ -1,4 +1,4 @@
-"""One optimizer step, however many batches and ranks it is made of."""
+"""Optimizer step over a window of batches, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -24,38 +24,34 @@ from tessera.utils.types import Batch
 
 @dataclass(frozen=True)
 class StepFlags:
-    """Flags read back after a step; but for `indices` the same on every rank. `StepFlags()` where none were read."""
+    """Flags read back after a step, equal on every rank except `indices`; `StepFlags()` if none were read."""
 
-    step: int = 0  # number of the step in the run, from 1; 0 where no flags were read
-    epoch: int = 0  # that the run was in after it
-    batch: int = 0  # batches of that epoch that were done by then
-    skipped: int = 0  # batches of the step, where its gradient was not finite and every rank skipped it; else 0
+    step: int = 0  # number of the step in the run, from 1; 0 if no flags were read
+    epoch: int = 0  # of the run after the step
+    batch: int = 0  # finished batches of that epoch
+    skipped: int = 0  # batches of the step if it was skipped, as its gradient was not finite; else 0
     indices: tuple[int, ...] = ()  # images of this rank's batches
-    stop: bool = False  # some rank was asked to stop
+    stop: bool = False  # a rank received a stop signal
 
 
 class FlagReader:
-    """Reader of a step's flags: at once, or as many steps later as the device has queued."""
+    """Reader of step flags, delayed by as many steps as the device queues."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._pending: deque[tuple[Callable[[], Tensor], StepFlags, int]] = deque()
 
     def after_step(self, flags: Tensor, progress: Progress, batches: int, indices: tuple[int, ...]) -> StepFlags:
-        """Return the flags that can be read now: of this step, or of the one before.
+        """Queue the flags of a step; return those that can be read now, of this step or of the one before.
 
-        Args:
-            flags: bool (2,) on the device: skipped, stop.
-            progress: with this step counted.
-            batches: of the step.
-            indices: images of this rank's batches.
+        `flags` are bool (2,) on the device: skipped, stop. `progress` includes the step.
         """
         step = StepFlags(progress.step, progress.epoch, progress.step_in_epoch, indices=indices)
         self._pending.append((self._accelerator.read_back(flags), step, batches))
         return self.read() if len(self._pending) > self._accelerator.queue_depth else StepFlags()
 
     def read(self) -> StepFlags:
-        """Wait for the flags of the earliest step whose flags were not read yet."""
+        """Wait for the flags of the earliest step that are not read yet."""
         if not self._pending:
             return StepFlags()
         wait, step, batches = self._pending.popleft()
@@ -65,35 +61,28 @@ class FlagReader:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The outcome of a step."""
+    """Result of a step."""
 
-    losses: (
-        Tensor  # one for each of the criterion's names: this rank's part of the sum over the batches; 0 where skipped
-    )
+    losses: Tensor  # one per name of the criterion: this rank's part of the sum over the batches; 0 if skipped
     objects: int  # in this rank's last batch
-    # Of the latest step that the device has finished: this one on a CPU; else the one before, and none after the first.
-    flags: StepFlags
+    flags: StepFlags  # of the latest finished step: this one on a CPU, the one before on a device with a queue
 
 
 class TrainStep:
     """Forward, backward and update over a window of batches.
 
-    The gradient is that of Σ over the batches of global batch size × global mean loss, however many ranks share a
-    batch: each rank divides its sums by the counts of all, and DDP's averaging is undone by the number of ranks. The
-    counts are all-reduced in one small message during the forward, and with them whether a rank was asked to stop: no
-    control message is needed in a step.
+    The gradient is that of Σ over the batches of global batch size × global mean loss, on any number of ranks: each
+    rank divides its sums by the counts of all ranks, and DDP's averaging is undone by the number of ranks. One small
+    all-reduce during the forward sums the counts and the stop requests, so a step needs no control message.
 
-    Two flags of a step, skipped and stop, are known to the device alone at first. The host does not wait for them: it
-    queues the next step and then reads those of the step before. Until they are read, the state counts a step as
-    taken; `settle` reads what is left, so that a checkpoint counts every step as it was.
+    Only the device knows at first whether a step was skipped or a stop requested. The host queues the next step and
+    then reads the flags of the one before. The state counts a step as taken until its flags are read; `settle` reads
+    the rest before a checkpoint.
 
-    Each batch of a window keeps a mean of its own. Four batches of 16 have the gradient of one of 64 where they have
-    equally many positives; else a positive weighs more in the batch that has fewer of them, as in the original.
+    Each batch of a window has its own mean loss. Four batches of 16 have the gradient of one of 64 if they have equally
+    many positives; otherwise a positive in a batch with fewer of them weighs more, as in YOLOv5.
 
-    Args:
-        model: as `smart_DDP` returned it; `state.model` is the raw model inside.
-        state: what a step changes.
-        criterion, context, profile: of the run.
+    `model` is the result of `smart_DDP`; `state.model` is the raw model inside.
     """
 
     def __init__(
@@ -113,7 +102,7 @@ class TrainStep:
     def __call__(
         self, batches: Iterable[Batch], window: int, asked_to_stop: Callable[[], bool] = lambda: False
     ) -> StepResult:
-        """Train on the next `window` batches of the epoch, and count them in the state's progress."""
+        """Train on the next `window` batches of the epoch, and count them in the progress."""
         progress = self._state.progress
         total = torch.zeros(len(self._criterion.names), device=self._world.device)
         indices: list[int] = []
@@ -135,24 +124,24 @@ class TrainStep:
         return StepResult(total, objects, self._count(flags))
 
     def settle(self) -> StepFlags:
-        """Read the flags of the last step, where they were not read yet: from then on the state counts every step."""
+        """Read the remaining flags, so that the state counts every step correctly."""
         return self._count(self._reader.read())
 
     def _count(self, flags: StepFlags) -> StepFlags:
         self._state.progress.skip(flags.skipped)
         if flags.skipped:
-            self._state.ema.take_back()
+            self._state.ema.undo_update()
         return flags
 
     def _accumulate(self, batch: Batch, number: int, asked_to_stop: Callable[[], bool]) -> tuple[Tensor, Tensor]:
-        """Add the gradient of the epoch's batch `number`; return its losses, and how many ranks were asked to stop."""
+        """Add the gradient of the epoch's batch `number`; return its losses and the number of stop requests."""
         device, precision = self._world.device, self._state.precision
         with self._stage("copy"):
             images = batch.images_on(device)
             images, targets = resized(self._context, images, batch.targets, self._state.progress.epoch, number)
         with self._stage("loss"):
             size_hw = (images.shape[2], images.shape[3])
-            # What depends on the labels alone is counted before the forward, and summed over the ranks during it.
+            # Counts depend on the labels alone: the all-reduce overlaps with the forward.
             assignment = self._accelerator.send(self._criterion.assign(targets, len(batch), size_hw))
             wish = torch.full((1,), float(asked_to_stop()), device=device)
             summing = self._world.sum_later(torch.cat((assignment.counts.flatten(), wish)))
@@ -168,10 +157,10 @@ class TrainStep:
         return losses, counts[-1]
 
     def _update(self) -> Tensor:
-        """Clip, step, and let the average follow; where the gradient is not finite, the step is skipped.
+        """Clip, step and update the EMA; skip the step if the gradient is not finite.
 
-        The gradient is the same on every rank, so every rank decides alike without communicating; and the device
-        decides by itself, without a host synchronisation. Returns whether it was finite, bool () on the device.
+        The gradient is equal on every rank, so all decide alike without communication, and the device decides without a
+        host synchronisation. Returns whether it was finite, bool () on the device.
         """
         state = self._state
         scaler = state.precision.scaler
@@ -190,7 +179,7 @@ class TrainStep:
 
 
 class RunningStatistics:
-    """BatchNorm's running statistics before a step: a forward that is not finite would ruin them for good."""
+    """BatchNorm's running statistics before a step, restored if its forward was not finite."""
 
     def __init__(self, model: nn.Module) -> None:
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
@@ -198,18 +187,18 @@ class RunningStatistics:
         self._live = [
             kind for kind in ([t for t in live if t.is_floating_point() == real] for real in (True, False)) if kind
         ]
-        self._kept: list[Tensor] = []
+        self._saved: list[Tensor] = []
 
     @torch.no_grad()
     def remember(self) -> None:
-        """Keep the present values."""
-        self._kept = [_flat(live) for live in self._live]
+        """Copy the present values."""
+        self._saved = [_flat(live) for live in self._live]
 
     @torch.no_grad()
     def restore_unless(self, finite: Tensor) -> None:
-        """Put the kept values back where `finite`, bool () on the device, is false."""
-        for live, kept in zip(self._live, self._kept, strict=True):
-            parts = torch.where(finite, _flat(live), kept).split([t.numel() for t in live])
+        """Restore the copied values if `finite`, bool () on the device, is false."""
+        for live, saved in zip(self._live, self._saved, strict=True):
+            parts = torch.where(finite, _flat(live), saved).split([t.numel() for t in live])
             torch._foreach_copy_(live, [part.view_as(t) for part, t in zip(parts, live, strict=True)])
 
 

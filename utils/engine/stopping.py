@@ -1,22 +1,21 @@
-"""EarlyStopping: one decision, taken on rank 0 and broadcast."""
+"""Early stopping, decided on rank 0 and broadcast."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-START = -1  # in the place of an epoch: before the first
+START = -1  # in place of an epoch: the initial weights
 
 
 class EarlyStopping:
-    """Remembers the best epoch and says when patience has run out.
+    """Record of the best epoch, and the decision to stop.
 
     Attributes:
-        best_fitness, best_epoch: of the best epoch so far; of equal ones the later counts. −∞ and None where no epoch
-            has a result: a fitness that is not finite is none. `START` where the weights that the run began with are
-            better than every epoch.
-        improved_epoch: the first that was as good, from which patience counts: an equal one is no better.
-        patience: epochs without a better one after which to stop; 0 = never.
+        best_fitness, best_epoch: of the best epoch so far; the later of equal ones. −∞ and None while no epoch has a
+            finite fitness. `START` if the initial weights are better than every epoch.
+        improved_epoch: the first epoch with this fitness, from which patience counts.
+        patience: epochs without improvement after which to stop; 0 = never.
     """
 
     def __init__(self, patience: int) -> None:
@@ -26,7 +25,7 @@ class EarlyStopping:
         self.improved_epoch: int | None = None
 
     def update(self, epoch: int, fitness: float | None) -> bool:
-        """Take in an epoch's fitness; return whether to stop after it: never after one that was not validated."""
+        """Record an epoch's fitness, None if it was not validated; return whether to stop after it."""
         if fitness is None:
             return False
         if math.isfinite(fitness) and fitness >= self.best_fitness:
@@ -36,20 +35,20 @@ class EarlyStopping:
         return self.has_run_out(epoch)
 
     def has_run_out(self, epoch: int) -> bool:
-        """Whether patience ends with an epoch that was validated, counted from 0."""
+        """Return whether patience ends with a validated epoch, from 0."""
         return self.patience > 0 and epoch - max(self.improved_epoch or 0, 0) >= self.patience
 
     def has_stopped(self, epochs_done: int) -> bool:
-        """Whether a run of so many epochs has stopped early; never where no epoch has a result."""
+        """Return whether a run of `epochs_done` epochs has stopped early."""
         return self.best_epoch is not None and self.has_run_out(epochs_done - 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values for a checkpoint; patience belongs to the configuration."""
+        """Return plain values for a checkpoint; patience belongs to the configuration."""
         epochs = {"best_epoch": self.best_epoch or 0, "improved_epoch": self.improved_epoch or 0}
         return {"best_fitness": self.best_fitness, **epochs}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take up where `state_dict` was taken; of a version that kept only the best epoch, patience counts from it."""
+        """Restore the values of `state_dict`; older files lack improved_epoch."""
         self.best_fitness = float(state["best_fitness"])
         if math.isfinite(self.best_fitness):
             self.best_epoch = int(state["best_epoch"])

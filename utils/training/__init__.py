@@ -1,1 +1,1 @@
-"""The parts of a training that train.py's story names: its data, its state, its validations, its end."""
+"""Parts of a training that train.py calls: data, start, validation, result."""

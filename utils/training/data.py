@@ -1,4 +1,4 @@
-"""The data of a training: both splits of the dataset, and the loaders that feed them to the ranks."""
+"""Data of a training: both splits of the dataset, and their loaders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tessera.data.feed.tiles import ViewIndex, view_index
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
 from tessera.models.detector import round_imgsz
-from tessera.utils.config import CacheMode, TrainConfig
+from tessera.utils.config import TrainConfig
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import Progress
 from tessera.utils.errors import UserError
@@ -29,31 +29,31 @@ from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.seeding import at_most, sample_rng
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
-MOST_SIZES = 200_000  # boxes that statistics of a dataset's boxes are taken from
+MOST_SIZES = 200_000  # boxes for statistics, which then have an error of 0.1 %
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The dataset of a training."""
+    """Dataset of a training."""
 
     spec: DatasetSpec
-    pictures: DatasetIndex  # the training split
-    train: DatasetIndex  # what is trained on: the same, or with `--tile` the views of it
+    images: DatasetIndex  # training split
+    train: DatasetIndex  # samples: the same, or with `--tile` its tiles
     val: DatasetIndex
-    train_hash: str  # digest of `train`, by which a resumed run knows other data
+    train_hash: str  # digest of `train`, to detect other data in a resumed run
 
     @property
     def images_per_epoch(self) -> int:
-        """How many images an epoch has."""
+        """Number of samples in an epoch."""
         return self.train.images_per_epoch if isinstance(self.train, ViewIndex) else len(self.train)
 
 
-def read_data(config: TrainConfig, world: World) -> TrainingData:
-    """The dataset of `--data`, indexed and compared once a node; every rank calls this.
+def load_data(config: TrainConfig, world: World) -> TrainingData:
+    """Load and index the dataset of `--data`, once per node; every rank calls this.
 
     Raises:
-        UserError: no such dataset, or its files are not to be trained on.
+        UserError: no such dataset, or its files cannot be used for training.
     """
     world.set_activity("reading the dataset")
     with torch_distributed_zero_first(world.local_rank, world) as verified:
@@ -62,78 +62,73 @@ def read_data(config: TrainConfig, world: World) -> TrainingData:
         except UserError as error:
             if not config.resume:
                 raise
-            told = "It is the dataset of the resumed run: if that was moved, give --data."
-            raise type(error)(f"{error}\n{told}") from error
-        pictures = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
+            hint = "It is the dataset of the resumed run. If it was moved, give --data."
+            raise type(error)(f"{error}\n{hint}") from error
+        images = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
         val = build_index(spec, "val", single_cls=config.single_cls, verified=verified)
-    train = views_asked_for(pictures, config, show_progress=world.is_main)
-    return TrainingData(spec, pictures, train, val, train.content_hash())
+    train = training_samples(images, config, show_progress=world.is_main)
+    return TrainingData(spec, images, train, val, train.content_hash())
 
 
-def views_asked_for(pictures: DatasetIndex, config: TrainConfig, *, show_progress: bool = False) -> DatasetIndex:
-    """The index of the training split, or with `--tile` the views of its pictures.
+def training_samples(images: DatasetIndex, config: TrainConfig, *, show_progress: bool = False) -> DatasetIndex:
+    """Return the training split, or with `--tile` the index of its tiles.
 
     Raises:
-        UserError: tiles do not suit the objects.
+        UserError: the tiles do not suit the objects.
     """
     if not config.tile:
-        return pictures
-    # The recipe, which the model is built with, asks for the number of views: the model's own stride comes later.
+        return images
+    # The choice of the recipe needs the number of tiles before there is a model, whose stride rounds the size later.
     imgsz = round_imgsz(config.imgsz, stride=1)
-    views = view_index(pictures, config.tile, config.overlap, imgsz, show_progress=show_progress)
+    views = view_index(images, config.tile, config.overlap, imgsz, show_progress=show_progress)
     log.info(f"--tile {config.tile}: {views}.")
-    if len(views) == len(pictures):
-        log.warning(f"--tile {config.tile}: no image of {pictures.split} is larger: they are trained on as they are.")
+    if len(views) == len(images):
+        log.warning(f"--tile {config.tile}: no image of {images.split} is larger; training on whole images.")
     return views
 
 
 def warn_of_problems(data: str, *indexes: DatasetIndex) -> None:
-    """Warn of what is wrong with the dataset `data`, such as images that the scans left out."""
+    """Warn of problems of the dataset `data`, such as skipped images."""
     texts = list(itertools.chain.from_iterable(map(index_warnings, indexes)))
-    check = f"`{called('train.py')} --data {shlex.quote(data)} --check-data` lists every one."
+    check = f"`{called('train.py')} --data {shlex.quote(data)} --check-data` lists all."
     for text in texts + [check] * bool(texts):
         log.warning(text)
 
 
 def open_loaders(run: RunContext, data: TrainingData, stack: ExitStack) -> tuple[TrainLoader, ValLoader]:
-    """The stream of the training, and this rank's share of the validation; closed by `stack`."""
+    """Return the training loader, and the loader of this rank's part of the validation; `stack` closes them."""
     memory = SharedMemory(run.world)
-    return open_train_loader(run, data.train, memory, stack), open_val_loader(run, data.val, memory, stack)
+    return open_train_loader(run, data.train, memory, stack), _open_val_loader(run, data.val, memory, stack)
 
 
 def open_train_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> TrainLoader:
-    """Images and stream of the training, closed by `stack`."""
-    interpolation: Interpolation = "area" if run.config.tile else "linear"  # of views, as detection in tiles has it
+    """Return the training loader; `stack` closes it and its images."""
+    interpolation: Interpolation = "area" if run.config.tile else "linear"  # "area" as in detection with tiles
     store = open_images(index, run.imgsz, run.config.cache, interpolation, run.world, memory)
     return stack.enter_context(build_train_loader(run, stack.enter_context(store), memory))
 
 
-def open_val_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> ValLoader:
-    """Images of the validation and this rank's share of them, closed by `stack`.
-
-    With `--tile` they are for pictures of the results alone: what is measured is taken from the files.
-    """
-    cache: CacheMode = "none" if run.config.noval or run.config.tile else run.config.cache
-    store = stack.enter_context(open_images(index, run.imgsz, cache, "area", run.world, memory))
+def _open_val_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> ValLoader:
+    # With --tile the loader is for images of the report alone; the evaluation reads the files.
+    tile, noval = run.config.tile, run.config.noval
+    store = open_images(index, run.imgsz, "none" if noval or tile else run.config.cache, "area", run.world, memory)
+    # Without gradients twice as many fit. Tiled images take long, and ranks vote on stopping between batches.
+    batch_size = 1 if tile else 2 * run.rank_batch_size
     return stack.enter_context(
         build_val_loader(
-            store,
+            stack.enter_context(store),
             run.world,
-            # Without gradients twice as many fit. In tiles each takes long, and ranks vote on stopping between batches.
-            batch_size=1 if run.config.tile else 2 * run.rank_batch_size,
+            batch_size=batch_size,
             stride=run.stride,
             workers=run.config.workers,
             memory=memory,
-            repeats=not (run.config.noval or run.config.tile),
+            repeats=not (noval or tile),
         )
     )
 
 
 def box_sizes(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
-    """Widths and heights of boxes (m, 2), in pixels of images whose long side is `imgsz`.
-
-    Of all boxes in their order, or of 200,000 that are the same at each call: shares of so many are known to 0.1 %.
-    """
+    """Return widths and heights of boxes (m, 2), in pixels of images whose long side is `imgsz`; at most MOST_SIZES."""
     chosen = at_most(MOST_SIZES, len(index.boxes_xyxy), sample_rng(0, 0, 0, "sizes"))
     boxes = index.boxes_xyxy[chosen]
     scale = (imgsz / index.sizes_hw.max(1))[np.searchsorted(index.box_offsets, chosen, side="right") - 1]
@@ -142,6 +137,6 @@ def box_sizes(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
 
 
 def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, config: TrainConfig) -> None:
-    """`--image-weights`: sample images of weak classes more often from this epoch on."""
+    """Sample images of weak classes more often from this epoch on, with `--image-weights`."""
     if config.image_weights:
         loader.reweight(image_weights(index, progress.class_maps or np.zeros(len(index.names))))

@@ -1,4 +1,4 @@
-"""What a training ends with, and what a restarted call had ended with."""
+"""Result of a training, remembered by the launcher for restarted calls."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _ARRAYS = {
 
 @dataclass(frozen=True)
 class Ended:
-    """How a training ended; of a search, its last training here. Without one all but the flags' is None."""
+    """Result of a training; of a search, of its last training here. Values that do not apply are None."""
 
     metrics: Metrics | None = None  # of the best epoch
-    run: Path | None = None  # its folder; of a search, the search's
-    data: str | None = None  # what `--data` named
-    epochs: int | None = None  # that are done
-    best_epoch: int | None = None  # from 0; None where none is better than what the run began with
+    run: Path | None = None  # run directory, or the directory of a search
+    data: str | None = None  # `--data`
+    epochs: int | None = None  # finished
+    best_epoch: int | None = None  # from 0; None if none is better than the initial weights
     stopped_early: bool | None = None  # by `--patience`
-    checked: dict[str, Any] | None = None  # what `--check-data` found
+    checked: dict[str, Any] | None = None  # result of `--check-data`
     exit_code: int = 0
 
     def of_search(self) -> Ended:
-        """The same, of which only the search's folder stays."""
+        """Return the result with the directory of the search instead of the run."""
         return replace(self, run=self.run.parent if self.run else None)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for `--json`."""
+        """Return plain values for `--json`."""
         saved = sorted((self.run / "weights").glob("*.pt")) if self.run else []
         return {
             "data": self.data,
@@ -54,19 +54,19 @@ class Ended:
         }
 
 
-def remember_end(ended: Ended, world: World) -> None:
-    """Let the launcher keep what this call of tessera.train ended with: restarted, it must not train again."""
+def remember_result(ended: Ended, world: World) -> None:
+    """Store the result of this call with the launcher: a restarted call must not train again."""
     plain = {**vars(ended), "metrics": ended.metrics and vars(ended.metrics), "run": ended.run and str(ended.run)}
     world.remember("ended", json.dumps(plain, default=np.ndarray.tolist))
 
 
-def recall_end(world: World) -> Ended | None:
-    """What this call had ended with before the launcher restarted the ranks; None where it had not. Every rank."""
-    kept = world.recall("ended")
-    if kept is None:
+def recall_result(world: World) -> Ended | None:
+    """Return the result that this call had before the launcher restarted the ranks, or None. Every rank calls this."""
+    stored = world.recall("ended")
+    if stored is None:
         return None
-    log.info("Restarted by the launcher: this training had ended; its result is the one that was measured then.")
-    plain = json.loads(kept)
+    log.info("Restarted by the launcher: this training had ended; returning its result.")
+    plain = json.loads(stored)
     run = plain["run"] and Path(plain["run"])
     return Ended(**{**plain, "run": run, "metrics": plain["metrics"] and _metrics(plain["metrics"])})
 

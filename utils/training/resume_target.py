@@ -1,4 +1,4 @@
-"""Which run a training is: a fresh one, the one that `--resume` means, or the one that the launcher has restarted."""
+"""Choice of the run to train: a new one, the target of `--resume`, or the one that the launcher restarted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.error_analysis.files import ERRORS
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import user_path
-from tessera.utils.flags.program import called
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.ranks.run_lock import LOCK, hold_run
 from tessera.utils.ranks.world import World
@@ -30,52 +29,54 @@ AUTO, NEWEST = "auto", "newest"
 _NUMBERED = re.compile(r"epoch([0-9]{1,9})\.pt")
 
 
-class Resumable(NamedTuple):
-    """A checkpoint to continue from."""
+class ResumeCheckpoint(NamedTuple):
+    """Checkpoint to resume from."""
 
-    path: Path  # of last.pt, or of what takes its place, on the host that has it
+    path: Path  # of last.pt or its replacement, on the host that has it
     checkpoint: dict[str, Any]
-    others: Sequence[Difference] = ()  # flags given now that name another file than those of the run
+    others: Sequence[Difference] = ()  # given flags that name other files than the run's
 
 
-class Begun(NamedTuple):
-    """What `train` begins with."""
+class TrainTarget(NamedTuple):
+    """Arguments of `train`."""
 
     config: TrainConfig
-    hyp: Hyp | None  # where they are known already
-    resumed: ResumedRun | None  # None = a fresh run
-    folder: Path | None  # of the run, whose lock is held; None = a new one, yet to be made
+    hyp: Hyp | None  # None = not chosen yet
+    resumed: ResumedRun | None  # None = a new run
+    folder: Path | None  # run directory, whose lock is held; None = to be created
 
 
-def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Begun | None:
-    """A fresh run, or the one that `--resume` means or that this call was restarted in; every rank calls this.
+def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> TrainTarget | None:
+    """Return a new run, the target of `--resume`, or the restarted run of this call; every rank calls this.
 
-    None where the run of `--resume auto` is done: its epochs, and the measurement of the best one. The state of a run
-    that is there is read under its lock: the process that held it before may have trained further.
+    None if the run of `--resume auto` is finished and evaluated. A checkpoint is read under the run's lock, as the
+    process that held it before may have trained further.
 
     Args:
-        given: the flags that were given, by name; those of a resumed run that are not among them stay as saved.
-        stack: releases the lock of the run's folder.
+        given: flags by name; the other flags of a resumed run stay as saved.
+        stack: releases the lock of the run directory.
 
     Raises:
-        UserError: there is no such checkpoint, this version does not know its flags, or another process writes there.
-        ConfigError: a flag that would make another model of it.
+        UserError: no such checkpoint, unknown saved flags, or another process writes there.
+        ConfigError: a flag with which the run cannot be resumed.
     """
-    asked, earlier = TrainConfig(**given), world.recall("run")
+    flags, earlier = TrainConfig(**given), world.recall("run")
     folder = stack.enter_context(hold_run(Path(earlier), world)) if earlier else None
-    # A checkpoint that was there before this call is not its own.
+    # Without "saved", a checkpoint there is older than this call.
     found = _after_restart(folder, world) if folder and world.recall("saved") else None
     restarted = found is not None
-    auto = asked.resume == AUTO and not restarted
+    auto = flags.resume == AUTO and not restarted
     if auto:
-        folder = folder or stack.enter_context(hold_run(_named_run(given, asked), world))
-        found = _whole_or_none(folder, given, asked, world)
-    elif found is None and asked.resume:
-        last = _asked_for(given, asked.resume, world)
+        if "name" not in given:
+            raise ConfigError("--resume auto without --name: give the --name of the run, which every start looks for.")
+        folder = folder or stack.enter_context(hold_run(first_run(flags), world))
+        found = _own_checkpoint(folder, given, flags, world)
+    elif found is None and flags.resume:
+        last = _given_checkpoint(given, flags.resume, world)
         if folder != last.parent.parent:
             instead = f"begin a new run from it with --weights {shown(last)}"
             folder = stack.enter_context(hold_run(last.parent.parent, world, instead=instead))
-        found = Resumable(last, world.from_main(lambda: load_checkpoint(last)))
+        found = ResumeCheckpoint(last, world.from_main(lambda: load_checkpoint(last)))
     if found is not None:
         config, hyp, resumed = run_of_checkpoint(
             given, found.path, found.checkpoint, world, restarted=restarted or auto, others=found.others
@@ -84,38 +85,42 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Be
             epochs = resumed.checkpoint["epoch"]
             if world.from_main(lambda: (resumed.run / ERRORS).is_file()):
                 if not auto:
-                    raise _nothing_left(resumed.run, epochs, config)
+                    early = epochs < config.epochs
+                    end = f"stopped early by --patience {config.patience}" if early else f"--epochs {config.epochs}"
+                    raise UserError(
+                        f"--resume {resumed.run}: nothing left to train: finished epochs: {epochs}, {end}. To train "
+                        f"further, give a larger {'--patience, or 0 to disable it' if early else '--epochs'}."
+                    )
                 log.info(
-                    f"--resume auto: the run in {resumed.run} is done, after {counted(epochs, 'epoch')}. "
-                    f"{called('val.py')} measures its weights/best.pt; a larger --epochs continues it where no "
-                    "patience had run out."
+                    f"--resume auto: the run in {resumed.run} is finished, after {counted(epochs, 'epoch')}. "
+                    "To train further, give a larger --epochs."
                 )
                 return None
-            log.info(f"--resume: {resumed.run} has trained its {counted(epochs, 'epoch')}; evaluating the best one.")
+            log.info(f"--resume: {resumed.run} has finished its {counted(epochs, 'epoch')}; evaluating the best one.")
         check_batch_size(config.batch_size, world.size)
-        return Begun(config, hyp, resumed, folder)
+        return TrainTarget(config, hyp, resumed, folder)
     if auto:
-        check_batch_size(asked.batch_size, world.size)
-        asked = dataclasses.replace(asked, resume="", exist_ok=True)
+        check_batch_size(flags.batch_size, world.size)
+        flags = dataclasses.replace(flags, resume="", exist_ok=True)
     if earlier and folder:
-        asked = dataclasses.replace(asked, project=str(folder.parent), name=folder.name, exist_ok=True)
-    if asked.exist_ok and folder is None:  # to wait would end in writing over what the other process leaves
-        folder = stack.enter_context(new_run(asked, world, waits=False))
-    return Begun(asked, load_hyp(asked.hyp) if asked.hyp else None, None, folder)
+        flags = dataclasses.replace(flags, project=str(folder.parent), name=folder.name, exist_ok=True)
+    if flags.exist_ok and folder is None:  # waiting would end in overwriting the other run
+        folder = stack.enter_context(new_run(flags, world, waits=False))
+    return TrainTarget(flags, load_hyp(flags.hyp) if flags.hyp else None, None, folder)
 
 
-def _after_restart(run: Path, world: World) -> Resumable | None:
-    """After the launcher has restarted the ranks: the newest whole checkpoint of their run; None where there is none.
+def _after_restart(run: Path, world: World) -> ResumeCheckpoint | None:
+    """Return the run's newest intact checkpoint after a restart by the launcher; None if there is none.
 
-    The rank that has it on its disk sends it to all, for rank 0 may be on another host than before.
+    The rank that has it on its disk sends it to all, as rank 0 may be on another host than before.
 
     Raises:
-        UserError: this host has checkpoints of the run, but none is whole.
+        UserError: this host has checkpoints of the run, but none is intact.
     """
-    mine = _newest_whole(run, "Restarted by the launcher") if world.local_rank == 0 else None
+    mine = _newest_intact(run, "Restarted by the launcher") if world.local_rank == 0 else None
     steps = world.all_gather(-1 if mine is None else int(mine.checkpoint["step"]))
     if max(steps) < 0:
-        log.warning(f"Restarted by the launcher: none of these hosts has a checkpoint of {run}; the run begins anew.")
+        log.warning(f"Restarted by the launcher: no host has a checkpoint of {run}; the run starts from the beginning.")
         return None
     found = world.broadcast(mine, source=steps.index(max(steps)))
     assert found is not None
@@ -123,80 +128,72 @@ def _after_restart(run: Path, world: World) -> Resumable | None:
     return found
 
 
-def _asked_for(given: Mapping[str, Any], asked: str, world: World) -> Path:
-    """The checkpoint that `--resume` means, on rank 0's host: the others may lack it."""
+def _given_checkpoint(given: Mapping[str, Any], resume: str, world: World) -> Path:
+    """Return the checkpoint that `--resume` names, on rank 0's host."""
     forbidden = " and ".join(f"--{flag}" for flag in ("weights", "cfg") if given.get(flag))
     if forbidden:
         raise ConfigError(
-            f"{forbidden} with --resume: a resumed run keeps its model. Leave {forbidden} out, or start a new run "
-            f"from the checkpoint: --weights {asked}."
+            f"{forbidden} with --resume: a resumed run keeps its model. Omit {forbidden}, or start a new run from the "
+            f"checkpoint: --weights {resume}."
         )
 
     def find() -> Path:
-        path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if asked == NEWEST else Path(asked)
+        path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if resume == NEWEST else Path(resume)
         path = path.expanduser().absolute()
         path = path / "weights" / "last.pt" if path.is_dir() else path
         if path.parent.name != "weights" or not path.is_file():
-            load_checkpoint(path)  # which has its own words for what is no checkpoint
+            load_checkpoint(path)  # raises a more specific error
             raise UserError(
-                f"--resume {path}: expected a checkpoint in the folder weights of its run, where results are "
-                f"continued. To start a new run from it, give it as --weights."
+                f"--resume {path}: expected a checkpoint in the directory weights of its run. To start a new run from "
+                "it, give it as --weights."
             )
         return path
 
     found = world.from_main(find)
-    ignored = [flag for flag in ("project", "name") if flag in given and (flag, asked) != ("project", NEWEST)]
+    ignored = [flag for flag in ("project", "name") if flag in given and (flag, resume) != ("project", NEWEST)]
     if ignored:
         log.warning(f"--resume: the run stays in {found.parent.parent}; ignored: --{', --'.join(ignored)}.")
     return found
 
 
-def _named_run(given: Mapping[str, Any], asked: TrainConfig) -> Path:
-    """The folder of the run that `--resume auto` means."""
-    if "name" not in given:
-        raise ConfigError(
-            "--resume auto: found no --name, expected that of the run: each start of the command looks for it, begins "
-            "it where it is not there, and continues it where it is. Give a --name that no other run has."
-        )
-    return first_run(asked)
+def _own_checkpoint(run: Path, given: Mapping[str, Any], flags: TrainConfig, world: World) -> ResumeCheckpoint | None:
+    """Return the newest intact checkpoint of the run of `--resume auto`; None if the run has yet to start.
 
-
-def _whole_or_none(run: Path, given: Mapping[str, Any], asked: TrainConfig, world: World) -> Resumable | None:
-    """`--resume auto`: the newest whole checkpoint of that run; None where it has yet to begin.
-
-    Rank 0 reads it, and compares its own flags: on other hosts the dataset may lie elsewhere.
+    Rank 0 reads it and compares the files that its flags name: their paths may differ on other hosts.
     """
 
-    def read() -> Resumable | None:
-        found = _newest_whole(run, "--resume auto")
+    def read() -> ResumeCheckpoint | None:
+        found = _newest_intact(run, "--resume auto")
         if found is None:
-            _require_no_other_folder(run)
+            _require_run_directory(run)
             return None
         before = saved_config(found.checkpoint, found.path)
-        return found._replace(others=[*_other_files(given, asked, before)])
+        return found._replace(others=[*_other_files(given, flags, before)])
 
     found = world.from_main(read)
     if found is None:
-        log.info(f"--resume auto: no checkpoint in {run}; the run begins.")
+        log.info(f"--resume auto: no checkpoint in {run}; starting the run.")
     return found
 
 
-def _other_files(given: Mapping[str, Any], asked: TrainConfig, before: TrainConfig) -> list[Difference]:
-    """The flags given now that name another model, weights or dataset than those of the run."""
+def _other_files(given: Mapping[str, Any], flags: TrainConfig, before: TrainConfig) -> list[Difference]:
+    """Return the given flags that name another model, weights or dataset than those of the run."""
     found = []
     for flag in ("weights", "cfg", "data"):
-        now, was = getattr(asked, flag), getattr(before, flag)
+        now, was = getattr(flags, flag), getattr(before, flag)
         resolved = [name and user_path(name, f"--{flag}").resolve() for name in (now, was)]
         if flag in given and resolved[0] != resolved[1]:
             found.append(Difference(f"--{flag} {shown(now)}", f"--{flag} {shown(was)}", ""))
     return found
 
 
-def _newest_whole(run: Path, who: str) -> Resumable | None:
-    """last.pt, or else the newest whole epochN.pt, with a warning that begins with `who`; None of a run yet to begin.
+def _newest_intact(run: Path, prefix: str) -> ResumeCheckpoint | None:
+    """Return last.pt, or else the newest intact epochN.pt, with a warning that begins with `prefix`.
+
+    None if the run has yet to start.
 
     Raises:
-        UserError: the run had begun, but none of its checkpoints is whole.
+        UserError: the run had started, but none of its checkpoints is intact.
     """
     last, best, table = run / "weights" / "last.pt", run / "weights" / "best.pt", run / "results.csv"
     numbered = {int(found[1]): path for path in last.parent.glob("*.pt") if (found := _NUMBERED.fullmatch(path.name))}
@@ -209,49 +206,38 @@ def _newest_whole(run: Path, who: str) -> Resumable | None:
             reasons.append(one_line(str(error), 300))
             continue
         if path != last:
-            log.warning(f"{who}: {' '.join(reasons) or f'{last} is missing.'} Continuing from {path}")
-        return Resumable(path, checkpoint)
+            log.warning(f"{prefix}: {' '.join(reasons) or f'{last} is missing.'} Continuing from {path}")
+        return ResumeCheckpoint(path, checkpoint)
     has_rows = table.is_file() and len(table.read_bytes().splitlines()) > 1
     if reasons or has_rows or _is_trained(best):
         why = " ".join(reasons[:2]) or "It has neither last.pt nor an epochN.pt."
         raise UserError(
-            f"{who}: the run in {run} had begun, but has no checkpoint to continue from, and beginning anew would "
-            f"replace its results. {why} Put a whole last.pt or epochN.pt there (a best.pt has weights alone), or give "
-            "another --name."
+            f"{prefix}: the run in {run} has results but no checkpoint to resume from, and starting again would "
+            f"overwrite them. {why} Restore last.pt or epochN.pt (best.pt has weights alone), or give another --name."
         )
     return None
 
 
 def _is_trained(best: Path) -> bool:
-    """Whether there is a best.pt of an epoch: weights that a run measures before its first step are its best.pt too."""
+    """Return whether best.pt is of a trained epoch, not of the initial weights."""
     try:
         return best.exists() and load_any_checkpoint(best)["epoch"] > 0
     except UserError:
-        return True  # whatever it is, this run would replace it
+        return True  # the run would overwrite it
 
 
-def _require_no_other_folder(run: Path) -> None:
-    """Refuse a folder with files that no start of a run has left: the flags are the first that one writes."""
+def _require_run_directory(run: Path) -> None:
+    """Raise UserError for a directory with files but without opt.yaml, the first file of a run."""
     files = (path for path in run.rglob("*") if not path.is_dir() and path.suffix != ".tmp" and path.name != LOCK)
     if not (run / "opt.yaml").is_file() and (first := next(files, None)):
         raise UserError(
-            f"--resume auto: {run} is not the folder of a run: it has {shown(first.relative_to(run))}, but no opt.yaml "
-            "and no checkpoint. Give another --name or --project."
+            f"--resume auto: {run} is no run directory: it has {shown(first.relative_to(run))}, but no opt.yaml and no "
+            "checkpoint. Give another --name or --project."
         )
 
 
-def _nothing_left(run: Path, epochs: int, config: TrainConfig) -> UserError:
-    """The error for `--resume PATH` of a run that has ended and is evaluated."""
-    end, remedy = f"--epochs {config.epochs}", "larger --epochs"
-    if epochs < config.epochs:
-        end, remedy = f"stopped early by --patience {config.patience}", "larger --patience, or 0 for no end"
-    return UserError(
-        f"--resume {run}: nothing is left to train: epochs done {epochs}, {end}. To train further give a {remedy}."
-    )
-
-
 def _has_ended(checkpoint: Mapping[str, Any], config: TrainConfig) -> bool:
-    """Whether a run has done all of its epochs, or has stopped early."""
+    """Return whether a run has finished all of its epochs, or has stopped early."""
     stopper = EarlyStopping(config.patience)
     stopper.load_state_dict(checkpoint["stopper"])
     stopped = checkpoint["step_in_epoch"] == 0 and stopper.has_stopped(checkpoint["epoch"])

@@ -1,4 +1,4 @@
-"""How a training begins: flags become a run's folder, its data, and a state that can be trained."""
+"""Start of a training: from flags to the run directory, the data and the initial state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.multi_scale import check_statistics, largest_size
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision, choose_precision
-from tessera.utils.engine.recipe import better_starts, with_recipe
+from tessera.utils.engine.recipe import pretrained_hint, with_recipe
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import explain_out_of_memory
@@ -39,63 +39,63 @@ from tessera.utils.report.trackers.loggers import check_trackers
 from tessera.utils.search.autobatch import Trial, auto_batch_size
 from tessera.utils.text import counted
 from tessera.utils.training.class_weights import class_weights
-from tessera.utils.training.data import TrainingData, box_sizes, read_data, warn_of_problems
+from tessera.utils.training.data import TrainingData, box_sizes, load_data, warn_of_problems
 
 log = logging.getLogger(__name__)
 
 OUT_OF_MEMORY_REMEDIES = (
-    "Give a smaller --batch-size (-1 finds the largest that fits), a smaller --imgsz or a smaller model, or free "
-    "memory that other processes hold. A saved run resumes with --resume and a smaller --batch-size."
+    "Give a smaller --batch-size (-1 chooses the largest that fits), a smaller --imgsz or a smaller model, or free "
+    "memory of other processes. A saved run resumes with --resume and a smaller --batch-size."
 )
 
 
 def open_run(
-    asked: TrainConfig,
+    flags: TrainConfig,
     hyp: Hyp | None,
     world: World,
     resumed: ResumedRun | None,
     folder: Path | None,
     stack: ExitStack,
 ) -> tuple[RunContext, TrainingData, TrainState[DetectionModel], Criterion[Any]]:
-    """From the flags to a run with its data, its state and its loss; every rank calls this.
+    """Return a run's context, data, state and loss from the flags; every rank calls this.
 
-    From here on the run's `config` is the flags as they were asked for, with the recipe's file and the batch size that
-    were chosen where none was asked for. The state is that of a fresh run: `resumed.restore` comes later.
+    The context's `config` is the given flags with the chosen recipe and batch size. The state is that of a fresh run:
+    `resumed.restore` comes later.
 
     Args:
-        asked, hyp, world, resumed, folder: as of `train`.
-        stack: releases a new folder, and removes it where it is still empty; explains memory that ends until then.
+        flags, hyp, world, resumed, folder: as of `train`.
+        stack: closes the run directory, and explains errors of exhausted memory.
 
     Raises:
-        UserError: a mistake in the flags, the data, the weights or the folders; memory that does not suffice.
+        UserError: invalid flags, data, weights or directories, or not enough memory.
     """
     accelerator = world.accelerator
-    building = f"the model at {asked.imgsz} px, before its first batch"
+    building = f"the model at {flags.imgsz} px, before its first batch"
     with explain_out_of_memory(accelerator, building, OUT_OF_MEMORY_REMEDIES):
-        world.from_main(lambda: check_trackers(asked.logger_names))
-        # Mistakes in the flags before the dataset is read, which may take minutes.
-        folder = folder or stack.enter_context(new_run(asked, world))
-        weights = world.from_main(lambda: read_weights(asked, resumed))
-        data = read_data(asked, world)
-        warn_of_problems(asked.data, data.pictures, data.val)
+        world.from_main(lambda: check_trackers(flags.logger_names))
+        # Check the flags before reading the dataset, which may take minutes.
+        folder = folder or stack.enter_context(new_run(flags, world))
+        weights = world.from_main(lambda: read_weights(flags, resumed))
+        data = load_data(flags, world)
+        warn_of_problems(flags.data, data.images, data.val)
         if resumed:
-            resumed.check_classes(data.train.names, asked)
+            resumed.check_classes(data.train.names, flags)
 
         world.set_activity("building the model")
-        config, names = asked, data.train.names
+        config, names = flags, data.train.names
         start = kind_of_start(config, names, weights)
         if hyp is None:
-            config, hyp = with_recipe(asked, head_class(asked, names, weights), start, data.images_per_epoch)
-        if not resumed and (offer := better_starts(asked, len(data.pictures))):
+            config, hyp = with_recipe(flags, head_class(flags, names, weights), start, data.images_per_epoch)
+        if not resumed and (offer := pretrained_hint(flags, len(data.images))):
             log.info(offer)
         config = config if resumed else with_frozen_layers(config, hyp)
-        by_class = class_weights(hyp, data.pictures)
+        by_class = class_weights(hyp, data.images)
         model = build_model(config, hyp, names, weights, resumed)
         hyp = fix_norms(model, config, hyp, weights)
-        del weights  # what AutoBatch measures has no room for them
+        del weights  # frees memory for AutoBatch
         require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
         imgsz = usable_imgsz(config.imgsz, model.stride)
-        if not resumed and (start != "known" or hyp.anchors):  # those that were trained stay
+        if not resumed and (start != "known" or hyp.anchors):  # trained anchors stay
             model.head.prepare(box_sizes(data.train, imgsz), config, hyp, world)
         model.to(world.device).to(memory_format=accelerator.memory_format)
         log.info(summary(model, imgsz))
@@ -119,7 +119,7 @@ def open_run(
 def fresh_state(
     run: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision
 ) -> TrainState[DetectionModel]:
-    """The state before the first step."""
+    """Return the state before the first step."""
     fused = run.world.accelerator.fused_optimizers
     optimizer = build_optimizer(model, run.optimizer, run.hyp, run.batch_size, fused=fused, layer_decay=run.layer_decay)
     progress = Progress(torch.zeros(len(criterion.names), device=run.world.device))

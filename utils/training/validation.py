@@ -1,4 +1,4 @@
-"""The validations of a training: after an epoch's steps, and of the best checkpoint at the end."""
+"""Validations of a training: of the initial weights, after each epoch, and of the best checkpoint."""
 
 from __future__ import annotations
 
@@ -40,59 +40,55 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Validation:
-    """Measures the averaged model after an epoch's steps, while last.pt is written; every rank calls its methods."""
+    """Validation of the EMA during a training; every rank calls its methods."""
 
     run: RunContext
-    state: TrainState[DetectionModel]  # whose average is measured
-    loader: ValLoader  # this rank's share of the validation images
+    state: TrainState[DetectionModel]
+    loader: ValLoader  # this rank's part of the validation images
     criterion: Criterion[Any]
-    saver: Saver  # writes last.pt, from which a run that is stopped here resumes with this validation
+    saver: Saver  # last.pt of a run stopped here resumes with this validation
     journal: Journal
     profile: NoProfile
     interruption: Interruption
-    watch: Watch | None = None  # what a search sees of the training
+    watch: Watch | None = None  # observer of a search
     _last: Evaluation | None = None  # of the last epoch
 
-    @property
-    def _settings(self) -> Settings:
-        return Settings(asked_to_stop=self.interruption.asked, errors=False)
-
     def before_training(self) -> None:
-        """Measure what a fresh run begins with where its weights know all of the classes: a candidate for the best."""
+        """Validate the initial weights if they know all classes: they may stay the best."""
         run = self.run
         if run.start != "known" or run.resumed or run.config.noval or run.config.nosave:
             return
-        run.world.set_activity("measuring the weights that the run begins with")
+        run.world.set_activity("validating the initial weights")
         self.loader.begin()
-        settings = dataclasses.replace(self._settings, asked_to_stop=None)  # a signal acts at once until the first step
-        metrics = evaluate(self._measurable(self.state.ema.model), self.loader, run.world, settings).metrics
+        settings = Settings(errors=False)  # until the first step a stop signal acts immediately
+        metrics = evaluate(self._predictor(self.state.ema.model), self.loader, run.world, settings).metrics
         log.info(f"Before training:\n{table_header()}\n{validation_line(metrics)}")
         self.state.stopper.update(START, metrics.fitness)
         self.saver.before_training(metrics)
 
     def after_epoch(self, epoch: int) -> Metrics | None:
-        """Metrics of `epoch`, from 0; None under --noval, but for the last epoch.
+        """Return the metrics of `epoch`, from 0; None with --noval, except for the last epoch.
 
-        The last epoch is measured as `of_best` does, which need not do it again where that one is the best.
+        The last epoch also collects errors, as `of_best` does, which can then reuse it.
 
         Raises:
-            UserError: on every rank, where last.pt could not be written.
-            Interrupted: on every rank, where one was asked to stop; last.pt is written then.
-            Pruned: on every rank, where the search has seen enough.
+            UserError: last.pt could not be written; on every rank.
+            Interrupted: a rank received a stop signal; last.pt is written. On every rank.
+            Pruned: the search ends this training; on every rank.
         """
         world, is_last = self.run.world, epoch + 1 == self.run.config.epochs
         if self.run.config.noval and not is_last:
             return None
-        settings = dataclasses.replace(self._settings, errors=True) if is_last else self._settings
-        self.loader.begin()  # before a file is written: no process may be forked then
+        settings = Settings(asked_to_stop=self.interruption.asked, errors=is_last)
+        self.loader.begin()  # forks workers, which must not happen during a write
         self.saver.before_validation()
         world.set_activity(f"validating epoch {epoch}")
         with self.profile.stage("validation"):
-            averaged = self._measurable(self.state.ema.model)
+            predictor = self._predictor(self.state.ema.model)
             criterion = None if self.run.config.tile else self.criterion
             sinks = self.journal.picture_sinks(self.loader.index, epoch)
             try:
-                found = evaluate(averaged, self.loader, world, settings, criterion=criterion, sinks=sinks)
+                found = evaluate(predictor, self.loader, world, settings, criterion=criterion, sinks=sinks)
             except Abandoned:
                 self.saver.stop_validation()
         self._last = found if is_last else None
@@ -104,29 +100,29 @@ class Validation:
         return found.metrics
 
     def of_best(self, data: TrainingData) -> Ended:
-        """Measure the best checkpoint, with its tables, pictures and page, and say where everything lies.
+        """Validate the best checkpoint, write its tables, images and report, and log where they are.
 
-        Not once more where it holds the weights of the last epoch, bit by bit; and not for a search, of whose trainings
-        nothing stays: there the last epoch counts.
+        If it has the weights of the last epoch, bit by bit, the last evaluation is reused. For a search, whose runs are
+        not kept, the last epoch counts.
         """
-        self.run.world.set_activity("measuring the best epoch")
+        self.run.world.set_activity("validating the best epoch")
         if self.watch:
-            assert self.watch.metrics, "the last epoch is always measured"
+            assert self.watch.metrics, "the last epoch is always validated"
             return self._ended(self.watch.metrics)
         run, best, epoch = self.run, self.saver.best, self.state.stopper.best_epoch
         index, model = self.loader.index, self.state.model
         model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
-        found = self._measured_last(model)
-        said = f"; the last epoch has measured {best}" if found else f"; measured again from {best}"
+        found = self._last_evaluation_of(model)
+        source = f"; validated in the last epoch: {best}" if found else f"; validated again: {best}"
         if found is None:
             sinks = self.journal.picture_sinks(index)
-            found = evaluate(self._measurable(model), self.loader, run.world, sinks=sinks)
+            found = evaluate(self._predictor(model), self.loader, run.world, sinks=sinks)
         if run.world.is_main:
-            none = {None: "No epoch has a finite fitness", START: "No epoch is better than what the run began with"}
-            print(f"\n{none.get(epoch, f'Best epoch {epoch}')}{said}")
+            none = {None: "No epoch has a finite fitness", START: "No epoch is better than the initial weights"}
+            print(f"\n{none.get(epoch, f'Best epoch {epoch}')}{source}")
             verbose, plots = len(index.names) <= 20, self.journal.renders
             device, skipped = run.world.accelerator.name, self.state.progress.skipped_steps
-            origin = Origin(run.config, str(best), run.imgsz, device, run.world.size, data.pictures, epoch, skipped)
+            origin = Origin(run.config, str(best), run.imgsz, device, run.world.size, data.images, epoch, skipped)
             epochs = functools.partial(read_results, run.folder / "results.csv")
             listed = report_validation(
                 found, index, data.spec, run.folder, origin, verbose=verbose, plots=plots, epochs=epochs
@@ -140,8 +136,8 @@ class Validation:
         run.world.barrier()
         return self._ended(found.metrics)
 
-    def _measured_last(self, model: DetectionModel) -> Evaluation | None:
-        """What the last epoch measured, where every rank has the same weights as `model`; without losses."""
+    def _last_evaluation_of(self, model: DetectionModel) -> Evaluation | None:
+        """Return the last evaluation, without losses, if every rank evaluated the weights of `model`; else None."""
         saved, last = model.state_dict(), self.state.ema.model.state_dict()
         same = self._last is not None and all(torch.equal(saved[name], last[name]) for name in saved)
         if self._last is None or not all(self.run.world.all_gather(same)):
@@ -153,8 +149,8 @@ class Validation:
         best = None if stopper.best_epoch == START else stopper.best_epoch
         return Ended(metrics, self.run.folder, config.data, epochs, best, stopper.has_stopped(epochs))
 
-    def _measurable(self, model: DetectionModel) -> DetectionModel | Pipeline:
-        """What finds the objects: a copy of the model, with `--tile` in the pipeline of val.py."""
+    def _predictor(self, model: DetectionModel) -> DetectionModel | Pipeline:
+        """Return a fused copy of the model, with `--tile` in the pipeline of val.py."""
         run, accelerator = self.run, self.run.world.accelerator
         fused = fused_copy(model, accelerator)
         if not run.config.tile:

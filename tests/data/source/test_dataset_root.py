@@ -161,4 +161,4 @@ def test_a_link_out_of_the_folder_of_datasets_is_not_followed(tmp_path: Path, si
 
 def test_the_folder_of_datasets_of_an_unknown_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_DATASETS", "~nobody-here/data")
-    refuse(tmp_path, f"path: pets\n{BODY}", "TESSERA_DATASETS: found '~nobody-here/data', but the home folder")
+    refuse(tmp_path, f"path: pets\n{BODY}", "TESSERA_DATASETS: found '~nobody-here/data', whose home directory")

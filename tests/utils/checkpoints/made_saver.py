@@ -1,4 +1,4 @@
-"""Savers of a little run, with what a validation has found, and a disk that waits."""
+"""Savers of a small run, metrics, and a disk that blocks."""
 
 from __future__ import annotations
 

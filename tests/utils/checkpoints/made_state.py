@@ -1,4 +1,4 @@
-"""Training states and checkpoints of a small model, for the tests of this folder."""
+"""Training states and checkpoints of a small model."""
 
 from __future__ import annotations
 

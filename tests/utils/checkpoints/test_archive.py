@@ -1,4 +1,4 @@
-"""A checkpoint's archive: no wrong bit of it is read, and nothing in it unfolds beyond the file."""
+"""Checkpoint archives: damaged bits are detected, and nothing unfolds beyond the file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refused(
             read(path)
 
 
-def test_a_flipped_bit_is_found_or_changes_nothing(tmp_path: Path, whole: bytes) -> None:
+def test_a_flipped_bit_is_detected_or_changes_nothing(tmp_path: Path, whole: bytes) -> None:
     """It changes nothing in padding and dates; all that is read has a checksum."""
     path = tmp_path / "last.pt"
     path.write_bytes(whole)
@@ -83,4 +83,4 @@ def test_two_members_of_one_name(tmp_path: Path, whole: bytes) -> None:
     file = io.BytesIO(repacked(whole))
     with zipfile.ZipFile(file, "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr(archive.namelist()[-1], b"other")
-    refused(tmp_path / "last.pt", file.getvalue(), "two of its members have one name")
+    refused(tmp_path / "last.pt", file.getvalue(), "two of its members have the same name")

@@ -1,14 +1,11 @@
-"""Checkpoint files: whole or not at all, plain, bit-equal; damaged and hostile ones refused."""
+"""Checkpoint files: atomic writes, bit-equal reads, errors for damaged and foreign files."""
 
 from __future__ import annotations
 
 import errno
-import gzip
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +17,7 @@ import torch
 
 import tessera
 from tessera.utils.checkpoints import provenance
-from tessera.utils.checkpoints.format import FORMAT, KEYS, load_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.format import FORMAT, KEYS, copy_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.restricted_unpickler import Damaged
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
@@ -41,16 +38,18 @@ def test_a_file_says_which_program_wrote_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert full(make_state())["tessera_version"] == tessera.__version__
 
 
-def test_round_trip_is_bit_equal(tmp_path: Path) -> None:
+def test_round_trip_is_bit_equal_and_torch_alone_reads_the_file(tmp_path: Path) -> None:
     state = make_state()
     train(state, 3)
     saved = full(state, git="0123-dirty")
-    save_checkpoint(tmp_path / "weights/last.pt", saved)
-    loaded = load_checkpoint(tmp_path / "weights/last.pt")
+    path = tmp_path / "weights" / "last.pt"
+    save_checkpoint(path, saved)
+    loaded = load_checkpoint(path)
     assert_equal(dict(saved), loaded)
+    assert_equal(dict(saved), torch.load(path, weights_only=True))
     assert loaded["names"] == ["class0", "class1"] and loaded["stride"] == [8.0, 16.0] and loaded["version"] == FORMAT
     assert loaded["anchors"].shape == (2, 3, 2) and loaded["config"] == {"epochs": 3, "freeze": [0]}
-    assert [p.name for p in (tmp_path / "weights").iterdir()] == ["last.pt"]
+    assert [p.name for p in path.parent.iterdir()] == ["last.pt"]
 
 
 def test_a_file_of_before_a_key_has_nothing_there(tmp_path: Path) -> None:
@@ -58,22 +57,6 @@ def test_a_file_of_before_a_key_has_nothing_there(tmp_path: Path) -> None:
     torch.save({key: value for key, value in full(make_state()).items() if key not in added}, tmp_path / "last.pt")
     loaded = load_checkpoint(tmp_path / "last.pt")
     assert set(loaded) == set(KEYS) and [loaded[key] for key in added] == [None] * len(added)
-
-
-def test_loads_in_a_fresh_process(tmp_path: Path) -> None:
-    """Without a class of ours in the file: torch alone reads it."""
-    state = make_state(optimizer="AdamW")
-    train(state, 2)
-    save_checkpoint(tmp_path / "last.pt", full(state))
-    code = (
-        "import sys, torch; s = torch.load(sys.argv[1], weights_only=True); "
-        "assert not [m for m in sys.modules if m.split('.')[0] in ('utils', 'models', 'data')]; "
-        "print(len(s), float(s['ema']['model.0.weight'].double().sum()))"
-    )
-    command = [sys.executable, "-c", code, "last.pt"]
-    count, total = subprocess.check_output(command, text=True, cwd=tmp_path).split()
-    assert int(count) == len(KEYS)
-    assert float(total) == float(state.ema.model.state_dict()["model.0.weight"].double().sum())
 
 
 # Writing: whole or not at all
@@ -94,10 +77,10 @@ def forked(work: Callable[[], None]) -> int:
 def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
     state = full(make_state())
     for key, value, where in (
-        ("config", {"project": Path("x")}, "a PosixPath"),
-        ("hyp", {"lr0": np.float64(1)}, "a float64"),
-        ("names", [{1, 2}], "a set"),
-        ("model_yaml", {(1, 2): 3}, "a name that is no text"),
+        ("config", {"project": Path("x")}, "of type PosixPath"),
+        ("hyp", {"lr0": np.float64(1)}, "of type float64"),
+        ("names", [{1, 2}], "of type set"),
+        ("model_yaml", {(1, 2): 3}, "a key that is neither text"),
         ("epoch", -1, r"`epoch` \(int\) is not a whole number"),
     ):
         with pytest.raises(Damaged, match=where):
@@ -105,42 +88,6 @@ def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"missing \{'git'\}"):
         save_checkpoint(tmp_path / "last.pt", {k: v for k, v in state.items() if k != "git"})
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("after", [0, 1, 5])
-def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    path = tmp_path / "last.pt"
-    state = make_state()
-    save_checkpoint(path, full(state))
-    before = path.read_bytes()
-    train(state, 1)
-
-    real = torch.save
-
-    def full_disk(value: Any, file: Any) -> None:
-        writes = 0
-
-        class Full:
-            def write(self, content: Any) -> int:
-                nonlocal writes
-                if writes == after:
-                    raise OSError(errno.ENOSPC, "No space left on device")
-                writes += 1
-                return file.write(content)
-
-            def flush(self) -> None:
-                file.flush()
-
-        real(value, Full())
-
-    monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(UserError) as caught:
-        save_checkpoint(path, full(state))
-    message = str(caught.value)
-    assert message.startswith(f"{path}: cannot write the checkpoint: No space left on device.")
-    assert "The previous one is whole" in message and "MiB free" in message and "--resume" in message
-    assert path.read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
 
 
 def test_a_file_size_limit_of_the_system(tmp_path: Path) -> None:
@@ -151,7 +98,7 @@ def test_a_file_size_limit_of_the_system(tmp_path: Path) -> None:
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-        with pytest.raises(UserError, match=r"File too large.* The previous one is whole"):
+        with pytest.raises(UserError, match=r"File too large.* The previous one is intact"):
             save_checkpoint(path, state)
 
     state = full(make_state(width=64))
@@ -160,15 +107,20 @@ def test_a_file_size_limit_of_the_system(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["last.pt"]
 
 
-def test_defects_are_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what the system says of the file is the user's matter."""
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "last.pt").write_bytes(b"old")
+    (tmp_path / "best.pt").write_bytes(b"new")
 
-    def broken(*_: object) -> None:
-        raise RuntimeError("a defect")
+    def full_disk(source: Any, target: Any, length: int) -> None:
+        target.write(b"ne")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", broken)
-    with pytest.raises(RuntimeError, match="a defect"):
-        save_checkpoint(tmp_path / "last.pt", full(make_state()))
+    monkeypatch.setattr("shutil.copyfileobj", full_disk)
+    message = r"last\.pt: cannot write the checkpoint: No space left .* is intact.* Free space, .* --resume"
+    with pytest.raises(UserError, match=message):
+        copy_checkpoint(tmp_path / "best.pt", tmp_path / "last.pt")
+    assert (tmp_path / "last.pt").read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["best.pt", "last.pt"]
 
 
 def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
@@ -205,13 +157,6 @@ def test_killed_while_saving(tmp_path: Path) -> None:
 # Reading
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = tmp_path_factory.mktemp("whole") / "last.pt"
-    save_checkpoint(path, full(make_state()))
-    return path.read_bytes()
-
-
 def test_missing_files(tmp_path: Path) -> None:
     (tmp_path / "last.pt").touch()
     with pytest.raises(UserError, match=r"lst\.pt: no such checkpoint\. Did you mean 'last\.pt'\?"):
@@ -225,13 +170,12 @@ def test_missing_files(tmp_path: Path) -> None:
     [
         (b"<html>\r\nnot found\n</html>", "text: '<html> not found </html>'"),
         (b"", "an empty file"),
-        (gzip.compress(b"x"), "a gzip archive, which must be unpacked first"),
         (b"\0\xff\xd8", "no zip archive"),
-        (b"PK\3\4 torn", "the beginning of a checkpoint, 9 bytes without an end"),
+        (b"PK\3\4 torn", "a truncated checkpoint of 9 bytes"),
     ],
-    ids=["text", "empty", "gzip", "bytes", "torn"],
+    ids=["text", "empty", "bytes", "torn"],
 )
-def test_what_is_there_instead_of_weights_is_said_and_others_offered(
+def test_the_error_for_another_file_describes_it_and_names_other_checkpoints(
     tmp_path: Path, content: bytes, found: str
 ) -> None:
     path = tmp_path / "last.pt"
@@ -241,8 +185,8 @@ def test_what_is_there_instead_of_weights_is_said_and_others_offered(
         with pytest.raises(UserError) as caught:
             read(path)
         assert str(caught.value) == (
-            f"{path}: damaged, or not a checkpoint: found {found}. Take another, such as best.pt beside it, or copy "
-            "the file again from its source."
+            f"{path}: damaged, or not a checkpoint: found {found}. Use another checkpoint, such as best.pt in the same "
+            "directory, or copy the file again."
         )
 
 
@@ -255,22 +199,6 @@ def test_foreign_files(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "tensor.pt")
 
 
-def test_hostile_files_run_nothing(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-
-    class Hostile:
-        def __reduce__(self) -> Any:
-            return os.system, (f"touch {mark}",)
-
-    torch.save({**full(make_state()), "config": Hostile()}, tmp_path / "last.pt")
-    torch.save({"model": Hostile()}, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    for name, complaint in (("last.pt", r"asks for '\w+\.system'"), ("old.pt", "damaged, or not a checkpoint")):
-        for read in (load_checkpoint, load_weights):
-            with pytest.raises(UserError, match=complaint):
-                read(tmp_path / name)
-    assert not mark.exists()
-
-
 def test_versions(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     state = full(make_state())
@@ -278,5 +206,5 @@ def test_versions(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="later version"):
         load_checkpoint(path)
     torch.save({k: v for k, v in state.items() if k not in ("rng", "stopper")}, path)
-    with pytest.raises(UserError, match="incomplete, without stopper, rng"):
+    with pytest.raises(UserError, match="incomplete: missing stopper, rng"):
         load_checkpoint(path)

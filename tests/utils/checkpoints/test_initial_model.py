@@ -1,4 +1,4 @@
-"""The model of a run, known before it is made."""
+"""Initial model of a run: head, frozen layers, fixed statistics, kind of start."""
 
 from __future__ import annotations
 
@@ -43,13 +43,12 @@ def test_the_head_is_that_of_the_model_that_is_built(cfg: str) -> None:
 @pytest.mark.parametrize(
     ("freeze", "found"),
     [
-        ((100,), "--freeze 100: yolov5n has 25 layers, 0 to 24"),
-        ((25,), "--freeze 25: nothing is left to train of yolov5n, whose layers are 0 to 24. Freeze .*: --freeze 24"),
-        (tuple(range(25)), "--freeze 0 1 2 .* 24: nothing is left to train"),
-        ((0, 25), "--freeze 0 25: yolov5n has 25 layers"),
+        ((25,), "--freeze 25: nothing left to train in yolov5n, which has 25 layers, 0 to 24. Freeze .*: --freeze 24"),
+        (tuple(range(25)), "--freeze 0 1 2 .* 24: nothing left to train"),
+        ((0, 25), "--freeze 0 25: nothing left to train"),
     ],
 )
-def test_what_cannot_be_frozen(freeze: tuple[int, ...], found: str) -> None:
+def test_invalid_freeze_flags(freeze: tuple[int, ...], found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         build_model(TrainConfig(cfg="yolov5n.yaml", freeze=freeze), HYP, NAMES)
 
@@ -58,7 +57,7 @@ def test_all_but_the_head_can_be_frozen(caplog: pytest.LogCaptureFixture) -> Non
     config = TrainConfig(cfg="yolov5n.yaml", freeze=(24,))
     model = build_model(config, HYP, NAMES)
     (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
-    assert warning == "--freeze 24 without --weights: the frozen layers stay as random as they start."
+    assert warning == "--freeze 24 without --weights: the frozen layers keep their random initial values."
     caplog.clear()
     build_model(config, HYP, NAMES, Weights(model.state_dict(), model.yaml, NAMES, "a file"))
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
@@ -66,7 +65,7 @@ def test_all_but_the_head_can_be_frozen(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_without_either_it_is_the_default_model() -> None:
-    assert initial_model.described_model(TrainConfig()) == initial_model.DEFAULT_MODEL
+    assert initial_model.model_source(TrainConfig()) == initial_model.DEFAULT_MODEL
     assert isinstance(DetectionModel(initial_model.DEFAULT_MODEL, nc=2).head, head_class(TrainConfig(), NAMES))
     (cfg,) = (f for f in dataclasses.fields(TrainConfig) if f.name == "cfg")
     assert f"else {initial_model.DEFAULT_MODEL})" in cfg.metadata["help"], "what --help says"
@@ -84,7 +83,7 @@ def test_without_either_it_is_the_default_model() -> None:
         ("yolov5n.yaml", 2, "best.pt", 1000, 0),  # which has another first layer
     ],
 )
-def test_only_what_came_whole_from_the_weights_keeps_its_statistics(
+def test_only_completely_loaded_layers_keep_their_statistics(
     cfg: str, nc: int, weights: str, asked: int, fixed: int
 ) -> None:
     """A run that is resumed, without the weights, fixes the same layers."""
@@ -115,9 +114,7 @@ def test_only_what_came_whole_from_the_weights_keeps_its_statistics(
         ("", ("item",), ("item",), "new"),
     ],
 )
-def test_weights_know_the_classes_where_model_and_names_are_theirs(
-    cfg: str, before: tuple[str, ...], now: tuple[str, ...], start: Start, tmp_path: Path
-) -> None:
+def test_kind_of_start(cfg: str, before: tuple[str, ...], now: tuple[str, ...], start: Start, tmp_path: Path) -> None:
     trained = DetectionModel("tessera-n.yaml", nc=len(before))
     weights = Weights({}, trained.yaml, before, "a file")
     assert kind_of_start(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start

@@ -1,4 +1,4 @@
-"""What `--weights` means: paths, published names, downloads from a server that misbehaves on demand."""
+"""Resolution of `--weights`: paths, published names, downloads from a misbehaving server."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServ
 @pytest.fixture
 def unpinned(server: FileServer, monkeypatch: pytest.MonkeyPatch) -> FileServer:
     """The same with a table that knows no digest, and the size in tenths of a megabyte, as of YOLOv9's."""
-    about = round(len(BODY), -5)
-    known = tuple(replace(weights, size=about, sha256="") for weights in table.PUBLISHED)
+    sizes = {"v9-t.pt": None}  # not even its size is known
+    known = tuple(replace(w, size=sizes.get(w.name, round(len(BODY), -5)), sha256="") for w in table.PUBLISHED)
     monkeypatch.setattr(table, "PUBLISHED", known)
     return server
 
@@ -89,9 +89,7 @@ def test_every_name_is_downloaded_once_into_the_cache(server: FileServer, tmp_pa
             assert resolve_weights(name) == cache / weights.name
     assert server.asked == [f"/{weights.name}" for weights in PUBLISHED]
     assert list((tmp_path / "work").iterdir()) == []
-    notes = {path.name for path in cache.iterdir()} - {weights.name for weights in PUBLISHED}
-    assert notes == {f"{weights.name}.sha256" for weights in PUBLISHED}
-    assert (cache / "yolox_s.pth.sha256").read_text() == f"{DIGEST}  yolox_s.pth\n"
+    assert {path.name for path in cache.iterdir()} == {weights.name for weights in PUBLISHED}
 
 
 def test_a_download_is_reported_in_one_line(server: FileServer, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -99,39 +97,30 @@ def test_a_download_is_reported_in_one_line(server: FileServer, cache: Path, cap
     resolve_weights("yolox_s")
     place = server.folder.removeprefix("http://").rstrip("/")
     assert caplog.messages == [
-        f"yolox_s.pth: 0.2 MB from {place}, Apache-2.0, SHA-256 {DIGEST}, kept as {cache / 'yolox_s.pth'}."
+        f"yolox_s.pth: 0.2 MB from {place}, Apache-2.0, SHA-256 {DIGEST}, cached as {cache / 'yolox_s.pth'}."
     ]
     caplog.clear()
     resolve_weights("yolox_s")
     assert caplog.messages == []
     resolve_weights("yolov5n.pt")
     (line,) = caplog.messages
-    assert ", AGPL-3.0, SHA-256 " in line and "Mind its terms" in line and "--list-weights" in line
+    assert ", AGPL-3.0, SHA-256 " in line and "Check its terms" in line and "--list-weights" in line
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (HTML, rf"the server sent a web page \(it begins '<!DOCTYPE html>.*\), expected a checkpoint of {len(BODY):,}"),
-        (b"", "the server sent nothing, expected a checkpoint"),
-        (b"\x80\x02}q\x00." * 9, "the server sent 54 bytes that are no checkpoint"),
-        (BODY[:-1000], f"the server sent {len(BODY) - 1000:,} bytes, expected a checkpoint of {len(BODY):,} bytes"),
-        (BODY + b"x", f"the server sent {len(BODY) + 1:,} bytes, expected a checkpoint of {len(BODY):,} bytes"),
-        (BODY[:9000] + b"!" + BODY[9001:], f"its SHA-256 is [0-9a-f]{{64}}, expected {DIGEST}"),
-    ],
+    "body",
+    [HTML, b"", b"\x80\x02}q\x00." * 9, BODY[:-1000], BODY + b"x", BODY[:9000] + b"!" + BODY[9001:]],
     ids=["web page", "empty", "pickle", "shorter", "longer", "other"],
 )
 @pytest.mark.parametrize("length", [True, False])
-def test_what_is_not_the_published_file_is_refused(
-    server: FileServer, cache: Path, body: bytes, said: str, length: bool
-) -> None:
+def test_what_is_not_the_published_file_is_refused(server: FileServer, cache: Path, body: bytes, length: bool) -> None:
     server.body, server.length = body, length
-    with pytest.raises(
-        UserError, match=rf"^Cannot use http://127.*/yolox_m\.pth: {said}.* Nothing of it is kept"
-    ) as caught:
+    found = f"the server sent {len(body):,} bytes that begin with .*, SHA-256 {hashlib.sha256(body).hexdigest()}"
+    message = rf"^Cannot use http://127.*/yolox_m\.pth: {found}, expected SHA-256 {DIGEST}\. Nothing was saved"
+    with pytest.raises(UserError, match=message) as caught:
         resolve_weights("yolox_m.pth")
-    assert "\n" not in str(caught.value)
-    assert not (cache / "yolox_m.pth").exists() and not (cache / "yolox_m.pth.sha256").exists()
+    assert str(caught.value).isprintable()
+    assert not (cache / "yolox_m.pth").exists()
     server.body = BODY
     assert resolve_weights("yolox_m.pth").read_bytes() == BODY  # from its beginning
     assert server.seen == [None, None]
@@ -141,57 +130,23 @@ def test_a_truncated_file_is_refused_where_megabytes_alone_are_known(
     unpinned: FileServer, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     unpinned.body, unpinned.length = BODY[:-1000], False
-    with pytest.raises(UserError, match=r"bytes whose end is missing, expected a checkpoint of about 0\.2 MB\. Noth"):
+    with pytest.raises(UserError, match=r"bytes that begin .*, expected a checkpoint of about 0\.2 MB\. Noth"):
         resolve_weights("v9-c")
     assert not (cache / "v9-c.pt").exists()
     unpinned.body = BODY
     caplog.set_level(logging.INFO)
-    assert resolve_weights("v9-c").read_bytes() == BODY and (cache / "v9-c.pt.sha256").is_file()
+    assert resolve_weights("v9-c").read_bytes() == BODY
     (line,) = caplog.messages
-    assert f"MIT, SHA-256 {DIGEST} (not pinned: no digest of this file is known to compare it with), kept as" in line
+    assert f"MIT, SHA-256 {DIGEST} (not pinned: no digest of this file is known), cached as" in line
+    assert resolve_weights("v9-t").read_bytes() == BODY
 
 
-def test_a_file_of_no_known_size_is_taken(
-    server: FileServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    known = tuple(replace(weights, size=None, sha256="") for weights in table.PUBLISHED)
-    monkeypatch.setattr(table, "PUBLISHED", known)
-    caplog.set_level(logging.INFO)
-    assert resolve_weights("v9-t").read_bytes() == BODY and "(not pinned: " in caplog.text
-
-
-@pytest.mark.parametrize("note", [None, "", "0" * 64, "\x1b[2J"], ids=["", "emptied", "other", "control"])
-def test_a_file_that_has_changed_in_the_cache_is_refused(unpinned: FileServer, cache: Path, note: str | None) -> None:
-    path = resolve_weights("v9-s")
-    if note is None:
-        path.write_bytes(BODY[:9000] + b"!" + BODY[9001:])
-    else:
-        (cache / "v9-s.pt.sha256").write_text(note)
-    with pytest.raises(
-        UserError, match=r"v9-s\.pt has changed since it was downloaded: .* Delete it and v9-s\.pt\.sha256, and"
-    ) as caught:
-        resolve_weights("v9-s")
-    assert str(path) in str(caught.value) and str(caught.value).isprintable()
-    assert resolve_weights(str(path)) == path  # where it is meant
-    path.unlink()
-    (cache / "v9-s.pt.sha256").unlink()
-    assert resolve_weights("v9-s").read_bytes() == BODY and unpinned.asked == ["/v9-s.pt"] * 2
-
-
-@pytest.mark.parametrize(
-    "note", ["", f"{hashlib.sha256(BODY[::-1]).hexdigest()}  yolox_l.pth\n"], ids=["alone", "with a note"]
-)
-def test_where_a_digest_is_pinned_it_decides_what_is_used_of_the_cache(
-    server: FileServer, cache: Path, note: str
-) -> None:
-    """Who can write a forged file into the cache can write the note of its digest too."""
+def test_a_cached_file_with_another_digest_is_refused(server: FileServer, cache: Path) -> None:
     cache.mkdir(parents=True)
     path = cache / "yolox_l.pth"
     path.write_bytes(BODY)
     assert resolve_weights("yolox_l") == path  # put there by hand
     path.write_bytes(BODY[::-1])
-    if note:
-        (cache / "yolox_l.pth.sha256").write_text(note)
     with pytest.raises(UserError, match=rf"yolox_l\.pth is not the published file: .* expected '{DIGEST}'\. Delete it"):
         resolve_weights("yolox_l")
     assert resolve_weights(str(path)) == path and server.asked == []  # where this very file is meant
@@ -199,54 +154,25 @@ def test_where_a_digest_is_pinned_it_decides_what_is_used_of_the_cache(
     assert resolve_weights("yolox_l").read_bytes() == BODY
 
 
-def test_a_file_without_a_note_is_used_where_no_digest_is_known(unpinned: FileServer, cache: Path) -> None:
-    cache.mkdir(parents=True)
-    (cache / "v9-s.pt").write_bytes(BODY[::-1])
-    assert resolve_weights("v9-s") == cache / "v9-s.pt" and unpinned.asked == []
-
-
-def test_without_a_network(server: FileServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with FileServer(b"") as gone:
-        nowhere = gone.folder
-    known = tuple(replace(w, folder=nowhere, sha256=DIGEST) for w in PUBLISHED)
-    monkeypatch.setattr(table, "PUBLISHED", known)
-    with pytest.raises(
-        UserError, match=r"Cannot download http://.*/yolox_s\.pth: .*refused.*Check the network"
-    ) as caught:
-        resolve_weights("yolox_s")
-    (cache / "yolox_s.pth").write_bytes(BODY)  # by other means, to where the message says
-    assert f"download the file by other means to {cache / 'yolox_s.pth'}" in str(caught.value)
-    assert resolve_weights("yolox_s") == cache / "yolox_s.pth"
-
-
 def test_the_published_file_itself(shared: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its size and digest are the table's."""
     server.body = (shared / "weights" / "yolov5n.pt").read_bytes()
     monkeypatch.setattr(table, "PUBLISHED", tuple(replace(w, folder=server.folder) for w in PUBLISHED))
     assert resolve_weights("yolov5n").read_bytes() == server.body
-    with pytest.raises(UserError, match="expected a checkpoint of 14,808,437 bytes"):
+    with pytest.raises(UserError, match="expected SHA-256 "):
         resolve_weights("yolov5s")
 
 
-def test_a_name_of_nothing_is_reported_with_the_places_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError) as caught:
-        resolve_weights("yolov5ss.pt")
-    message = str(caught.value)
-    assert message.startswith("--weights yolov5ss.pt: no such file; tried ")
-    assert str(tmp_path / "yolov5ss.pt") in message and str(tmp_path / "cache/weights/yolov5ss.pt") in message
-    assert "Did you mean 'yolov5s.pt'? Expected a checkpoint, or a published one by name: --list-weights" in message
-    assert message.count("yolov5") == message.count("yolov5ss") + 1  # not every name
-
-
-OWN = r"tessera-n{}: no such file; tried .* No weights of tessera-n are .* --cfg tessera-n\.yaml; or"
+OWN = r"tessera-n{}: no such file; tried .* No weights of tessera-n are .* --cfg tessera-n\.yaml and without"
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        (
+            "yolov5ss.pt",
+            r"tried \S+/yolov5ss\.pt and \S+/cache/weights/yolov5ss\.pt\. Did you mean 'yolov5s\.pt'",
+        ),
         ("yolov5z.pt", r"yolov5z\.pt: no such .* Published ones of YOLOv5: yolov5n\.pt, .*yolov5x6\.pt\. Exp"),
         ("runs/bst.pt", r"Did you mean 'best\.pt'"),
         ("runs/last.pt", r"runs/last\.pt: no such file; tried \S+ Did you mean 'best\.pt'"),  # never itself
@@ -256,8 +182,9 @@ OWN = r"tessera-n{}: no such file; tried .* No weights of tessera-n are .* --cfg
         ("tessera-n", OWN.format("")),
         ("tessera-n.yaml", OWN.format(r"\.yaml")),
         ("runs", "found a folder, expected a checkpoint file"),
-        ("exp", r"found a folder, .* Its best one is --weights exp/weights/best\.pt\.$"),
+        ("exp", r"found a folder, .* Its best checkpoint is --weights exp/weights/best\.pt\.$"),
         ("yolov5n", "yolov5n: found a folder"),
+        ("imagenet", r"imagenet: the backbone of a classifier, which only train\.py accepts"),
     ],
 )
 def test_names_of_nothing(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
@@ -279,26 +206,19 @@ YOLOV9 = "Published ones of YOLOv9: v9-t.pt, v9-s.pt, v9-m.pt, v9-c.pt."
     ("typed", "said"),
     [
         ("yolox", YOLOX),
-        ("yolox_z.pth", YOLOX),
         ("yolox_nano.pth", f"YOLOX-nano is a model that is not read here. {YOLOX}"),
-        ("YOLOX-Nano", f"YOLOX-nano is a model that is not read here. {YOLOX}"),
         ("YOLOX_S.PTH", "Did you mean 'yolox_s.pth'?"),
         ("yoloxs", "Did you mean 'yolox_s.pth'?"),
-        ("yolox-s.yaml", "Did you mean 'yolox_s.pth'?"),
         ("yolox_tinny.pth", "Did you mean 'yolox_tiny.pth'?"),
         ("yolov9t", "Did you mean 'v9-t.pt'?"),
-        ("yolov9t.pt", "Did you mean 'v9-t.pt'?"),
-        ("yolov9_t", "Did you mean 'v9-t.pt'?"),
-        ("v9t.pt", "Did you mean 'v9-t.pt'?"),
         ("V9-C.pt", "Did you mean 'v9-c.pt'?"),
         ("v9-e", f"YOLOv9-e is a model that is not read here. {YOLOV9}"),
-        ("yolov9-e.pt", f"YOLOv9-e is a model that is not read here. {YOLOV9}"),
         ("yolov9", YOLOV9),
         ("yolov5-s", "Did you mean 'yolov5s.pt'?"),
         ("yolov8n.pt", ""),  # of a family that is not known here
     ],
 )
-def test_a_name_that_begins_like_a_family_gets_names_of_that_family_alone(
+def test_suggestions_are_of_the_same_family(
     typed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -308,10 +228,3 @@ def test_a_name_that_begins_like_a_family_gets_names_of_that_family_alone(
         resolve_weights(typed)
     hint = str(caught.value).partition(f"weights/{typed}.")[2].partition("Expected a checkpoint")[0].strip()
     assert hint == said
-
-
-def test_a_classifiers_body_is_no_detector() -> None:
-    with pytest.raises(
-        UserError, match=r"imagenet: that is the body of a classifier, which only train\.py begins with"
-    ):
-        resolve_weights("imagenet")

@@ -1,4 +1,4 @@
-"""Values of another kind than a run writes are refused where a checkpoint is read, and named."""
+"""Validation of the values in a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,14 +19,6 @@ from tests.utils.checkpoints.made_state import full, make_state, train
 WRONG = (True, -1.5, 10**30, ["a", [1]], [1.5, "a"], {"a": "b"}, {"params": 1}, torch.zeros(3, dtype=torch.bool))
 
 
-def test_what_runs_write_is_taken() -> None:
-    for optimizer in ("SGD", "AdamW"):
-        state = make_state(optimizer=optimizer)
-        check_values(full(state))
-        train(state, 2)
-        check_values(full(state, git="0123-dirty", anchors=None))
-
-
 def test_a_wrong_value_is_named(tmp_path: Path) -> None:
     """hyp, config and model_yaml hold values by name, which their own readers check."""
     for key in sorted({*KEYS} - {"version", "hyp", "config", "model_yaml"}):
@@ -39,26 +31,8 @@ def test_a_wrong_value_is_named(tmp_path: Path) -> None:
                 refused += 1
         assert refused >= len(WRONG) - 1, key  # a number or a tensor is right in a few places
     torch.save({**full(make_state()), "epoch": "a"}, tmp_path / "last.pt")
-    with pytest.raises(UserError, match=r"last\.pt: damaged: its `epoch` \(str\) is not a whole number\. Take"):
+    with pytest.raises(UserError, match=r"last\.pt: damaged: its `epoch` \(str\) is not a whole number\. Use"):
         load_checkpoint(tmp_path / "last.pt")
-
-
-def test_values_without_end() -> None:
-    """A few bytes of a pickle describe a list that holds itself, or 2**60 items."""
-    itself: list[Any] = []
-    itself.append(itself)
-    deep: Any = ()
-    doubling: Any = []
-    for _ in range(60):
-        deep, doubling = (deep,), [doubling, doubling]
-    for value, complaint in (
-        (itself, "20 deep"),
-        (deep, "20 deep"),
-        (doubling, "contain each other"),
-        ({"x": {1}}, "it holds a set"),
-    ):
-        with pytest.raises(Damaged, match=complaint):
-            check_values({"epoch": value}, 1000)
 
 
 def restored(change: Callable[[dict[str, Any]], object], optimizer: str = "SGD") -> None:
@@ -107,6 +81,6 @@ def test_losses_of_another_head() -> None:
         {"torch": torch.zeros(7, dtype=torch.uint8)},
     ],
 )
-def test_states_that_no_generator_has(change: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="its generators' states are none"):
+def test_invalid_generator_states(change: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="invalid states of random generators"):
         restored(lambda saved: saved["rng"].update(change))

@@ -1,4 +1,4 @@
-"""Numbers that no detector has, in its weights or beside them, are one message of every command."""
+"""Impossible values in weights or their description: one message for every command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.utils.checkpoints.archive import Archive
+from tessera.utils.checkpoints import format
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.weights import Weights, load_weights, save_safetensors
 from tessera.utils.errors import UserError
@@ -41,13 +41,11 @@ def with_number(good: Path, path: Path, number: float) -> tuple[Path, str]:
 
 @pytest.mark.parametrize("number", [NAN, float("inf"), -float("inf")])
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
-def test_the_first_tensor_with_a_number_that_is_none_is_named(
-    good: Path, tmp_path: Path, suffix: str, number: float
-) -> None:
+def test_the_first_tensor_that_is_not_finite_is_named(good: Path, tmp_path: Path, suffix: str, number: float) -> None:
     if suffix == ".safetensors":
         pytest.importorskip("safetensors")
     path, name = with_number(good, tmp_path / f"bad{suffix}", number)
-    with pytest.raises(UserError, match=rf"bad\{suffix}: damaged: '{name}' has numbers that are not finite"):
+    with pytest.raises(UserError, match=rf"bad\{suffix}: damaged: '{name}' has values that are not finite"):
         load_weights(path)
 
 
@@ -57,13 +55,13 @@ def test_the_first_tensor_with_a_number_that_is_none_is_named(
         ({"imgsz": 10**9}, "its size is 1000000000 pixels, expected 32 to 8192"),
         ({"imgsz": 0}, "its size is 0 pixels"),
         ({"names": ["x" * 300, "b", "c"]}, "names a class 'x.*, expected text of at most 200 letters"),
-        ({"thresholds": {"confidence": NAN, "class_confidences": []}}, "a confidence of nan, expected 0 to 1"),
-        ({"thresholds": {"confidence": 0.5, "class_confidences": [0.5, 7.0, 0.5]}}, "a confidence of 7, expected 0"),
+        ({"thresholds": {"confidence": NAN, "class_confidences": []}}, "its confidence is nan, expected 0 to 1"),
+        ({"thresholds": {"confidence": 0.5, "class_confidences": [0.5, 7.0, 0.5]}}, "its confidence is 7, expected 0"),
         ({"thresholds": {"confidence": 0.5, "class_confidences": [0.5]}}, "1 confidence for 3 classes"),
     ],
     ids=str,
 )
-def test_a_description_that_no_detector_has(good: Path, tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_impossible_descriptions(good: Path, tmp_path: Path, change: dict[str, Any], said: str) -> None:
     save_checkpoint(tmp_path / "bad.pt", {**load_any_checkpoint(good), **change})
     with pytest.raises(UserError, match=rf"bad\.pt: damaged: .*{said}"):
         load_weights(tmp_path / "bad.pt")
@@ -94,12 +92,12 @@ def test_memory_that_ends_while_a_model_is_opened(good: Path, monkeypatch: pytes
     monkeypatch.setattr("tessera.utils.runtime.checkpoint.fused_copy", no_memory_there)
     with pytest.raises(UserError, match=r"out of memory on stand-in: the model of best\.pt .*Take a smaller model"):
         open_model(str(good), World(accelerator=StandIn()))
-    monkeypatch.setattr(Archive, "content", no_memory_here)
+    monkeypatch.setattr(format, "read_archive", no_memory_here)
     with pytest.raises(UserError, match=r"out of memory on cpu: the model of .*best\.pt.*Take a smaller model"):
         load_weights(good)
 
 
-def test_exhausted_memory_of_a_device_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exhausted_device_memory_is_not_reported_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_torchscript(tmp_path / "best.torchscript")
 
     def exhausted(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Weights from anywhere: found, read, and reported where they do not fit."""
+"""Weights: loading, and partial transfer to another model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train
 
 
-def test_weights_of_ours(tmp_path: Path) -> None:
+def test_weights_of_a_checkpoint(tmp_path: Path) -> None:
     state = make_state()
     train(state, 2)
     state.progress.epoch, state.progress.step_in_epoch = 3, 0
@@ -28,57 +28,39 @@ def test_weights_of_ours(tmp_path: Path) -> None:
         load_weights(tmp_path / "none.pt")
 
 
-def test_everything_fits() -> None:
+def test_everything_fits_but_what_is_excluded() -> None:
     model, other = Net(), Net()
     fitting, report = intersect_weights(model.state_dict(), other.state_dict())
     assert len(fitting) == 10 and report == ""
     model.load_state_dict(fitting)
     assert_equal(dict(model.state_dict()), dict(other.state_dict()))
+    fitting, report = intersect_weights(model.state_dict(), other.state_dict(), exclude=[r"anchors$"])
+    assert len(fitting) == 9 and "anchors" not in fitting and report == "; 1 excluded"
 
 
-def test_other_classes_fit_but_for_the_head() -> None:
-    fitting, report = intersect_weights(Net(nc=3).state_dict(), Net(nc=2).state_dict())
-    assert len(fitting) == 8 and "model.2.weight" not in fitting
-    assert report.startswith("; the rest is reinitialised, as with other classes: ")
-    assert "model.2.weight is (3, 4, 1, 1), in the checkpoint (2, 4, 1, 1)" in report
+OWN = Net().state_dict()
+BOX = {name.replace("model.2.weight", "model.2.box.weight"): tensor for name, tensor in OWN.items()}
+OTHER = {f"x.{name}": tensor for name, tensor in OWN.items() if not name.startswith("model.0")}
 
 
-def test_weights_of_another_architecture_are_called_that_and_long_reports_are_cut() -> None:
-    state = Net().state_dict()
-    other = {f"x.{name}": tensor for name, tensor in state.items() if not name.startswith("model.0")}
-    other["model.0.weight"] = state["model.0.weight"]
-    fitting, report = intersect_weights(state, other)
-    assert list(fitting) == ["model.0.weight"]
-    assert report.startswith(
-        "; the rest is reinitialised, for the weights are of another architecture: "
-    ) and report.endswith("; and 13 more")
-
-
-def test_another_head_is_not_called_other_classes() -> None:
-    """Though most of the tensors fit in each case."""
-    own = Net().state_dict()
-    other = {name.replace("model.2.weight", "model.2.box.weight"): tensor for name, tensor in own.items()}
-    other["model.2.bias"] = torch.zeros(7)
-    fitting, report = intersect_weights(own, other)
-    assert len(fitting) == 8 and report.startswith(
-        "; the rest is reinitialised, for the weights have another kind of head: "
-    )
-    other = {**own, "model.1.weight": torch.zeros(5)}
-    assert "of another architecture: " in intersect_weights(own, other)[1]
-    other = {**own, "model.3.weight": torch.zeros(5)}
-    fitting, report = intersect_weights(own, other)
-    assert len(fitting) == 10 and "; the rest is reinitialised, for the weights are of another" in report
-
-
-def test_excluded_tensors_stay() -> None:
-    fitting, report = intersect_weights(Net().state_dict(), Net().state_dict(), exclude=[r"anchors$"])
-    assert "anchors" not in fitting
-    assert report == "; 1 excluded"
+@pytest.mark.parametrize(
+    ("offered", "fits", "why", "listed"),
+    [
+        (Net(nc=3).state_dict(), 8, "reinitialised 2 (different classes)", "model.2.weight is (2, 4, 1, 1), in the"),
+        ({**BOX, "model.2.bias": torch.zeros(7)}, 8, "reinitialised 2 (another kind of head)", ""),
+        ({**OWN, "model.1.weight": torch.zeros(5)}, 9, "reinitialised 1 (another architecture)", ""),
+        ({**OWN, "model.3.weight": torch.zeros(5)}, 10, "others unused (another architecture)", ""),
+        ({**OTHER, "model.0.weight": OWN["model.0.weight"]}, 1, "reinitialised 9 (another architecture)", "13 more"),
+    ],
+)
+def test_why_weights_fit_in_part(offered: dict[str, torch.Tensor], fits: int, why: str, listed: str) -> None:
+    fitting, report = intersect_weights(OWN, offered)
+    assert len(fitting) == fits and report.startswith(f"; {why}: ") and listed in report
 
 
 def test_another_architecture_is_an_error() -> None:
     """Anchors and batch counters have one shape in every width; they do not make it fit."""
-    with pytest.raises(UserError, match=r"best\.pt: an architecture that does not fit the weights: 3 of 10 .* --cfg"):
+    with pytest.raises(UserError, match=r"best\.pt: the weights do not fit the architecture: 3 of 10 .* --cfg"):
         intersect_weights(Net(width=8).state_dict(), Net(width=4).state_dict(), source="best.pt")
     with pytest.raises(UserError, match="0 of 10"):
         intersect_weights(Net().state_dict(), {})
@@ -112,7 +94,9 @@ def test_weights_of_another_size_are_refused_or_warned_of(
 ) -> None:
     offered, own = state_on_paper(f"{weights}.yaml"), state_on_paper(f"{cfg}.yaml", nc=3)
     if outcome == "refused":
-        with pytest.raises(UserError, match=r"does not fit the weights.* Give the --cfg that belongs to the weights"):
+        with pytest.raises(
+            UserError, match=r"do not fit the architecture.* Give the --cfg that belongs to the weights"
+        ):
             intersect_weights(own, offered)
         return
     intersect_weights(own, offered)
@@ -123,5 +107,5 @@ def test_weights_of_another_size_are_refused_or_warned_of(
 def test_an_exported_file_is_nothing_to_train_on(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"best{suffix}"
     path.write_bytes(b"an export")
-    with pytest.raises(UserError, match=r"an exported file; .* cannot be trained on or .*best\.pt"):
+    with pytest.raises(UserError, match=r"an exported file, .* exported from, .*best\.pt"):
         load_weights(path)

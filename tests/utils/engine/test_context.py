@@ -1,4 +1,4 @@
-"""What a run's flags and hyperparameters say together."""
+"""RunContext: mosaic epochs from flags and hyperparameters."""
 
 from __future__ import annotations
 
@@ -22,16 +22,3 @@ def test_the_mosaic_is_closed_for_a_share_of_the_epochs_or_as_the_flag_says(
     hyp = dataclasses.replace(LOW, close_mosaic=share)
     run = made_run(hyp, imgsz=64, batch_size=2, epochs=epochs, close_mosaic=flag)
     assert run.mosaic_epochs == with_mosaic
-
-
-def test_rates_fall_by_layer_only_from_weights() -> None:
-    recipe = dataclasses.replace(LOW, layer_decay=0.9)
-    assert made_run(recipe, imgsz=64, batch_size=2).layer_decay == 1
-    assert made_run(recipe, imgsz=64, batch_size=2, weights="some.pt").layer_decay == 0.9
-
-
-def test_the_optimizer_is_the_flags_or_else_the_hyperparameters() -> None:
-    recipe = dataclasses.replace(LOW, optimizer="AdamW")
-    assert made_run(LOW, imgsz=64, batch_size=2).optimizer == "SGD"
-    assert made_run(recipe, imgsz=64, batch_size=2).optimizer == "AdamW"
-    assert made_run(recipe, imgsz=64, batch_size=2, optimizer="Adam").optimizer == "Adam"

@@ -1,4 +1,4 @@
-"""The divergence guard: when it ends a run, and what it says."""
+"""Divergence guard: when it ends a run, and its message."""
 
 from __future__ import annotations
 

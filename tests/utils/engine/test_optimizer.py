@@ -1,4 +1,4 @@
-"""Groups, decay and steps (SPEC: optimisation rules)."""
+"""Optimizer groups, learning rates and weight decay (SPEC: optimisation rules)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 from torch import nn
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import Hyp, load_hyp
-from tessera.utils.engine.optimizer import build_optimizer, step_where
+from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.schedule import Schedule, accumulation
 from tests.utils.engine.trainer import TINY
 
@@ -57,28 +56,6 @@ def test_rates_fall_with_the_distance_from_the_head(name: str, hyp: Hyp) -> None
     assert rate == expected
 
 
-def test_an_optimizer_with_rates_by_layer_is_restored(hyp: Hyp) -> None:
-    """After the restart, the same step: the moments and the rates belong to the same tensors."""
-
-    def stepped(restarted: bool) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        model = DetectionModel(TINY, names=("a", "b"))
-        optimizer = build_optimizer(model, "AdamW", hyp, 16, layer_decay=0.5)
-        schedule = Schedule(hyp, 100, 50, 16)
-        for number in range(4):
-            if restarted and number == 2:
-                saved = optimizer.state_dict()
-                optimizer = build_optimizer(model, "AdamW", hyp, 16, layer_decay=0.5)
-                optimizer.load_state_dict(saved)
-            schedule.apply(optimizer, 60 + number)
-            for place, parameter in enumerate(model.parameters()):
-                parameter.grad = torch.full_like(parameter, float(place + number + 1))
-            optimizer.step()
-        return [*model.parameters()]
-
-    assert all(map(torch.equal, stepped(False), stepped(True)))
-
-
 @pytest.mark.parametrize(
     ("nominal", "batch", "steps", "factor"),
     [
@@ -99,35 +76,3 @@ def test_apply_sets_rates_and_momentum(hyp: Hyp, name: str, key: str) -> None:
     schedule.apply(optimizer, 75)
     assert tuple(g["lr"] for g in optimizer.param_groups) == schedule.learning_rates(75)
     assert np.ravel(optimizer.param_groups[0][key])[0] == schedule.momentum(75)
-
-
-def test_the_step_is_torchs(hyp: Hyp) -> None:
-    """One Nesterov step by hand: v = g, w -= lr (g + momentum v)."""
-    layer = nn.Linear(1, 1, bias=False)
-    nn.init.constant_(layer.weight, 2.0)
-    optimizer = build_optimizer(layer, "SGD", dataclasses.replace(hyp, weight_decay=0.0), 64)
-    layer(torch.ones(1, 1)).sum().backward()
-    optimizer.step()
-    assert layer.weight.item() == pytest.approx(2 - hyp.lr0 * (1 + hyp.momentum))
-
-
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
-def test_an_unwanted_step_leaves_everything_alone_even_the_first(name: str, hyp: Hyp) -> None:
-    def trained(skipped: tuple[int, ...]) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        layer = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
-        optimizer = build_optimizer(layer, name, hyp, 16)
-        steps = iter(range(3))
-        for number in range(3 + len(skipped)):
-            wanted = number not in skipped
-            value = float(next(steps) + 1) if wanted else float("nan")
-            for parameter in layer.parameters():
-                parameter.grad = torch.full_like(parameter, value)
-            step_where(torch.tensor(wanted), optimizer)
-        states = [v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
-        return [*layer.parameters(), *states]
-
-    plain = trained(())
-    for skipped in ((0,), (0, 1), (2,)):
-        for expected, found in zip(plain, trained(skipped), strict=True):
-            assert torch.equal(expected, found)

@@ -1,4 +1,4 @@
-"""What --profile writes, and that nothing is measured without it."""
+"""Files of `--profile`; nothing is measured without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from tessera.utils.ranks.world import World
 def test_table_and_trace(tmp_path: Path) -> None:
     with open_profile(True, tmp_path, World()) as profile:
         for epoch in range(2):
-            for item in profile.waited(slowly(SKIPPED_STEPS + TRACED_STEPS + 3)):
+            slowly = (number for number in range(SKIPPED_STEPS + TRACED_STEPS + 3) if not time.sleep(0.001))
+            for item in profile.waited(slowly):
                 with profile.stage("forward"):
                     torch.ones(2).add_(item)
                 profile.step()
@@ -28,12 +29,6 @@ def test_table_and_trace(tmp_path: Path) -> None:
     assert table[[*STAGES, "other"]].sum(axis=1).tolist() == pytest.approx([1, 1], abs=1e-3)
     events = json.loads((tmp_path / "profile.json").read_text())["traceEvents"]
     assert sum(event.get("name") == "forward" for event in events) == TRACED_STEPS
-
-
-def slowly(count: int):  # type: ignore[no-untyped-def]
-    for number in range(count):
-        time.sleep(0.001)
-        yield number
 
 
 def test_off_it_passes_everything_through(tmp_path: Path) -> None:

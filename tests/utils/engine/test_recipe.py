@@ -1,4 +1,4 @@
-"""Which recipe a run has, what is said of it, and what it is warned of."""
+"""Recipe of a run: choice, summary, warnings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tessera.models.model_yaml import HEADS
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
-from tessera.utils.engine.recipe import better_starts, recipe_in_words, recipe_of, warnings, with_recipe
+from tessera.utils.engine.recipe import pretrained_hint, recipe_file, recipe_summary, recipe_warnings, with_recipe
 from tessera.utils.engine.schedule import Schedule
 from tessera.utils.types import Start
 from tests.data.made_run import made_run
@@ -42,10 +42,10 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
         ("body", 10**9, SHORT, BODY),
     ],
 )
-def test_what_a_run_starts_from_and_its_length_decide(start: Start, batches: int, file: str, of_tessera: str) -> None:
-    assert recipe_of(Detect, start, batches) == file
+def test_the_recipe_depends_on_start_and_length(start: Start, batches: int, file: str, of_tessera: str) -> None:
+    assert recipe_file(Detect, start, batches) == file
     for head in ("DetectFree", "DetectYOLOX", "DetectYOLOv9"):
-        assert recipe_of(HEADS[head], start, batches) == of_tessera
+        assert recipe_file(HEADS[head], start, batches) == of_tessera
 
 
 @pytest.mark.parametrize(
@@ -66,68 +66,68 @@ def test_every_recipe_is_a_file_that_is_there() -> None:
             load_hyp(file)
 
 
-def test_what_is_said_of_a_recipe() -> None:
-    assert recipe_in_words(*made(LOW, 205)) == (
+def test_the_summary_of_a_recipe() -> None:
+    assert recipe_summary(*made(LOW, 205)) == (
         "Recipe hyp.scratch-low.yaml: 780 batches, 262 steps of up to 64 images; SGD, learning rate 0.01, warm-up "
         "100 batches, a line to 0.0001; EMA over the last 1.1 steps; mosaic in every epoch"
     )
-    assert recipe_in_words(*made(SHORT, 205)) == (
+    assert recipe_summary(*made(SHORT, 205)) == (
         "Recipe hyp.short.yaml: 780 batches, 780 steps of 16 images; AdamW, learning rate 0.002, warm-up 50 batches, "
         "constant for 50% of the epochs, then a cosine to 0.0001; EMA over the last 87.6 steps; no mosaic in the last "
         "15 of 60 epochs"
     )
-    assert "; Adam, learning" in recipe_in_words(*made(SHORT, 205, optimizer="Adam"))
+    assert "; Adam, learning" in recipe_summary(*made(SHORT, 205, optimizer="Adam"))
     for flags, said in (
         ({"close_mosaic": 0}, "steps; mosaic in every epoch"),
         ({"close_mosaic": 90}, "steps; no mosaic"),
         ({"rect": True}, "steps; no mosaic"),
     ):
-        assert recipe_in_words(*made(SHORT, 205, **flags)).endswith(said)
+        assert recipe_summary(*made(SHORT, 205, **flags)).endswith(said)
 
 
-def test_rates_by_layer_are_said_of_a_run_from_weights() -> None:
+def test_the_summary_names_layer_decay_in_a_run_from_weights() -> None:
     scratch, schedule = made(SHORT, 205)
     hyp = dataclasses.replace(scratch.hyp, layer_decay=0.9)
     tuned = dataclasses.replace(scratch, hyp=hyp, config=dataclasses.replace(scratch.config, weights="some.pt"))
-    assert "learning rate 0.002 at the head, × 0.9 a layer before it, warm-up" in recipe_in_words(tuned, schedule)
-    assert "learning rate 0.002, warm-up" in recipe_in_words(dataclasses.replace(scratch, hyp=hyp), schedule)
+    assert "learning rate 0.002 at the head, × 0.9 a layer before it, warm-up" in recipe_summary(tuned, schedule)
+    assert "learning rate 0.002, warm-up" in recipe_summary(dataclasses.replace(scratch, hyp=hyp), schedule)
 
 
 FINE = [(LOW, 131, "best.pt"), (LOW, 1000, ""), (SHORT, 131, "")]
-OF_EACH = "--hyp hyp.short.yaml, which makes one of every batch (docs/recipes.md: what that gave)"
+OF_EACH = "--hyp hyp.short.yaml, which makes a step of every batch (docs/recipes.md)"
 MORE = "more --epochs or a smaller --batch-size"
 
 
 @pytest.mark.parametrize(
     ("file", "images", "weights", "steps", "why", "helps"),
     [
-        (LOW, 131, "", "199 optimizer steps, 100 of 540", "few for a model from scratch", OF_EACH),
-        (LOW, 40, "best.pt", "83 optimizer steps, 100 of 180", "it is most of the run", f"{OF_EACH}; {MORE}"),
-        (LOW, 40, "", "83 optimizer steps, 100 of 180", "few for a model from scratch", f"{OF_EACH}; {MORE}"),
-        (SHORT, 40, "", "180 optimizer steps, 36 of 180", "few for a model from scratch", MORE),
+        (LOW, 131, "", "199 optimizer steps, 100 of 540", "too few for a model from scratch", OF_EACH),
+        (LOW, 40, "best.pt", "83 optimizer steps, 100 of 180", "most of the run", f"{OF_EACH}; or {MORE}"),
+        (LOW, 40, "", "83 optimizer steps, 100 of 180", "too few for a model from scratch", f"{OF_EACH}; or {MORE}"),
+        (SHORT, 40, "", "180 optimizer steps, 36 of 180", "too few for a model from scratch", MORE),
         *((file, images, weights, "", "", "") for file, images, weights in FINE),
     ],
 )
 def test_a_run_of_few_steps_or_of_warm_up_is_warned(
     file: str, images: int, weights: str, steps: str, why: str, helps: str
 ) -> None:
-    said = f"{steps} batches for the warm-up: {why}. What helps: {helps}."
-    assert warnings(*made(file, images, weights=weights), DetectionModel(TINY).head) == ([said] if steps else [])
+    said = f"{steps} batches in the warm-up: {why}. Use {helps}."
+    assert recipe_warnings(*made(file, images, weights=weights), DetectionModel(TINY).head) == ([said] if steps else [])
 
 
 def test_a_long_run_that_is_mostly_warm_up_is_warned() -> None:
     run = made_run(load_hyp(LOW), imgsz=64, batch_size=64, hyp=LOW, epochs=5)
-    (said,) = warnings(run, Schedule(run.hyp, 5, 200, 64), DetectionModel(TINY).head)
-    assert said.startswith("1,000 optimizer steps, 600 of 1,000 batches for the warm-up: it is most of the run.")
-    assert said.endswith("What helps: a lower warmup_epochs in --hyp.")
+    (said,) = recipe_warnings(run, Schedule(run.hyp, 5, 200, 64), DetectionModel(TINY).head)
+    assert said.startswith("1,000 optimizer steps, 600 of 1,000 batches in the warm-up: most of the run.")
+    assert said.endswith("Use a lower warmup_epochs in --hyp.")
 
 
-def test_better_starts_are_named_for_few_pictures() -> None:
-    assert better_starts(TrainConfig(), 160).startswith(
-        "160 training images are few to begin with nothing: --weights imagenet ("
+def test_pretrained_weights_are_suggested_for_few_images() -> None:
+    assert pretrained_hint(TrainConfig(), 160).startswith(
+        "Training from scratch on 160 images; pretrained weights usually do better: --weights imagenet, or"
     )
-    assert "--weights imagenet --cfg tessera-lite0.yaml (" in better_starts(TrainConfig(cfg="yolov5n.yaml"), 160)
-    assert better_starts(TrainConfig(weights="a.pt"), 160) == better_starts(TrainConfig(), 200) == ""
+    assert "--weights imagenet --cfg tessera-lite0.yaml, or" in pretrained_hint(TrainConfig(cfg="yolov5n.yaml"), 160)
+    assert pretrained_hint(TrainConfig(weights="a.pt"), 160) == pretrained_hint(TrainConfig(), 200) == ""
 
 
 def test_gains_of_another_kind_of_head_are_named() -> None:
@@ -135,20 +135,20 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
     run, schedule = made(LOW, 1000)
 
     def found(hyp: Hyp) -> list[str]:
-        return warnings(dataclasses.replace(run, hyp=hyp), schedule, head)
+        return recipe_warnings(dataclasses.replace(run, hyp=hyp), schedule, head)
 
     assert found(dataclasses.replace(run.hyp, box=0.2)) == [], "a search may come to that"
     (said,) = found(dataclasses.replace(run.hyp, box=7.5))
-    assert "the gain of the box loss is 7.5; in hyp.short.yaml, which is this model's own, 0.05" in said
+    assert "box gain 7.5, expected about 0.05 as in hyp.short.yaml" in said
 
 
 @pytest.mark.parametrize(
     ("file", "optimizer", "said"),
     [
         (SHORT, "SGD", ["--optimizer SGD: lr0 0.002 of hyp.short.yaml is for AdamW; hyp.scratch-low.yaml, for SGD, has "
-                        "0.01. Give --hyp hyp.scratch-low.yaml, or a file of your own with such a rate."]),
+                        "0.01. Give --hyp hyp.scratch-low.yaml, or a file with a similar rate."]),
         (LOW, "AdamW", ["--optimizer AdamW: lr0 0.01 of hyp.scratch-low.yaml is for SGD; hyp.short.yaml, for AdamW, "
-                        "has 0.002. Give --hyp hyp.short.yaml, or a file of your own with such a rate."]),
+                        "has 0.002. Give --hyp hyp.short.yaml, or a file with a similar rate."]),
         (SHORT, "Adam", []),
         (SHORT, "AdamW", []),
         (LOW, "SGD", []),
@@ -157,9 +157,9 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
 def test_an_optimizer_that_the_rate_was_not_made_for_is_named(file: str, optimizer: str, said: list[str]) -> None:
     head = DetectionModel(TINY).head
     run, schedule = made(file, 1000, optimizer=optimizer)
-    assert warnings(run, schedule, head) == said
+    assert recipe_warnings(run, schedule, head) == said
     fitting = dataclasses.replace(run, hyp=dataclasses.replace(run.hyp, lr0=0.004))  # between those of both
-    assert warnings(fitting, schedule, head) == []
+    assert recipe_warnings(fitting, schedule, head) == []
 
 
 @pytest.mark.parametrize("batch_size", [16, 64, 128, 512])
@@ -168,7 +168,7 @@ def test_the_average_of_a_tessera_run_is_of_the_epochs_without_mosaic(
     images: int, epochs: int, batch_size: int
 ) -> None:
     batches = -(-images // batch_size)
-    hyp = load_hyp(recipe_of(HEADS["DetectFree"], "scratch", epochs * batches))
+    hyp = load_hyp(recipe_file(HEADS["DetectFree"], "scratch", epochs * batches))
     before = Schedule(hyp, epochs - round(hyp.close_mosaic * epochs), batches, batch_size).steps()
     steps = Schedule(hyp, epochs, batches, batch_size).steps()
     assert math.prod(ema_decay(n, hyp.ema_share) for n in range(before + 1, steps + 1)) < 0.1

@@ -1,4 +1,4 @@
-"""The schedule: YOLOv5's by default, number for number; and what any recipe's must be."""
+"""Schedule: equal to YOLOv5 by default, and properties of every recipe."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOW = load_hyp("hyp.scratch-low.yaml")
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 400), st.booleans(), st.data())
-def test_a_file_without_the_optional_keys_is_scheduled_as_ever(
+def test_a_file_without_the_optional_keys_has_the_schedule_of_yolov5(
     batch: int, per_epoch: int, epochs: int, cosine: bool, data: st.DataObject
 ) -> None:
     """SPEC's optimisation rules, written out; equal to the last bit."""

@@ -1,4 +1,4 @@
-"""One optimizer step: what a skipped one leaves behind. On a device with a queue: tests/gpu."""
+"""Optimizer step on a CPU: skipped steps and gradient clipping. With a queue: tests/gpu."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from tessera.utils.engine.step import StepFlags
-from tessera.utils.machine.accelerator import Accelerator
 from tests.utils.engine.trainer import TINY, Trainer, made_batch, spoiled
 
 
@@ -43,8 +42,3 @@ def test_the_gradient_is_cut_to_the_norm_that_the_hyperparameters_say() -> None:
         buffers = [state["momentum_buffer"] for state in trainer.state.optimizer.state.values()]
         norms.append(torch.cat([buffer.flatten() for buffer in buffers]).norm().item())
     assert norms[:2] == pytest.approx([0.01, 0.02], rel=1e-3) and 0.1 < norms[2] < 1e6
-
-
-def test_batches_reach_the_cpu_as_they_are() -> None:
-    batches = [made_batch(seed) for seed in range(3)]
-    assert list(Accelerator().in_advance(batches)) == batches

@@ -1,4 +1,4 @@
-"""When patience runs out."""
+"""Early stopping: patience, plateaus, resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small model with all that a step needs, and batches for it."""
+"""Small model with all that a step needs, and its batches."""
 
 from __future__ import annotations
 

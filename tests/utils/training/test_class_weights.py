@@ -1,4 +1,4 @@
-"""Weights of the classes: by hand, and what holds for all of them."""
+"""Class weights: values by hand, and properties."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_their_mean_over_the_objects_is_1(classes: list[list[int]], hyp: Hyp) ->
         assert found[index.classes].mean().item() == pytest.approx(1, rel=1e-5)
 
 
-def test_a_class_that_is_none() -> None:
+def test_an_unknown_class() -> None:
     hyp = dataclasses.replace(PLAIN, class_weights='{"stars": 4.0}')
     with pytest.raises(ConfigError, match=r"no class 'stars'\. Did you mean 'star'\? Its classes: 'circle', 'squ"):
         class_weights(hyp, INDEX)

@@ -1,4 +1,4 @@
-"""The data of a training: one that is not there, views, and sizes of boxes."""
+"""Data of a training: missing dataset, tiles, box sizes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.data.made_index import make_index
 @pytest.mark.parametrize("resume", ["", "runs/train/exp/weights/last.pt"])
 def test_a_moved_dataset(tmp_path: Path, resume: str) -> None:
     with pytest.raises(ConfigError, match="no such dataset YAML") as caught:
-        data.read_data(TrainConfig(data=str(tmp_path / "shape.yaml"), resume=resume), World())
+        data.load_data(TrainConfig(data=str(tmp_path / "shape.yaml"), resume=resume), World())
     assert "Did you mean" not in str(caught.value), "the repository's datasets are not meant by a path"
-    assert ("if that was moved, give --data" in str(caught.value)) == bool(resume)
+    assert ("If it was moved, give --data" in str(caught.value)) == bool(resume)
 
 
-def test_labels_are_kept_by_the_size_that_is_trained_at() -> None:
+def test_labels_are_filtered_at_the_training_size() -> None:
     """Boxes of 4 pixels in pictures of 100: 1.3 at 33 pixels, 2.6 at 64."""
     pictures = make_index([(100, 100)], classes=[[0]])
     pictures.boxes_xyxy[:] = [10, 10, 14, 14]
-    rounded, exact = (data.views_asked_for(pictures, TrainConfig(tile=64, imgsz=imgsz)) for imgsz in (33, 64))
+    rounded, exact = (data.training_samples(pictures, TrainConfig(tile=64, imgsz=imgsz)) for imgsz in (33, 64))
     assert rounded.content_hash() == exact.content_hash()
 
 

@@ -1,4 +1,4 @@
-"""What a restarted call of a training returns."""
+"""Result of a training, recalled after a restart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tessera.utils.ranks.world import World
-from tessera.utils.training.result import Ended, recall_end, remember_end
+from tessera.utils.training.result import Ended, recall_result, remember_result
 from tests.utils.checkpoints.made_saver import METRICS
 
 ARRAYS = ("class_ids", "per_class", "images_per_class", "objects_per_class", "class_confidences")
@@ -24,7 +24,7 @@ MEASURED = dataclasses.replace(
 )
 
 
-def test_the_end_of_a_training_is_recalled_with_what_it_returned() -> None:
+def test_the_result_of_a_training_is_recalled() -> None:
     kept: dict[str, str] = {}
 
     class Kept(World):
@@ -34,13 +34,13 @@ def test_the_end_of_a_training_is_recalled_with_what_it_returned() -> None:
         def recall(self, key: str) -> str | None:
             return kept.get(key)
 
-    assert recall_end(Kept()) is None
-    remember_end(Ended(), Kept())
-    assert recall_end(Kept()) == Ended(), "a search in which nothing was left to do"
+    assert recall_result(Kept()) is None
+    remember_result(Ended(), Kept())
+    assert recall_result(Kept()) == Ended(), "a search in which nothing was left to do"
     for metrics in (MEASURED, dataclasses.replace(MEASURED, **{key: getattr(MEASURED, key)[:0] for key in ARRAYS})):
         ended = Ended(metrics, Path("runs/exp"), "shapes.yaml", 3, 2, False)
-        remember_end(ended, Kept())
-        found = recall_end(Kept())
+        remember_result(ended, Kept())
+        found = recall_result(Kept())
         assert found is not None and dataclasses.replace(found, metrics=metrics) == ended
         recalled = found.metrics
         assert recalled is not None and str(recalled) == str(metrics) and recalled.fitness == metrics.fitness

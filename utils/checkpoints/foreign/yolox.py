@@ -1,7 +1,7 @@
-"""YOLOX's weights (Ge et al., arXiv 2107.08430; Megvii, Apache-2.0): a body as YOLOv5's, with a head of its own.
+"""YOLOX weights (Ge et al., arXiv 2107.08430; Megvii, Apache-2.0): a backbone as YOLOv5's, with its own head.
 
-YOLOX takes images as BGR in 0 … 255. Its first convolution is brought to RGB in 0 … 1: the channels of each of the
-four pixels that it joins in reverse, and all weights times 255, to a rounding.
+YOLOX expects BGR in 0 … 255. The first convolution is converted to RGB in 0 … 1: channels are reversed within each of
+the four pixels that it joins, and weights are multiplied by 255, up to rounding.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.utils.checkpoints.foreign.tensors import Imported, UnfitWeights, refuse_tensor, require_shape, shape_of
+from tessera.utils.checkpoints.foreign.tensors import Imported, WrongTensors, reject_tensor, require_shape, shape_of
 from tessera.utils.text import first_of, shown
 from tessera.utils.yaml_file import read_yaml
 
 MARKER = "backbone.backbone.stem.conv.conv.weight"
-MARKER_OF_RELATED = re.compile(r"\bhead\.cls_preds\.0\.weight\Z")  # of its other models too
 EXPECTED_SIZES = "tiny, s, m, l and x"
 
 _LAYERS = {
@@ -49,29 +48,29 @@ _BRANCHES = {  # of the head, by level
     "reg_preds": "offsets.{level}",
     "obj_preds": "objectness.{level}",
 }
-_BODY_NAME = re.compile(rf"({'|'.join(map(re.escape, _LAYERS))})\.(.+)")
+_BACKBONE_NAME = re.compile(rf"({'|'.join(map(re.escape, _LAYERS))})\.(.+)")
 _HEAD_NAME = re.compile(rf"head\.({'|'.join(_BRANCHES)})\.([0-2])\.(.+)")
-_PIXELS = 4  # that the first convolution joins
+_PIXELS = 4  # joined by the first convolution
 _LEVELS = 255.0
-_STEM, _REPEATS = 64, 3  # channels and bottlenecks at multiples of 1
+_STEM, _REPEATS = 64, 3  # channels and bottlenecks at multiple 1
 _MOST_REPEATS = 12  # bottlenecks of the first stage; three times YOLOX-x's
 _SIZES = {(24, 1): "tiny", (32, 1): "s", (48, 2): "m", (64, 3): "l", (80, 4): "x"}  # by stem and bottlenecks
 
 
 def convert(tensors: Mapping[str, Tensor]) -> Imported:
-    """Return the weights in this program's names, for its images.
+    """Return the weights under this program's names and for its images.
 
     Raises:
-        UnfitWeights: a tensor has no place here.
+        WrongTensors: a tensor has no counterpart.
     """
     if odd := next((name for name in tensors if ".dconv." in name), None):
-        raise UnfitWeights(
+        raise WrongTensors(
             f"it has depth-wise convolutions ({shown(odd)}), as yolox_nano has, expected {EXPECTED_SIZES}"
         )
     state = {_renamed(name): tensor for name, tensor in tensors.items()}
     first = shape_of(tensors, MARKER, 4)
     if first[1] != 3 * _PIXELS:
-        refuse_tensor(MARKER, first, f"{3 * _PIXELS} input channels, for RGB")
+        reject_tensor(MARKER, first, f"{3 * _PIXELS} input channels, for RGB")
     stem = "model.0.conv.conv.weight"
     state[stem] = state[stem].unflatten(1, (_PIXELS, 3)).flip(2).flatten(1, 2) * _LEVELS
     channels, bottlenecks = first[0], _bottlenecks(tensors)
@@ -80,26 +79,26 @@ def convert(tensors: Mapping[str, Tensor]) -> Imported:
     require_shape(tensors, "head.cls_preds.0.weight", (nc, 4 * channels, 1, 1))
     size = _SIZES.get((channels, bottlenecks))
     described = {**read_yaml(MODELS_DIR / f"yolox-{size or 's'}.yaml", "a model").values, "nc": nc, "name": "yolox"}
-    if size is None:  # another than the published ones, by its multiples
+    if size is None:  # not a published size
         multiples = {"depth_multiple": bottlenecks / _REPEATS, "width_multiple": channels / _STEM}
         return Imported(state, described | multiples)
     return Imported(state, described | {"name": f"yolox-{size}"})
 
 
 def _renamed(name: str) -> str:
-    if found := _BODY_NAME.fullmatch(name):
+    if found := _BACKBONE_NAME.fullmatch(name):
         return re.sub(r"\bconv([1-3])\b", r"cv\1", f"model.{_LAYERS[found[1]]}.{found[2]}")
     if found := _HEAD_NAME.fullmatch(name):
         return f"{_HEAD}.{_BRANCHES[found[1]].format(level=found[2])}.{found[3]}"
-    raise UnfitWeights(f"{shown(name)} has no place in YOLOX {EXPECTED_SIZES}")
+    raise WrongTensors(f"{shown(name)} has no place in YOLOX {EXPECTED_SIZES}")
 
 
 def _bottlenecks(tensors: Mapping[str, Tensor]) -> int:
-    """Of the first stage: those of all others follow."""
+    """Return the bottlenecks of the first stage, which determine the depth."""
     found = {int(m[1]) for name in tensors if (m := re.match(r"backbone\.backbone\.dark2\.1\.m\.(\d{1,3})\.", name))}
     if found != set(range(len(found))) or not 0 < len(found) <= _MOST_REPEATS:
         listed = first_of([str(index) for index in sorted(found)], 8)
-        raise UnfitWeights(
+        raise WrongTensors(
             f"its first stage has the bottlenecks {listed or 'none'}, expected 0 to at most {_MOST_REPEATS - 1}"
         )
     return len(found)

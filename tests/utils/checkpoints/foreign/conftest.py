@@ -1,4 +1,4 @@
-"""Fixtures for the files of other programs."""
+"""Fixtures for files of other programs."""
 
 from __future__ import annotations
 

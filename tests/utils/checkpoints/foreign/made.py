@@ -1,4 +1,4 @@
-"""Small tables of tensors as files of YOLOX and YOLOv9 hold them, by the reference data's names and rule."""
+"""Small tensor tables as in files of YOLOX and YOLOv9, made by the rule of the reference data."""
 
 from __future__ import annotations
 

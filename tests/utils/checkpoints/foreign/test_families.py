@@ -1,4 +1,4 @@
-"""Files of YOLOX and YOLOv9 in every form that is published, and of other sizes and classes than those."""
+"""Files of YOLOX and YOLOv9 in every published form, and of other sizes and classes."""
 
 from __future__ import annotations
 
@@ -147,7 +147,10 @@ def test_objects_of_a_trainers_configuration_are_read_over(
 
 
 @pytest.mark.parametrize(("nc", "names"), [(3, ("0", "1", "2")), (80, COCO_NAMES)])
-def test_files_for_other_classes_have_their_head(nc: int, names: tuple[str, ...], shared: Path, tmp_path: Path) -> None:
+def test_files_for_other_classes_have_their_head(
+    nc: int, names: tuple[str, ...], shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     for weights, outputs in (
         (load_weights(save(tmp_path / "x.pth", {"model": small_yolox(shared, nc)})), 5 + nc),
         (load_weights(save(tmp_path / "9.pt", v9_t(shared, nc))), 4 + nc),
@@ -157,15 +160,8 @@ def test_files_for_other_classes_have_their_head(nc: int, names: tuple[str, ...]
         assert model.names == names and model.nc == nc
         with torch.no_grad():
             assert model(torch.zeros(1, 3, 32, 32))[0].shape == (1, 21, outputs)
-
-
-def test_it_is_said_where_names_are_assumed(shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    of_80, of_3 = (save(tmp_path / f"{nc}.pth", {"model": small_yolox(shared, nc)}) for nc in (80, 3))
-    with caplog.at_level("INFO"):
-        load_weights(of_3)
-        assert caplog.messages == []
-        load_weights(of_80)
-    assert caplog.messages == ["80.pth: files of YOLOX name no classes; its 80 are taken for COCO's."]
+    assumed = ["x.pth: no class names in this YOLOX file", "9.pt: no class names in this YOLOv9 file"]
+    assert [message.partition(";")[0] for message in caplog.messages] == (assumed if nc == 80 else [])
 
 
 @pytest.mark.parametrize("width", [80, 64])
@@ -182,7 +178,7 @@ def test_the_width_of_class_branches_is_the_files(width: int, shared: Path, tmp_
 
 
 @pytest.mark.parametrize("family", ["YOLOX", "YOLOv9"])
-def test_other_classes_start_the_last_class_convolutions_anew_and_nothing_else(
+def test_other_classes_reinitialise_the_last_class_convolutions_alone(
     family: str, shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     content: Any = {"model": small_yolox(shared)} if family == "YOLOX" else v9_t(shared)

@@ -1,68 +1,31 @@
-"""Weight files that are damaged, something else, or ask for something to be run: one message each; nothing is run."""
+"""Damaged, foreign and hostile weight files: one message each, and no code runs."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import io
 import os
 import pickle
 import struct
 import subprocess
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.checkpoints.restricted_unpickler import Damaged, Machine, Record
+from tessera.utils.checkpoints.restricted_unpickler import Damaged, InertObject, RestrictedUnpickler
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
-from tests.utils.checkpoints.foreign.made import STEM, Marking, Tensors, archive, refusal
-
-
-@pytest.fixture(scope="module")
-def whole(small: Tensors) -> bytes:
-    file = io.BytesIO()
-    torch.save({"start_epoch": 300, "model": small}, file)
-    return file.getvalue()
-
-
-def repacked(whole: bytes, path: Path, end: str, content: slice) -> Path:
-    """The same archive with a part alone of the member whose name ends so."""
-    with zipfile.ZipFile(io.BytesIO(whole)) as source, zipfile.ZipFile(path, "w") as target:
-        for name in source.namelist():
-            target.writestr(name, source.read(name)[content if name.endswith(end) else slice(None)])
-    return path
-
-
-def test_damaged_files(whole: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "yolox_s.pth"
-    for share in (0.0, 0.0001, 0.3, 0.9, 0.999, 1.0):
-        path.write_bytes(whole[: min(int(len(whole) * share), len(whole) - 1)])
-        assert "damaged" in refusal(path)
-    assert "damaged" in (text := refusal(repacked(whole, path, "/data/0", slice(0, -4)))) and "expected" in text
-    assert "damaged" in refusal(repacked(whole, path, "/data/9", slice(0)))
-    flipped = bytearray(whole)
-    with zipfile.ZipFile(io.BytesIO(whole)) as source:
-        largest = max(source.infolist(), key=lambda info: info.file_size)
-    flipped[largest.header_offset + 1000] ^= 4
-    path.write_bytes(flipped)
-    assert "damaged" in (text := refusal(path)) and "CRC-32" in text
+from tests.utils.checkpoints.foreign.made import STEM, Marking, archive, refusal
 
 
 def pretenders(folder: Path) -> dict[str, Path]:
     """Other things by the name of a weight file."""
-    (folder / "page.pth").write_text("<!DOCTYPE html><html><body>rate limit</body></html>")
-    (folder / "empty.pth").write_bytes(b"")
     (folder / "folder.pth").mkdir()
     os.mkfifo(folder / "fifo.pth")
-    (folder / "model.pth").write_bytes(b"\x08\x07\x12\x07pytorch\x1a\x032.0" + bytes(range(256)))  # as ONNX begins
-    header = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
-    (folder / "safe.pth").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     torch.save({"model": {STEM: torch.zeros(3)}}, folder / "old.pth", _use_new_zipfile_serialization=False)
     with zipfile.ZipFile(folder / "photos.pth", "w") as file:
         file.writestr("photo.txt", "x")
@@ -70,10 +33,10 @@ def pretenders(folder: Path) -> dict[str, Path]:
     return {path.stem: path for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("name", ["page", "empty", "folder", "fifo", "model", "safe", "old", "photos", "script"])
+@pytest.mark.parametrize("name", ["folder", "fifo", "old", "photos", "script"])
 def test_other_files_by_that_name(name: str, tmp_path: Path) -> None:
     text = refusal(pretenders(tmp_path)[name])
-    assert "expected" in text.lower() or "Take another" in text or "damaged" in text, text
+    assert "expected" in text.lower() or "Use another" in text or "damaged" in text, text
 
 
 def hostile_pickles(mark: Path) -> dict[str, tuple[bytes, str]]:
@@ -124,27 +87,8 @@ def test_hostile_pickles_are_refused_and_named(case: str, tmp_path: Path, monkey
     for name in ("pickle.load", "pickle.loads", "pickle.Unpickler", "pickle._Unpickler", "torch.load"):
         monkeypatch.setattr(name, forbidden)
     text = refusal(path)
-    assert text.startswith(f"{path}: refused") and named in text and "Nothing of it was run" in text
+    assert text.startswith(f"{path}: refused") and named in text and "No code was run" in text
     assert not mark.exists()
-
-
-@pytest.mark.parametrize("protocol", [2, 4])
-@pytest.mark.parametrize("place", ["beside the tensors", "among the tensors", "before them"])
-def test_calls_in_a_file_of_a_familys_form_are_refused_and_not_run(
-    place: str, protocol: int, small: Tensors, tmp_path: Path
-) -> None:
-    mark = tmp_path / "mark"
-    call, stem = Marking(os.system, f"touch {mark}"), {STEM: small[STEM]}
-    content: dict[str, Any] = {
-        "beside the tensors": {"model": stem, "optimizer": call},
-        "among the tensors": {"model": {**stem, "head": call}},
-        "before them": {"a": call, "model": stem},
-    }[place]
-    path = tmp_path / "yolox_s.pth"
-    torch.save(content, path, pickle_protocol=protocol)
-    text = refusal(path)
-    assert "refused" in text and ".system" in text and "Nothing of it was run" in text, text
-    assert [*tmp_path.iterdir()] == [path]
 
 
 def test_the_tests_marks_work(tmp_path: Path) -> None:
@@ -159,8 +103,8 @@ def test_the_tests_marks_work(tmp_path: Path) -> None:
 def test_records_are_inert() -> None:
     """Calls of, and state for, permitted names are only written down."""
     pickled = b"cmodels.yolo\nModel\n(S'a'\ntR}S'k'\nI1\nsb."
-    record = Machine(None, "x.pt").run(pickled)  # type: ignore[arg-type]
-    assert isinstance(record, Record)
+    record = RestrictedUnpickler(None, "x.pt").run(pickled)  # type: ignore[arg-type]
+    assert isinstance(record, InertObject)
     assert (record.name, record.args, record.state) == ("models.yolo.Model", ("a",), {"k": 1})
 
 
@@ -270,7 +214,7 @@ MODEL = b"}S'model'\ncmodels.yolo\nModel\n(tR"
             + b"tssbs.",
             "values contain each other",
         ),
-        (MODEL + b"}S'yaml'\n}S'nc'\nN" + b"\x85" * 200_000 + b"ssbs.", "more than 20 deep"),
+        (MODEL + b"}S'yaml'\n}S'nc'\nN" + b"\x85" * 200_000 + b"ssbs.", "nested more than 20 deep"),
         (b"\x80\x02" + b"(" * 3 + b"]" + b"\x85" * 200_000 + b".", "found a tuple"),
         # To hash it ends the process where `pickle.Unpickler` or torch.load reads this file, stubs or not.
         (b"\x80\x02}N" + b"\x85" * 200_000 + b"K\x01s.", "a key that is a tuple"),
@@ -284,7 +228,7 @@ def test_values_without_end(pickled: bytes, complaint: str, tmp_path: Path) -> N
 
 def test_a_memo_takes_no_more_memory_than_the_file() -> None:
     """In `pickle.Unpickler` the memo is an array, which this index would make 32 GiB long."""
-    assert Machine(None, "x.pt").run(b"\x80\x02Nr\xff\xff\xff\x7f.") is None  # type: ignore[arg-type]
+    assert RestrictedUnpickler(None, "x.pt").run(b"\x80\x02Nr\xff\xff\xff\x7f.") is None  # type: ignore[arg-type]
 
 
 @settings(max_examples=300, deadline=None)
@@ -292,4 +236,4 @@ def test_a_memo_takes_no_more_memory_than_the_file() -> None:
 def test_any_bytes_are_safe(pickled: bytes) -> None:
     """The machine ends, on any bytes, with a value or an error of its own."""
     with contextlib.suppress(UserError, Damaged):
-        Machine(None, "x.pt").run(pickled)  # type: ignore[arg-type]
+        RestrictedUnpickler(None, "x.pt").run(pickled)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the families' own code predicts is predicted here, by every way from their file to rows."""
+"""Predictions equal to those of the families' own code, for every way of loading a file."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""Original YOLOv5 checkpoints are read without running anything of them."""
+"""Original YOLOv5 checkpoints, read without running their code."""
 
 from __future__ import annotations
 
 import sys
 import types
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +80,10 @@ def test_official_file(shared: Path) -> None:
         load_checkpoint(shared / "weights/yolov5n.pt")
 
 
-@pytest.mark.parametrize("half", [True, False])
-def test_reads_what_torch_wrote(original: Any, half: bool) -> None:
+@pytest.mark.parametrize(("half", "protocol"), [(True, 2), (False, 2), (True, 3), (True, 4), (True, 5)])
+def test_reads_what_torch_wrote(original: Any, half: bool, protocol: int) -> None:
     path, model = original(half=half)
+    torch.save({"model": model}, path, pickle_protocol=protocol)
     weights = load_weights(path)
     expected = {k: v.float() if v.is_floating_point() else v for k, v in model.state_dict().items()}
     assert list(weights.state_dict) == list(expected)
@@ -134,43 +134,18 @@ def test_tensors_own_their_memory(original: Any) -> None:
     assert not (state["model.1.m.1.weight"] == 9).any()
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_all_protocols(original: Any, protocol: int) -> None:
-    path, model = original()
-    torch.save({"model": model}, path, pickle_protocol=protocol)
-    assert torch.equal(load_weights(path).state_dict["model.0.bn.weight"], model.model[0].bn.weight.float())
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda model: delattr(model, "yaml"), "a file of YOLOv5 that cannot be taken: its model has no `yaml`"),
-        (lambda model: setattr(model, "yaml", {"nc": Path("x")}), "damaged, .* it holds a Record"),
+        (lambda model: delattr(model, "yaml"), "unsupported YOLOv5 file: its model has no `yaml`"),
+        (lambda model: setattr(model, "yaml", {"nc": Path("x")}), "damaged: it holds a value of type InertObject"),
         (lambda model: model.model[0].bn.running_var.neg_(), "'model.0.bn.running_var' has a variance below 0"),
-        (lambda model: model.model[0].conv.weight.data.fill_(float("nan")), "'model.0.conv.weight' has numbers that"),
+        (lambda model: model.model[0].conv.weight.data.fill_(float("nan")), "'model.0.conv.weight' has values that"),
     ],
 )
-def test_models_that_cannot_be_taken(original: Any, change: Any, said: str) -> None:
+def test_unsupported_models(original: Any, change: Any, said: str) -> None:
     path, model = original()
     change(model)
     torch.save({"model": model}, path)
     with pytest.raises(UserError, match=said):
         load_weights(path)
-
-
-def test_flipped_bytes_never_escape(original: Any) -> None:
-    """A damaged file is an error for the user, or still readable; never another exception."""
-    path, _ = original()
-    whole, entry = path.read_bytes(), zipfile.ZipFile(path).getinfo("original/data.pkl")
-    start, rng = entry.header_offset, np.random.default_rng(0)
-    refused = 0
-    for _ in range(150):
-        damaged = bytearray(whole)
-        for position in rng.integers(start, start + entry.file_size, 3):
-            damaged[position] ^= int(rng.integers(1, 256))
-        path.write_bytes(damaged)
-        try:
-            load_weights(path)
-        except UserError:
-            refused += 1
-    assert refused

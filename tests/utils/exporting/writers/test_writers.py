@@ -65,10 +65,10 @@ def test_safetensors_that_are_damaged_or_of_another_program(written: dict[str, P
     safetensors = pytest.importorskip("safetensors.torch")
     cut, other = tmp_path / "cut.safetensors", tmp_path / "other.safetensors"
     cut.write_bytes(written[".safetensors"].read_bytes()[:900])
-    with pytest.raises(UserError, match=r"cut\.safetensors: no sound safetensors file"):
+    with pytest.raises(UserError, match=r"cut\.safetensors: not a valid safetensors file"):
         load_weights(cut)
     safetensors.save_file({"a": torch.zeros(2)}, other)
-    with pytest.raises(UserError, match=r"other\.safetensors: found None as its format, .*another program"):
+    with pytest.raises(UserError, match=r"other\.safetensors: found format None, .*another program"):
         load_weights(other)
 
 
