@@ -60,8 +60,8 @@ def test_a_signal_ends_a_command_whose_runtime_does_not_come_back(tmp_path: Path
     one, other, loading = at_once(
         [partial(ended, tmp_path / f"said{number}", *command) for number, command in enumerate(commands)]
     )
-    assert one.code == 143 and "SIGTERM: ended in the middle of a call that does not return" in one.err, one.said
-    assert other.code == 130 and "SIGINT: ended in the middle of a call that does not return" in other.err, other.said
+    assert one.code == 143 and "SIGTERM: ended during a call that does not return" in one.err, one.said
+    assert other.code == 130 and "SIGINT: ended during a call that does not return" in other.err, other.said
     assert loading.code == -signal.SIGTERM, loading.said
     for outcome in (one, other, loading):
         assert "Traceback" not in outcome.err, outcome.said

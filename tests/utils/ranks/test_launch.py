@@ -24,7 +24,7 @@ from tessera.utils.ranks.liveness import STORE_LOST
 from tessera.utils.ranks.store import Memory
 from tessera.utils.ranks.world import World
 
-NOBODY: Any = SimpleNamespace(silent=list)
+NOBODY: Any = SimpleNamespace(silent_ranks=list)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_living_ranks_that_cannot_connect_are_told_what_to_name(
         raise RuntimeError("Gloo connectFullMesh failed with [...] connect [127.0.1.1]:4711: Connection refused")
 
     monkeypatch.setattr(dist, "init_process_group", refused)
-    heartbeat = SimpleNamespace(silent=lambda: gone)
+    heartbeat = SimpleNamespace(silent_ranks=lambda: gone)
     with pytest.raises(RuntimeError if gone else UserError, match="refused" if gone else "GLOO_SOCKET_IFNAME"):
         _make_groups(Launch(), Accelerator(), HashStore(), heartbeat)  # type: ignore[arg-type]
 

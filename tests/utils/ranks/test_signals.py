@@ -179,7 +179,7 @@ def test_a_process_in_a_call_that_never_returns_ends(number: signal.Signals, cod
         finally:
             process.kill()
     assert process.returncode == code
-    assert f"{number.name}: ended in the middle of a call that does not return" in said
+    assert f"{number.name}: ended during a call that does not return" in said
 
 
 def test_a_signal_that_is_noted_or_handled_ends_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
