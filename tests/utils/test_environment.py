@@ -43,7 +43,7 @@ def test_first_host_of_a_slurm_list(nodelist: str, host: str) -> None:
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT='99999': expected a number from 0 to"),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "9" * 6000}, "SLURM_NTASKS="),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_NODEID": "x"}, "SLURM_NODEID='x'"),
+        ({"SLURM_PROCID": "x", "SLURM_NTASKS": "2"}, "SLURM_PROCID='x'"),
     ],
 )
 def test_variables_that_no_launcher_sets_are_refused(env: dict[str, str], found: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -103,42 +104,42 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     try:
         launch = Launch.from_environment()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        answer.fail(error.kind, str(error), error.exit_code)
-        return error.exit_code, None
+        return _report(error, Launch()), None
     if launch.rank:
         answer.leave_to_rank_0()
-    prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
     end_signal_thread = start_signal_thread(f"rank {launch.rank}")
     try:
         with Interruption():
             return 0, body()
-    except PeerError as error:
-        answer.fail(error.kind, str(error), error.exit_code)
-        return error.exit_code, None
-    except (UserError, Interrupted) as error:
-        answer.fail(error.kind, str(error), error.exit_code, error.details)
-        # A mistake that every rank may see, such as a wrong flag, has no reporter: rank 0 prints it.
-        if launch.rank == (error.reporter or 0):
-            label = "" if isinstance(error, Interrupted) else f"{prefix}error: "
-            print(f"{label}{error}", file=sys.stderr, flush=True)
-        elif error.reporter is None and isinstance(error, UserError):
-            leave_the_report_to_rank_0()
-            print(f"{prefix}error: {error}", file=sys.stderr, flush=True)  # this rank was not ended: rank 0 is fine
-        return error.exit_code, None
-    except KeyboardInterrupt:
-        if launch.rank == 0:
-            print("interrupted", file=sys.stderr, flush=True)
-        answer.fail(Interrupted.kind, "interrupted", 130)
-        return 130, None
-    except Exception as error:
-        mistake = explained(error)
-        text = f"error: {mistake}" if mistake else "".join(traceback.format_exception(error))
-        print(f"{prefix}{text}", file=sys.stderr, flush=True)
-        answer.fail(*(("failed", str(mistake)) if mistake else ("defect", first_line(error))), 1)
-        return 1, None
+    except (Exception, KeyboardInterrupt) as error:
+        return _report(error, launch), None
     finally:
         end_signal_thread()
+
+
+def _report(caught: Exception | KeyboardInterrupt, launch: Launch) -> int:
+    """Print a failure if this rank reports it; return the exit code."""
+    prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
+    if isinstance(caught, (UserError, Interrupted)):
+        error = caught
+    elif isinstance(caught, KeyboardInterrupt):
+        error = Interrupted("interrupted", signal.SIGINT)
+    elif known := explained(caught):
+        error = known.reported_by(launch.rank)
+    else:
+        print(prefix + "".join(traceback.format_exception(caught)), file=sys.stderr, flush=True)
+        answer.fail("defect", first_line(caught), 1)
+        return 1
+    answer.fail(error.kind, str(error), error.exit_code, error.details)
+    # A mistake that every rank may see, such as a wrong flag, has no reporter: rank 0 prints it.
+    is_reporter = launch.rank == (error.reporter or 0)
+    if isinstance(error, UserError) and not isinstance(error, PeerError) and (is_reporter or error.reporter is None):
+        if not is_reporter:
+            leave_the_report_to_rank_0()  # ends this process, unless rank 0 does not see the mistake
+        print(f"{prefix}error: {error}", file=sys.stderr, flush=True)
+    elif isinstance(error, Interrupted) and is_reporter:
+        print(error, file=sys.stderr, flush=True)
+    return error.exit_code
 
 
 def exit_at_once(rank: int, message: str, exit_code: int) -> None:

@@ -30,7 +30,7 @@ def open_store(launch: Launch, watchdog: Watchdog) -> Store:
     """
     if launch.has_store or launch.rank:
         return connect_to_store(launch, watchdog)
-    address, port = _address(launch)
+    address, port = launch.address, launch.port
     timeout = timedelta(seconds=join_timeout_s())
     try:  # multi-tenant: a second run in this process may share the first one's server
         return TCPStore(address, port, is_master=True, wait_for_workers=False, timeout=timeout, multi_tenant=True)
@@ -49,7 +49,7 @@ def connect_to_store(launch: Launch, watchdog: Watchdog) -> Store:
     """
     timeout_s = join_timeout_s()
     _await_listener(launch, timeout_s)
-    address, port = _address(launch)
+    address, port = launch.address, launch.port
     notice = (
         f"{address}:{port} takes connections, but does not answer as a job's store: another program, or a stopped one? "
         f"Waiting for at most {timeout_s:.0f} s."
@@ -71,15 +71,9 @@ def server_of(launch: Launch) -> str:
     return "torchrun" if launch.has_store else "rank 0"
 
 
-def _address(launch: Launch) -> tuple[str, int]:
-    assert launch.address is not None and launch.port is not None, "a job has an address"
-    return launch.address, launch.port
-
-
 def _await_listener(launch: Launch, timeout_s: float) -> None:
     """Wait until a process listens at the job's address; torch itself would try for minutes without a message."""
-    server, found = server_of(launch), ""
-    address, port = _address(launch)
+    server, address, port, found = server_of(launch), launch.address, launch.port, ""
 
     def step() -> str:
         nonlocal found

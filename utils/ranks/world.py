@@ -55,7 +55,7 @@ class World:
     ) -> None:
         launch = launch or Launch()
         self.rank, self.size = launch.rank, launch.size
-        self.local_rank, self.local_size = launch.local_rank, launch.local_size
+        self.local_rank = launch.local_rank
         self.accelerator = accelerator or Accelerator()
         self.device = self.accelerator.device
         self.collectives = collectives or Collectives()
@@ -70,6 +70,7 @@ class World:
         self.first_of_node = node_firsts[self.rank]
         self.node = firsts.index(self.first_of_node)
         self._node_ranks = [rank for rank, first in enumerate(node_firsts) if first == self.first_of_node]
+        self.local_size = len(self._node_ranks)
         self.cpus = share_of_cpus(mine, [affinities[rank] for rank in self._node_ranks], cpu_quota())
         if memory is not None:
             memory.agree(self.broadcast)

@@ -121,7 +121,7 @@ quick = pytest.mark.usefixtures("_quick")
 
 
 def rank(number: int, port: int, agent: bool = False) -> Launch:
-    return Launch(number, number, 2, 2, "127.0.0.1", port, "torchrun", agent)
+    return Launch(number, number, 2, "127.0.0.1", port, "torchrun", agent)
 
 
 @pytest.fixture
