@@ -59,7 +59,7 @@ REQUESTS: dict[str, tuple[ModuleType, list[str], int, tuple[str, ...]]] = {
         train,
         ["--evolve", "2", "--resume", "%/nix", "--hyp", "hyp.short.yaml"],
         1,
-        ("nix: not the folder of a search",),
+        ("nix: no directory of a search",),
     ),
 }
 

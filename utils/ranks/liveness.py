@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch._C._distributed_c10d import Store
 
@@ -96,7 +96,7 @@ class Watchdog:
 
     def watched(self, store: Store) -> Store:
         """Return `store` with every call watched: the store's own timeout does not cover a frozen server."""
-        return _WatchedStore(store, self)
+        return cast(Store, _WatchedStore(store, self))
 
     def _run(self) -> None:
         clock = AwakeClock()
@@ -116,23 +116,18 @@ class Watchdog:
                     return
 
 
-def _watched(name: str) -> Any:
-    def call(self: _WatchedStore, *args: Any) -> Any:
-        with self._watchdog.watch():
-            return getattr(self._store, name)(*args)
-
-    return call
-
-
-class _WatchedStore(Store):
-    """A store whose methods that never wait for a key are watched."""
+class _WatchedStore:
+    """A store whose calls, which never wait for a key, are watched."""
 
     def __init__(self, store: Store, watchdog: Watchdog) -> None:
-        super().__init__()
         self._store, self._watchdog = store, watchdog
 
-    set, add, compare_set = _watched("set"), _watched("add"), _watched("compare_set")
-    get, multi_get, check = _watched("get"), _watched("multi_get"), _watched("check")
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            with self._watchdog.watch():
+                return getattr(self._store, name)(*args)
+
+        return call
 
 
 class Status(NamedTuple):

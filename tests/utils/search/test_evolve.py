@@ -91,7 +91,7 @@ def test_a_training_that_fails_three_times_counts_as_diverged(tmp_path: Path, ca
     for _ in range(3):
         with pytest.raises(UserError, match="out of memory"):
             search(tmp_path, 3, train, exist_ok=True)
-    assert "has failed 3 times: it counts as diverged from now on" in caplog.text
+    assert "has failed 3 times. It counts as diverged." in caplog.text
     search(tmp_path, 3, train, exist_ok=True)
     assert [row["end"] for row in table(tmp_path / "exp")] == ["measured", "diverged", "measured"]
     assert sorted(path.name for path in (tmp_path / "exp").iterdir()) == FILES
@@ -155,17 +155,17 @@ def test_a_search_has_a_folder_of_its_own_and_only_those_who_ask_continue_it(tmp
     assert [len(table(tmp_path / name)) for name in ("exp2", "exp3")] == [4, 4]
 
     for more, message in (
-        ({"resume": str(tmp_path / "exp")}, r"exp: not the folder of a search, which has a journal.log\. "),
+        ({"resume": str(tmp_path / "exp")}, r"exp: no directory of a search, which has a journal.log\. "),
         (
             {"resume": "newest", "epochs": 3, "imgsz": 64},
-            r"this search had --epochs 100, --imgsz 640, now there is --epochs 3, --imgsz 64: they could not",
+            r"this search has trainings with --epochs 100, --imgsz 640; found --epochs 3, --imgsz 64, which are not",
         ),
-        ({"resume": "newest", "objective": "map"}, r"had --objective 'fitness', now there is --objective 'map'"),
-        ({"exist_ok": True}, r"exp is not empty, and a search writes to a folder of its own"),
+        ({"resume": "newest", "objective": "map"}, r"with --objective 'fitness'; found --objective 'map'"),
+        ({"exist_ok": True}, r"exp is not empty; a search needs its own directory"),
     ):
         with pytest.raises(UserError, match=message):
             search(tmp_path, 9, fail, **more)
-    with pytest.raises(UserError, match=r"found no search, looked for .*/none/\*/journal.log"):
+    with pytest.raises(UserError, match=r"found no .*/none/\*/journal.log"):
         search(tmp_path / "none", 1, resume="newest")
     assert weights.read_text() == "of a training"
 
@@ -266,7 +266,7 @@ def test_without_optuna_one_message_names_the_remedy(tmp_path: Path, monkeypatch
 def test_a_journal_that_is_none(tmp_path: Path, content: str) -> None:
     search(tmp_path, 1)
     (tmp_path / "exp" / "journal.log").write_text(content)
-    with pytest.raises(UserError, match=r"journal.log: not a journal that a search has written, .* another --name"):
+    with pytest.raises(UserError, match=r"journal.log: not a journal of a search, .* another --name"):
         search(tmp_path, 2, resume="newest")
 
 
