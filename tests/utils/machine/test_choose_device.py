@@ -1,4 +1,4 @@
-"""Which device a rank takes, on a machine with CUDA devices that is made up."""
+"""Choice of a rank's device, on a machine with synthetic CUDA devices."""
 
 from __future__ import annotations
 

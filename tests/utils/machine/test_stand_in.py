@@ -1,4 +1,4 @@
-"""The stand-in itself: it behaves like a device that the host must not wait for."""
+"""The stand-in device itself: waits, copies, events and memory like on CUDA."""
 
 from __future__ import annotations
 

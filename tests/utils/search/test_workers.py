@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -38,9 +39,11 @@ def test_two_workers_share_a_journal_and_one_outlives_the_other(tmp_path: Path) 
     with worker(tmp_path, "a") as a, worker(tmp_path, "b") as b:
 
         def at_work() -> bool:
-            """Both are, and have been for a while."""
-            path = folder / "evolve.csv"
-            return path.is_file() and len(table(folder)) > 2 and len(list(folder.glob("trial*/results.csv"))) == 2
+            """Both are, have been for a while, and are not at the last epoch of a trial."""
+            with contextlib.suppress(FileNotFoundError):
+                epochs = [path.read_text() for path in folder.glob("trial*/results.csv")]
+                return len(table(folder)) > 2 and len(epochs) == 2 and "3\n" not in epochs
+            return False
 
         a.until(at_work)
         a.kill()  # with SIGKILL
