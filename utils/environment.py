@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tessera.utils.errors import ConfigError
@@ -101,31 +102,6 @@ def connecting_over_loopback(on: bool) -> Iterator[None]:
             del os.environ["GLOO_SOCKET_IFNAME"]
 
 
-def peer_timeout_s() -> float:
-    """Return the seconds without a heartbeat after which a process counts as lost (TESSERA_PEER_TIMEOUT)."""
-    return _seconds("TESSERA_PEER_TIMEOUT", 60)
-
-
-def loader_timeout_s() -> float:
-    """Return the seconds that a rank waits for a batch (TESSERA_LOADER_TIMEOUT)."""
-    return _seconds("TESSERA_LOADER_TIMEOUT", 600)
-
-
-def control_timeout_s() -> float:
-    """Return the seconds that ranks wait for each other in a control message (TESSERA_CONTROL_TIMEOUT)."""
-    return _seconds("TESSERA_CONTROL_TIMEOUT", 1800)
-
-
-def join_timeout_s() -> float:
-    """Return the seconds that ranks wait for all ranks to start (TESSERA_JOIN_TIMEOUT)."""
-    return _seconds("TESSERA_JOIN_TIMEOUT", 600)
-
-
-def lock_timeout_s() -> float:
-    """Return the seconds that a start waits for the lock on its run directory (TESSERA_LOCK_TIMEOUT)."""
-    return _seconds("TESSERA_LOCK_TIMEOUT", 60)
-
-
 def _seconds(name: str, default: float) -> float:
     text = os.environ.get(name) or str(default)
     try:
@@ -135,6 +111,14 @@ def _seconds(name: str, default: float) -> float:
     if not 0 < value < _MOST_SECONDS:
         raise ConfigError(f"{name}={shown(text)}: expected seconds, more than 0 and less than {_MOST_SECONDS:,.0f}.")
     return value
+
+
+# Time limits in seconds.
+peer_timeout_s = partial(_seconds, "TESSERA_PEER_TIMEOUT", 60)  # without a heartbeat; then a process counts as lost
+loader_timeout_s = partial(_seconds, "TESSERA_LOADER_TIMEOUT", 600)  # for a batch
+control_timeout_s = partial(_seconds, "TESSERA_CONTROL_TIMEOUT", 1800)  # for other ranks in a control message
+join_timeout_s = partial(_seconds, "TESSERA_JOIN_TIMEOUT", 600)  # for all ranks to start
+lock_timeout_s = partial(_seconds, "TESSERA_LOCK_TIMEOUT", 60)  # for the lock on the run directory
 
 
 @dataclass(frozen=True)

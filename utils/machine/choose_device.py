@@ -12,11 +12,7 @@ from tessera.utils.text import counted
 
 
 def choose_accelerator(device: str, launch: Launch) -> Accelerator:
-    """Return the device of this rank.
-
-    Raises:
-        ConfigError: an unknown or missing device, or several devices without a launcher.
-    """
+    """Return the device of this rank; raise ConfigError for an unknown or missing one, or several for one process."""
     word = device.strip().lower().replace("cuda:", "").replace(" ", "")
     if word == "mps":
         if not torch.backends.mps.is_available():

@@ -27,15 +27,12 @@ class MissingExtra(UserError):
 
 
 def import_extra(module: str, extra: str, what: str) -> Any:
-    """Import a module of an optional package, with telemetry of OpenVINO and ONNX Runtime disabled.
+    """Import a module of an optional package without telemetry; raise MissingExtra if that fails.
 
     Args:
         module: such as "onnxruntime".
         extra: of pyproject.toml, which installs it.
         what: what needs it, for the message, such as "best.onnx".
-
-    Raises:
-        MissingExtra: the import fails.
     """
     forbid_telemetry()
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]

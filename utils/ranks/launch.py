@@ -52,10 +52,6 @@ def open_world(
         call: description of the work, the same after a restart; see `Memory`.
         threads: CPU threads of this rank's computation; 0 = one per processor of the rank.
         launch: rank and size of this process; None = from the environment.
-
-    Raises:
-        ConfigError: a missing device, or a batch size that the number of ranks does not divide.
-        PeerError: another rank has failed, and reports it.
     """
     launch = launch or Launch.from_environment(local_rank)
     accelerator = choose_accelerator(device, launch)

@@ -23,11 +23,7 @@ _ABSENT = "-"  # stands for a missing nonce in an offer
 
 
 def open_store(launch: Launch, watchdog: Watchdog) -> Store:
-    """Return the job's store for process groups, whose calls may wait: torchrun's, or one that rank 0 opens.
-
-    Raises:
-        UserError: no store at the address, or rank 0 cannot open one.
-    """
+    """Return the job's store for process groups, whose calls may wait; rank 0 opens it unless torchrun has."""
     if launch.has_store or launch.rank:
         return connect_to_store(launch, watchdog)
     address, port = launch.address, launch.port
@@ -42,11 +38,7 @@ def open_store(launch: Launch, watchdog: Watchdog) -> Store:
 
 
 def connect_to_store(launch: Launch, watchdog: Watchdog) -> Store:
-    """Return another connection to the job's store, for calls that never wait.
-
-    Raises:
-        UserError: no store at the address.
-    """
+    """Return another connection to the job's store, for calls that never wait; raise UserError without a store."""
     timeout_s = join_timeout_s()
     _await_listener(launch, timeout_s)
     address, port = launch.address, launch.port
@@ -94,15 +86,12 @@ def _await_listener(launch: Launch, timeout_s: float) -> None:
 
 
 def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> str:
-    """Return an id of this start of the ranks, the same on all and never used before: a prefix of its keys.
+    """Return a new id of this start of the ranks, a prefix of its keys; raise UserError if ranks are missing.
 
-    A launcher that restarts ranks may keep its store with the addresses of dead ranks. The number of restarts may
-    differ between nodes, so it is no id. Instead every rank posts a nonce. Rank 0 offers a session id with the nonces
-    that it has read. A rank that reads its nonce in the offer accepts it. The id is fixed once all ranks have accepted
-    an offer with all nonces. Counters of posts and offers tell whether there is something new to read.
-
-    Raises:
-        UserError: ranks are missing after `timeout_s`.
+    A launcher may keep its store, with the addresses of dead ranks, over restarts, whose number may differ between
+    nodes. So every rank posts a nonce. Rank 0 offers a session id with the nonces that it has read. A rank that reads
+    its nonce in the offer accepts it. The id is fixed once all ranks have accepted an offer with all nonces. Counters
+    of posts and offers tell whether there is something new to read.
     """
     return _follow(store, rank, size, timeout_s) if rank else _lead(store, size, timeout_s)
 
@@ -201,11 +190,7 @@ def _wait(
 
 
 def require_own_devices(store: Store, rank: int, size: int, accelerator: Accelerator) -> bool:
-    """Check the ranks' devices; return whether all ranks share one loopback interface.
-
-    Raises:
-        ConfigError: on every rank; ranks share a device, or have different backends.
-    """
+    """Return whether all ranks share a loopback interface; raise ConfigError if they share a device or mix kinds."""
     store.set(f"device/{rank}", f"{namespace('net')} {accelerator.backend} {accelerator.identity}")
     values = store.multi_get([f"device/{other}" for other in range(size)])
     networks, backends, devices = zip(*(value.decode().split(" ", 2) for value in values), strict=True)

@@ -53,10 +53,7 @@ class RunLock:
     def take(self, *, new: bool = False) -> str | None:
         """Make the directory if it is missing, and take its lock; return None, or a description of the holder.
 
-        A file system without locks is a warning. With `new` an existing directory is not taken.
-
-        Raises:
-            UserError: the directory cannot be made or written to.
+        With `new` an existing directory is not taken. A directory that cannot be written to is a UserError.
         """
         try:
             try:
@@ -150,11 +147,7 @@ def hold_run(run: Path, world: World, *, waits: bool = True, instead: str = "giv
         run: the directory; files that were read there before may have changed after the wait.
         world: the ranks.
         waits: wait TESSERA_LOCK_TIMEOUT seconds for another process; otherwise raise immediately.
-        instead: a remedy, for the message.
-
-    Raises:
-        RunTakenError: on every rank; another process still has the lock.
-        UserError: on every rank; the directory cannot be made or written to.
+        instead: a remedy, for the message of RunTakenError, which is raised on every rank.
     """
     world.set_activity("waiting for the run directory")
     timeout_s = lock_timeout_s() if waits else 0.0

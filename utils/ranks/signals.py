@@ -158,18 +158,13 @@ def ignore_sigterm_at_the_end() -> None:
 
 
 def start_signal_thread(who: str) -> Callable[[], None]:
-    """Start a thread that acts on signals while the main thread is in a library call.
+    """Start a thread that acts on signals while the main thread is in a library call; return a function that ends it.
 
-    On SIGUSR2 it prints the stacks of this process's threads to stderr, under the name `who`. It reads them while it
-    holds the interpreter lock: faulthandler, which reads them in the signal handler, can crash a process with busy
-    threads. On a signal that an `Interruption` does not defer, it ends the process if the main thread has not handled
-    the signal after STUCK_S seconds.
+    On SIGUSR2 it prints the stacks of all threads to stderr, under the name `who`. It holds the interpreter lock
+    meanwhile: faulthandler, which does not, can crash a process with busy threads. If the main thread has not handled a
+    signal of an `Interruption` after STUCK_S seconds, and it is not deferred, the thread ends the process.
 
-    Outside the main thread, or without a stderr, nothing is started. A forked process must call this too; until then
-    its parent acts instead.
-
-    Returns:
-        A function that ends the thread, to be called before the interpreter ends. SIGUSR2 is ignored afterwards.
+    Nothing is started outside the main thread or without a stderr. A forked process must call this itself.
     """
     if threading.current_thread() is not threading.main_thread() or sys.__stderr__ is None:
         return lambda: None

@@ -51,10 +51,9 @@ class Backoff:
 class Memory:
     """Texts that rank 0 stores for a restart of the ranks by torchrun, such as the run directory of a call.
 
-    The scope is one call of `open_world` by all ranks. A restarted process makes the same calls in the same order, so a
-    call is identified by its description and its number among equal ones. Descriptions may differ between ranks (hosts
-    may have other paths), and another rank may become rank 0. So each rank stores the id of the call under its own
-    description. Without torchrun's store no text survives.
+    The scope is one call of `open_world`, identified by its description and its number among equal calls, which a
+    restarted process makes in the same order. Descriptions may differ between ranks, since hosts may have other paths,
+    and another rank may become rank 0. So each rank stores the id of the call under its own description.
     """
 
     def __init__(self, store: Store, call: str) -> None:

@@ -91,8 +91,7 @@ class _Exact(torch.autograd.Function):
     """Synchronised BatchNorm with two messages per forward and one per backward, independent of the number of ranks.
 
     Sums are taken per image in float32, and over images and ranks in float64: rounding to float32 hides their order.
-    Early in training a network turns an error in the last digit of activations into one in the third digit of
-    gradients.
+    Otherwise an error in the last digit of activations becomes one in the third digit of gradients early in training.
 
     Forward: mean and variance merged from the images' (Chan, Golub, LeVeque 1979).
     Backward: dx = γ/σ (dy − mean(dy) − x̂ mean(dy x̂)), both means over the global batch.

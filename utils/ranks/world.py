@@ -182,14 +182,11 @@ def torch_distributed_zero_first(local_rank: int, world: World | None = None) ->
     """Run the body on the first rank of each node, and then, after all of these, on the other ranks.
 
     For caches, which the first rank builds. The body gets a dict: what a first rank puts into it, the other ranks of
-    its node receive. Waiting has no time limit, since building may take minutes.
+    its node receive. Waiting has no time limit. If a first rank fails, the others raise PeerError.
 
     Args:
         local_rank: this rank on its node; 0 or -1 = the first.
         world: the ranks; None = those of torch's default process group, if there is one.
-
-    Raises:
-        PeerError: a first rank failed.
     """
     if world is not None:
         rank, size, first, store = world.rank, world.size, world.first_of_node, world.store

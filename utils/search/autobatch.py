@@ -47,14 +47,12 @@ def auto_batch_size(measure: Measure, most: int, world: World) -> int:
 
     Memory is measured for 1 to 16 images and extrapolated linearly, up to 8 times the largest measured batch. Each rank
     fills 80 % of its free memory, and the smallest result counts. The chosen batch is measured, and reduced until it
-    fits. Without memory statistics the result is 16 images.
+    fits. Without memory statistics the result is 16 images. If one image does not fit, UserError is raised.
 
     Args:
         measure: such as `Trial`; may run out of memory.
         most: largest useful batch, the number of images of the dataset.
-
-    Raises:
-        UserError: one image does not fit.
+        world: the ranks.
     """
     accelerator = world.accelerator
     if not accelerator.measures_memory:

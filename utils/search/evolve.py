@@ -38,10 +38,7 @@ def evolve(config: TrainConfig, start: Hyp, world: World, train: Callable[..., T
         config: flags of the search.
         start: hyperparameters of the first trial.
         world: this rank.
-        train: runs one training of flags, hyperparameters, world, folder and watch.
-
-    Returns:
-        The result of the last training that ended here; None without one.
+        train: runs one training of flags, hyperparameters, world, folder and watch. The last result here is returned.
     """
     result: T | None = None
     with open_search(config, world) as folder, ExitStack() as stack:

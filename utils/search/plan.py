@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,11 @@ class Job(NamedTuple):
     run: Path  # its run directory, which is locked
     hyp: Hyp
     seed: int
+
+
+def _wait(running: Sequence[Any]) -> str:
+    time.sleep(_WAIT_S)
+    return f"Waiting for {counted(len(running), 'training')} of other workers"
 
 
 class Plan:
@@ -70,7 +75,7 @@ class Plan:
             title = f"Trial {trial.number} of {config.evolve}"
             return Job(title, self.study.run, hyp_of(self._start, trial.params), config.seed)
         if running := self._trials.trials("RUNNING"):
-            return self._wait(running)
+            return _wait(running)
         again, whole = self._best_again(), self._optuna.distributions.IntDistribution
         axes = {"set": whole(0, len(self._sets)), "seed": whole(1, SEEDS)}
         if trial := self._claim(again, SEEDS * (len(self._sets) + 1) if self._sets else 0, axes):
@@ -78,9 +83,8 @@ class Plan:
             name = f"trial {self._sets[number - 1].number}" if number else "the start"
             hyp = self._sets[number - 1].hyp if number else self._start
             return Job(f"Repeat {name} with seed {seed}", again.run, hyp, (config.seed + seed) % 2**63)
-        if running := again.trials("RUNNING"):
-            return self._wait(running)
-        return None
+        running = again.trials("RUNNING")
+        return _wait(running) if running else None
 
     def report(self, epoch: int, value: float) -> bool:
         """Report an epoch's value of the current training; return whether it is pruned, never at the last epoch."""
@@ -125,10 +129,6 @@ class Plan:
     def _claim(self, study: SharedStudy, budget: int, axes: Mapping[str, Any]) -> Any | None:
         self.study = study
         return study.claim(budget, axes, self._config.seed)
-
-    def _wait(self, running: list[Any]) -> str:
-        time.sleep(_WAIT_S)
-        return f"Waiting for {counted(len(running), 'training')} of other workers"
 
     def _ended(self) -> list[Row]:
         trials = self._trials.trials("COMPLETE", "PRUNED")

@@ -39,10 +39,6 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
 
     `--resume`, `--exist-ok` with the name of a search, or a restart by the launcher open an existing one. A new one is
     removed if the search fails before a training has ended.
-
-    Raises:
-        UserError: `--resume` names no search, or one with other flags; with `--exist-ok` the directory holds something
-            else; it cannot be made.
     """
     earlier = world.recall("search")
     check_batch_size(config.batch_size, world.size)

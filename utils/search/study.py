@@ -37,7 +37,7 @@ def load_optuna() -> Any:
 
 
 class SharedStudy:
-    """A study in the journal of a search.
+    """A study in the journal of a search; raises UserError if that cannot be read.
 
     Args:
         optuna: the module.
@@ -48,9 +48,6 @@ class SharedStudy:
 
     Attributes:
         trial: the current trial of this worker; None before the first.
-
-    Raises:
-        UserError: the journal cannot be read.
     """
 
     def __init__(self, optuna: Any, folder: Path, label: str, name: str, epochs: int) -> None:

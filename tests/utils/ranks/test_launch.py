@@ -1,4 +1,4 @@
-"""Joining a job: who reports its failure, what its calls remember, how many threads compute."""
+"""Joining a job: the rank that reports a failure, texts over restarts, threads."""
 
 from __future__ import annotations
 

@@ -129,15 +129,12 @@ def test_a_file_system_without_locks_is_a_warning(
     assert record.getMessage().startswith(f"{run}: this file system has no locks (No locks available)")
 
 
-def test_a_directory_that_cannot_be_written_to_is_the_users_mistake(tmp_path: Path) -> None:
-    (tmp_path / "night").write_text("no directory")
-    message = r"Run directory .*night: cannot be made or written to \(Not a directory\).*--project"
-    with pytest.raises(UserError, match=message), hold_run(tmp_path / "night", World()):
-        pass
-
-
 @pytest.mark.parametrize("name", ["run", "project"])
 def test_a_link_to_a_disk_that_is_not_there_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("no directory")
+    message = r"Run directory .*file: cannot be made or written to \(Not a directory\).*--project"
+    with pytest.raises(UserError, match=message), hold_run(tmp_path / "file", World()):
+        pass
     (tmp_path / "project").symlink_to(tmp_path / ("unmounted" if name == "project" else "."))
     (tmp_path / "night").symlink_to(tmp_path / "unmounted" / "night")
     message = r"night: cannot be made or written to \(the link .* leads to .*unmounted.*, which is not there\)"

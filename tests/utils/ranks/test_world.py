@@ -1,4 +1,4 @@
-"""What a rank knows of its node, and what is advised before a job begins."""
+"""Nodes and processors of ranks, and warnings before a job starts."""
 
 from __future__ import annotations
 
