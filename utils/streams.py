@@ -10,7 +10,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -25,22 +25,19 @@ class LastingStream:
 
     def write(self, text: str) -> int:
         """Write, or drop the text."""
-        try:
-            return self._stream.write(text)
-        except BlockingIOError:
-            return len(text)
-        except OSError as error:
-            self._drop(error)
-            return len(text)
+        self._try(self._stream.write, text)
+        return len(text)
 
     def flush(self) -> None:
         """Flush the buffer, or drop it; keep it while a non-blocking pipe is full."""
+        self._try(self._stream.flush)
+
+    def _try(self, call: Callable[..., object], *args: str) -> None:
         try:
-            self._stream.flush()
-        except BlockingIOError:
-            return
+            call(*args)
         except OSError as error:
-            self._drop(error)
+            if not isinstance(error, BlockingIOError):
+                self._drop(error)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

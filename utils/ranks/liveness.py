@@ -162,10 +162,6 @@ class Status(NamedTuple):
         return False
 
 
-def _key(rank: int) -> str:
-    return f"heartbeat/{rank}"
-
-
 class Heartbeat:
     """Thread that publishes this rank's status, and checks the status of the next rank.
 
@@ -203,14 +199,14 @@ class Heartbeat:
 
     def statuses(self) -> list[Status | None]:
         """Return every rank's latest status; None where it never published one."""
-        keys = [_key(rank) for rank in range(self._size)]
+        keys = [f"heartbeat/{rank}" for rank in range(self._size)]
         if self._store.check(keys):
             return [Status.decode(line) for line in self._store.multi_get(keys)]
         return [self.status_of(rank) for rank in range(self._size)]
 
     def status_of(self, rank: int) -> Status | None:
         """Return the latest status of a rank; None where it never published one."""
-        key = _key(rank)
+        key = f"heartbeat/{rank}"
         return Status.decode(self._store.get(key)) if self._store.check([key]) else None
 
     def silent_ranks(self) -> list[tuple[int, Status]]:
@@ -225,7 +221,7 @@ class Heartbeat:
 
     def _publish(self) -> None:
         status = Status(self._tick, self.messages, socket.gethostname(), self.activity, *self._process)
-        self._store.set(_key(self._rank), json.dumps(status))
+        self._store.set(f"heartbeat/{self._rank}", json.dumps(status))
 
     def _run(self) -> None:
         neighbour = (self._rank + 1) % self._size

@@ -37,13 +37,18 @@ class Host(NamedTuple):
 def preflight(world: World, folder: Path) -> None:
     """Log ranks per host, devices, the speed of an all-reduce, free /dev/shm and disk; all ranks call this."""
     speed = _all_reduce_mib_s(world)
-    hosts = world.all_gather(_here(world, folder))
+    cache = next(p for p in (cache_dir(), *cache_dir().parents) if p.is_dir())
+    here = Host(
+        socket.gethostname(),
+        world.accelerator.name,
+        shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
+        min(shutil.disk_usage(place).free for place in (cache, Path.cwd(), folder) if place.is_dir()),
+    )
+    hosts = world.all_gather(here)
     if not world.is_main:
         return
-    ranks = Counter(host.name for host in hosts)
-    places = ", ".join(f"{count} on {name}" for name, count in ranks.items())
-    devices = ", ".join(sorted({host.device for host in hosts}))
-    line = f"{counted(world.size, 'rank')} ({places}), {devices}"
+    ranks = ", ".join(f"{count} on {name}" for name, count in Counter(host.name for host in hosts).items())
+    line = f"{counted(world.size, 'rank')} ({ranks}), {', '.join(sorted({host.device for host in hosts}))}"
     if world.size > 1:
         line += f", {world.accelerator.backend} all-reduce {speed:,.0f} MiB/s"
     shm = min((h.shm_free for h in hosts if h.shm_free is not None), default=None)
@@ -84,13 +89,3 @@ def advise(hosts: list[Host], speed_mib_s: float, size: int) -> list[str]:
     if len({h.device for h in hosts}) > 1:
         lines.append("the ranks compute on different devices: the slowest one determines the speed.")
     return lines
-
-
-def _here(world: World, folder: Path) -> Host:
-    cache = next(p for p in (cache_dir(), *cache_dir().parents) if p.is_dir())
-    return Host(
-        socket.gethostname(),
-        world.accelerator.name,
-        shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
-        min(shutil.disk_usage(place).free for place in (cache, Path.cwd(), folder) if place.is_dir()),
-    )
