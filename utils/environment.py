@@ -88,10 +88,7 @@ def spin_briefly() -> None:
 
 @contextmanager
 def connecting_over_loopback(on: bool) -> Iterator[None]:
-    """Let gloo use the loopback interface for groups made in the body, unless the user has set an interface.
-
-    By default gloo looks up the host's name, and warns if that fails.
-    """
+    """Let gloo use the loopback interface, not the host's name, for groups made in the body, if the user set none."""
     on = on and "GLOO_SOCKET_IFNAME" not in os.environ
     if on:
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"

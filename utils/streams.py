@@ -1,7 +1,4 @@
-"""stdout and stderr that tolerate full disks and closed pipes, and capture of what C libraries print.
-
-A non-blocking pipe is full only for a moment: only what is printed then is lost.
-"""
+"""stdout and stderr that tolerate full disks and closed pipes, and capture of what C libraries print."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ class LastingStream:
         try:
             call(*args)
         except OSError as error:
-            if not isinstance(error, BlockingIOError):
+            if not isinstance(error, BlockingIOError):  # a non-blocking pipe is full only for a moment
                 self._drop(error)
 
     def __getattr__(self, name: str) -> Any:

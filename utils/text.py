@@ -88,10 +88,7 @@ def printable(text: str) -> str:
 
 
 def strict_json(value: Any) -> str:
-    """Return JSON on one line of ASCII, with null for numbers that are not finite (RFC 8259).
-
-    Bytes of file names that are not UTF-8 become surrogate escapes, as `os.fsencode` expects them.
-    """
+    """Return JSON on one line of ASCII, with null for numbers that are not finite (RFC 8259)."""
     try:
         return json.dumps(value, allow_nan=False)
     except ValueError:

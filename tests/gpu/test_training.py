@@ -76,7 +76,6 @@ def test_a_stop_arrives_a_step_late_and_the_run_resumes_where_it_was(gate: Gate,
 
 
 def test_a_resume_from_the_end_of_an_epoch_is_exact(gate: Gate) -> None:
-    """That checkpoint is a copy on the host, made while training continues."""
     for name in ("whole", "stopped"):
         gate.train(name, epochs=3, save_period=1, deterministic=True, optimizer="AdamW")
     weights = gate.folder("stopped") / "weights"

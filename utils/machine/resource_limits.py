@@ -1,7 +1,4 @@
-"""Processors, memory and open files available to this process, with the limits of control groups.
-
-`os.cpu_count()` and /proc/meminfo ignore the limits of containers and batch systems.
-"""
+"""Processors, memory and open files available to this process, with the limits of containers and batch systems."""
 
 from __future__ import annotations
 

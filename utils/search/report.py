@@ -69,10 +69,7 @@ class Report:
 
     @property
     def winner(self) -> Row | None:
-        """The best of the sets that are better than the start; None = the start.
-
-        If the start diverged, any set that never diverged is better.
-        """
+        """Best of the sets that are better than the start (if that diverged, of those that never did), or None."""
         lost = self.standings[0].diverged
         pairs = zip(self.sets, self.standings[1:], strict=True)
         good = [(s.mean, row) for row, s in pairs if (s.gain.is_better if s.gain else lost and not s.diverged)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from unittest.mock import MagicMock
 
 import pytest
@@ -15,20 +14,16 @@ from tessera.models.nms import Suppression, non_max_suppression
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory
 from tessera.utils.machine.cuda import Cuda, Metal
+from tests.utils.engine.trainer import made_batch
 from tests.utils.machine.stand_in import StandIn
-
-
-@dataclass(frozen=True)
-class Pair:
-    tensor: Tensor
-    number: int
 
 
 def test_send_moves_tensors_and_the_tensors_of_a_dataclass() -> None:
     accelerator = Accelerator(torch.device("meta"))
     assert accelerator.send(torch.ones(2)).device.type == "meta"
-    moved = accelerator.send(Pair(torch.ones(2), 3))
-    assert moved.tensor.device.type == "meta" and moved.number == 3
+    batch = made_batch(0)
+    moved = accelerator.send(batch)
+    assert moved.images.device.type == moved.targets.device.type == "meta" and moved.left_out is batch.left_out
 
 
 @pytest.mark.parametrize(

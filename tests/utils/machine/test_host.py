@@ -43,7 +43,6 @@ def test_freed_memory_is_used_again_without_the_kernel() -> None:
 def test_each_of_the_threads_apart_computes_alone_and_those_after_them_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where a thread of the pool begins only as the pool ends."""
     before, real = torch.get_num_threads(), torch.set_num_threads
 
     def late(count: int) -> None:

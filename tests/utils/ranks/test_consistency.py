@@ -22,8 +22,6 @@ from tests.data.made_index import make_index
 
 
 class _Ranks(World):
-    """Several ranks in one process: this one gives its own value, the others what is given."""
-
     def __init__(self, others: list[dict[str, str]]) -> None:
         super().__init__()
         self.size += len(others)
@@ -90,7 +88,6 @@ def test_other_levels_and_ignored_regions_are_other_data(one: DatasetIndex, othe
 
 
 def asked(*others: Options) -> World:
-    """Rank 0 of several; the others were asked for something else."""
     return _Ranks([_command(config) for config in others])
 
 

@@ -33,7 +33,6 @@ NOBODY: Any = SimpleNamespace(silent_ranks=list)
     ids=lambda error: type(error).__name__,
 )
 def test_the_first_rank_to_fail_raises_an_equal_error_with_its_number(error: UserError | Interrupted) -> None:
-    """And leaves the one that was caught as it is."""
     store = HashStore()
     raised = _with_reporter(error, 3, store, NOBODY)
     assert isinstance(raised, (UserError, Interrupted)) and type(raised) is type(error)
@@ -85,7 +84,6 @@ def test_too_few_open_files_are_one_message_before_anything_connects(monkeypatch
 def test_a_mistake_that_rank_0_does_not_meet_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such as a device that one host lacks, before the ranks have joined."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     said: list[str] = []  # until nobody has ended this rank, whose mistake may be everyone's
@@ -130,7 +128,6 @@ def test_so_many_threads_compute_as_were_asked_for_and_afterwards_as_before() ->
 
 
 def test_a_call_is_recalled_by_whichever_rank_is_the_first_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts may have the data, and so a flag, of other names."""
     monkeypatch.setattr(store_module, "_calls", Counter())
     store = HashStore()
     first = Memory(store, "on one host")

@@ -26,8 +26,6 @@ from tests.data.feed.another_process import another_process, in_another_process
 
 
 def holding(run: Path) -> Callable[[Connection], None]:
-    """Hold the lock in a process that has forked another one, until it is killed."""
-
     def hold(pipe: Connection) -> None:
         with hold_run(run, World()):
             if (child := os.fork()) == 0:
@@ -49,7 +47,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_second_process_is_refused_and_leaves_nothing_and_a_kill_frees_the_lock(
     tmp_path: Path, flags: type[Any]
 ) -> None:
-    """Also where what the killed process has forked lives on."""
     given = {"weights": "a.pt", "data": "a.yaml", "source": ["a"]}
     own = {name: value for name, value in given.items() if name in flags.__dataclass_fields__}
     asked = flags(**own, project=str(tmp_path), name="night", exist_ok=True)
@@ -85,7 +82,6 @@ def test_a_process_has_the_lock_as_often_as_it_asks_and_leaves_no_empty_director
 def test_a_directory_that_its_holder_removes_meanwhile_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lock counts that is on the file which the directory has, not on one that was removed."""
     first, second = RunLock(tmp_path / "night"), RunLock(tmp_path / "night")
     assert first.take() is None
     monkeypatch.setattr(run_lock, "_HELD", set())  # as in two processes

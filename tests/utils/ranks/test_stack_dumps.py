@@ -93,7 +93,6 @@ def write(process: subprocess.Popen[str], line: str) -> None:
 
 
 def ask(process: subprocess.Popen[str], pid: int) -> str:
-    """Signal `pid`, and return its answer."""
     assert process.stderr
     os.kill(pid, signal.SIGUSR2)
     text = ""

@@ -18,8 +18,6 @@ from tests.at_once import at_once
 
 
 class OneMessage(Accelerator):
-    """Sums over the ranks as a device does that must not wait for its host."""
-
     batch_norm = BatchNormParts()
 
 
