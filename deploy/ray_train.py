@@ -1,10 +1,9 @@
-"""Train on a Ray cluster: an actor on each node starts torchrun there.
+"""Training on a Ray cluster: an actor on each node starts torchrun there (docs/ray.md).
 
     python deploy/ray_train.py --name night --nodes 2 --nproc-per-node 8 --data coco.yaml --cfg yolov5s.yaml
     python deploy/ray_train.py --name try --nodes 2 --strategy PACK --data shapes.yaml --device cpu    # one machine
 
-Flags that --help does not list are those of train.py. The same command begins the run of --project and --name or
-resumes it; so does each restart. docs/ray.md says what the nodes need, and what happens when one of them is lost.
+Other flags are those of train.py. The same command starts the run of --project and --name, or resumes it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Under `uv run` Ray would have every node build the environment again, though each has it already.
+# Under `uv run` Ray would build the environment again on every node.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
 import ray
 from ray.exceptions import RayActorError
@@ -31,16 +30,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as P
 from tessera.utils.checkpoints.format import load_any_checkpoint
 from tessera.utils.text import strict_json
 
-LOST = -1  # in place of the exit code of a command whose actor is gone
-SHUTDOWN_S = 100  # that torchrun leaves its ranks to write their checkpoint
+LOST = -1  # exit code of a command whose actor is gone
+SHUTDOWN_S = 100  # for ranks to write their checkpoint
 
 
 @ray.remote
 class Node:
-    """Runs one command at a time on its node. The kernel sends it SIGTERM when the actor dies."""
+    """Actor that runs one command at a time on its node; the kernel sends it SIGTERM when the actor dies."""
 
     def __init__(self, run: str) -> None:
-        self.mark = f"RAY_TRAIN_RUN={run}".encode()  # by which its processes are found again
+        self.mark = f"RAY_TRAIN_RUN={run}".encode()  # identifies its processes
         self.env = {**os.environ, "RAY_TRAIN_RUN": run}
 
     def address(self) -> tuple[str, int]:
@@ -57,10 +56,10 @@ class Node:
         os.close(end)
 
     def poll(self) -> tuple[bytes, int | None]:
-        """What it has printed, after a second at most, and the exit code once it has ended and nothing more comes."""
+        """Return new output, after at most a second, and the exit code after the end of the output."""
         code = self.process.poll()
         if not select.select([self.output], [], [], 1)[0]:
-            return b"", code  # whoever else holds the pipe may live on
+            return b"", code  # other processes may still hold the pipe
         printed = os.read(self.output, 1 << 20)
         return printed, None if printed else self.process.wait()
 
@@ -68,7 +67,7 @@ class Node:
         self.process.terminate()
 
     def left_over(self, kill: bool) -> list[str]:
-        """Processes of the run that do not end in time, not even when they are killed; [] as soon as none is left."""
+        """Return the processes of the run that do not end in time, not even when they are killed."""
         found = self.marked_after(SHUTDOWN_S + 20)
         if found and kill:
             subprocess.run(["kill", "-KILL", *found], check=False)
@@ -77,7 +76,7 @@ class Node:
 
     def marked_after(self, seconds: float) -> list[str]:
         def is_marked(process: Path) -> bool:
-            with contextlib.suppress(OSError):  # it has ended meanwhile, or is another user's
+            with contextlib.suppress(OSError):  # it has ended, or belongs to another user
                 return self.mark in (process / "environ").read_bytes().split(b"\0")
             return False
 
@@ -90,11 +89,11 @@ class Node:
 
 
 def run_on(nodes: list[Any], commands: list[list[str]]) -> list[int]:
-    """One command a node, to their ends; the exit codes."""
+    """Run one command per node, and return the exit codes."""
     ray.get([node.start.remote(command, str(Path.cwd())) for node, command in zip(nodes, commands, strict=True)])
     try:
         return follow(nodes)
-    except KeyboardInterrupt:  # this process was asked to end
+    except KeyboardInterrupt:
         for node in nodes:
             node.stop.remote()
         follow(nodes)
@@ -102,7 +101,7 @@ def run_on(nodes: list[Any], commands: list[list[str]]) -> list[int]:
 
 
 def follow(nodes: list[Any]) -> list[int]:
-    """Print what the nodes' commands print until all have ended. When one fails, the others are asked to end."""
+    """Print the output of all commands until they have ended; when one fails, stop the others."""
     codes: dict[int, int] = {}
     while len(codes) < len(nodes):
         answers = {number: node.poll.remote() for number, node in enumerate(nodes) if number not in codes}
@@ -121,18 +120,18 @@ def follow(nodes: list[Any]) -> list[int]:
 
 
 def check(nodes: list[Any], name: str, train: list[str]) -> None:
-    """End the program where another job trains that run, or where a restart would not help."""
-    # In a plain process, whose code tells a mistake from a failure: torchrun makes 1 of both.
+    """Exit if another job trains the run, or if a restart would not help."""
+    # Without torchrun, which returns 1 for mistakes and failures alike.
     (code,) = run_on(nodes[:1], [[*train, "--check-data"]])
     if code in (1, 2):
-        print("error: a mistake in the flags or the dataset, see above, is not tried again.", file=sys.stderr)
+        print("error: the flags or the dataset are wrong, see above. Not restarted.", file=sys.stderr)
         sys.exit(code)
     if any(left := ray.get([node.left_over.remote(kill=False) for node in nodes])):
         sys.exit(f"error: another job trains {name} (its processes by node: {left}). Give another --name.")
 
 
 def attempt(nodes: list[Any], args: argparse.Namespace, train: list[str]) -> list[int]:
-    """Train from the newest checkpoint on; the nodes' exit codes."""
+    """Train from the newest checkpoint, and return the nodes' exit codes."""
     if any(left := ray.get([node.left_over.remote(kill=True) for node in nodes])):
         sys.exit(f"error: processes of {args.name} do not end, not even by kill -9; by node: {left}.")
     address, port = ray.get(nodes[0].address.remote())
@@ -142,14 +141,14 @@ def attempt(nodes: list[Any], args: argparse.Namespace, train: list[str]) -> lis
 
 
 def train(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
-    """Train to the end, with restarts; where the best weights are, after how many epochs, and their metrics."""
+    """Train to the end, with restarts; return the best weights, their epoch and metrics."""
     command = ["-m", "tessera", "train", *flags]
     command += ["--project", args.project, "--name", args.name, "--device", args.device]
     run, gpus = Path(args.project, args.name).absolute(), 0 if args.device == "cpu" else args.nproc_per_node
     variables = {
         "OMP_NUM_THREADS": str(max(1, args.cpus // args.nproc_per_node)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
-        "RAY_kill_child_processes_on_worker_exit": "0",  # it would be with -9, before there is a checkpoint
+        "RAY_kill_child_processes_on_worker_exit": "0",  # SIGKILL would prevent the checkpoint
     }
     options = {"num_cpus": args.cpus, "num_gpus": gpus, "runtime_env": {"env_vars": variables}}
     group = placement_group([{"CPU": args.cpus, "GPU": gpus}] * args.nodes, strategy=args.strategy)

@@ -172,7 +172,7 @@ def test_opencv_that_does_not_load_is_one_message(site: Path, tmp_path: Path) ->
     (tmp_path / "cv2.py").write_text(f"raise ImportError({reason!r})\n")
     found = python(tmp_path, "-m", "tessera", "detect", "--source", "pictures", path=site)
     assert found.code == 1 and "opencv-python-headless" in found.err
-    assert found.err.startswith(f"error: OpenCV does not load here ({reason}). ") and found.err.count("\n") == 1
+    assert found.err.startswith(f"error: OpenCV cannot be imported ({reason}). ") and found.err.count("\n") == 1
 
 
 def test_the_stub_of_the_python_api_is_of_these_flags() -> None:

@@ -1,8 +1,7 @@
-"""Errors that a user can fix.
+"""Exceptions with a message for the user, their exit codes, and explanations of torch's exceptions.
 
-A `UserError` carries one complete message: where, what was found, what was expected, the remedy. The scripts print it
-without a traceback and exit with its code; every other exception is a defect of the program and keeps its traceback,
-but for those of torch that `explained` knows.
+A `UserError` is printed without a traceback. Every other exception is a defect and keeps its traceback, except those
+that `explained` knows.
 """
 
 from __future__ import annotations
@@ -21,16 +20,14 @@ from tessera.utils.text import printable
 
 log = logging.getLogger(__name__)
 
-_REPORT_S = 10.0  # seconds that a launcher leaves rank 0 to report
+_REPORT_S = 10.0
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: data, files, folders. The scripts exit with code 1.
-
-    The message may hold names of files: its control characters become escapes.
+    """A mistake in the user's data, files or folders; exit code 1. Control characters in the message are escaped.
 
     Attributes:
-        reporter: the rank that reports it; None where every rank sees the same mistake, and rank 0 reports it.
+        reporter: rank that prints it; None = rank 0, since every rank sees the same mistake.
         details: plain values that `--json` prints beside the message.
     """
 
@@ -42,23 +39,23 @@ class UserError(ValueError):
         self.reporter, self.details = reporter, details
 
     def reported_by(self, rank: int) -> UserError:
-        """The same mistake, which `rank` alone reports."""
+        """Return an equal error that only `rank` prints."""
         return type(self)(str(self), reporter=rank, details=self.details)
 
 
 class ConfigError(UserError):
-    """A mistake in flags, hyperparameters or a configuration YAML. The scripts exit with code 2."""
+    """A mistake in flags, hyperparameters or a configuration YAML; exit code 2."""
 
     kind = "flags"
     exit_code = 2
 
 
 class Diverged(UserError):
-    """The loss has not been finite for many steps in a row."""
+    """A loss that was not finite for many steps in a row."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was stopped by a signal: no failure. No `except Exception` catches it.
+    """A stop by a signal, which `except Exception` does not catch.
 
     Attributes:
         exit_code: 128 + the signal, as in a shell.
@@ -76,40 +73,39 @@ class Interrupted(KeyboardInterrupt):
         self._number = number
 
     def reported_by(self, rank: int) -> Interrupted:
-        """The same end, which `rank` alone reports."""
+        """Return an equal error that only `rank` prints."""
         return type(self)(str(self), self._number, saved=self.saved, reporter=rank)
 
 
 def leave_the_report_to_rank_0() -> None:
-    """Wait, on another rank, for the launcher to end this process, where all ranks see the same mistake.
+    """Wait some seconds for the launcher to end this process, after a mistake that rank 0 sees and prints too.
 
-    A launcher ends all ranks when the first one has ended: that must not be one that has reported nothing. Returns
-    where nobody ends this process for some seconds.
+    A launcher ends all ranks when the first one ends, which must not be one that has printed nothing.
     """
     time.sleep(_REPORT_S)
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Exit code of a process that ends with `error`."""
+    """Return the exit code of a process that ends with `error`."""
     return error.exit_code if isinstance(error, (UserError, Interrupted)) else 1
 
 
-# The second where a worker died with a batch ready, and a thread of torch's copies batches to page-locked memory.
+# The second message comes from torch's thread that copies batches to page-locked memory.
 _LOST_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))?,? [\d, ]+\).*|Pin memory thread exited unexpectedly")
 _COMPILERS = ("torch._dynamo", "torch._inductor")
-# What a message holds → the user's error, with what was found, or the whole message in up to 150 characters.
+# Pattern in an exception's message → message for the user; {found} is the match, {message} the exception's, shortened.
 _EXPLANATIONS = {
     re.compile("Too many open files"): "too many open files: the limit of this process is reached. Raise it "
     "(ulimit -n 4096), or use fewer --workers.",
     re.compile(
         r"failed to map segment|can't start new thread|can't allocate memory|Cannot allocate memory|Unable to allocate"
         r"|std::bad_alloc|^MemoryError"
-    ): "the system gives this process no more memory or threads ({said}). See its limits (ulimit -v, ulimit -u, those "
-    "of its container), or use fewer --workers and a smaller batch.",
-    # Its import hides what the loader of libraries said.
-    re.compile(r"operator torchvision::\w+ does not exist"): "torchvision's compiled part was not loaded ({said}): it "
-    "was built for another torch than this one, or the process may take no more memory (ulimit -v). Install the two "
-    "that belong together (uv sync, or pip install --upgrade torch torchvision).",
+    ): "the system gives this process no more memory or threads ({message}). Raise its limits (ulimit -v, ulimit -u, "
+    "those of its container), or use fewer --workers and a smaller batch.",
+    # torchvision hides the error of the dynamic linker.
+    re.compile(r"operator torchvision::\w+ does not exist"): "torchvision's compiled part was not loaded ({message}): "
+    "it was built for another torch than this one, or the process may take no more memory (ulimit -v). Install "
+    "matching versions (uv sync, or pip install --upgrade torch torchvision).",
     re.compile(
         r"^[^,]* does not have a deterministic implementation"
     ): "--deterministic: {found} on this device. Leave --deterministic out, or use --device cpu.",
@@ -117,41 +113,35 @@ _EXPLANATIONS = {
 
 
 def lost_worker(found: str) -> UserError:
-    """The error for a loader worker that ended too soon."""
+    """Return the error for a loader worker that ended too soon."""
     return UserError(
-        f"a loader worker is gone ({found}). Where memory or /dev/shm ran out, dmesg reports it: use fewer --workers "
-        f"or a smaller batch. Resume a training from its last checkpoint with --resume."
+        f"a loader worker is gone ({found}). If memory or /dev/shm ran out, dmesg reports it: use fewer --workers or a "
+        "smaller batch. Resume a training from its last checkpoint with --resume."
     )
 
 
 def explained(error: BaseException) -> UserError | None:
-    """The user's error that an exception of torch stands for, or one that led to it; None where it is a defect.
-
-    torch raises the end of a lost worker at whatever the rank is doing.
-    """
+    """Return the user's error behind an exception of torch, or behind one of its causes; None for a defect."""
     link: BaseException | None = error
     while link is not None:
         text = str(link)
         if isinstance(link, MemoryError):
             text = f"MemoryError: {text}" if text else "MemoryError"
-        for pattern, told in _EXPLANATIONS.items():
+        for pattern, explanation in _EXPLANATIONS.items():
             if found := pattern.search(text):
-                said = textwrap.shorten(text, 150, placeholder=" …")
-                return UserError(told.format(said=said, found=found[0]))
-        if lost := _LOST_WORKER.search(text):
+                message = textwrap.shorten(text, 150, placeholder=" …")
+                return UserError(explanation.format(message=message, found=found[0]))
+        if lost := _LOST_WORKER.search(text):  # torch raises it wherever the rank is
             return lost_worker(lost[0].rstrip(". "))
         if type(link).__module__.startswith(_COMPILERS):
-            said = textwrap.shorten(text, 600, placeholder=" …")
-            return UserError(f"--compile: the compiler failed: {said} Leave --compile out, or fix what it names.")
+            message = textwrap.shorten(text, 600, placeholder=" …")
+            return UserError(f"--compile: the compiler failed: {message} Leave --compile out, or fix what it names.")
         link = link.__cause__ or link.__context__
     return None
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the closest of `choices` but `word` itself, or "" where none is close.
-
-    One that differs by case alone is the closest.
-    """
+    """Return " Did you mean 'x'?" for the closest other choice, first one that differs only in case; else ""."""
     others = [choice for choice in choices if choice != word]
     same = [choice for choice in others if choice.casefold() == word.casefold()]
     close = same or difflib.get_close_matches(word[:100], others, n=1, cutoff=0.6)
@@ -160,7 +150,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 @contextmanager
 def tolerate(what: str) -> Iterator[None]:
-    """Turn an error into a warning that names `what`: for pictures and the like, which must not end a run."""
+    """Turn an error into a warning that names `what`: for plots and the like, which must not end a run."""
     try:
         yield
     except Exception as error:
@@ -172,5 +162,5 @@ LFS_POINTER = "it is a git-lfs pointer, and not the file itself; run `git lfs pu
 
 
 def is_lfs_pointer(head: bytes) -> bool:
-    """Whether a file that begins so stands for one that git-lfs has not fetched."""
+    """Return whether a file that starts with `head` is a pointer to a file that git-lfs has not fetched."""
     return head.startswith(b"version https://git-lfs")

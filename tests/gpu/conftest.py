@@ -1,6 +1,6 @@
-"""The gate of a device. Every case runs on the stand-in, and on CUDA with `make gpu`.
+"""Fixtures of device tests, which run on the stand-in, and on CUDA with `make gpu`.
 
-Those on the stand-in are in the default suite; of the heads that share `DetectFree`'s loss, in the slow one.
+On the stand-in they are in the default suite; for heads that share `DetectFree`'s loss, in the slow one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @contextmanager
 def cuda_without_waiting() -> Iterator[None]:
-    """Inside, a synchronisation with the device is an error."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -61,13 +60,9 @@ def cuda_without_waiting() -> Iterator[None]:
 
 
 class Gate:
-    """One kind of device, for a test.
+    """A kind of device under test; `current` is the device of the running training, `steps` counts its steps.
 
-    Attributes:
-        accelerator: a device of that kind.
-        current: what the training at hand computes on.
-        steps: optimizer steps that were made, by whichever training.
-        before_step: called before each step with the number of those made.
+    `before_step` is called before each step with the number of previous ones.
     """
 
     def __init__(self, accelerator: Accelerator, data: Path, project: Path) -> None:
@@ -81,20 +76,19 @@ class Gate:
         return isinstance(self.accelerator, StandIn)
 
     def no_waiting(self) -> AbstractContextManager[None]:
-        """Inside, waiting for the device is an error."""
         return self.accelerator.no_waiting() if isinstance(self.accelerator, StandIn) else cuda_without_waiting()
 
     def train(
         self, name: str, *, head: str = "Detect", on_cpu: bool = False, large: bool = False, **flags: Any
     ) -> Metrics | None:
-        """A little training in this process, on the device or on the CPU; returns the metrics of its best epoch.
+        """Train a small model in this process, and return the metrics of its best epoch.
 
         Args:
-            name: of its folder.
+            name: of its run directory.
             head: of its model.
             on_cpu: on the CPU instead of the device.
-            large: on CUDA, of a model of size n at 320 px on crowded batches from workers; the stand-in stays small.
-            flags: more of them.
+            large: on CUDA a model of size n at 320 px with crowded batches from workers; no effect on the stand-in.
+            flags: further flags.
         """
         small, real = HEADS[head]
         cfg = self.project / f"{head}.yaml"
@@ -125,7 +119,6 @@ class Gate:
 
     @property
     def device_flag(self) -> str:
-        """For --device; the stand-in is chosen whatever it says."""
         return "" if self.is_stand_in else "0"
 
     def folder(self, name: str) -> Path:

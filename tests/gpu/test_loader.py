@@ -31,11 +31,9 @@ def index(tmp_path: Path) -> DatasetIndex:
 
 
 def train_loader(index: DatasetIndex, accelerator: Accelerator, **flags: Any) -> TrainLoader:
-    world = World(accelerator=accelerator)
     flags = {"imgsz": 64, "batch_size": 4, "seed": 5, "epochs": EPOCHS, **flags}
-    return build_train_loader(
-        made_run(load_hyp("hyp.scratch-low.yaml"), world, **flags), ImageStore(index, 64, "linear")
-    )
+    run = made_run(load_hyp("hyp.scratch-low.yaml"), World(accelerator=accelerator), **flags)
+    return build_train_loader(run, ImageStore(index, 64, "linear"))
 
 
 def fingerprint(batch: Batch) -> tuple[bytes, ...]:

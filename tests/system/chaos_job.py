@@ -77,7 +77,7 @@ class ForkedJob:
 
     def _launch(self, ranks: Sequence[int]) -> int:
         """Fork ranks and wait for them; 0 where all end with 0. A rank notices by itself that another one is gone."""
-        living = {self._fork_rank(rank, number, len(ranks)) for number, rank in enumerate(ranks)}
+        living = {self._fork_rank(rank, number) for number, rank in enumerate(ranks)}
         keeps = self._keeps_store and 0 in ranks
         port = int(os.environ["MASTER_PORT"])
         timeout = timedelta(minutes=5)
@@ -91,13 +91,13 @@ class ForkedJob:
             time.sleep(2 * (len(ranks) == 1))  # the other host's rank may still say that it has ended
         return int(failed)
 
-    def _fork_rank(self, rank: int, local: int, count: int) -> int:
+    def _fork_rank(self, rank: int, local: int) -> int:
         pid = os.fork()
         if pid:
             return pid
         code = 1
         try:
-            place = {"RANK": rank, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": count}
+            place = {"RANK": rank, "LOCAL_RANK": local}
             os.environ.update({name: str(value) for name, value in place.items()})
             new = self._folder / f"new{rank}"
             new.write_text(str(os.getpid()))

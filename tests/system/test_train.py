@@ -243,7 +243,7 @@ def test_evolve_searches_and_resumes(data: Path, tmp_path: Path, command: Comman
     folder = tmp_path / "search" / "exp"
     assert len((folder / "evolve.csv").read_text().splitlines()) == 4
     assert yaml.safe_load((folder / "opt.yaml").read_text())["hyp"] == "hyp.short.yaml", "the model's own"
-    assert "Trial 2, of 3" in more.err and "Trial 1" not in more.err
+    assert "Trial 2 of 3" in more.err and "Trial 1" not in more.err
     files = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md"]
     assert sorted(p.name for p in folder.iterdir()) == files
 
@@ -253,7 +253,7 @@ def test_a_pruned_training_ends_on_all_ranks_together(data: Path, tmp_path: Path
     args = flags(data, tmp_path, "--epochs", "4", "--evolve", "3")
     outcome = jobs.train(tmp_path, 2, *args, fault="0 report 6 prune")  # epoch 1 of trial 1
     assert outcome.code == 0, outcome.said
-    assert outcome.err.count("Ended early") == 1 and "1/3 " in outcome.err
+    assert outcome.err.count("Pruned: ") == 1 and "1/3 " in outcome.err
     table = pd.read_csv(tmp_path / "exp" / "evolve.csv")
     assert table["end"].tolist() == ["measured", "pruned", "measured"]
     assert table["objective"][1] == pytest.approx(table["fitness"][1])

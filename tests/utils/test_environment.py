@@ -1,4 +1,4 @@
-"""Where a process stands, as its launcher says."""
+"""Environment variables of launchers and of time limits."""
 
 from __future__ import annotations
 
@@ -17,12 +17,9 @@ def launch_of(env: dict[str, str], local_rank_flag: int = -1) -> Launch:
         return Launch.from_environment(local_rank_flag)
 
 
-def test_the_environment_wins_over_the_flag() -> None:
+def test_the_environment_wins_over_the_flag_and_without_one_a_process_is_alone() -> None:
     assert launch_of({"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "2"}, 7).local_rank == 2
     assert launch_of({"RANK": "0", "WORLD_SIZE": "8"}, 7).local_rank == 7
-
-
-def test_alone() -> None:
     assert launch_of({}) == Launch()
     assert launch_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}).launcher == "plain"
 
@@ -43,7 +40,7 @@ def test_first_host_of_a_slurm_list(nodelist: str, host: str) -> None:
         ({"RANK": "0", "WORLD_SIZE": "0"}, "WORLD_SIZE='0'"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "99999"}, "MASTER_PORT='99999': expected a number from 0 to"),
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "9" * 6000}, "SLURM_NTASKS="),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_NODEID": "x"}, "SLURM_NODEID='x'"),
+        ({"SLURM_PROCID": "x", "SLURM_NTASKS": "2"}, "SLURM_PROCID='x'"),
     ],
 )
 def test_variables_that_no_launcher_sets_are_refused(env: dict[str, str], found: str) -> None:

@@ -1,4 +1,4 @@
-"""What a command answers before torch is imported."""
+"""Start of a command before torch is imported, and its end."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -15,6 +16,7 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.environment import spin_briefly
 
 ROOT = Path(__file__).resolve().parents[2]
+TORCHRUN = {"WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -42,12 +44,9 @@ def test_help_lists_and_wrong_flags_are_answered_without_torch(script: str, flag
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ({"RANK": "3", "WORLD_SIZE": "4"}, "rank 3: error: "),  # started by hand
-        (
-            {"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"},
-            "rank 2: error: ",
-        ),
-        ({"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"}, ""),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, "rank 3: error: "),
+        ({"RANK": "2", "LOCAL_RANK": "0", **TORCHRUN}, "rank 2: error: "),
+        ({"RANK": "3", "LOCAL_RANK": "1", **TORCHRUN}, ""),
         ({"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}, ""),
         ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}, "error: "),
     ],
@@ -79,13 +78,8 @@ check_command_line(TrainConfig)
 print("importing", flush=True)
 time.sleep(60)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", program, "--epochs", "3", "--quad"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    command, pipe = [sys.executable, "-c", program, "--epochs", "3", "--quad"], subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
@@ -96,17 +90,13 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("given", "spins"),
     [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
-    ids=["unset", "count", "policy"],
 )
 def test_waiting_threads_sleep_soon_unless_the_user_has_set_how_they_wait(
-    given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, str], spins: str | None
 ) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    spin_briefly()
-    assert os.environ.get("GOMP_SPINCOUNT") == spins
+    with patch.dict(os.environ, given, clear=True):
+        spin_briefly()
+        assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
 def test_a_process_ends_with_its_code_once_threads_and_what_is_registered_are_done() -> None:

@@ -1,4 +1,4 @@
-"""Found values in messages: one line, cut, and nothing that a terminal obeys."""
+"""Formatting for messages: one line, shortened, without control characters; plurals, durations."""
 
 from __future__ import annotations
 
@@ -66,21 +66,13 @@ def test_a_long_path_keeps_both_ends() -> None:
     assert len(text) <= 200 and text.startswith("/datasets/") and text.endswith("/cat.jpg")
 
 
-def test_words_of_other_scripts_stay() -> None:
-    assert printable("кошка 猫\u3000ネコ\tça\n") == "кошка 猫\u3000ネコ\tça\n"
-    assert one_line("a\nb\tc", 20) == "a\\nb\\tc"
-
-
-def test_joiners_stay_and_what_turns_text_does_not() -> None:
-    """Emoji of several and Persian words have joiners; what a terminal obeys is escaped in any of them."""
+def test_joiners_and_other_scripts_stay_and_control_characters_do_not() -> None:
     family, persian = "\U0001f468\u200d\U0001f469", "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
-    assert printable(family) == family and printable(persian) == persian
-    assert family in table_row(family, 1)
+    for text in (family, persian, "кошка 猫\u3000ネコ\tça\n"):
+        assert printable(text) == text
+    assert family in table_row(family, 1) and one_line("a\nb\tc", 20) == "a\\nb\\tc"
     turning = "\x1b\x7f\x9b\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\udcff"
     assert printable(turning) == "".join(ascii(c)[1:-1] for c in turning)
-
-
-def test_no_message_carries_a_control_character() -> None:
     assert str(UserError("a/\x1b[2J.txt:1: class 3.\n  second line")) == "a/\\x1b[2J.txt:1: class 3.\n  second line"
 
 
@@ -95,18 +87,14 @@ def test_times_as_one_says_them() -> None:
     assert {seconds: duration(seconds) for seconds in said} == said
 
 
-@pytest.mark.parametrize(
-    ("number", "noun", "text"),
-    [
-        (1, "frame", "1 frame"),
-        (0, "frame", "0 frames"),
-        (2, "box", "2 boxes"),
-        (2, "class", "2 classes"),
-        (1200, "batch", "1,200 batches"),
-        (2, "entry", "2 entries"),
-        (2, "day", "2 days"),
-        (2, "epoch", "2 epochs"),
-    ],
-)
-def test_a_number_and_its_noun(number: int, noun: str, text: str) -> None:
-    assert counted(number, noun) == text
+def test_a_number_and_its_noun() -> None:
+    assert counted(1, "frame") == "1 frame" and counted(0, "frame") == "0 frames"
+    assert counted(1200, "batch") == "1,200 batches"
+    for noun, plural in {
+        "box": "boxes",
+        "class": "classes",
+        "entry": "entries",
+        "day": "days",
+        "epoch": "epochs",
+    }.items():
+        assert counted(2, noun) == f"2 {plural}"

@@ -1,1 +1,1 @@
-"""What this machine offers: devices, processors, memory. Imports utils/*.py."""
+"""Devices, processors, memory and optional packages of this machine."""

@@ -1,7 +1,4 @@
-"""Where a rank computes. One object owns all that differs between devices; no other file asks for a device's type.
-
-The base class is the CPU; subclasses override what differs, and what they override means what it means here.
-"""
+"""Accelerator interface and CPU implementation: device, dtypes, copies, memory. Only accelerators know device types."""
 
 from __future__ import annotations
 
@@ -26,26 +23,25 @@ T = TypeVar("T")
 
 
 class Accelerator:
-    """The device of this rank; this one is the CPU.
+    """The CPU, and the interface of all devices.
 
     Attributes:
-        device: as torch knows it.
+        device: torch device.
         kind: "cpu", "cuda" or "mps".
         backend: of torch.distributed, for gradients and counts.
-        group_waits_for_all: ending the process group waits until every rank does so.
-        batch_norm: parts of a BatchNorm whose statistics over the ranks travel in one message; None = in two, added up
-            image by image in float64, with the same result for any number of ranks.
-        queue_depth: steps that it holds in a queue of its own: batches are copied so many ahead, and flags of a step
-            are read so many later.
-        pins_memory: copies to it start from page-locked memory.
-        fused_optimizers: it has torch's fused optimizer kernels, which can skip a step by a flag on the device.
-        measures_memory: the figures of its memory are known.
-        computes_fp16: in float16, natively.
+        group_waits_for_all: destroying the process group waits for every rank.
+        batch_norm: parts of a synchronised BatchNorm with one message per pass; None = exact sums in two messages.
+        queue_depth: steps that the device runs behind the host: batches are copied this many ahead, and flags of a step
+            are read this many steps later.
+        pins_memory: copies to the device need page-locked memory.
+        fused_optimizers: torch has fused optimizer kernels, which can skip a step by a flag on the device.
+        measures_memory: its memory functions return numbers other than 0.
+        computes_fp16: natively.
         memory_format: of images and weights in training.
-        widest: the widest float type that it computes in.
-        is_host: it is the CPU itself.
-        onnx_providers: names that ONNX Runtime has for it, the one that must be used first.
-        openvino_device: the name that OpenVINO has for it; "" where it has none.
+        widest: widest float type.
+        is_host: it is the CPU.
+        onnx_providers: execution providers of ONNX Runtime; the first is required.
+        openvino_device: device name of OpenVINO; "" = not supported.
     """
 
     kind = "cpu"
@@ -67,27 +63,27 @@ class Accelerator:
         self.device = device or torch.device(self.kind)
 
     def activate(self) -> None:
-        """Prepare this process for computing here."""
+        """Prepare this process for computing on the device."""
         keep_freed_memory()
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Device name for messages."""
         return self.kind
 
     @property
     def identity(self) -> str:
-        """A name that no other device has; "" for one that ranks may share."""
+        """Unique name of the device; "" = ranks may share it."""
         return ""
 
     @property
     def device_ids(self) -> list[int] | None:
-        """What DistributedDataParallel wants to know of the device."""
+        """Argument of DistributedDataParallel."""
         return None
 
     @property
     def group_device(self) -> torch.device | None:
-        """What the process group is bound to; None where it needs no device."""
+        """Device that the process group is bound to."""
         return None
 
     def set_deterministic(self, on: bool) -> None:
@@ -98,7 +94,7 @@ class Accelerator:
 
     @contextmanager
     def choosing_kernels(self, deterministic: bool) -> Iterator[None]:
-        """`set_deterministic` inside; afterwards what torch had before, for whatever this process does next."""
+        """Apply `set_deterministic` inside the body, and restore torch's settings afterwards."""
         cudnn = torch.backends.cudnn
         before = cudnn.benchmark, cudnn.deterministic
         algorithms = torch.are_deterministic_algorithms_enabled()
@@ -114,35 +110,35 @@ class Accelerator:
 
     @property
     def native_dtype(self) -> torch.dtype:
-        """The type that it computes fastest in without emulation."""
-        multiplies = {"avx512_bf16", "amx_bf16"} & {*cpuinfo().get("flags", "").split()}
-        return torch.bfloat16 if multiplies else torch.float32
+        """The fastest float type without emulation."""
+        has_bf16 = {"avx512_bf16", "amx_bf16"} & {*cpuinfo().get("flags", "").split()}
+        return torch.bfloat16 if has_bf16 else torch.float32
 
     @property
     def half_dtype(self) -> torch.dtype:
-        """What `--half` means here; float32 where there is no native type of 16 bits."""
+        """The dtype of `--half`; float32 without a native 16-bit type."""
         return self.native_dtype
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[None]:
-        """Compute in `dtype` inside; float32 changes nothing."""
+        """Return torch's autocast to `dtype`, disabled for float32."""
         return torch.autocast(self.kind, dtype, enabled=dtype != torch.float32)
 
     def gradient_scaler(self, dtype: torch.dtype) -> torch.amp.GradScaler:
-        """Scales losses for float16, which underflows without it; for other types it does nothing."""
+        """Return a loss scaler, enabled for float16."""
         return torch.amp.GradScaler(self.kind, enabled=dtype == torch.float16)
 
     def rng_state(self) -> Tensor | None:
-        """State of the device's own generator; None where it has none."""
+        """Return the state of the device's random generator; None without one."""
         return None
 
     def set_rng_state(self, state: Tensor | None) -> None:
-        """Set the device's own generator to what `rng_state` returned, perhaps on another kind of device."""
+        """Restore the result of `rng_state`, perhaps of another kind of device."""
 
-    # The queue
+    # Copies
 
     def in_advance(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches, their images on the device: copied, as uint8, while it computes on the batch before."""
-        # What was handed over is no longer held here: after the last batch a validation needs its memory.
+        """Yield the batches with images on the device, copied as uint8 while it computes on the previous batch."""
+        # A yielded batch is not referenced here: after the last one a validation needs its memory.
         ahead: deque[tuple[Batch, Callable[[], Tensor]]] = deque()
         for batch in batches:
             ahead.append((batch, self.upload(batch.images)))
@@ -152,12 +148,12 @@ class Accelerator:
             yield _arrived(*ahead.popleft())
 
     def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start to copy `tensor` to the device, beside what it computes; the function returns it, without waiting."""
+        """Start an asynchronous copy to the device; the returned function returns it without blocking the host."""
         sent = tensor.to(self.device)
         return lambda: sent
 
     def send(self, value: T) -> T:
-        """A tensor, or a dataclass with its tensors, on the device; the host does not wait for it."""
+        """Return a tensor, or a dataclass with its tensors, on the device, without blocking the host."""
         if isinstance(value, Tensor):
             return self._send(value)  # type: ignore[return-value]
         moved: Any = {
@@ -171,60 +167,60 @@ class Accelerator:
         return tensor.to(self.device)
 
     def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Start to copy `tensor` to the host; the function returns the copy, and waits until it is complete."""
+        """Start to copy `tensor` to the host; the returned function waits for the copy and returns it."""
         return lambda: tensor.cpu()
 
     def decided(self, flag: Tensor) -> Tensor | bool:
-        """A flag, bool (), as the host's own; on the device where the host would have to wait for it."""
+        """Return a flag, bool (), on the host, or on the device if reading it would block the host."""
         return flag if self.queue_depth else bool(flag)
 
     def to_host(self, tensor: Tensor) -> Tensor:
-        """A copy on the host, complete after `synchronize`."""
+        """Return a copy on the host, complete after `synchronize`."""
         return tensor.detach().to("cpu", copy=True)
 
     def synchronize(self) -> None:
-        """Wait until all that was queued is done."""
+        """Wait for all queued work."""
 
     def record_event(self) -> Any:
-        """An event in the device's queue, for `seconds_between`; where there is a queue, the host does not wait."""
+        """Return an event for `seconds_between`; a device with a queue does not block the host."""
         self.synchronize()
         return time.perf_counter()
 
     def seconds_between(self, start: Any, end: Any) -> float:
-        """Time between two events; waits until the device has passed `end`."""
+        """Wait for event `end`, and return the seconds between the events."""
         return float(end - start)
 
     def untuned(self) -> AbstractContextManager[None]:
-        """Choose kernels by rule inside, not by trial: where shapes vary, a trial for each costs more than it gains."""
+        """Disable benchmarking of kernels inside, which costs more than it gains when shapes vary."""
         return nullcontext()
 
     def profiler_activities(self) -> list[torch.profiler.ProfilerActivity]:
-        """What torch.profiler records."""
+        """Return the activities that torch.profiler records."""
         return [torch.profiler.ProfilerActivity.CPU]
 
-    # Memory, in bytes; 0 where it is not measured
+    # Memory in bytes; 0 = not measured
 
     def free_memory(self) -> int:
-        """What this process may still allocate, freed blocks that it keeps included."""
+        """Return what this process may still allocate, including freed blocks that it has reserved."""
         return 0
 
     def allocated_memory(self) -> int:
-        """What tensors hold."""
+        """Return the memory of tensors."""
         return 0
 
     def reserved_memory(self) -> int:
-        """What this process holds: tensors, and freed blocks kept for the next ones."""
+        """Return the memory of tensors and of reserved free blocks."""
         return 0
 
     def peak_memory(self) -> int:
-        """The most that was reserved since `reset_peak_memory`."""
+        """Return the largest `reserved_memory` since `reset_peak_memory`."""
         return 0
 
     def reset_peak_memory(self) -> None:
-        """Begin to measure `peak_memory` anew, with the freed blocks given back."""
+        """Release reserved free blocks, and restart `peak_memory`."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether `error` means that the memory of the device, or of the host, is exhausted."""
+        """Return whether `error` means exhausted memory of the device or the host."""
         return isinstance(error, MemoryError) or (
             isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error) and "allocate" in str(error)
         )
@@ -236,10 +232,7 @@ def _arrived(batch: Batch, copy: Callable[[], Tensor]) -> Batch:
 
 @contextmanager
 def explain_out_of_memory(accelerator: Accelerator, work: str, remedies: str) -> Iterator[None]:
-    """Inside, exhausted memory is a UserError: with what was computed, what was free, and remedies in sentences.
-
-    `work` is such as "a batch of 64 images a rank at 640 px".
-    """
+    """Turn exhausted memory into a UserError with the work ("a batch of 64 images a rank at 640 px") and remedies."""
     try:
         yield
     except Exception as error:
@@ -250,6 +243,6 @@ def explain_out_of_memory(accelerator: Accelerator, work: str, remedies: str) ->
 
 
 def explain_out_of_memory_of(weights: str | Path, accelerator: Accelerator) -> AbstractContextManager[None]:
-    """Inside, where the model of a file is read or put on its device, exhausted memory is a UserError."""
-    remedies = "Take a smaller model, or free memory that other processes hold."
+    """Turn exhausted memory while the model of a file is loaded into a UserError."""
+    remedies = "Use a smaller model, or free memory that other processes hold."
     return explain_out_of_memory(accelerator, f"the model of {weights}", remedies)

@@ -1,4 +1,4 @@
-"""The parts of BatchNorm between which statistics are summed over the ranks: in plain torch, and torch's CUDA kernels.
+"""Parts of a synchronised BatchNorm between its messages, in plain torch and with torch's CUDA kernels.
 
 Legend: x, dy float (B, C, H, W), dy the gradient of the output; all else float32 (C,); μ mean, σ standard deviation.
 """
@@ -12,34 +12,30 @@ _PIXELS = (0, 2, 3)
 
 
 class BatchNormParts:
-    """In plain torch, for any device."""
+    """Plain torch, for any device."""
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance (biased) of each channel of x."""
+        """Return mean and (biased) variance of each channel of x."""
         var, mean = torch.var_mean(x.float(), _PIXELS, correction=0)
         return mean, var
 
     def normalise(self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inv_std: Tensor) -> Tensor:
-        """(x − μ) / σ · weight + bias, of x's type."""
+        """Return (x − μ) / σ · weight + bias, of x's type."""
         gain = inv_std * weight
         return torch.addcmul(_wide(bias - mean * gain), x.float(), _wide(gain)).to(x.dtype)
 
     def sums(self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ dy and Σ dy (x − μ)."""
+        """Return Σ dy and Σ dy (x − μ)."""
         dy32 = dy.float()
         return dy32.sum(_PIXELS), (dy32 * (x.float() - _wide(mean))).sum(_PIXELS)
 
     def gradient(
         self, dy: Tensor, x: Tensor, statistics: tuple[Tensor, Tensor], weight: Tensor, sums: Tensor, count: Tensor
     ) -> Tensor:
-        """Gradient of x, of its type: weight/σ (dy − mean(dy) − (x − μ)/σ² mean(dy (x − μ))).
+        """Return the gradient of x, of its type: weight/σ (dy − mean(dy) − (x − μ)/σ² mean(dy (x − μ))).
 
-        Args:
-            dy, x: as above.
-            statistics: μ and 1/σ.
-            weight: of the layer.
-            sums: (2, C), what `sums` returned, added up over the ranks.
-            count: () pixels of all ranks.
+        `statistics` are μ and 1/σ, `sums` (2, C) the results of `sums` added up over the ranks, `count` () the pixels
+        of all ranks.
         """
         mean, inv_std = statistics
         mean_dy, mean_dy_xmu = sums / count
@@ -48,11 +44,11 @@ class BatchNormParts:
 
 
 class FusedBatchNormParts(BatchNormParts):
-    """torch's CUDA kernels: each reads its inputs once, in their own type, and computes in float32."""
+    """torch's CUDA kernels, which read their inputs once, in their own type, and compute in float32."""
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, inv_std = torch.batch_norm_stats(x, 0.0)
-        return mean, torch.where(inv_std > 0, inv_std.square().reciprocal(), 0.0)  # 0 stands for a constant channel
+        return mean, torch.where(inv_std > 0, inv_std.square().reciprocal(), 0.0)  # 0 = a constant channel
 
     def normalise(self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inv_std: Tensor) -> Tensor:
         return torch.batch_norm_elemt(x, weight, bias, mean, inv_std, 0.0)
@@ -65,10 +61,9 @@ class FusedBatchNormParts(BatchNormParts):
         self, dy: Tensor, x: Tensor, statistics: tuple[Tensor, Tensor], weight: Tensor, sums: Tensor, count: Tensor
     ) -> Tensor:
         (mean, inv_std), (sum_dy, sum_dy_xmu) = statistics, sums
-        counts = count.to(torch.int32).view(1)  # the kernel adds the counts of ranks up
+        counts = count.to(torch.int32).view(1)  # the kernel sums counts of ranks
         return torch.batch_norm_backward_elemt(dy, x, mean, inv_std, weight, sum_dy, sum_dy_xmu, counts)
 
 
 def _wide(channels: Tensor) -> Tensor:
-    """(C,) to (1, C, 1, 1)."""
     return channels.view(1, -1, 1, 1)

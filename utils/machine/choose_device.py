@@ -1,4 +1,4 @@
-"""Where a rank computes."""
+"""Choice of a rank's device by `--device`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera.utils.text import counted
 
 
 def choose_accelerator(device: str, launch: Launch) -> Accelerator:
-    """What this rank computes on; a ConfigError where it is no device, not present, or several without a launcher."""
+    """Return the device of this rank; raise ConfigError for an unknown or missing one, or several for one process."""
     word = device.strip().lower().replace("cuda:", "").replace(" ", "")
     if word == "mps":
         if not torch.backends.mps.is_available():
@@ -29,7 +29,7 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
         raise ConfigError(f"--device {device}: expected cpu, mps, or numbers such as 0 or 0,1.") from None
     if launch.size == 1 and len(numbers) > 1 and word not in ("", "cuda"):
         raise ConfigError(
-            f"--device {device}: one process computes on one device. For all of them start one process each: "
+            f"--device {device}: one process uses one device. Start one process per device: "
             f"torchrun --standalone --nproc-per-node {len(numbers)} -m tessera train --device {device} …"
         )
     missing = [number for number in numbers if not 0 <= number < present]
@@ -38,19 +38,19 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
         raise ConfigError(
             f"--device {device}: there is no CUDA device {missing[0]}; torch finds {present}. Use --device cpu{others}."
         )
-    # `srun --gpus-per-task=1`: each task sees one, which is its own; ranks compare them later
+    # With `srun --gpus-per-task=1` each task sees one device, its own; `require_own_devices` compares them.
     place = 0 if launch.size == 1 or len(numbers) == 1 else launch.local_rank
     if place >= len(numbers):
         raise ConfigError(
-            f"local rank {place} has no device: {counted(launch.local_size, 'rank')} on this node, but {len(numbers)} "
-            f"devices. Start at most {len(numbers)} ranks a node, or use --device cpu.",
-            reporter=launch.rank,  # the first ranks have devices and see no mistake
+            f"local rank {place} has no device: this node has {counted(len(numbers), 'device')}. Start at most "
+            f"{counted(len(numbers), 'rank')} per node, or use --device cpu.",
+            reporter=launch.rank,  # other ranks have devices
         )
     return Cuda(torch.device("cuda", numbers[place]))
 
 
 def device_by_itself() -> str:
-    """What a run without --device computes on, in words; no device is opened for it."""
+    """Return the device of a run without `--device`, for `--help`; no device is initialised."""
     present = _cuda_devices()
     return f"cuda ({present} present)" if present else "cpu"
 
@@ -60,6 +60,5 @@ def _cuda_devices() -> int:
 
 
 def accelerator_of(device: torch.device) -> Accelerator:
-    """The accelerator that torch knows as `device`."""
-    kinds = {kind.kind: kind for kind in (Accelerator, Cuda, Metal)}
-    return kinds[device.type](device)
+    """Return the accelerator of a torch device."""
+    return {"cpu": Accelerator, "cuda": Cuda, "mps": Metal}[device.type](device)

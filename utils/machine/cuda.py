@@ -1,4 +1,4 @@
-"""GPUs. Those of CUDA have a queue of their own, memory that ends, kernels that are not deterministic unless asked."""
+"""Accelerators for GPUs: CUDA and Metal."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from tessera.utils.environment import make_cublas_deterministic
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.batch_norm import BatchNormParts, FusedBatchNormParts
 
-# Not every library says it in torch's own words: cuBLAS and cuDNN have errors of theirs, and older cuDNN finds no
-# kernel at all whose workspace would fit.
+# Messages of cuBLAS and cuDNN; older cuDNN reports that it finds no kernel whose workspace fits.
 _OUT_OF_MEMORY = (
     "out of memory",
     "cudaErrorMemoryAllocation",
@@ -27,7 +26,7 @@ _OUT_OF_MEMORY = (
 
 
 class Cuda(Accelerator):
-    """An NVIDIA GPU, or what torch presents as one."""
+    """An NVIDIA GPU, or another device that torch presents as CUDA."""
 
     kind = "cuda"
     backend = "nccl"
@@ -50,7 +49,6 @@ class Cuda(Accelerator):
 
     @property
     def name(self) -> str:
-        """Such as "NVIDIA H100"."""
         return torch.cuda.get_device_name(self.device)
 
     @property
@@ -66,7 +64,7 @@ class Cuda(Accelerator):
         return self.device
 
     def set_deterministic(self, on: bool) -> None:
-        """As in Accelerator; a kernel that is not deterministic then raises RuntimeError."""
+        """As in Accelerator; kernels without a deterministic version raise RuntimeError."""
         if on:
             make_cublas_deterministic()
         super().set_deterministic(on)
@@ -74,12 +72,11 @@ class Cuda(Accelerator):
 
     @property
     def native_dtype(self) -> torch.dtype:
-        """bfloat16 since Ampere, float16 before."""
-        return torch.bfloat16 if torch.cuda.get_device_capability(self.device) >= (8, 0) else torch.float16
+        is_ampere = torch.cuda.get_device_capability(self.device) >= (8, 0)
+        return torch.bfloat16 if is_ampere else torch.float16
 
     @property
     def half_dtype(self) -> torch.dtype:
-        """float16."""
         return torch.float16
 
     def rng_state(self) -> Tensor | None:
@@ -90,8 +87,8 @@ class Cuda(Accelerator):
             torch.cuda.set_rng_state(state.cpu(), self.device)
 
     def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """As in Accelerator: on a stream of its own, from page-locked memory."""
-        if self._copies is None:  # one for all epochs: the allocator keeps memory for each stream
+        """As in Accelerator, on a separate stream."""
+        if self._copies is None:  # one for all epochs: the allocator reserves memory per stream
             self._copies = torch.cuda.Stream(self.device)
         stream = self._copies
         with torch.cuda.stream(stream):
@@ -102,13 +99,13 @@ class Cuda(Accelerator):
         def arrived() -> Tensor:
             current = torch.cuda.current_stream(self.device)
             current.wait_event(copied)
-            sent.record_stream(current)  # its memory is free again only after what is queued here
+            sent.record_stream(current)  # its memory must not be reused before the current stream is done
             return sent
 
         return arrived
 
     def _send(self, tensor: Tensor) -> Tensor:
-        # From pageable memory the host would wait for the copy.
+        # A copy from pageable memory would block the host.
         pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
         return pinned.to(self.device, non_blocking=True)
 
@@ -124,8 +121,7 @@ class Cuda(Accelerator):
         return arrived
 
     def to_host(self, tensor: Tensor) -> Tensor:
-        """As in Accelerator: to page-locked memory, which torch keeps for the next copies."""
-        host = torch.empty_like(tensor, device="cpu", pin_memory=True)  # with the same strides
+        host = torch.empty_like(tensor, device="cpu", pin_memory=True)  # same strides
         return host.copy_(tensor.detach(), non_blocking=True)
 
     def synchronize(self) -> None:
@@ -137,7 +133,7 @@ class Cuda(Accelerator):
         return event
 
     def seconds_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        end.synchronize()  # without it, elapsed_time raises where the device has not passed `end`
+        end.synchronize()  # elapsed_time raises for an event that is not complete
         return start.elapsed_time(end) / 1000
 
     @contextmanager
@@ -170,14 +166,13 @@ class Cuda(Accelerator):
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """As in Accelerator; whichever library says it."""
         if isinstance(error, torch.OutOfMemoryError) or super().is_out_of_memory(error):
             return True
         return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 class Metal(Accelerator):
-    """The GPU of a Mac. It has no float64, and its optimizer kernels cannot skip a step by a flag on the device."""
+    """The GPU of a Mac, without float64 and without optimizer kernels that skip a step by a flag on the device."""
 
     kind = "mps"
     batch_norm = BatchNormParts()
@@ -189,8 +184,7 @@ class Metal(Accelerator):
 
     @property
     def native_dtype(self) -> torch.dtype:
-        """float32: autocast on Metal has no counterpart of the checks that training relies on."""
-        return torch.float32
+        return torch.float32  # autocast on Metal lacks the checks that training relies on
 
     def synchronize(self) -> None:
         torch.mps.synchronize()

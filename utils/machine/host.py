@@ -1,4 +1,4 @@
-"""The host: its processor, threads that compute or read side by side, the C library's memory, namespaces."""
+"""Host utilities: CPU info, thread pools for computing and reading, malloc settings, namespaces."""
 
 from __future__ import annotations
 
@@ -16,43 +16,39 @@ import torch
 T = TypeVar("T")
 
 _READERS = 16  # threads
-MOST_AT_ONCE = 8  # pictures, each of which needs memory of its own
+MOST_AT_ONCE = 8  # images, each of which needs its own memory
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
 def cpuinfo() -> dict[str, str]:
-    """What Linux says of the first processor; {} elsewhere."""
+    """Return /proc/cpuinfo of the first processor; {} on other systems than Linux."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text().splitlines() if path.exists() else []
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
 
 
 def at_once() -> int:
-    """How many threads that compute side by side suit this process: as many as torch has for one operation."""
+    """Return the number of threads for concurrent inference: torch's threads, at most 8."""
     return min(torch.get_num_threads(), MOST_AT_ONCE)
 
 
 @contextmanager
 def threads_apart(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
-    """A pool of `count` threads, in each of which torch computes alone, without dividing an operation among others.
-
-    On the way out what has not begun is dropped, and what has begun is waited for.
-    """
+    """Yield a pool of `count` threads, in each of which torch uses one thread; on exit cancel pending work."""
     before = torch.get_num_threads()
     pool = ThreadPoolExecutor(count, name, torch.set_num_threads, (1,))
     try:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)  # what one thread sets, the last of them now, is what later ones begin with
+        torch.set_num_threads(before)  # new threads start with the number that any thread has set last
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep what is freed, for the next step needs as much again.
+    """Let glibc's malloc keep freed memory for the next step; do nothing without glibc.
 
-    By default glibc maps every large block anew and gives it back when it is freed: activations and gradients then
-    arrive page by page through the kernel, which zeroes them, in each step. That costs a fifth of a training step on
-    the CPU. The process stays as large as it has ever been. Without glibc nothing happens.
+    By default it maps every large block anew, and the kernel zeroes activations and gradients page by page in each
+    step, which costs a fifth of a training step on the CPU.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -61,31 +57,26 @@ def keep_freed_memory() -> None:
 
 
 def in_chunks(read: Callable[[int, int], T], count: int, length: int, slow_s: float) -> list[T]:
-    """`read(start, end)` of each chunk of `length` of `count` files, in order.
+    """Return `read(start, end)` for chunks of `length` of `count` files, in order.
 
-    One thread reads, which is fastest from memory or a local disk, for threads wait for Python's lock; as soon as a
-    chunk has taken longer than `slow_s` a file, several read the others. Processes must not be forked here, where CUDA
-    or communication threads run.
+    One thread is fastest from memory or a local disk. After a chunk that took longer than `slow_s` per file, several
+    threads read the rest. Processes must not be forked here, beside CUDA or communication threads.
     """
     chunks = [(start, min(start + length, count)) for start in range(0, count, length)]
-    found: list[T] = []
+    results: list[T] = []
     for start, end in chunks:
         began = time.perf_counter()
-        found.append(read(start, end))
+        results.append(read(start, end))
         if time.perf_counter() - began > slow_s * (end - start):
             break
-    rest = chunks[len(found) :]
-    if rest:
+    if rest := chunks[len(results) :]:
         with ThreadPoolExecutor(_READERS) as pool:
-            found += pool.map(lambda chunk: read(*chunk), rest)
-    return found
+            results += pool.map(lambda chunk: read(*chunk), rest)
+    return results
 
 
 def namespace(kind: str) -> str:
-    """Name of a namespace ("pid": process ids, "net": network interfaces), the same where processes share it alone.
-
-    Containers of one host have their own, and every boot has others. Without spaces; "" but on Linux.
-    """
+    """Return an id of this process's Linux namespace ("pid" or "net"), unique over hosts and boots; "" elsewhere."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path(f'/proc/self/ns/{kind}').readlink()}"

@@ -1,7 +1,6 @@
-"""OpenCV, bounded, quiet and with no threads of its own: whoever needs it imports it from here.
+"""Import of OpenCV with a pixel limit, without log output and threads. All modules import cv2 from here.
 
-OpenCV reads its limit of pixels and what it prints from the environment once, when it is loaded; so they are set before
-that.
+OpenCV reads the limit and the log level from the environment when it is loaded.
 """
 
 from __future__ import annotations
@@ -16,28 +15,25 @@ from tessera.utils.errors import UserError
 from tessera.utils.text import first_line
 
 bound_opencv()
-_is_ours = quieten_opencv()
+_is_level_unset = quieten_opencv()
 try:
     import cv2 as cv2
 except ImportError as error:
     raise UserError(
-        f"OpenCV does not load here ({first_line(error)}). Where libraries of a desktop are missing, take the package "
-        "without windows: pip uninstall opencv-python, then pip install opencv-python-headless."
+        f"OpenCV cannot be imported ({first_line(error)}). If desktop libraries are missing, use the headless package: "
+        "pip uninstall opencv-python, then pip install opencv-python-headless."
     ) from error
 
-# Images are worked on side by side in processes and threads of our own. OpenCV's threads would be one pool more, and a
-# loader worker that is forked while one of them holds the pool's lock waits for ever when it touches the pool.
+# Our processes and threads already work concurrently. And a loader worker that is forked while an OpenCV thread holds
+# the pool's lock would hang when it uses the pool.
 cv2.setNumThreads(0)
-if _is_ours:  # a program that has imported it before has kept it from reading that
-    getattr(cv2.utils, "logging", cv2).setLogLevel(1)  # fatal errors alone; up to OpenCV 4.12 the function is cv2's
+if _is_level_unset:  # a program that has imported OpenCV before the variable was set
+    getattr(cv2.utils, "logging", cv2).setLogLevel(1)  # fatal errors only; up to OpenCV 4.12 the function is cv2's
 
 
 @contextmanager
 def in_utf8(path: str) -> Iterator[str]:
-    """A path that leads to the same file and is UTF-8: itself, or inside `with` a link.
-
-    For OpenCV, which takes no other one: version 5 ends the process. There need be nothing at the path yet.
-    """
+    """Yield a UTF-8 path of the same file: `path` or a temporary link. OpenCV 5 aborts on other paths."""
     if path.isascii() or not any("\ud800" <= c <= "\udfff" for c in path):
         yield path
         return

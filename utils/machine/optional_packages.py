@@ -1,4 +1,4 @@
-"""Packages that are installed for some commands only: imported where they are needed, with a message where missing."""
+"""Import of optional packages, with error messages for missing or broken ones."""
 
 from __future__ import annotations
 
@@ -19,33 +19,26 @@ from tessera.utils.text import first_line
 
 log = logging.getLogger(__name__)
 
-_DISK = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)  # another OSError is that of a library
+_DISK = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)
 
 
 class MissingExtra(UserError):
-    """A package of an extra is not installed, or does not load."""
+    """A package of an extra that is not installed, or that cannot be imported."""
 
 
 def import_extra(module: str, extra: str, what: str) -> Any:
-    """A module of an optional package.
-
-    OpenVINO and its tools report their import to a server, unless the package that does so is missing: from now on it
-    is, where the user's program has not imported it itself. ONNX Runtime reports its use, unless a variable forbids it:
-    it does.
+    """Import a module of an optional package without telemetry; raise MissingExtra if that fails.
 
     Args:
-        module: as in an import statement, such as "onnxruntime".
-        extra: of pyproject.toml, that installs it.
-        what: needs it, for the message, such as "best.onnx".
-
-    Raises:
-        MissingExtra: it is not installed, or does not load.
+        module: such as "onnxruntime".
+        extra: of pyproject.toml, which installs it.
+        what: what needs it, for the message, such as "best.onnx".
     """
     forbid_telemetry()
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
         return importlib.import_module(module)
-    except Exception as error:  # one that another version of its own dependencies breaks raises anything
+    except Exception as error:  # broken dependencies raise any type
         raise MissingExtra(
             f"{what}: needs the package {_package(module)}, which does not load here ({first_line(error)}; found "
             f"{_version_of(module)}). Install it with: {installed_by(extra)}"
@@ -54,17 +47,14 @@ def import_extra(module: str, extra: str, what: str) -> Any:
 
 @contextmanager
 def explain_failures(what: str, modules: Sequence[str], extra: str) -> Iterator[None]:
-    """Turn an exception that a library raises into one message with the versions of the packages.
+    """Turn an exception of a library into a UserError with the versions of the packages.
 
-    Exceptions of this program's own code, those that `explained` knows and those of a disk stay as they are.
+    Exceptions of our own code, of the disk, and those that `explained` knows pass unchanged.
 
     Args:
-        what: is done, for the message, such as "--include onnx".
-        modules: of the packages that do it, beside torch.
-        extra: of pyproject.toml, that installs them; "" where torch alone does it.
-
-    Raises:
-        UserError: a library has failed.
+        what: the task, for the message, such as "--include onnx".
+        modules: of the packages involved, beside torch.
+        extra: of pyproject.toml, which installs them; "" = none.
     """
     try:
         yield
@@ -84,12 +74,12 @@ def explain_failures(what: str, modules: Sequence[str], extra: str) -> Iterator[
 
 
 def _raised_in(error: Exception) -> str | None:
-    """The library that our code called last when the exception was raised; None where that is our code itself."""
+    """Return the library that raised the exception; None for our own code."""
     called = None
     for frame, _ in traceback.walk_tb(error.__traceback__):
         module = str(frame.f_globals.get("__name__")).partition(".")[0]
         called = None if module == "tessera" else called or module
-    called = called or type(error).__module__.partition(".")[0]  # what is compiled has no frame
+    called = called or type(error).__module__.partition(".")[0]  # compiled code has no frame
     return None if called == "tessera" or called in sys.stdlib_module_names else called
 
 

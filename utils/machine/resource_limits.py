@@ -1,7 +1,4 @@
-"""What this process may use of its machine: processors, memory and open files, control groups included.
-
-A container or a batch system grants less than the machine has; `os.cpu_count()` and /proc/meminfo ignore that.
-"""
+"""Processors, memory and open files available to this process, with the limits of containers and batch systems."""
 
 from __future__ import annotations
 
@@ -13,78 +10,78 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
-_SYSTEM = Path("/")  # root of the file system that /proc and /sys are read from
-_SPARE_FILES = 16  # that the rest of a run opens now and then: results, pictures, checkpoints
+_SYSTEM = Path("/")  # parent of /proc and /sys
+_SPARE_FILES = 16  # for results, images, checkpoints
 
 
 def usable_cpus() -> int:
-    """Processors this process may use, at least 1: its affinity, cut by the quota of its control groups (v1, v2)."""
+    """Return the processors of this process by its affinity and the quota of its control groups, at least 1."""
     mine = affinity()
     return share_of_cpus(mine, [mine], cpu_quota())
 
 
 def affinity() -> frozenset[int]:
-    """Numbers of the processors that this process may run on."""
+    """Return the numbers of the processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))  # macOS
 
 
 def cpu_quota() -> float:
-    """Processors that the control groups of this process grant (v1, v2); infinite without a limit."""
+    """Return the CPU quota of this process's control groups (v1, v2) in processors; infinite without a limit."""
     quotas = [quota for group in _control_groups("cpu") if (quota := _cpu_quota(group)) is not None]
     return min(quotas, default=math.inf)
 
 
 def share_of_cpus(mine: frozenset[int], sharing: Sequence[frozenset[int]], quota: float) -> int:
-    """Processors for the one with affinity `mine` of several processes of a machine, at least 1.
+    """Return the processors for one of several processes of a machine, the one with affinity `mine`, at least 1.
 
-    Each processor is divided among the processes that may run on it, the quota among all of them: a batch system gives
-    each task its own processors, but often one control group to all tasks of a node.
+    Each processor is divided among the processes that may run on it. The quota is divided among all of them, since
+    batch systems often have one control group for all tasks of a node.
     """
     share = sum(Fraction(1, sum(cpu in other for other in sharing)) for cpu in mine)
     return max(1, math.floor(min(share, quota / len(sharing))))
 
 
 def available_memory() -> int | None:
-    """Bytes that may still be taken without swapping or being killed, None where the system does not report it.
+    """Return the bytes that may be allocated without swapping or being killed; None if the system does not report it.
 
-    The least of MemAvailable and of what each memory control group (v1, v2) has left, reclaimable file pages included.
+    The minimum of MemAvailable and of each memory control group (v1, v2), with reclaimable file pages.
     """
-    found = [room for group in _control_groups("memory") if (room := _memory_room(group)) is not None]
+    sizes = [size for group in _control_groups("memory") if (size := _memory_left(group)) is not None]
     for line in _read(_SYSTEM / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
-    return max(0, min(found)) if found else None
+            sizes.append(int(line.split()[1]) * 1024)
+    return max(0, min(sizes)) if sizes else None
 
 
 def open_files_left(wanted: int) -> int:
-    """Files that this process may still open; its soft limit is raised, as far as the hard one lets it, to `wanted`."""
+    """Raise the soft limit of open files for `wanted` more, and return the number that may still be opened."""
     numbers = Path("/dev/fd")
     used = (len(list(numbers.iterdir())) if numbers.is_dir() else 0) + _SPARE_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = used + wanted
     if soft != resource.RLIM_INFINITY and soft < enough:
         raised = enough if hard == resource.RLIM_INFINITY else min(enough, hard)
-        with contextlib.suppress(ValueError, OSError):  # a system may have a lower limit than it says
+        with contextlib.suppress(ValueError, OSError):  # the real limit may be lower
             resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else soft - used
 
 
 def _control_groups(controller: str) -> Iterator[Path]:
-    """Folders of this process's control group for `controller` and of all groups above it: each may set a limit."""
+    """Yield the folders of this process's control group for `controller` and of its parents, which may set limits."""
     for line in _read(_SYSTEM / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         base = _SYSTEM / "sys/fs/cgroup" / (controller if controllers else "")
-        # Inside a container the path may be the host's, which is not visible: the mount's own root is then the group.
+        # In a container the path may be the host's, which is not visible: then the mount's root is the group.
         yield from (base / group for group in (Path(path.lstrip("/")), *Path(path.lstrip("/")).parents))
 
 
 def _cpu_quota(group: Path) -> float | None:
-    """Processors that `group` grants: cpu.max (v2) or cpu.cfs_quota_us (v1); None without a limit."""
+    """Return the quota in processors of cpu.max (v2) or cpu.cfs_quota_us (v1); None without a limit."""
     quota, _, period = _read(group / "cpu.max").strip().partition(" ")
     if not quota:
         quota, period = _read(group / "cpu.cfs_quota_us").strip(), _read(group / "cpu.cfs_period_us").strip()
@@ -93,8 +90,8 @@ def _cpu_quota(group: Path) -> float | None:
     return int(quota) / int(period)
 
 
-def _memory_room(group: Path) -> int | None:
-    """Bytes that `group` has left; None without a limit."""
+def _memory_left(group: Path) -> int | None:
+    """Return the bytes that `group` has left; None without a limit."""
     for limit_name, usage_name, reclaimable in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -108,7 +105,7 @@ def _memory_room(group: Path) -> int | None:
 
 
 def _read(path: Path) -> str:
-    """Text of a /proc or /sys file, "" where this system has none or does not show it."""
+    """Return the text of a /proc or /sys file; "" if it cannot be read."""
     with contextlib.suppress(OSError):
         return path.read_text()
     return ""

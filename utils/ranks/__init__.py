@@ -1,1 +1,1 @@
-"""One job of many processes. Imports utils/machine and the ground floor; torch.distributed is used here alone."""
+"""Ranks of a distributed job: start, collectives, failures, signals. The only package that uses torch.distributed."""

@@ -1,4 +1,4 @@
-"""Before the first step: do all ranks run the same code, flags and model on the same data?"""
+"""Checks before the first step that all ranks have the same code, flags, model and data."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from tessera.utils.ranks.world import World
 from tessera.utils.text import counted
 from tessera.utils.types import DatasetIndex
 
-# May differ between ranks: settings of one rank, and paths, of which the content is compared.
-_OWN = frozenset({"device", "local_rank", "workers", "project", "name", "resume", "data", "hyp", "weights", "a", "b"})
-# Decide which collectives come next: where they differ, ranks would wait for each other without end.
-_PATHS = {
+# Flags that may differ between ranks: settings of one rank, and paths, whose content is compared.
+_PER_RANK = frozenset(
+    {"device", "local_rank", "workers", "project", "name", "resume", "data", "hyp", "weights", "a", "b"}
+)
+# These decide which collectives come next: ranks with different values would wait for each other forever.
+_CONTROL_FLOW = {
     *("command", "--cache", "--check-data", "--evolve", "--hyp", "--resume", "--weights", "--a", "--b"),
     *("--loggers", "--task", "--save-json", "--save-txt"),
 }
@@ -30,23 +32,22 @@ _CONTENT = "content of "
 
 
 def require_same_command(config: Options, world: World) -> None:
-    """Raise UserError on every rank where they were asked for different work, before the first collective of any."""
+    """Raise UserError on every rank, before the command's first collective, where the ranks got different commands."""
     if world.size == 1:
         return
     everyone = world.all_gather(_command(config))
     for flag in (f"--{name}" for name in config.weights_fields):
         contents = [theirs.pop(f"{_CONTENT}{flag}", "") for theirs in everyone]
-        if all(contents):  # else a rank has no such file: rank 0 reads it, and the names are compared
+        if all(contents):  # else a rank lacks the file: rank 0 reads it, and the names are compared
             name_of = {content: theirs[flag] for content, theirs in zip(contents, everyone, strict=True)}
             for content, theirs in zip(contents, everyone, strict=True):
                 theirs[flag] = f"{name_of[content]} ({content})"
-    found = _differences(everyone)
-    if found.keys() & _PATHS:
-        raise _disagreement(found)
+    differences = _differences(everyone)
+    if differences.keys() & _CONTROL_FLOW:
+        raise _disagreement(differences)
 
 
 def _command(config: Options) -> dict[str, str]:
-    """What this rank was asked for, by name."""
     values = config.as_dict()
     files = {
         f"--{name}": [values[name]] if isinstance(values[name], str) else values[name] for name in config.weights_fields
@@ -61,18 +62,18 @@ def _command(config: Options) -> dict[str, str]:
 
 
 def _contents(files: Sequence[str]) -> str:
-    """Hashes of files on this rank's host; "" where one is missing."""
+    """Return hashes of files on this host; "" where one is missing."""
     try:
         paths = [Path(file).expanduser() for file in files]
         return " ".join(sha256(path)[:12] for path in paths) if all(path.is_file() for path in paths) else ""
-    except (OSError, ValueError, RuntimeError):  # found and reported where the file is needed
+    except (OSError, ValueError, RuntimeError):  # reported where the file is read
         return ""
 
 
 def run_fingerprint(
     config: TrainConfig, hyp: Hyp, indexes: Mapping[str, DatasetIndex], model: nn.Module
 ) -> dict[str, str]:
-    """What must be equal on all ranks, by name: values and hashes short enough for a message."""
+    """Return what must be equal on all ranks, by name: values and hashes short enough for a message."""
     values = {f"hyp {k}": v if isinstance(v, str) else f"{v:g}" for k, v in hyp.as_dict().items()}
     shapes = "".join(f"{name}{tuple(tensor.shape)}" for name, tensor in model.state_dict().items())
     return {
@@ -86,31 +87,31 @@ def run_fingerprint(
 
 
 def flags_fingerprint(config: Options) -> dict[str, str]:
-    return {f"--{key.replace('_', '-')}": str(value) for key, value in config.as_dict().items() if key not in _OWN}
+    return {f"--{key.replace('_', '-')}": str(value) for key, value in config.as_dict().items() if key not in _PER_RANK}
 
 
 def data_fingerprint(indexes: Mapping[str, DatasetIndex]) -> dict[str, str]:
-    """What the splits hold, by name."""
+    """Return classes, images and labels of the splits, by name."""
     return {
         **{f"{split} classes": f"{len(i.names)} ({','.join(i.names)[:60]})" for split, i in indexes.items()},
-        **{f"{split} data": _data(index) for split, index in indexes.items()},
+        **{f"{split} data": _content_of(index) for split, index in indexes.items()},
     }
 
 
-def _data(index: DatasetIndex) -> str:
+def _content_of(index: DatasetIndex) -> str:
     rule = f", `pixels: {index.pixels}`" if index.pixels else ""
     regions = f", {len(index.ignored_classes)} ignored regions" if len(index.ignored_classes) else ""
     return f"{counted(len(index), 'image')}, {index.content_hash()}{rule}{regions}"
 
 
 def require_agreement(mine: Mapping[str, str], world: World) -> None:
-    """Raise UserError on every rank, with the names, values and ranks that differ, where any do."""
-    if found := _differences(world.all_gather(dict(mine))):
-        raise _disagreement(found)
+    """Raise UserError on every rank, with names, values and ranks, where `mine` differs between ranks."""
+    if differences := _differences(world.all_gather(dict(mine))):
+        raise _disagreement(differences)
 
 
 def _differences(everyone: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What differs between the ranks: a line for each name."""
+    """Return a line for each name whose values differ between ranks."""
     lines = {}
     for name in dict.fromkeys(name for theirs in everyone for name in theirs):
         values = [theirs.get(name, "missing") for theirs in everyone]
@@ -119,16 +120,13 @@ def _differences(everyone: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return lines
 
 
-def _disagreement(found: Mapping[str, str]) -> UserError:
-    return UserError(
-        "the ranks do not agree, and would do different things:\n  "
-        + "\n  ".join(found.values())
-        + "\nGive all hosts the same code, command, flags and data."
-    )
+def _disagreement(differences: Mapping[str, str]) -> UserError:
+    lines = "\n  ".join(differences.values())
+    return UserError(f"the ranks do not agree:\n  {lines}\nGive all hosts the same code, command, flags and data.")
 
 
 def code_version() -> str:
-    """Hash of the program's own files: the same in a clone and where they are installed."""
+    """Return a hash of the program's Python files, the same for a clone and an installation."""
     package = Path(tessera.__file__).parent
     folders = [package / name for name in ("commands", "data", "models", "utils")]  # in a clone they are links
     files = sorted(path.relative_to(package) for folder in folders for path in folder.rglob("*.py"))

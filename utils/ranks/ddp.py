@@ -1,4 +1,4 @@
-"""A model on all ranks: gradients averaged, BatchNorm statistics shared."""
+"""Data-parallel models: gradient averaging and BatchNorm statistics over the ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
 
-# torch 2.13 has another name for it, and warns of the old one.
-_KNOWS_SYNC = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-_OWN_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _KNOWS_SYNC else "broadcast_buffers": False}
+# torch 2.13 renamed the argument, and warns about the old name.
+_IS_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+_KEEP_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "broadcast_buffers": False}
 
 
 def smart_DDP(
@@ -31,46 +31,46 @@ def smart_DDP(
     dynamic: bool = False,
     world: World | None = None,
 ) -> nn.Module:
-    """Wrap `model` for gradient averaging over the ranks; a single rank gets it back as it is.
+    """Wrap `model` for gradient averaging over the ranks; on a single rank return the model itself.
 
-    Parameter objects are kept. Buffers are not broadcast from rank 0: see `average_statistics`.
+    Parameters stay the same objects. Buffers are not broadcast from rank 0: see `average_statistics`.
 
     Args:
         model: on this rank's device.
-        sync_bn: normalise with statistics over the whole global batch, on the CPU too.
-        compile: compile the model in place; its own name and parameters stay.
+        sync_bn: BatchNorm statistics over the whole global batch, also on the CPU.
+        compile: compile the model in place.
         dynamic: compile once for all image sizes.
-        world: the ranks; without it they are those of torch's default process group, if there is one.
+        world: the ranks; None = those of torch's default process group, if there is one.
     """
     size = dist.get_world_size() if dist.is_initialized() else 1
     accelerator = accelerator_of(next(model.parameters()).device) if world is None else world.accelerator
-    # A single rank on the CPU computes as several would, so that their number leaves no trace.
+    # A single rank on the CPU converts too: then results do not depend on the number of ranks.
     if sync_bn and (size > 1 or accelerator.batch_norm is None):
         collectives = Collectives() if world is None else world.collectives
         for module in model.modules():
             if type(module) is nn.BatchNorm2d:
                 SyncBatchNorm2d.convert(module, collectives, accelerator)
     if compile:
-        log.info("--compile: the first steps may take minutes: kernels are built.")
+        log.info("--compile: the first steps may take minutes while kernels are built.")
         model.compile(dynamic=dynamic)
     if size == 1:
         return model
     return DistributedDataParallel(
-        model, device_ids=accelerator.device_ids, **_OWN_BUFFERS, gradient_as_bucket_view=True
+        model, device_ids=accelerator.device_ids, **_KEEP_BUFFERS, gradient_as_bucket_view=True
     )
 
 
 def gradients_stay_local(model: nn.Module) -> AbstractContextManager[None]:
-    """Inside, a `smart_DDP` model only adds up this rank's own gradients: for all but the last micro-batch."""
+    """Accumulate gradients of a `smart_DDP` model without averaging: for all but the last micro-batch."""
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def average_statistics(model: nn.Module, world: World) -> None:
-    """Give every rank the mean of all ranks' BatchNorm running statistics, in one message.
+    """Average BatchNorm running statistics over the ranks, in one message.
 
-    Without `--sync-bn` each rank's statistics come from its own images. Running statistics are linear in the batch
-    statistics and unused in training, so their mean over the ranks is what one rank would have gathered from all
-    images (but for the spread between the ranks' means in the variance).
+    Without `--sync-bn` a rank's statistics come from its own images. Running statistics are linear in the batch
+    statistics and unused in training. So their mean equals the statistics of one rank that saw all images, except for
+    the variance between the ranks' means.
     """
     if world.size == 1:
         return

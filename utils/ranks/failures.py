@@ -1,10 +1,11 @@
-"""A job that fails says why once: the first rank to fail reports it, the others end silently."""
+"""Failure reporting of a job: the first rank that fails prints the reason, the others end silently."""
 
 from __future__ import annotations
 
 import gc
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -28,7 +29,7 @@ _PRINTING_S = 5.0
 
 
 class PeerError(UserError):
-    """Another rank failed and reports it; this rank ends silently, with the same exit code."""
+    """An error that another rank reports; this rank ends silently with the same exit code."""
 
     kind = "rank"
 
@@ -38,7 +39,7 @@ class PeerError(UserError):
 
 
 class FirstFailure(NamedTuple):
-    """The first failure of a job; its methods raise RuntimeError or OSError where the store is gone."""
+    """The first failure of a job. Its methods raise RuntimeError or OSError without a reachable store."""
 
     reporter: str  # "rank 1", or "heartbeat 1" for that rank's heartbeat thread
     exit_code: int  # of all ranks
@@ -49,18 +50,18 @@ class FirstFailure(NamedTuple):
         return int(self.reporter.split()[-1])
 
     def claim(self, store: Store) -> FirstFailure:
-        """Become the job's first failure, unless there is one; return the one that is first."""
+        """Record this as the job's first failure, unless there is one; return the recorded one."""
         return FirstFailure(*json.loads(store.compare_set(_KEY, "", json.dumps(self))))
 
     @classmethod
     def read(cls, store: Store) -> FirstFailure | None:
-        """The first failure so far; None where no rank has failed."""
+        """Return the recorded failure; None where no rank has failed."""
         line = read(store, _KEY)
         return None if line is None else cls(*json.loads(line))
 
 
 class Result(Protocol):
-    """What a command ends with."""
+    """The result of a command."""
 
     @property
     def exit_code(self) -> int:
@@ -71,11 +72,12 @@ class Result(Protocol):
 
 
 def run_command(options: type[Options], argv: Sequence[str], start: Callable[[dict[str, Any]], Result | None]) -> int:
-    """Run the command line of one rank and return the exit code. With `--json` the result is printed, or the failure.
+    """Run the command line of one rank and return the exit code; with `--json` print the result or the failure.
 
     Args:
-        options, argv: flags of the command, and its words.
-        start: does what the flags ask for; returns None on a rank that does nothing.
+        options: configuration class of the command.
+        argv: its arguments.
+        start: runs the command with the parsed flags; returns None on a rank without a result.
     """
     if not gc.isenabled():  # since `check_command_line`
         gc.freeze()
@@ -90,58 +92,58 @@ def run_command(options: type[Options], argv: Sequence[str], start: Callable[[di
 
 
 def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
-    """Run one rank's program; report a failure once for the whole job.
+    """Run `body` on one rank; report a failure once for the whole job.
 
-    While it runs, SIGTERM, Ctrl-C and SIGUSR1 end it with a sentence, and SIGUSR2 to this process or to one of its
-    loader workers prints the stack of each of its threads.
+    Meanwhile SIGTERM, Ctrl-C and SIGUSR1 end the rank with a message. SIGUSR2 to this process or to a loader worker
+    prints the stacks of its threads.
 
     Returns:
-        The exit code, and the body's result (None after a failure). A user's mistake, and what `explained` knows, give
-        one message; any other exception its traceback, for it is a defect.
+        The exit code, and the result of `body` (None after a failure). A UserError, or an error that `explained` knows,
+        is printed as one message; any other exception is a defect and printed with its traceback.
     """
     try:
         launch = Launch.from_environment()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        answer.fail(error.kind, str(error), error.exit_code)
-        return error.exit_code, None
+        return _report(error, Launch()), None
     if launch.rank:
         answer.leave_to_rank_0()
-    prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
     end_signal_thread = start_signal_thread(f"rank {launch.rank}")
     try:
         with Interruption():
             return 0, body()
-    except PeerError as error:
-        answer.fail(error.kind, str(error), error.exit_code)
-        return error.exit_code, None
-    except (UserError, Interrupted) as error:
-        answer.fail(error.kind, str(error), error.exit_code, error.details)
-        # A mistake that every rank may have made, such as a wrong flag, names no reporter: rank 0 prints it.
-        if launch.rank == (error.reporter or 0):
-            label = "" if isinstance(error, Interrupted) else f"{prefix}error: "
-            print(f"{label}{error}", file=sys.stderr, flush=True)
-        elif error.reporter is None and isinstance(error, UserError):
-            leave_the_report_to_rank_0()
-            print(f"{prefix}error: {error}", file=sys.stderr, flush=True)  # nobody ended this rank: rank 0 made none
-        return error.exit_code, None
-    except KeyboardInterrupt:
-        if launch.rank == 0:
-            print("interrupted", file=sys.stderr, flush=True)
-        answer.fail(Interrupted.kind, "interrupted", 130)
-        return 130, None
-    except Exception as error:
-        mistake = explained(error)
-        text = f"error: {mistake}" if mistake else "".join(traceback.format_exception(error))
-        print(f"{prefix}{text}", file=sys.stderr, flush=True)
-        answer.fail(*(("failed", str(mistake)) if mistake else ("defect", first_line(error))), 1)
-        return 1, None
+    except (Exception, KeyboardInterrupt) as error:
+        return _report(error, launch), None
     finally:
         end_signal_thread()
 
 
+def _report(caught: Exception | KeyboardInterrupt, launch: Launch) -> int:
+    """Print a failure if this rank reports it; return the exit code."""
+    prefix = f"rank {launch.rank}: " if launch.size > 1 else ""
+    if isinstance(caught, (UserError, Interrupted)):
+        error = caught
+    elif isinstance(caught, KeyboardInterrupt):
+        error = Interrupted("interrupted", signal.SIGINT)
+    elif known := explained(caught):
+        error = known.reported_by(launch.rank)
+    else:
+        print(prefix + "".join(traceback.format_exception(caught)), file=sys.stderr, flush=True)
+        answer.fail("defect", first_line(caught), 1)
+        return 1
+    answer.fail(error.kind, str(error), error.exit_code, error.details)
+    # A mistake that every rank may see, such as a wrong flag, has no reporter: rank 0 prints it.
+    is_reporter = launch.rank == (error.reporter or 0)
+    if isinstance(error, UserError) and not isinstance(error, PeerError) and (is_reporter or error.reporter is None):
+        if not is_reporter:
+            leave_the_report_to_rank_0()  # ends this process, unless rank 0 does not see the mistake
+        print(f"{prefix}error: {error}", file=sys.stderr, flush=True)
+    elif isinstance(error, Interrupted) and is_reporter:
+        print(error, file=sys.stderr, flush=True)
+    return error.exit_code
+
+
 def exit_at_once(rank: int, message: str, exit_code: int) -> None:
-    """End this process at once, whatever its other threads do; print `message` before, if there is one."""
+    """Print `message`, if there is one, and end this process at once, whatever its other threads do."""
     if message:
         print_without_waiting(f"rank {rank}: error: {message}")
     answer.fail(UserError.kind if message else PeerError.kind, message or "another rank reports the failure", exit_code)
@@ -149,7 +151,7 @@ def exit_at_once(rank: int, message: str, exit_code: int) -> None:
 
 
 def print_without_waiting(line: str) -> None:
-    """Print a line to stderr, from a thread of its own: nobody may read there, and this one has more to do."""
+    """Print a line to stderr from another thread, since writing to a pipe that nobody reads blocks."""
     thread = threading.Thread(target=lambda: print(line, file=sys.stderr, flush=True), daemon=True)
     thread.start()
     thread.join(_PRINTING_S)

@@ -1,4 +1,4 @@
-"""Joining and leaving the job that a launcher has started."""
+"""Joining and leaving the job of a launcher (torchrun, srun): store, heartbeat, process groups, threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tessera.utils.machine.choose_device import choose_accelerator
 from tessera.utils.machine.resource_limits import open_files_left
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.failures import FirstFailure, PeerError
-from tessera.utils.ranks.liveness import STORE_LOST, Heartbeat, Watchdog, is_gone
+from tessera.utils.ranks.liveness import STORE_LOST, Heartbeat, Watchdog, lost_ranks_message
 from tessera.utils.ranks.rendezvous import (
     agree_on_session,
     connect_to_store,
@@ -31,7 +31,7 @@ from tessera.utils.ranks.store import Memory
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_line
 
-_FILES = 2  # for each rank: a connection of the default group and one of the control group
+_FILES = 2  # per rank: a connection of the default group and one of the control group
 
 
 @contextmanager
@@ -43,19 +43,15 @@ def open_world(
     threads: int = 0,
     launch: Launch | None = None,
 ) -> Iterator[World]:
-    """Join the job that the launcher describes; leave it on the way out, however that is.
+    """Join the job that the launcher describes; leave it on exit.
 
     Args:
         device: `--device`: "", "cpu", "mps", "0" or "0,1".
-        local_rank: `--local-rank` of torch.distributed.launch; the environment wins.
-        batch_size: images a batch over all ranks, checked before anybody waits; 0 or -1 = not checked.
-        call: what this rank is asked for, in the same words after a restart; see `Memory`.
-        threads: of this rank's computation on the CPU; 0 = one a processor that it has.
-        launch: where this process stands, `Launch()` by itself; None = as the launcher says.
-
-    Raises:
-        ConfigError: a device that is not there, or a batch that the ranks do not divide.
-        PeerError: another rank has failed, and reports why.
+        local_rank: `--local-rank` of torch.distributed.launch; environment variables take precedence.
+        batch_size: images in a global batch, checked before any rank waits; 0 or -1 = not checked.
+        call: description of the work, the same after a restart; see `Memory`.
+        threads: CPU threads of this rank's computation; 0 = one per processor of the rank.
+        launch: rank and size of this process; None = from the environment.
     """
     launch = launch or Launch.from_environment(local_rank)
     accelerator = choose_accelerator(device, launch)
@@ -75,7 +71,7 @@ def open_world(
 
 @contextmanager
 def _single(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: str) -> Iterator[World]:
-    """A single rank, which torchrun can restart too: the others may have left the job, or never been in it."""
+    """Join as a single rank, which torchrun can restart: an elastic job may have lost its other ranks."""
     try:
         memory = Memory(watchdog.watched(connect_to_store(launch, watchdog)), call)
         yield World(launch, accelerator, memory=memory)
@@ -85,12 +81,12 @@ def _single(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
 
 @contextmanager
 def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: str) -> Iterator[World]:
-    """Several ranks. The heartbeat comes first: a rank may die while the groups are made.
+    """Join as one of several ranks. The heartbeat starts before the groups: a rank may die while they are made.
 
-    A call that waits blocks its connection to the job's store: torch's process groups have one, and the ranks' own keys
-    another, which is watched.
+    A waiting call blocks its connection to the store. So torch's process groups have one connection, and the ranks' own
+    keys another, which is watched.
     """
-    open_files_left(2 * _FILES * launch.size)  # raises the limit; where rank 0 serves the store, all connect to it too
+    open_files_left(2 * _FILES * launch.size)  # raises the limit; all ranks also connect to a store on rank 0
     for_groups = open_store(launch, watchdog)
     try:
         session = agree_on_session(watchdog.watched(for_groups), launch.rank, launch.size, join_timeout_s())
@@ -105,11 +101,11 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
     try:
         control = _make_groups(launch, accelerator, PrefixStore(f"default/{session}", for_groups), heartbeat)
         collectives = Collectives(control)
-        if launch.rank and not launch.has_store and (server := heartbeat.sign_of(0)) is not None:
+        if launch.rank and not launch.has_store and (server := heartbeat.status_of(0)) is not None:
             watchdog.server_pid = server.pid_here
         yield World(launch, accelerator, collectives, store, heartbeat, memory)
         if accelerator.group_waits_for_all:
-            collectives.all_gather(None)  # a rank may still close its trackers, which no watchdog must cut off
+            collectives.all_gather(None)  # no watchdog must end a rank that still closes its trackers
         failed = False
     except Interrupted as stopped:
         ignore_sigterm_at_the_end()
@@ -127,17 +123,17 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
         heartbeat.close()
         if collectives is not None:
             collectives.close()
-        # It would wait for ranks that wait for this one.
+        # After a failure it would wait for ranks that wait for this one.
         if dist.is_initialized() and not (failed and accelerator.group_waits_for_all):
-            with watchdog.over("The other ranks' part in ending the process group"):
+            with watchdog.watch("The other ranks' part in ending the process group"):
                 dist.destroy_process_group()
 
 
 @contextmanager
 def _own_threads(world: World, threads: int) -> Iterator[None]:
-    """Let torch compute with so many threads; 0 = no more than this rank has processors.
+    """Let torch compute with `threads` threads; 0 = at most one per processor of this rank.
 
-    By itself it knows neither quotas nor the other ranks. Other runtimes take as many as torch.
+    torch's default ignores CPU quotas and other ranks. ONNX Runtime and OpenVINO take as many threads as torch.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads or min(before, world.cpus))
@@ -168,8 +164,8 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
             )
             control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
     except RuntimeError as error:
-        if _is_lost_connection(error) and heartbeat.silent():
-            raise  # a peer is gone: its missing heartbeat says which
+        if _is_lost_connection(error) and heartbeat.silent_ranks():
+            raise  # a peer is gone: `_with_reporter` names it
         raise UserError(
             f"the ranks met, but cannot connect to each other: {first_line(error)}. Name the interface that the hosts "
             f"share: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."
@@ -181,11 +177,11 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
 def _with_reporter(
     error: Exception | Interrupted, rank: int, store: Store, heartbeat: Heartbeat
 ) -> Exception | Interrupted:
-    """Settle which rank reports the job's failure; return what this rank raises in place of `error`."""
+    """Agree on the rank that reports the job's failure; return what this rank raises instead of `error`."""
     is_cut_off = _is_lost_connection(error)
     # A launcher that has lost a rank sends SIGTERM to the others.
-    lost = heartbeat.silent() if is_cut_off or isinstance(error, Interrupted) else []
-    raised = UserError(is_gone(lost)) if lost else error
+    lost = heartbeat.silent_ranks() if is_cut_off or isinstance(error, Interrupted) else []
+    raised = UserError(lost_ranks_message(lost)) if lost else error
     mine = FirstFailure(f"rank {rank}", exit_code_of(raised))
     try:
         first = mine.claim(store)
@@ -193,19 +189,19 @@ def _with_reporter(
         first, raised = mine, UserError(STORE_LOST) if is_cut_off else raised
     if first.reporter != mine.reporter:
         if isinstance(raised, Interrupted) and raised.exit_code == first.exit_code:
-            return raised.reported_by(first.rank)  # all were asked to stop: no `except Exception` catches that
+            return raised.reported_by(first.rank)  # all ranks got the signal: no `except Exception` must catch it
         return PeerError(f"{first.reporter} reports the failure", first.exit_code)
     return raised.reported_by(rank) if isinstance(raised, (UserError, Interrupted)) else raised
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Whether a collective, or a call of the store, failed because the other end of its connection did."""
-    is_text_of_one = any(word in str(error) for word in ("onnection", "ocket", "peer", "NCCL"))
-    return isinstance(error, dist.DistNetworkError) or (isinstance(error, RuntimeError) and is_text_of_one)
+    """Return whether a collective or a call of the store failed because the other end of its connection did."""
+    names_one = any(word in str(error) for word in ("onnection", "ocket", "peer", "NCCL"))
+    return isinstance(error, dist.DistNetworkError) or (isinstance(error, RuntimeError) and names_one)
 
 
 def check_batch_size(batch_size: int, ranks: int) -> None:
-    """Raise ConfigError for a global batch that the ranks do not divide; it names the nearest sizes that work."""
+    """Raise ConfigError, with the nearest valid sizes, for a global batch that `ranks` does not divide."""
     if batch_size > 0 and batch_size % ranks:
         below = batch_size // ranks * ranks
         sizes = f"{below} or {below + ranks}" if below else f"{ranks}"

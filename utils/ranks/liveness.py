@@ -1,7 +1,7 @@
-"""What ends a process that hangs: a watchdog over its calls, and heartbeats, by which the ranks miss one another.
+"""Watchdog over calls that may hang, and heartbeats by which ranks detect lost ranks.
 
-Both are threads, so they work while the main thread waits in a collective, which is where a job would hang.
-`open_world` owns both; the watchdog begins before the job's store is asked, and ends after the process group.
+Both are threads, so they work while the main thread waits in a collective. `open_world` owns both. The watchdog starts
+before the first call to the job's store, and ends after the process group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch._C._distributed_c10d import Store
 
@@ -25,46 +25,46 @@ from tessera.utils.ranks.failures import FirstFailure, exit_at_once, print_witho
 
 INTERVAL_S = 1.0  # of both threads
 NOTICE_S = 5.0
-GRACE_S = 10.0  # for a rank to end by itself once another one has failed
+GRACE_S = 10.0  # for a rank to end by itself after another rank has failed
 STORE_LOST = "the connection to the job's store is lost: its host or its launcher is gone. The job is ended."
-_LOOK = 2.5  # intervals; a living rank gives a sign in each
-_ENDED = -1  # the tick of a goodbye
+_SILENT_INTERVALS = 2.5  # a living rank publishes once in each
+_ENDED = -1  # tick of a rank that has left the job
 
 
 class AwakeClock:
-    """Seconds in which this process could act: while it was stopped, or its machine asleep, it has missed nobody."""
+    """Clock of the time in which this process was running, not stopped or on a suspended machine."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
 
     def passed(self, interval_s: float) -> float:
-        """Return the seconds since the last call, which was planned `interval_s` ago; at most three times that."""
+        """Return the seconds since the last call, at most three times `interval_s`, the planned interval."""
         passed = time.monotonic() - self._last
         self._last += passed
         return min(passed, 3 * interval_s)
 
 
-@dataclass(eq=False)  # two may look alike, and each ends by itself
+@dataclass(eq=False)  # calls with equal fields are still different calls
 class _Call:
-    """A call that is under way; see `Watchdog.over`."""
+    """A call in progress; see `Watchdog.watch`."""
 
-    answers: str
+    peer: str
     timeout_s: float
     notice: str
     waited_s: float = 0.0
 
 
 class Watchdog:
-    """Ends this process where a call does not return, as one to a store whose server is frozen never does.
+    """Thread that ends this process when a watched call does not return, such as one to a frozen store.
 
-    The thread needs the interpreter: watched calls must release it.
+    Watched calls must release the interpreter lock.
 
     Args:
         rank: of this process.
-        server: of the job's store, as the beginning of a sentence.
+        server: server of the job's store, as the subject of a message.
 
     Attributes:
-        server_pid: of the server where it is a rank on this machine, which is killed when the store does not answer.
+        server_pid: process id of a server on this machine, which is killed when it does not answer.
     """
 
     def __init__(self, rank: int, server: str) -> None:
@@ -72,23 +72,22 @@ class Watchdog:
         self._rank, self._server = rank, server
         self._calls: list[_Call] = []
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._closed.set()
 
     @contextmanager
-    def over(self, answers: str = "", timeout_s: float | None = None, notice: str = "") -> Iterator[None]:
-        """Inside, this thread waits for `answers`, and the process ends where that takes too long.
+    def watch(self, peer: str = "", timeout_s: float | None = None, notice: str = "") -> Iterator[None]:
+        """End the process when the body takes too long.
 
         Args:
-            answers: who has to answer, as the beginning of a sentence; "" = the server of the job's store.
-            timeout_s: seconds; TESSERA_PEER_TIMEOUT where None.
-            notice: printed once after some seconds of waiting; "" = nothing.
+            peer: what must answer, as the subject of a message; "" = the server of the job's store.
+            timeout_s: None = TESSERA_PEER_TIMEOUT.
+            notice: printed once after NOTICE_S seconds; "" = nothing.
         """
-        call = _Call(answers, timeout_s or peer_timeout_s(), notice)
+        call = _Call(peer, timeout_s or peer_timeout_s(), notice)
         self._calls.append(call)
         try:
             yield
@@ -96,10 +95,10 @@ class Watchdog:
             self._calls.remove(call)
 
     def watched(self, store: Store) -> Store:
-        """The job's store with this watchdog over every call: its own time limit does not cover a frozen server."""
-        return _WatchedStore(store, self)
+        """Return `store` with every call watched: the store's own timeout does not cover a frozen server."""
+        return cast(Store, _WatchedStore(store, self))
 
-    def _watch(self) -> None:
+    def _run(self) -> None:
         clock = AwakeClock()
         while not self._closed.wait(INTERVAL_S):
             passed = clock.passed(INTERVAL_S)
@@ -109,57 +108,50 @@ class Watchdog:
                     print_without_waiting(call.notice)
                     call.notice = ""
                 if call.waited_s > call.timeout_s:
-                    if not call.answers and self.server_pid is not None:
+                    if not call.peer and self.server_pid is not None:
                         _kill(self.server_pid)
-                    who = call.answers or self._server
-                    message = f"{who} has not answered for {call.waited_s:.0f} s: stopped, cut off or gone."
+                    peer = call.peer or self._server
+                    message = f"{peer} has not answered for {call.waited_s:.0f} s: stopped, cut off or gone."
                     exit_at_once(self._rank, message, 1)
                     return
 
 
-def _watched(name: str) -> Any:
-    """A method of Store, watched."""
-
-    def call(self: _WatchedStore, *args: Any) -> Any:
-        with self._watchdog.over():
-            return getattr(self._store, name)(*args)
-
-    return call
-
-
-class _WatchedStore(Store):
-    """The methods of a store that never wait for a key, watched."""
+class _WatchedStore:
+    """A store whose calls, which never wait for a key, are watched."""
 
     def __init__(self, store: Store, watchdog: Watchdog) -> None:
-        super().__init__()
         self._store, self._watchdog = store, watchdog
 
-    set, add, compare_set = _watched("set"), _watched("add"), _watched("compare_set")
-    get, multi_get, check = _watched("get"), _watched("multi_get"), _watched("check")
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            with self._watchdog.watch():
+                return getattr(self._store, name)(*args)
+
+        return call
 
 
-class Sign(NamedTuple):
-    """A rank's sign of life."""
+class Status(NamedTuple):
+    """A rank's heartbeat message."""
 
-    tick: int  # counts up while the process lives; -1 after a regular end
-    messages: int  # control messages that the rank has entered
+    tick: int  # counts up while the process lives; -1 after it has left the job
+    messages: int  # control messages that the rank has started
     host: str
     activity: str
     pid: int
-    namespace: str  # where the process id is valid; see `tessera.utils.machine.host.namespace`
+    namespace: str  # of the process id; see `tessera.utils.machine.host.namespace`
 
     @classmethod
-    def decode(cls, line: bytes) -> Sign:
-        """Read a sign from JSON."""
+    def decode(cls, line: bytes) -> Status:
+        """Parse a status from JSON."""
         return cls(*json.loads(line))
 
     @property
     def pid_here(self) -> int | None:
-        """Its process id, where that is valid for this process too."""
+        """The process id, if it is valid in this process's namespace."""
         return self.pid if self.namespace and self.namespace == namespace("pid") else None
 
     def is_dead(self) -> bool:
-        """Whether the rank is of this machine, has not said goodbye, and its process is gone."""
+        """Return whether the rank ran on this machine, has not left the job, and its process is gone."""
         number = self.pid_here
         if number is None or self.tick == _ENDED:
             return False
@@ -170,22 +162,19 @@ class Sign(NamedTuple):
         return False
 
 
-def _key(rank: int) -> str:
-    return f"heartbeat/{rank}"
-
-
 class Heartbeat:
-    """This rank's signs of life, and its watch over the next rank.
+    """Thread that publishes this rank's status, and checks the status of the next rank.
 
-    Once a second it publishes that it lives and what it is doing, and reads two keys: the next rank's sign of life, and
-    whether any rank has failed.
+    Once a second it publishes its status and reads two keys: the next rank's status, and the job's first failure.
 
     Args:
-        store: of this start of the ranks, watched, with a connection of its own: a waiting call blocks its connection.
-        rank, size: this rank among all.
+        store: of this session, watched, on its own connection: a waiting call blocks its connection.
+        rank: this rank.
+        size: number of ranks.
 
     Attributes:
-        activity, messages: what the rank is doing, and how many control messages it has entered.
+        activity: what the rank is doing.
+        messages: number of control messages that it has started.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
@@ -194,49 +183,49 @@ class Heartbeat:
         self._store, self._rank, self._size = store, rank, size
         self._me = FirstFailure(f"heartbeat {rank}", 1)
         self._timeout_s = peer_timeout_s()
-        self._tick, self._place = 0, (os.getpid(), namespace("pid"))
+        self._tick, self._process = 0, (os.getpid(), namespace("pid"))
         self._closed = threading.Event()
-        self._publish()  # from now on it would be missed
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._publish()  # from now on other ranks miss it
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Say goodbye: this rank has ended, regularly or with an error that it reported."""
+        """Leave the job, after a regular end or a reported error."""
         self._closed.set()
         self._thread.join(2 * INTERVAL_S)
         self._tick = _ENDED
-        with suppress(RuntimeError, OSError):  # the store went first: no rank is left to read it
+        with suppress(RuntimeError, OSError):  # without a store no rank is left to read it
             self._publish()
 
-    def signs(self) -> list[Sign | None]:
-        """Return every rank's latest sign; None where it never gave one."""
-        keys = [_key(rank) for rank in range(self._size)]
+    def statuses(self) -> list[Status | None]:
+        """Return every rank's latest status; None where it never published one."""
+        keys = [f"heartbeat/{rank}" for rank in range(self._size)]
         if self._store.check(keys):
-            return [Sign.decode(line) for line in self._store.multi_get(keys)]
-        return [self.sign_of(rank) for rank in range(self._size)]
+            return [Status.decode(line) for line in self._store.multi_get(keys)]
+        return [self.status_of(rank) for rank in range(self._size)]
 
-    def sign_of(self, rank: int) -> Sign | None:
-        """The latest sign of a rank; None where it never gave one."""
-        key = _key(rank)
-        return Sign.decode(self._store.get(key)) if self._store.check([key]) else None
+    def status_of(self, rank: int) -> Status | None:
+        """Return the latest status of a rank; None where it never published one."""
+        key = f"heartbeat/{rank}"
+        return Status.decode(self._store.get(key)) if self._store.check([key]) else None
 
-    def silent(self) -> list[tuple[int, Sign]]:
-        """Ranks that show no more signs of life and have not ended regularly; takes a few seconds."""
+    def silent_ranks(self) -> list[tuple[int, Status]]:
+        """Return the ranks that no longer publish and have not left the job; takes a few seconds."""
         try:
-            before = self.signs()
-            time.sleep(_LOOK * INTERVAL_S)
-            pairs = enumerate(zip(before, self.signs(), strict=True))
-        except (RuntimeError, OSError):  # the store is gone, and with it what it knew
+            before = self.statuses()
+            time.sleep(_SILENT_INTERVALS * INTERVAL_S)
+            pairs = enumerate(zip(before, self.statuses(), strict=True))
+        except (RuntimeError, OSError):  # the store is gone
             return []
         return [(rank, a) for rank, (b, a) in pairs if a and b and a.tick == b.tick != _ENDED]
 
     def _publish(self) -> None:
-        sign = Sign(self._tick, self.messages, socket.gethostname(), self.activity, *self._place)
-        self._store.set(_key(self._rank), json.dumps(sign))
+        status = Status(self._tick, self.messages, socket.gethostname(), self.activity, *self._process)
+        self._store.set(f"heartbeat/{self._rank}", json.dumps(status))
 
-    def _beat(self) -> None:
+    def _run(self) -> None:
         neighbour = (self._rank + 1) % self._size
-        sign: Sign | None = None
+        status: Status | None = None
         silence_s, clock = 0.0, AwakeClock()
         try:
             while not self._closed.wait(INTERVAL_S):
@@ -244,60 +233,60 @@ class Heartbeat:
                 self._tick += 1
                 self._publish()
                 if (first := FirstFailure.read(self._store)) is not None:
-                    self._end_after_grace("", first.exit_code)  # silently: the reason is reported
+                    self._end_after_grace("", first.exit_code)  # silently: another rank reports it
                     return
-                seen, sign = sign, self.sign_of(neighbour)
-                silence_s = silence_s if sign == seen else 0.0
-                if sign is not None and sign.is_dead():
-                    sign = self.sign_of(neighbour)  # its goodbye may have come meanwhile
-                    if sign is not None and sign.tick != _ENDED:
-                        self._report_dead(neighbour, sign)
+                previous, status = status, self.status_of(neighbour)
+                silence_s = silence_s if status == previous else 0.0
+                if status is not None and status.is_dead():
+                    status = self.status_of(neighbour)  # it may have left the job meanwhile
+                    if status is not None and status.tick != _ENDED:
+                        self._report_dead(neighbour, status)
                         return
-                elif silence_s > self._timeout_s and (sign is None or sign.tick != _ENDED):
-                    self._report_silent(neighbour, sign, silence_s)
+                elif silence_s > self._timeout_s and (status is None or status.tick != _ENDED):
+                    self._report_silent(neighbour, status, silence_s)
                     return
         except (RuntimeError, OSError):
             self._end_after_grace(STORE_LOST, 1)
 
-    def _report_dead(self, rank: int, sign: Sign) -> None:
-        """Report a rank that was killed, unless a failure is reported already; the main thread may wait for it."""
+    def _report_dead(self, rank: int, status: Status) -> None:
+        """Report a killed rank, unless a failure is reported already, and end this process."""
         first = self._me.claim(self._store)
         if first == self._me:
-            print_without_waiting(f"rank {self._rank}: error: {is_gone([(rank, sign)])}")
+            print_without_waiting(f"rank {self._rank}: error: {lost_ranks_message([(rank, status)])}")
         self._end_after_grace("", first.exit_code)
 
-    def _report_silent(self, rank: int, sign: Sign | None, seconds: float) -> None:
-        """Report a rank that gives no more signs, unless a failure is reported already; on this machine, kill it."""
+    def _report_silent(self, rank: int, status: Status | None, seconds: float) -> None:
+        """Report a silent rank, unless a failure is reported already, and end this process; kill it on this machine."""
         first = self._me.claim(self._store)
-        if sign is None:
-            found = f"rank {rank} has given no sign of life for {seconds:.0f} s since the ranks met. The job is ended."
+        if status is None:
+            message = f"rank {rank} has sent no heartbeat for {seconds:.0f} s since the ranks met. The job is ended."
         else:
-            if (number := sign.pid_here) is not None:
+            if (number := status.pid_here) is not None:
                 _kill(number)
-            found = (
-                f"rank {rank} on {sign.host} has not answered for {seconds:.0f} s; its last activity: {sign.activity}. "
-                f"The job is ended; resume it with --resume."
+            message = (
+                f"rank {rank} on {status.host} has not answered for {seconds:.0f} s; its last activity: "
+                f"{status.activity}. The job is ended; resume it with --resume."
             )
-        exit_at_once(self._rank, found if first == self._me else "", first.exit_code)
+        exit_at_once(self._rank, message if first == self._me else "", first.exit_code)
 
     def _end_after_grace(self, message: str, exit_code: int) -> None:
-        """End the process by force, where the main thread cannot end it by itself."""
+        """End the process by force if the main thread does not end it in time."""
         if not self._closed.wait(GRACE_S):
             exit_at_once(self._rank, message, exit_code)
 
 
-def where(rank: int, sign: Sign | None) -> str:
-    """A rank as messages name it."""
-    return f"rank {rank} on {sign.host} (last: {sign.activity})" if sign else f"rank {rank} (no sign of life)"
+def describe_rank(rank: int, status: Status | None) -> str:
+    """Return a rank with its host and last activity, for messages."""
+    return f"rank {rank} on {status.host} (last: {status.activity})" if status else f"rank {rank} (no heartbeat)"
 
 
-def is_gone(lost: Iterable[tuple[int, Sign]]) -> str:
-    """Say that ranks ended without reporting why."""
-    named = ", ".join(where(rank, sign) for rank, sign in lost)
-    return f"{named} is gone: killed, or its host is. See the launcher's lines, and dmesg on that host."
+def lost_ranks_message(lost: Iterable[tuple[int, Status]]) -> str:
+    """Return the message for ranks that ended without reporting a reason."""
+    names = ", ".join(describe_rank(rank, status) for rank, status in lost)
+    return f"{names} is gone: killed, or its host is. See the launcher's lines, and dmesg on that host."
 
 
 def _kill(pid: int) -> None:
-    """Kill a rank of this machine that does not answer: a stopped process handles no other signal of its launcher."""
-    with suppress(OSError):  # it ended by itself, or is another user's
+    """Kill a rank on this machine with SIGKILL, the only signal that a stopped process handles."""
+    with suppress(OSError):  # it has ended, or belongs to another user
         os.kill(pid, signal.SIGKILL)

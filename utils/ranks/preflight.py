@@ -1,4 +1,4 @@
-"""A line about the job before it starts, and advice where something looks wrong."""
+"""Summary of the job's ranks, devices and free space in the log before the start, with warnings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SMALL_DISK = 2 * 2**30
 
 
 class Host(NamedTuple):
-    """The surroundings of one rank; sizes in bytes, None where there is no such place."""
+    """Host of one rank; sizes in bytes, None without /dev/shm."""
 
     name: str
     device: str
@@ -37,13 +37,18 @@ class Host(NamedTuple):
 def preflight(world: World, folder: Path) -> None:
     """Log ranks per host, devices, the speed of an all-reduce, free /dev/shm and disk; all ranks call this."""
     speed = _all_reduce_mib_s(world)
-    hosts = world.all_gather(_here(world, folder))
+    cache = next(p for p in (cache_dir(), *cache_dir().parents) if p.is_dir())
+    here = Host(
+        socket.gethostname(),
+        world.accelerator.name,
+        shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
+        min(shutil.disk_usage(place).free for place in (cache, Path.cwd(), folder) if place.is_dir()),
+    )
+    hosts = world.all_gather(here)
     if not world.is_main:
         return
-    ranks = Counter(host.name for host in hosts)
-    places = ", ".join(f"{count} on {name}" for name, count in ranks.items())
-    devices = ", ".join(sorted({host.device for host in hosts}))
-    line = f"{counted(world.size, 'rank')} ({places}), {devices}"
+    ranks = ", ".join(f"{count} on {name}" for name, count in Counter(host.name for host in hosts).items())
+    line = f"{counted(world.size, 'rank')} ({ranks}), {', '.join(sorted({host.device for host in hosts}))}"
     if world.size > 1:
         line += f", {world.accelerator.backend} all-reduce {speed:,.0f} MiB/s"
     shm = min((h.shm_free for h in hosts if h.shm_free is not None), default=None)
@@ -54,11 +59,11 @@ def preflight(world: World, folder: Path) -> None:
 
 
 def _all_reduce_mib_s(world: World) -> float:
-    """MiB of gradients a second that the ranks sum up; infinite with a single rank."""
+    """Return the speed of an all-reduce in MiB/s; infinite with a single rank."""
     if world.size == 1:
         return float("inf")
     probe = torch.zeros(_PROBE_BYTES // 4, device=world.device)
-    world.sum(probe)  # the first one builds the connections
+    world.sum(probe)  # the first one sets up connections
     world.accelerator.synchronize()
     started = time.perf_counter()
     world.sum(probe)
@@ -67,30 +72,20 @@ def _all_reduce_mib_s(world: World) -> float:
 
 
 def advise(hosts: list[Host], speed_mib_s: float, size: int) -> list[str]:
-    """One line for each thing that looks wrong."""
+    """Return a warning for each likely problem."""
     lines = []
     if size > 1 and speed_mib_s < _SLOW_MIB_S:
         lines.append(
-            f"the all-reduce does only {speed_mib_s:.0f} MiB/s: check which interface is used "
-            "(GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME); a larger batch with accumulation sends less."
+            f"all-reduce runs at only {speed_mib_s:.0f} MiB/s. Check the network interface (GLOO_SOCKET_IFNAME, "
+            "NCCL_SOCKET_IFNAME); gradient accumulation sends less."
         )
     for host in {h.name: h for h in hosts}.values():
         if host.shm_free is not None and host.shm_free < _SMALL_SHM:
             lines.append(
-                f"{host.name}: /dev/shm has only {gib(host.shm_free)}: start the container with --shm-size=8g."
+                f"{host.name}: /dev/shm has only {gib(host.shm_free)}. Start the container with --shm-size=8g."
             )
         if host.disk_free < _SMALL_DISK:
-            lines.append(f"{host.name}: only {gib(host.disk_free)} of disk are free where runs and caches go.")
+            lines.append(f"{host.name}: only {gib(host.disk_free)} of disk are free for runs and caches.")
     if len({h.device for h in hosts}) > 1:
-        lines.append("the ranks compute on different devices: the slowest sets the pace.")
+        lines.append("the ranks compute on different devices: the slowest one determines the speed.")
     return lines
-
-
-def _here(world: World, folder: Path) -> Host:
-    cache = next(p for p in (cache_dir(), *cache_dir().parents) if p.is_dir())
-    return Host(
-        socket.gethostname(),
-        world.accelerator.name,
-        shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
-        min(shutil.disk_usage(place).free for place in (cache, Path.cwd(), folder) if place.is_dir()),
-    )

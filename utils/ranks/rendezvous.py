@@ -1,4 +1,4 @@
-"""How the ranks of a job find each other in the launcher's store, at every start anew."""
+"""Rendezvous: connection to the job's store, agreement on a session id, and checks of the ranks' devices."""
 
 from __future__ import annotations
 
@@ -19,20 +19,16 @@ from tessera.utils.ranks.liveness import NOTICE_S, Watchdog
 from tessera.utils.ranks.store import Backoff, read
 from tessera.utils.text import first_line
 
-_ABSENT = "-"  # in an offer, in the place of a nonce
+_ABSENT = "-"  # stands for a missing nonce in an offer
 
 
 def open_store(launch: Launch, watchdog: Watchdog) -> Store:
-    """The job's store: torchrun's own, or one that rank 0 opens. Collectives connect through it, and may wait in it.
-
-    Raises:
-        UserError: nobody keeps a store at the address, or rank 0 cannot.
-    """
+    """Return the job's store for process groups, whose calls may wait; rank 0 opens it unless torchrun has."""
     if launch.has_store or launch.rank:
         return connect_to_store(launch, watchdog)
-    address, port = _address(launch)
+    address, port = launch.address, launch.port
     timeout = timedelta(seconds=join_timeout_s())
-    try:  # multi-tenant: a second run in this process may find the first one's
+    try:  # multi-tenant: a second run in this process may share the first one's server
         return TCPStore(address, port, is_master=True, wait_for_workers=False, timeout=timeout, multi_tenant=True)
     except RuntimeError as error:
         raise UserError(
@@ -42,20 +38,16 @@ def open_store(launch: Launch, watchdog: Watchdog) -> Store:
 
 
 def connect_to_store(launch: Launch, watchdog: Watchdog) -> Store:
-    """Another connection to the job's store, on which nothing ever waits.
-
-    Raises:
-        UserError: nobody keeps a store there.
-    """
+    """Return another connection to the job's store, for calls that never wait; raise UserError without a store."""
     timeout_s = join_timeout_s()
     _await_listener(launch, timeout_s)
-    address, port = _address(launch)
+    address, port = launch.address, launch.port
     notice = (
         f"{address}:{port} takes connections, but does not answer as a job's store: another program, or a stopped one? "
         f"Waiting for at most {timeout_s:.0f} s."
     )
     try:
-        with watchdog.over(timeout_s=timeout_s, notice=notice):
+        with watchdog.watch(timeout_s=timeout_s, notice=notice):
             timeout = timedelta(seconds=timeout_s)
             return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
     except RuntimeError as error:
@@ -67,19 +59,13 @@ def connect_to_store(launch: Launch, watchdog: Watchdog) -> Store:
 
 
 def server_of(launch: Launch) -> str:
-    """Return who serves the job's store."""
+    """Return the name of the process that serves the job's store."""
     return "torchrun" if launch.has_store else "rank 0"
 
 
-def _address(launch: Launch) -> tuple[str, int]:
-    assert launch.address is not None and launch.port is not None, "a job has an address"
-    return launch.address, launch.port
-
-
 def _await_listener(launch: Launch, timeout_s: float) -> None:
-    """Wait until somebody listens at the job's address; torch itself would try for minutes and print nothing."""
-    server, found = server_of(launch), ""
-    address, port = _address(launch)
+    """Wait until a process listens at the job's address; torch itself would try for minutes without a message."""
+    server, address, port, found = server_of(launch), launch.address, launch.port, ""
 
     def step() -> str:
         nonlocal found
@@ -100,19 +86,18 @@ def _await_listener(launch: Launch, timeout_s: float) -> None:
 
 
 def agree_on_session(store: Store, rank: int, size: int, timeout_s: float) -> str:
-    """Id of this start of the ranks, the same on all of them and never used before: a prefix for its keys.
+    """Return a new id of this start of the ranks, a prefix of its keys; raise UserError if ranks are missing.
 
-    A launcher that restarts ranks may keep its store, where the addresses of dead ranks are left, and how often it has
-    restarted them may differ between nodes. So every rank posts a nonce of its own; rank 0 offers a session id together
-    with the nonces that it has read; each rank that finds its own nonce in the offer accepts it; when all have
-    accepted one with everybody's nonce, the session id is fixed. Counts of posts and offers tell whether there is
-    anything new to read. UserError: ranks are missing when the time is up.
+    A launcher may keep its store, with the addresses of dead ranks, over restarts, whose number may differ between
+    nodes. So every rank posts a nonce. Rank 0 offers a session id with the nonces that it has read. A rank that reads
+    its nonce in the offer accepts it. The id is fixed once all ranks have accepted an offer with all nonces. Counters
+    of posts and offers tell whether there is something new to read.
     """
     return _follow(store, rank, size, timeout_s) if rank else _lead(store, size, timeout_s)
 
 
 def _lead(store: Store, size: int, timeout_s: float) -> str:
-    """Rank 0's part of `agree_on_session`."""
+    """Run rank 0's part of `agree_on_session`."""
     others = range(1, size)
     session, nonces, seen, pauses = "", [""] * len(others), -1, Backoff()
     store.set("rendezvous/size", str(size))
@@ -120,7 +105,7 @@ def _lead(store: Store, size: int, timeout_s: float) -> str:
     def step() -> str:
         nonlocal session, nonces, seen
         posts = store.add("rendezvous/posts", 0)
-        if posts != seen:  # nonces of ranks that died may be left; those of living ranks replace them
+        if posts != seen:  # living ranks replace the nonces of dead ones
             seen, session = posts, uuid.uuid4().hex
             nonces = [(read(store, f"rendezvous/nonce/{other}") or "").partition("/")[0] for other in others]
             store.set("rendezvous/offer", " ".join((session, *(nonce or _ABSENT for nonce in nonces))))
@@ -146,7 +131,7 @@ def _lead(store: Store, size: int, timeout_s: float) -> str:
 
 
 def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
-    """The part of the other ranks in `agree_on_session`."""
+    """Run the other ranks' part of `agree_on_session`."""
     nonce, accepted, is_whole, seen, pauses = uuid.uuid4().hex, "", False, -1, Backoff()
     store.set(f"rendezvous/nonce/{rank}", f"{nonce}/{size}")
     store.add("rendezvous/posts", 1)
@@ -167,7 +152,7 @@ def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
         return _hint(0, read(store, "rendezvous/size") or "", size)
 
     def missing() -> str:
-        """Rank 0 alone says which others are; nothing where it is there and agrees on their number."""
+        """Only rank 0 names the others; "" where it has started with the same number of ranks."""
         return f"rank 0 to start{sizes()}" if sizes() or not store.check(["rendezvous/size"]) else ""
 
     def late() -> str:
@@ -177,7 +162,7 @@ def _follow(store: Store, rank: int, size: int, timeout_s: float) -> str:
 
 
 def _hint(rank: int, found: str, size: int) -> str:
-    """Name a rank that was started with another number of ranks, as far as the store remembers."""
+    """Return a hint at a rank that was started with another number of ranks, as far as the store knows."""
     differs = found not in ("", str(size))
     return f" (rank {rank} was started as one of {found}, this one as one of {size})" if differs else ""
 
@@ -190,7 +175,7 @@ def _wait(
     pauses: Backoff,
     reporter: int | None = None,
 ) -> str:
-    """Repeat `step` until it returns something; print once whom it waits for, and in the end raise that it is late."""
+    """Repeat `step` until it returns a text; print once what is missing, and raise UserError after `timeout_s`."""
     started, noticed = time.monotonic(), False
     while not (found := step()):
         waited = time.monotonic() - started
@@ -198,25 +183,21 @@ def _wait(
             raise UserError(late(), reporter=reporter)
         if waited > NOTICE_S and not noticed:
             noticed = True
-            if who := missing():
-                print_without_waiting(f"Waiting for {who}, for at most {timeout_s:.0f} s (TESSERA_JOIN_TIMEOUT).")
+            if names := missing():
+                print_without_waiting(f"Waiting for {names}, for at most {timeout_s:.0f} s (TESSERA_JOIN_TIMEOUT).")
         pauses.wait(timeout_s if noticed else NOTICE_S)
     return found
 
 
 def require_own_devices(store: Store, rank: int, size: int, accelerator: Accelerator) -> bool:
-    """Return whether all ranks reach each other over one loopback interface.
-
-    Raises:
-        ConfigError: on every rank; ranks share a device, or their collectives run over different backends.
-    """
+    """Return whether all ranks share a loopback interface; raise ConfigError if they share a device or mix kinds."""
     store.set(f"device/{rank}", f"{namespace('net')} {accelerator.backend} {accelerator.identity}")
     values = store.multi_get([f"device/{other}" for other in range(size)])
     networks, backends, devices = zip(*(value.decode().split(" ", 2) for value in values), strict=True)
     if len(set(backends)) > 1:
         raise ConfigError(
-            f"the ranks compute on different kinds of devices, and cannot exchange gradients: {by_value(backends)}. "
-            f"Does a host not see its GPUs? Give --device on all of them."
+            f"the ranks compute on different kinds of devices and cannot exchange gradients: {by_value(backends)}. "
+            f"Check that every host sees its GPUs, or give the same --device on all hosts."
         )
     for device, ranks in _ranks_by_value(devices).items():
         if device and len(ranks) > 1:
@@ -235,6 +216,6 @@ def _ranks_by_value(values: Iterable[str]) -> dict[str, list[int]]:
 
 
 def by_value(values: Iterable[str]) -> str:
-    """Values by rank, as messages list them: "gloo on rank 0, 2; nccl on rank 1"."""
-    shares = _ranks_by_value(values).items()
-    return "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in shares)
+    """Return a list of values with their ranks, such as "gloo on rank 0, 2; nccl on rank 1"."""
+    groups = _ranks_by_value(values).items()
+    return "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in groups)

@@ -1,4 +1,4 @@
-"""The lock on a run directory: one process at a time writes there."""
+"""Lock on a run directory, in which one process at a time writes."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ log = logging.getLogger(__name__)
 LOCK = ".lock"
 _ENDING = "a process that is ending"
 _ROUND_S, _POLL_S = 1.0, 0.1
-# Lock files that are open here, as (process, device, inode): a record lock does not refuse the process that has it.
+# Locks of this process as (process, device, inode): a record lock does not exclude its own process.
 _HELD: set[tuple[int, int, int]] = set()
 
 
 class RunTakenError(UserError):
-    """Another process writes to the run directory, and has not ended while this one waited."""
+    """Another process still writes to the run directory after the wait."""
 
     kind = "taken"
     exit_code = 4
 
 
 class RunLock:
-    """The lock on a run directory, in a file there; leaving this context manager releases it.
+    """Lock on a file in a run directory; leaving this context manager releases it.
 
-    It is a POSIX record lock: the system ends it with this process, however that ends, and forked loader workers, which
-    may outlive a killed rank for a moment, do not inherit it as they would one of flock(2). Closing any descriptor of
-    the file would release it too: nothing else in this process may open that file.
+    A POSIX record lock ends with its process, even if that is killed. Unlike a lock of flock(2), forked loader workers,
+    which may outlive a killed rank, do not inherit it. Closing any descriptor of the file releases it, so nothing else
+    in this process may open the file.
     """
 
     def __init__(self, run: Path) -> None:
@@ -51,12 +51,9 @@ class RunLock:
         self._made = False
 
     def take(self, *, new: bool = False) -> str | None:
-        """Make the directory where it is missing, and take its lock; return None, or who has the lock.
+        """Make the directory if it is missing, and take its lock; return None, or a description of the holder.
 
-        Where the file system has no locks, a warning is logged instead. `new`: take no directory that was there before.
-
-        Raises:
-            UserError: the directory cannot be made or written to.
+        With `new` an existing directory is not taken. A directory that cannot be written to is a UserError.
         """
         try:
             try:
@@ -93,7 +90,7 @@ class RunLock:
         return None
 
     def _refusal(self, file: FileIO) -> str:
-        """Lock the file; "" where that was done, else who has locked it."""
+        """Lock the file; return "", or a description of the holder."""
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -101,8 +98,8 @@ class RunLock:
                 file.seek(0)
                 return one_line(file.read(400).decode(errors="replace").strip(), 200) or "another process"
             log.warning(
-                f"{self.run}: this file system has no locks ({error.strerror}), so another process could write there "
-                "too. Start no second command for this run while this one is running."
+                f"{self.run}: this file system has no locks ({error.strerror}). Start no second command for this run "
+                "while this one is running: both would write there."
             )
         return "" if is_at(self._path, file) else _ENDING
 
@@ -110,11 +107,11 @@ class RunLock:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the lock; remove a directory that was made here and stayed empty, of a run that has not begun."""
+        """Release the lock, and remove the directory if it was made here and is still empty."""
         if self._file is None:
             return
         _HELD.discard(_key(os.fstat(self._file.fileno())))
-        # A disk that fails has ended the run by an error of its own, and a lock file that is left there locks nothing.
+        # A failing disk has ended the run with its own error. A lock file that stays behind is harmless.
         with contextlib.suppress(OSError), self._file:
             if is_at(self._path, self._file):
                 self._path.unlink()
@@ -127,7 +124,7 @@ def _key(found: os.stat_result) -> tuple[int, int, int]:
 
 
 def _require_targets(paths: Iterable[Path]) -> None:
-    """Raise OSError where one of the paths is a link to what is not there."""
+    """Raise OSError where one of the paths is a dangling link."""
     for path in paths:
         if path.is_symlink() and not path.exists():
             raise FileNotFoundError(errno.ENOENT, f"the link {path} leads to {path.readlink()}, which is not there")
@@ -144,17 +141,13 @@ def remove_if_empty(run: Path) -> None:
 
 @contextmanager
 def hold_run(run: Path, world: World, *, waits: bool = True, instead: str = "give another --name") -> Iterator[Path]:
-    """Hold the lock on a run directory, which is made where it is missing; every rank enters this, and rank 0 has it.
+    """Hold the lock on a run directory, which is made if it is missing. All ranks enter this; rank 0 has the lock.
 
     Args:
-        run: the directory; what was read there before may be out of date after waiting.
+        run: the directory; files that were read there before may have changed after the wait.
         world: the ranks.
-        waits: for another process that has the lock, TESSERA_LOCK_TIMEOUT seconds; else that is an error at once.
-        instead: a remedy, for the message.
-
-    Raises:
-        RunTakenError: on every rank; the other process has not ended.
-        UserError: on every rank; the directory cannot be made or written to.
+        waits: wait TESSERA_LOCK_TIMEOUT seconds for another process; otherwise raise immediately.
+        instead: a remedy, for the message of RunTakenError, which is raised on every rank.
     """
     world.set_activity("waiting for the run directory")
     timeout_s = lock_timeout_s() if waits else 0.0
@@ -162,7 +155,7 @@ def hold_run(run: Path, world: World, *, waits: bool = True, instead: str = "giv
     with RunLock(run) as lock:
 
         def wait() -> str | None:
-            """A round of waiting: after each the other ranks get a control message, whose timeout may be shorter."""
+            """Wait for a round; after each the other ranks get a control message, whose timeout may be shorter."""
             until = min(time.monotonic() + _ROUND_S, end)
             while (holder := lock.take()) and time.monotonic() < until:
                 time.sleep(_POLL_S)

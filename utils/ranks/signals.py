@@ -1,7 +1,7 @@
-"""Signals: to stop (by Ctrl-C, a scheduler, its warning that time is nearly up, a terminal that closes), or to print.
+"""Signal handling: SIGTERM, SIGINT, SIGUSR1 and SIGHUP stop a run, SIGUSR2 prints the stacks of all threads.
 
-Python handles signals in the main thread, between two of its own instructions. So a thread waits for them too, which
-acts while the main thread is in a call of a library that does not return.
+Python runs signal handlers in the main thread between two instructions. A second thread also reads the signals, and
+acts while the main thread is in a library call that does not return.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tessera.utils.environment import Launch
 from tessera.utils.errors import Interrupted
 from tessera.utils.flags.json_output import answer
 
-GRACE_S = 2.0  # for an end that has begun; cutting it off would leave loader workers and files behind
-STUCK_S = 20.0  # for the main thread to come out of a library's call; a second signal asks for less patience
+GRACE_S = 2.0  # for a shutdown in progress, which removes loader workers and files
+STUCK_S = 20.0  # for the main thread to return from a library call; after a second signal GRACE_S
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # SIGUSR1: `#SBATCH --signal=USR1@120`
-_END = b"\0"  # no signal's number
-_PATIENCE_S = 5.0
+_END = b"\0"  # not the number of a signal
+_JOIN_S = 5.0
 
 
 class Interruption:
-    """Turns the signals into an end of the run; a context manager, and the signals' handler inside it.
+    """Signal handler that stops the run; a context manager that installs itself.
 
-    At first a signal ends the run at once: it raises `Interrupted`, "Stopped by SIGTERM `when`.", in the main thread.
-    After `defer` it is only noted in `requested`, for the training loop to save a checkpoint and end after the step. A
-    second Ctrl-C always ends at once; while the run is ending already it has no effect, unless that takes long. Rank 0
-    acknowledges the first signal with a line. Outside the main thread the signals stay as they are.
+    At first a signal raises `Interrupted`, "Stopped by SIGTERM `when`.", in the main thread. After `defer` it is only
+    stored in `requested`, so that the training loop saves a checkpoint and stops after the step. A second Ctrl-C stops
+    immediately; during a shutdown it is ignored for GRACE_S seconds. Rank 0 prints a line for the first signal. Outside
+    the main thread no handler is installed.
     """
 
     def __init__(self, when: str = "") -> None:
@@ -51,14 +51,14 @@ class Interruption:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
-                    continue  # under nohup a closed terminal ends nothing
+                    continue  # nohup
                 self._before[number] = signal.signal(number, self)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             if isinstance(handler, Interruption):
-                handler.requested = handler.requested or self.requested  # lest a second signal disturb the end
+                handler.requested = handler.requested or self.requested  # a second signal must not disturb the shutdown
                 handler._ending_since = self._ending_since
             if signal.getsignal(number) is self:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -66,7 +66,7 @@ class Interruption:
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle signal `number`."""
         if os.getpid() != self._process:
-            return  # a worker that was forked just now: its rank decides
+            return  # a forked worker: its rank handles the signal
         if self.requested:
             is_ending = self._ending_since is not None and time.monotonic() - self._ending_since < GRACE_S
             if number == signal.SIGINT and not is_ending:
@@ -74,30 +74,26 @@ class Interruption:
                 raise KeyboardInterrupt
             return
         self.requested = number
-        self._acknowledge()
+        if self._is_main:  # no promise of a checkpoint: after a lost rank, when launchers send SIGTERM, there is none
+            how = "stopping soon; Ctrl-C ends at once" if self._deferred else "stopping"
+            _write_line(f"{signal.Signals(number).name}: {how}.")
         if not self._deferred:
             raise self._end()
 
-    def _acknowledge(self) -> None:
-        # No promise of a checkpoint: launchers send SIGTERM too where a rank is gone, without which there is none.
-        how = "stopping soon; Ctrl-C ends at once" if self._deferred else "stopping"
-        if self._is_main:
-            _write_line(f"{signal.Signals(self.requested).name}: {how}.")
-
     def begin_end(self) -> None:
-        """The run ends from now on: for a while, no other Ctrl-C cuts off what is being closed."""
+        """Start the shutdown: ignore Ctrl-C for GRACE_S seconds."""
         self._ending_since = time.monotonic()
 
     def asked(self) -> bool:
-        """Whether a signal has come."""
+        """Return whether a signal has come."""
         return self.requested > 0
 
     def defer(self) -> None:
-        """From now on only note a signal."""
+        """Only store signals from now on."""
         self._deferred = True
 
     def act_at_once(self, when: str) -> None:
-        """From now on end the run at once again; now where a signal has been noted: "Stopped by SIGTERM `when`."."""
+        """Stop immediately on signals from now on, and now if one is stored: "Stopped by SIGTERM `when`."."""
         self._when, self._deferred = when, False
         if self.requested:
             raise self._end()
@@ -109,16 +105,16 @@ class Interruption:
 
 
 def _write_line(text: str) -> None:
-    """Write to stderr itself: a print may be under way, which a handler must not enter."""
+    """Write to the descriptor of stderr: a signal handler must not enter a print in progress."""
     with contextlib.suppress(OSError):
         os.write(2, f"\n{text}\n".encode())
 
 
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """Inside, the signals that an `Interruption` handles wait; the first of them is handled at the end.
+    """Delay the signals that an `Interruption` handles to the end of the body, where the first is raised again.
 
-    For what has to be closed whole: the exception would leave the rest of it open, and be lost inside a `__del__`.
+    For cleanup that must complete: the exception would leave the rest open, and be lost inside a `__del__`.
     """
     waiting: list[int] = []
     try:
@@ -130,31 +126,31 @@ def signals_wait() -> Iterator[None]:
 
 
 def signals_end_at_once() -> AbstractContextManager[None]:
-    """Inside, the signals that an `Interruption` handles end the process, as the system does it, with no message.
+    """Let the system end the process, without a message, on the signals that an `Interruption` handles.
 
-    For a call of a library that may never return nor release Python's lock, while there is nothing to be saved.
+    For library calls that may never return nor release the interpreter lock, while there is nothing to save.
     """
     return _handled_by(signal.SIG_DFL)
 
 
 @contextmanager
 def _handled_by(other: Any) -> Iterator[None]:
-    """Inside, another handler has the signals that an `Interruption` handles, where this thread may set handlers."""
+    """Install another handler for the signals that an `Interruption` handles; do nothing outside the main thread."""
     numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    found = {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), Interruption)}
-    for number in found:
+    before = {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), Interruption)}
+    for number in before:
         signal.signal(number, other)
     try:
         yield
     finally:
-        for number, handler in found.items():
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def ignore_sigterm_at_the_end() -> None:
-    """From now on ignore SIGTERM, in a process whose signals an `Interruption` handles.
+    """Ignore SIGTERM from now on, in a process whose signals an `Interruption` handles.
 
-    torchrun sends SIGTERM to all ranks as soon as one is gone; one that is about to end too needs time to say why.
+    torchrun sends SIGTERM to all ranks when one is gone; a rank that is about to end needs time to report why.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and isinstance(signal.getsignal(signal.SIGTERM), Interruption):
@@ -162,29 +158,22 @@ def ignore_sigterm_at_the_end() -> None:
 
 
 def start_signal_thread(who: str) -> Callable[[], None]:
-    """Start a thread that acts on signals at once, whatever the main thread is in.
+    """Start a thread that acts on signals while the main thread is in a library call; return a function that ends it.
 
-    SIGUSR2 prints the stack of each thread of this process to stderr, under the name `who`, and the process continues:
-    also while the main thread waits in a collective. The thread reads the stacks while it holds the interpreter's lock:
-    faulthandler, which reads them within the signal handler, can crash a process with busy threads.
+    On SIGUSR2 it prints the stacks of all threads to stderr, under the name `who`. It holds the interpreter lock
+    meanwhile: faulthandler, which does not, can crash a process with busy threads. If the main thread has not handled a
+    signal of an `Interruption` after STUCK_S seconds, and it is not deferred, the thread ends the process.
 
-    A signal that an `Interruption` handles ends the process where the main thread does not come to handle it: some time
-    after the signal, and sooner after another one. Where it is only noted, nothing is done: a step may take long.
-
-    Does nothing outside the main thread, which alone may set handlers, and without a stderr. A forked process has to
-    call this too: until then its parent acts instead.
-
-    Returns:
-        Ends the thread, before the interpreter does. SIGUSR2 is ignored afterwards.
+    Nothing is started outside the main thread or without a stderr. A forked process must call this itself.
     """
     if threading.current_thread() is not threading.main_thread() or sys.__stderr__ is None:
         return lambda: None
-    (asked, wake), to = os.pipe(), os.dup(sys.__stderr__.fileno())
+    (numbers, wake), stderr = os.pipe(), os.dup(sys.__stderr__.fileno())
     os.set_blocking(wake, False)
     wake_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     handler_before = signal.signal(signal.SIGUSR2, lambda *_: None)
     signal.siginterrupt(signal.SIGUSR2, False)  # system calls of C code continue
-    thread = threading.Thread(target=_act_on_signals, args=(who, asked, to), name="signals", daemon=True)
+    thread = threading.Thread(target=_act_on_signals, args=(who, numbers, stderr), name="signals", daemon=True)
     thread.start()
 
     def end() -> None:
@@ -192,46 +181,46 @@ def start_signal_thread(who: str) -> Callable[[], None]:
         signal.set_wakeup_fd(wake_before)
         os.set_blocking(wake, True)
         os.write(wake, _END)
-        thread.join(_PATIENCE_S)
-        if not thread.is_alive():  # else it may still write
-            for descriptor in (wake, asked, to):
+        thread.join(_JOIN_S)
+        if not thread.is_alive():  # otherwise it may still write
+            for descriptor in (wake, numbers, stderr):
                 os.close(descriptor)
 
     return end
 
 
-def _act_on_signals(who: str, asked: int, to: int) -> None:
-    patience_s = STUCK_S
-    while _END not in (numbers := os.read(asked, 4096)):  # numbers of all signals that came
-        for number in numbers:
-            if isinstance(handler := signal.getsignal(number), Interruption):  # not SIGCHLD, of a worker that ends
-                timer = threading.Timer(patience_s, _end_if_stuck, (number, handler))
+def _act_on_signals(who: str, numbers: int, stderr: int) -> None:
+    delay_s = STUCK_S
+    while _END not in (received := os.read(numbers, 4096)):
+        for number in received:
+            if isinstance(handler := signal.getsignal(number), Interruption):  # not SIGCHLD of a worker
+                timer = threading.Timer(delay_s, _end_if_stuck, (number, handler))
                 timer.daemon = True
                 timer.start()
-                patience_s = GRACE_S
-        if signal.SIGUSR2 in numbers:
-            with contextlib.suppress(OSError):  # nobody reads stderr
-                os.write(to, _stacks(who).encode(errors="backslashreplace"))  # at once: other processes print there too
+                delay_s = GRACE_S
+        if signal.SIGUSR2 in received:
+            with contextlib.suppress(OSError):  # closed pipe
+                os.write(stderr, _stacks(who).encode(errors="backslashreplace"))  # one write, not interleaved
 
 
 def _end_if_stuck(number: int, handler: Interruption) -> None:
     if not handler.asked() and not handler._deferred and signal.getsignal(number) is handler:
         name = signal.Signals(number).name
-        _write_line(f"{name}: ended in the middle of a call that does not return.")
+        _write_line(f"{name}: ended during a call that does not return.")
         answer.fail(Interrupted.kind, f"Stopped by {name}.", 128 + number)
         os._exit(128 + number)
 
 
 def _stacks(who: str) -> str:
-    """The stacks of all threads but this one."""
+    """Return the stacks of all threads but this one."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     parts = [f"{who} (process {os.getpid()}) is here:\n"]
-    collects = gc.isenabled()
-    gc.disable()  # Python 3.11 might collect garbage while it lists the frames, when it must not
+    is_collecting = gc.isenabled()
+    gc.disable()  # a collection while frames are listed crashes Python 3.11
     try:
         frames = sys._current_frames()
     finally:
-        if collects:
+        if is_collecting:
             gc.enable()
     for ident, frame in frames.items():
         if ident != threading.get_ident():

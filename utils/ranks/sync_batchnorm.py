@@ -1,6 +1,6 @@
-"""BatchNorm with statistics over all ranks, without a synchronisation of host and device.
+"""Synchronised BatchNorm: statistics over all ranks, without a wait of the host for the device.
 
-Legend: x float (B, C, H, W), this rank's share of the global batch; statistics float32 (C,).
+Legend: x float (B, C, H, W), this rank's part of the global batch; statistics float32 (C,).
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from tessera.utils.ranks.collectives import Collectives
 
 
 class SyncBatchNorm2d(nn.BatchNorm2d):
-    """BatchNorm2d with statistics over all ranks; torch.nn.SyncBatchNorm refuses the CPU, and waits for a device."""
+    """BatchNorm2d with statistics over all ranks; torch.nn.SyncBatchNorm rejects the CPU and waits for the device."""
 
     collectives: Collectives
-    parts: BatchNormParts | None  # of the device, between which one message travels; None = two messages, see `_Exact`
-    widest: torch.dtype  # the widest float type of the device, in which sums over the ranks are formed
+    parts: BatchNormParts | None  # of the device, for one message a pass; None = `_Exact`
+    widest: torch.dtype  # widest float type of the device, for sums over the ranks
 
     @classmethod
     def convert(cls, plain: nn.BatchNorm2d, collectives: Collectives, accelerator: Accelerator) -> None:
-        """Let `plain` take this class, so that its parameters and buffers stay the same objects."""
+        """Change the class of `plain`, whose parameters and buffers stay the same objects."""
         plain.__class__ = cls
         converted = cast(SyncBatchNorm2d, plain)
         converted.collectives = collectives
         converted.parts, converted.widest = accelerator.batch_norm, accelerator.widest
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) to the same shape; evaluation is plain BatchNorm."""
+        """Normalise (B, C, H, W); in evaluation as plain BatchNorm."""
         if not self.training:
             return super().forward(x)
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
@@ -46,10 +46,10 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
 
 
 class _OneMessage(torch.autograd.Function):
-    """In one message a forward (sum, sum of squares, count) and one a backward.
+    """Synchronised BatchNorm with one message per forward (sum, sum of squares, count) and one per backward.
 
-    Sums are of the distance to the running mean, which all ranks share: where float32 is the widest type, the variance
-    is then no difference of large numbers (Chan, Golub, LeVeque 1983: shifted data).
+    Sums are of the distance to the running mean, which all ranks share. So the variance is no difference of large
+    numbers where float32 is the widest type (Chan, Golub, LeVeque 1983: shifted data).
     """
 
     @staticmethod
@@ -88,11 +88,10 @@ class _OneMessage(torch.autograd.Function):
 
 
 class _Exact(torch.autograd.Function):
-    """In two messages a forward and one a backward; the same result however the batch is cut.
+    """Synchronised BatchNorm with two messages per forward and one per backward, independent of the number of ranks.
 
-    Sums are taken image by image in float32 and added up over images and ranks in float64, so that rounding to float32
-    leaves nothing of their order. That matters: early in training a network turns an error of one last digit in its
-    activations into one of the third digit in its gradients.
+    Sums are taken per image in float32, and over images and ranks in float64: rounding to float32 hides their order.
+    Otherwise an error in the last digit of activations becomes one in the third digit of gradients early in training.
 
     Forward: mean and variance merged from the images' (Chan, Golub, LeVeque 1979).
     Backward: dx = γ/σ (dy − mean(dy) − x̂ mean(dy x̂)), both means over the global batch.

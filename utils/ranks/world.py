@@ -1,8 +1,8 @@
-"""The ranks of a job, as one of them sees them.
+"""Ranks of a job from the view of one rank: rank numbers, collectives, control messages.
 
-Two groups: the default one (NCCL on CUDA, gloo otherwise) carries gradients and counts; a gloo group of its own carries
-control messages, so that host work of any length never runs into a timeout of the device's collectives. A TCP store
-carries what must not wait for everybody: "the first rank of my node is done", "rank 3 has failed".
+The default group (NCCL on CUDA, else gloo) carries gradients and counts. A second gloo group carries control messages,
+so that long work on the host never hits the timeout of the device's collectives. A TCP store carries what must not wait
+for all ranks, such as the failure of one.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.resource_limits import affinity, cpu_quota, share_of_cpus
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.failures import PeerError
-from tessera.utils.ranks.liveness import Heartbeat, where
+from tessera.utils.ranks.liveness import Heartbeat, describe_rank
 from tessera.utils.ranks.store import Backoff, Memory, read
 
 T = TypeVar("T")
 
 
 class World:
-    """The ranks of this job, as one of them sees them. `World()` is a single rank on the CPU, and needs no group.
+    """The ranks of this job. `World()` is a single rank on the CPU without a process group.
 
     Attributes:
-        rank, size: this rank among all.
-        local_rank, local_size: this rank on its node.
+        rank, size: number of this rank, and of ranks.
+        local_rank, local_size: the same on this node.
         node: number of this node, from 0 in the order of ranks.
         first_of_node: the first rank on this node.
-        store: of this session, without waiting calls; None for a single rank.
-        cpus: this rank's part of its node's processors, at least 1; see `share_of_cpus`.
-        device: the accelerator as torch knows it.
+        store: the store of this session; None for a single rank.
+        cpus: processors of this rank, at least 1; see `share_of_cpus`.
+        device: torch device of the accelerator.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class World:
     ) -> None:
         launch = launch or Launch()
         self.rank, self.size = launch.rank, launch.size
-        self.local_rank, self.local_size = launch.local_rank, launch.local_size
+        self.local_rank = launch.local_rank
         self.accelerator = accelerator or Accelerator()
         self.device = self.accelerator.device
         self.collectives = collectives or Collectives()
@@ -70,6 +70,7 @@ class World:
         self.first_of_node = node_firsts[self.rank]
         self.node = firsts.index(self.first_of_node)
         self._node_ranks = [rank for rank, first in enumerate(node_firsts) if first == self.first_of_node]
+        self.local_size = len(self._node_ranks)
         self.cpus = share_of_cpus(mine, [affinities[rank] for rank in self._node_ranks], cpu_quota())
         if memory is not None:
             memory.agree(self.broadcast)
@@ -79,7 +80,7 @@ class World:
         """Whether this is rank 0, which writes and prints."""
         return self.rank == 0
 
-    # Control messages: any picklable value, over gloo, on the host.
+    # Control messages: any picklable value, over gloo.
 
     def broadcast(self, value: T, source: int = 0) -> T:
         """Return the value of rank `source` on every rank."""
@@ -92,13 +93,13 @@ class World:
             return self.collectives.all_gather(value) if self.size > 1 else [value]
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's value, by rank, on rank 0; nothing on the others. For what is large."""
+        """Return every rank's value, by rank, on rank 0, and [] on the others; for large values."""
         with self._control_message():
             return self.collectives.gather(value) if self.size > 1 else [value]
 
     @contextmanager
     def _control_message(self) -> Iterator[None]:
-        """Count a control message; where it times out, name the missing ranks and their activity."""
+        """Count a control message; if it times out, raise UserError with the missing ranks and their activity."""
         if self._heartbeat is None:
             yield
             return
@@ -109,9 +110,9 @@ class World:
         except RuntimeError as error:
             waited, number = time.monotonic() - started, self._heartbeat.messages
             if waited < control_timeout_s() * 0.9:
-                raise  # a peer is gone, which its own rank or the launcher reports
-            signs = enumerate(self._heartbeat.signs())
-            missing = [where(rank, sign) for rank, sign in signs if sign is None or sign.messages < number]
+                raise  # a peer is gone: its own rank or the launcher reports it
+            statuses = enumerate(self._heartbeat.statuses())
+            missing = [describe_rank(rank, s) for rank, s in statuses if s is None or s.messages < number]
             raise UserError(
                 f"control message {number} has waited {waited:.0f} s ({self._heartbeat.activity}) for "
                 f"{', '.join(missing) or 'a rank that came too late'}. Find out what holds it up, or raise "
@@ -119,17 +120,17 @@ class World:
             ) from error
 
     def set_activity(self, activity: str) -> None:
-        """Publish what this rank is about to do: a rank that times out while waiting for it prints that."""
+        """Publish this rank's current work, for the messages of ranks that wait for it."""
         if self._heartbeat is not None:
             self._heartbeat.activity = activity
 
     def remember(self, key: str, text: str) -> None:
-        """Keep rank 0's text for this call over restarts of the ranks, where the launcher restarts them; see Memory."""
+        """Store rank 0's text for this call over restarts by the launcher; see Memory."""
         if self.is_main and self._memory is not None:
             self._memory.keep(key, text)
 
     def recall(self, key: str) -> str | None:
-        """What rank 0 finds kept for this call, on every rank; None where there is nothing."""
+        """Return the text that rank 0 stored for this call, on every rank; None without one."""
         return self.broadcast(self._memory.find(key) if self.is_main and self._memory is not None else None)
 
     def node_first(self, value: T) -> T:
@@ -142,11 +143,11 @@ class World:
         return [values[rank] for rank in self._node_ranks]
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         self.all_gather(None)
 
     def from_main(self, work: Callable[[], T]) -> T:
-        """Let rank 0 do `work` while the others wait; return its result, or raise its error, on every rank."""
+        """Run `work` on rank 0 while the others wait; return its result, or raise its error, on every rank."""
         result, failed = None, None
         if self.is_main:
             try:
@@ -159,36 +160,33 @@ class World:
             raise PeerError(*failed)
         return cast(T, result)
 
-    # Numbers of the step: on the device, over the default group.
+    # Tensors of the step: on the device, over the default group.
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum `tensor` over the ranks, in place, and return it."""
         return self.collectives.all_reduce(tensor) if self.size > 1 else tensor
 
     def sum_later(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """Begin to sum `tensor` over the ranks, in place; the returned function waits for the result."""
+        """Start to sum `tensor` over the ranks, in place; the returned function waits for the result."""
         return self.collectives.begin_all_reduce(tensor) if self.size > 1 else lambda: tensor
 
 
 def _first_of_node(rank: int, hosts: Sequence[str], firsts: Sequence[int]) -> int:
-    """First rank on the node of `rank`. Test hosts may share a name: then it is the nearest one before."""
+    """Return the first rank on the node of `rank`; where hosts share a name, the nearest one before `rank`."""
     own = [first for first in firsts if hosts[first] == hosts[rank]]
     return max((first for first in own if first <= rank), default=own[0] if own else rank)
 
 
 @contextmanager
 def torch_distributed_zero_first(local_rank: int, world: World | None = None) -> Iterator[dict[str, str]]:
-    """Let the first rank of each node run the body; once all first ranks are through, the other ranks run it.
+    """Run the body on the first rank of each node, and then, after all of these, on the other ranks.
 
-    For caches: the first rank builds, the others find. The body is given a dict; what a first rank puts into it, the
-    other ranks of its node find there. Waiting has no time limit of its own: the first rank may need minutes.
+    For caches, which the first rank builds. The body gets a dict: what a first rank puts into it, the other ranks of
+    its node receive. Waiting has no time limit. If a first rank fails, the others raise PeerError.
 
     Args:
         local_rank: this rank on its node; 0 or -1 = the first.
-        world: the ranks; without it they are those of torch's default process group, if there is one.
-
-    Raises:
-        PeerError: a first rank failed.
+        world: the ranks; None = those of torch's default process group, if there is one.
     """
     if world is not None:
         rank, size, first, store = world.rank, world.size, world.first_of_node, world.store
@@ -200,17 +198,17 @@ def torch_distributed_zero_first(local_rank: int, world: World | None = None) ->
     if size == 1 or store is None:
         yield {}
         return
-    # All ranks come here equally often, so each counts its own turns.
+    # All ranks call this equally often, so each counts its own calls.
     turn = f"zero_first/{store.add(f'zero_first/{rank}', 1)}"
-    found: dict[str, str] = {}
+    shared: dict[str, str] = {}
     if local_rank in (-1, 0):
         try:
-            yield found
+            yield shared
         except BaseException as error:
             store.set(f"{turn}/over", f"{exit_code_of(error)} {error}")
             raise
-        store.set(f"{turn}/{rank}", json.dumps(found))
-    # The last rank to come ends the turn: however many there are, each waits for one key alone.
+        store.set(f"{turn}/{rank}", json.dumps(shared))
+    # The last rank to arrive sets the one key that the others wait for.
     if store.add(f"{turn}/came", 1) == size:
         store.set(f"{turn}/over", "")
     if local_rank not in (-1, 0):
@@ -220,4 +218,4 @@ def torch_distributed_zero_first(local_rank: int, world: World | None = None) ->
         if failure:
             code, message = failure.split(" ", 1)
             raise PeerError(message, int(code))
-        yield json.loads(read(store, f"{turn}/{first}") or "{}")  # nothing where no rank of this node has the number 0
+        yield json.loads(read(store, f"{turn}/{first}") or "{}")  # {} on a node without a local rank 0

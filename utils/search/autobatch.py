@@ -1,4 +1,4 @@
-"""AutoBatch: the largest batch that fits, from measured steps and validations."""
+"""AutoBatch: largest batch size that fits into memory, from measured steps and validations."""
 
 from __future__ import annotations
 
@@ -28,42 +28,36 @@ from tessera.utils.evaluation.predictors import Measurement, Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import fused_copy
-from tessera.utils.text import counted
 from tessera.utils.types import Batch, DatasetIndex
 
 log = logging.getLogger(__name__)
 
 TRIAL_SIZES = (1, 2, 4, 8, 16)
-REACH = 8  # times the largest measured batch: how far the line through the measurements is trusted
-UNMEASURED_BATCH = 16
-SHARE = 0.8  # of the memory that is free before the first step
-LARGEST_SHARE = 0.9  # that the chosen batch may take when it is tried, for a line is not exact
+MAX_EXTRAPOLATION = 8  # times the largest measured batch
+DEFAULT_BATCH = 16
+TARGET_FRACTION = 0.8  # of the memory that is free before the first step
+MAX_FRACTION = 0.9  # for the measurement of the chosen batch, since the linear fit is not exact
 
-# Bytes that so many images a rank take: at most in training, and at most in the validation beside it.
+# Peak bytes of a number of images per rank: in training, and in the validation beside it.
 Measure = Callable[[int], Sequence[int]]
 
 
 def auto_batch_size(measure: Measure, most: int, world: World) -> int:
-    """Images a global batch for `--batch-size -1`, the same on every rank.
+    """Return the global batch size for `--batch-size -1`, the same on every rank.
 
-    Memory is measured for 1 to 16 images and taken to grow linearly; beyond eight times the largest batch that was
-    measured, that one is measured too. Each rank fills 80 % of what is free, and the rank with the least decides. The
-    chosen batch is then tried, and made smaller until it fits. Where memory cannot be measured, 16 images in all.
+    Memory is measured for 1 to 16 images and extrapolated linearly, up to 8 times the largest measured batch. Each rank
+    fills 80 % of its free memory, and the smallest result counts. The chosen batch is measured, and reduced until it
+    fits. Without memory statistics the result is 16 images. If one image does not fit, UserError is raised.
 
     Args:
-        measure: as in `Trial`; may run out of memory.
-        most: images of the dataset, which a batch need not exceed.
-
-    Raises:
-        UserError: one image does not fit.
+        measure: such as `Trial`; may run out of memory.
+        most: largest useful batch, the number of images of the dataset.
+        world: the ranks.
     """
     accelerator = world.accelerator
     if not accelerator.measures_memory:
-        batch = max(UNMEASURED_BATCH // world.size, 1) * world.size
-        log.info(
-            f"AutoBatch: memory is measured on CUDA only; using {counted(batch, 'image')} a batch on "
-            f"{accelerator.kind}."
-        )
+        batch = max(DEFAULT_BATCH // world.size, 1) * world.size
+        log.info(f"AutoBatch: {accelerator.kind} has no memory statistics; using batch size {batch}.")
         return batch
     accelerator.reset_peak_memory()
     free = accelerator.free_memory()
@@ -71,7 +65,7 @@ def auto_batch_size(measure: Measure, most: int, world: World) -> int:
     largest = min(world.all_gather(_fitting(measure, most_of_rank, free, accelerator)))
     while largest >= 1:
         taken = max(_within_memory(measure, largest, accelerator))
-        if all(world.all_gather(taken <= LARGEST_SHARE * free)):
+        if all(world.all_gather(taken <= MAX_FRACTION * free)):
             break
         largest = largest * 9 // 10
     if largest < 1:
@@ -80,52 +74,52 @@ def auto_batch_size(measure: Measure, most: int, world: World) -> int:
             "or free memory that other processes hold."
         )
     log.info(
-        f"AutoBatch: {counted(largest, 'image')} a rank, {largest * world.size} in all, for {SHARE:.0%} of the "
-        "free memory."
+        f"AutoBatch: batch size {largest * world.size} ({largest} per rank), {TARGET_FRACTION:.0%} of free memory."
     )
     return largest * world.size
 
 
-def fit_batch(sizes: Sequence[int], peaks: Sequence[float], room: float) -> int:
-    """Largest batch whose memory, on the line through the measurements (sizes, peaks in bytes), stays within `room`.
+def fit_batch(sizes: Sequence[int], peaks: Sequence[float], limit: float) -> int:
+    """Return the largest batch within `limit` bytes by a linear fit of measurements (sizes, peaks in bytes).
 
-    With one measurement, or where all are equal, the largest size that was measured. 0 where nothing fits.
+    With one measurement, or without growth, this is the largest measured size that fits; 0 if none fits.
     """
-    fitting = [size for size, peak in zip(sizes, peaks, strict=True) if peak <= room]
+    fitting = [size for size, peak in zip(sizes, peaks, strict=True) if peak <= limit]
     if len(fitting) < 2:
         return max(fitting, default=0)
-    # Least squares in whole numbers: equal measurements give a slope of exactly 0.
+    # Least squares in integers: equal measurements give a slope of exactly 0.
     count, sum_sizes, sum_peaks = len(sizes), sum(sizes), sum(peaks)
     rise = count * sum(size * peak for size, peak in zip(sizes, peaks, strict=True)) - sum_sizes * sum_peaks
     if rise <= 0:
         return max(fitting)
     slope = rise / (count * sum(size * size for size in sizes) - sum_sizes**2)
     offset = (sum_peaks - slope * sum_sizes) / count
-    return max(int((room - offset) // slope), 0)
+    return max(int((limit - offset) // slope), 0)
 
 
 def _fitting(measure: Measure, most: int, free: int, accelerator: Accelerator) -> int:
-    """Images that fit into a share of `free` bytes by this rank's measurements, at most `most`."""
+    """Return the images that fit into the target fraction of `free` bytes on this rank, at most `most`."""
     sizes: list[int] = []
     peaks: list[Sequence[float]] = []
-    ahead = list(TRIAL_SIZES)
+    pending: Sequence[int] = TRIAL_SIZES
     while True:
-        for size in ahead:
-            found = _within_memory(measure, size, accelerator)
-            if math.inf in found:
+        for size in pending:
+            measured = _within_memory(measure, size, accelerator)
+            if math.inf in measured:
                 most = min(most, size - 1)
                 break
             sizes.append(size)
-            peaks.append(found)
-        fitting = min((fit_batch(sizes, column, SHARE * free) for column in zip(*peaks, strict=True)), default=0)
+            peaks.append(measured)
+        limit = TARGET_FRACTION * free
+        fitting = min((fit_batch(sizes, column, limit) for column in zip(*peaks, strict=True)), default=0)
         fitting = min(fitting, most)
-        if fitting <= REACH * max(sizes, default=1):
+        if fitting <= MAX_EXTRAPOLATION * max(sizes, default=1):
             return fitting
-        ahead = [REACH * sizes[-1]]
+        pending = [MAX_EXTRAPOLATION * sizes[-1]]
 
 
 def _within_memory(measure: Measure, images: int, accelerator: Accelerator) -> Sequence[float]:
-    """What `images` take; infinite where memory is exhausted."""
+    """Return the peaks of a batch of `images`; infinite if memory is exhausted."""
     try:
         return measure(images)
     except Exception as error:
@@ -135,22 +129,21 @@ def _within_memory(measure: Measure, images: int, accelerator: Accelerator) -> S
 
 
 class Trial:
-    """Measures what a batch takes of this rank's memory, in real steps and a real validation on made-up images.
+    """Measurement of this rank's memory in real steps and a real validation on synthetic images.
 
-    Optimizer state, moving average, DDP's gradient buckets and the batch that is copied ahead are all there, and so is
-    the copy that is validated, at twice the batch. The raw model, on the device, is left as it was; `size` is the
-    largest that training comes to, in pixels.
+    It includes optimizer state, EMA, DDP's gradient buckets, the prefetched batch, and a validation with twice the
+    batch. The raw model, on the device, is left unchanged. `size` is the largest image size of the training in pixels.
     """
 
     def __init__(
         self, context: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision, size: int
     ) -> None:
-        own_world = World(accelerator=context.world.accelerator)  # a rank may run out of memory while others do not
+        own_world = World(accelerator=context.world.accelerator)  # only some ranks may run out of memory
         self._ranks, self._context = context.world.size, dataclasses.replace(context, world=own_world)
         self._model, self._criterion, self._precision, self._size = model, criterion, precision, size
 
     def __call__(self, images: int) -> tuple[int, int]:
-        """Bytes that training on `images` takes, and the validation of twice as many beside it."""
+        """Return the peak bytes of training on `images`, and of the validation of twice as many."""
         accelerator = self._context.world.accelerator
         before = {name: tensor.to("cpu", copy=True) for name, tensor in self._model.state_dict().items()}
         training = self._model.training
@@ -178,7 +171,7 @@ class Trial:
         model.train()
         batches = accelerator.in_advance(made_up_batch(images, self._size) for _ in range(3))
         step([next(batches)], 1)
-        accelerator.reset_peak_memory()  # cuDNN has chosen its kernels, for which it tried some with more memory
+        accelerator.reset_peak_memory()  # the first step also tried cuDNN kernels that need more memory
         step([next(batches)], 1)
         step.settle()
         accelerator.synchronize()
@@ -190,20 +183,20 @@ class Trial:
         return in_training, accelerator.peak_memory() - held
 
     def _validate(self, state: TrainState[DetectionModel], images: int) -> None:
-        """Two batches, of which the second is computed while the first is matched."""
+        """Validate two batches: the second is computed while the first is matched."""
         world, imgsz = self._context.world, self._context.imgsz
         accelerator = world.accelerator
         square = validation_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self._context.stride)
         fused, index = fused_copy(state.ema.model, accelerator), made_up_index(images, imgsz, self._model.names)
         precision = Precision(accelerator, torch.float32)
-        found = Measurement(fused, index, world, Settings(), precision, self._criterion)
+        measurement = Measurement(fused, index, world, Settings(), precision, self._criterion)
         with accelerator.untuned():
-            found.add(accelerator.in_advance(made_up_batch(images, int(square.max())) for _ in range(2)))
+            measurement.add(accelerator.in_advance(made_up_batch(images, int(square.max())) for _ in range(2)))
         accelerator.synchronize()
 
 
 def made_up_batch(images: int, size: int) -> Batch:
-    """Noise, with an object in each image."""
+    """Return noise images with one object each."""
     pixels = torch.randint(0, 256, (images, size, size, 3), dtype=torch.uint8, generator=torch.Generator())
     targets: Tensor = torch.tensor([[i, 0, 0, 0, size / 2, size / 2] for i in range(images)])
     sizes_hw = torch.full((images, 2), size)
@@ -212,7 +205,7 @@ def made_up_batch(images: int, size: int) -> Batch:
 
 
 def made_up_index(images: int, size: int, names: Sequence[str]) -> DatasetIndex:
-    """So many images with an object each."""
+    """Return an index of `images` images with one object each."""
     return DatasetIndex(
         split="val",
         names=tuple(names),

@@ -1,6 +1,6 @@
-"""Hyperparameter search: many whole trainings, of which Optuna chooses the sets; the best are made sure of at the end.
+"""Hyperparameter search: trainings with hyperparameters from Optuna; the best are trained again at the end.
 
-The search is its journal, to which any number of processes may work. `--resume` continues a search, or joins it.
+Any number of processes may work on the journal of a search. `--resume` continues or joins it.
 """
 
 from __future__ import annotations
@@ -23,68 +23,65 @@ from tessera.utils.search.trial import Pruned, Watch
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-# Of each training, of which nothing stays.
-_OWN: dict[str, Any] = {"evolve": 0, "resume": "", "objective": TrainConfig.objective}
-_OWN |= {"nosave": True, "noplots": True, "loggers": "none"}
+# Flags of each training, which leaves no files.
+_TRIAL_FLAGS: dict[str, Any] = {"evolve": 0, "resume": "", "objective": TrainConfig.objective}
+_TRIAL_FLAGS |= {"nosave": True, "noplots": True, "loggers": "none"}
 
 
 def evolve(config: TrainConfig, start: Hyp, world: World, train: Callable[..., T]) -> T | None:
-    """`--evolve N`: N trainings, some of them ended early, then those that make sure of the best; every rank.
+    """Run `--evolve N`: N trainings, some pruned, then repetitions of the best; every rank calls this.
 
-    The ranks of a job are one worker; further jobs may work at the same search. The set to use is hyp_evolved.yaml:
-    the best so far, and in the end one that is better than the start, or the start.
+    The ranks of a job are one worker; other jobs may work on the same search. hyp_evolved.yaml has the best
+    hyperparameters so far, and at the end those that are significantly better than the start, or the start.
 
     Args:
-        config: of the search; each training has its own, without pictures, trackers and files that stay.
+        config: flags of the search.
         start: hyperparameters of the first trial.
         world: this rank.
-        train: one training, of flags, hyperparameters, world, folder and watch.
-
-    Returns:
-        What the last training that ended here returned; None where there was none left to do.
+        train: runs one training of flags, hyperparameters, world, folder and watch. The last result here is returned.
     """
-    ended: T | None = None
+    result: T | None = None
     with open_search(config, world) as folder, ExitStack() as stack:
         plan = Plan(folder, config, start)
         world.from_main(lambda: stack.enter_context(plan))
         while job := _next(plan, world):
             log.info(job.title)
-            own = dataclasses.replace(config, **_OWN, project=str(folder), name=job.run.name, seed=job.seed)
+            flags = dataclasses.replace(config, **_TRIAL_FLAGS, project=str(folder), name=job.run.name, seed=job.seed)
             watch = Watch(world, parse_objective(config.objective), plan.report)
             with _training(plan, watch, world, folder):
-                ended = train(own, job.hyp, world, folder=job.run, watch=watch)
+                result = train(flags, job.hyp, world, folder=job.run, watch=watch)
         log.info(world.from_main(plan.conclude))
-    return ended
+    return result
 
 
 def _next(plan: Plan, world: World) -> Job | None:
-    """The next training; None once the search is over, everywhere."""
-    said = ""
-    while isinstance(found := world.from_main(plan.next), str):
-        if found != said:
-            log.info(found)
-        said = found
-    return found
+    """Wait for the next training; return None when the search is over."""
+    logged = ""
+    while isinstance(job := world.from_main(plan.next), str):
+        if job != logged:
+            log.info(job)
+        logged = job
+    return job
 
 
 @contextmanager
 def _training(plan: Plan, watch: Watch, world: World, folder: Path) -> Iterator[None]:
-    """Around a training: its result goes to the journal, and what is cut off is left to whoever comes next."""
+    """Write the result of a training to the journal; leave an interrupted one to another worker."""
     end = "measured"
     try:
         yield
     except Pruned:
         end = "pruned"
-        log.info("Ended early: others were better by this epoch.")
+        log.info("Pruned: other trials were better at this epoch.")
     except Diverged as error:
         end = "diverged"
-        log.warning(f"It counts as worse than all that were measured: {error}")
+        log.warning(f"The trial diverged, and counts as the worst: {error}")
     except Interrupted as error:
-        message = f"Stopped as asked. Continue the search with the same command and --resume {folder}"
+        message = f"Stopped by a signal. Continue the search with the same command and --resume {folder}"
         raise Interrupted(message, error.exit_code - 128, saved=error.saved, reporter=error.reporter) from error
     except Exception:
         if world.is_main:
-            with tolerate("noting the failure"):
+            with tolerate("recording the failure"):
                 plan.study.fail()
         raise
     world.from_main(lambda: plan.finish(watch, end))

@@ -1,11 +1,11 @@
-"""What a search trains next: its trials, then the best of them and the start once more, with other seeds."""
+"""Order of trainings in a search: its trials, then the best sets and the start again with other seeds."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from tessera.utils.search.trial import Watch
 from tessera.utils.search.verdict import SEEDS, judge
 from tessera.utils.text import counted
 
-SETS = 3  # the best, which are trained again
+SETS = 3  # best sets, which are trained again
 _WAIT_S = 5.0
 
 
@@ -28,32 +28,32 @@ class Job(NamedTuple):
     """One training."""
 
     title: str  # for the log
-    run: Path  # its run directory, whose lock is held
+    run: Path  # its run directory, which is locked
     hyp: Hyp
     seed: int
 
 
-class Plan:
-    """The trainings of a search, which this worker takes one by one; a context manager, which rank 0 alone enters.
+def _wait(running: Sequence[Any]) -> str:
+    time.sleep(_WAIT_S)
+    return f"Waiting for {counted(len(running), 'training')} of other workers"
 
-    Leaving it leaves a training that has not ended to whoever comes next. `start` is the first trial, unless the search
-    that is continued began with another one.
+
+class Plan:
+    """Trainings of a search for this worker; a context manager that only rank 0 enters.
+
+    Leaving it releases an unfinished training for another worker. `start` is the first trial of a new search.
 
     Attributes:
-        study: that of the training under way.
+        study: Optuna study of the current training.
     """
 
     def __init__(self, folder: Path, config: TrainConfig, start: Hyp) -> None:
         self._folder, self._config, self._start = folder, config, start
         self._again: SharedStudy | None = None
-        self._sets: list[Row] = []  # that are trained again
+        self._sets: list[Row] = []  # sets that are trained again
 
     def __enter__(self) -> None:
-        """Open the journal.
-
-        Raises:
-            UserError: Optuna is not installed, or the journal cannot be read.
-        """
+        """Open the journal; raise UserError without Optuna, or if it cannot be read."""
         self._optuna = load_optuna()
         self._trials = self.study = self._shared("trial", "trials")
         with self._trials.turn():
@@ -69,36 +69,30 @@ class Plan:
         self.study.release()
 
     def next(self) -> Job | str | None:
-        """The next training; what there is to wait for, after a while of waiting; None when the search is over."""
+        """Return the next training; after a wait for other workers a message; None when the search is over."""
         config = self._config
         if trial := self._claim(self._trials, config.evolve, self._ranges):
-            title = f"Trial {trial.number}, of {config.evolve}"
+            title = f"Trial {trial.number} of {config.evolve}"
             return Job(title, self.study.run, hyp_of(self._start, trial.params), config.seed)
         if running := self._trials.trials("RUNNING"):
-            return self._wait(running)
+            return _wait(running)
         again, whole = self._best_again(), self._optuna.distributions.IntDistribution
         axes = {"set": whole(0, len(self._sets)), "seed": whole(1, SEEDS)}
         if trial := self._claim(again, SEEDS * (len(self._sets) + 1) if self._sets else 0, axes):
             number, seed = trial.params["set"], trial.params["seed"]
-            which = f"trial {self._sets[number - 1].number}" if number else "the start"
+            name = f"trial {self._sets[number - 1].number}" if number else "the start"
             hyp = self._sets[number - 1].hyp if number else self._start
-            return Job(f"Again {which}, seed {seed}", again.run, hyp, (config.seed + seed) % 2**63)
-        if running := again.trials("RUNNING"):
-            return self._wait(running)
-        return None
+            return Job(f"Repeat {name} with seed {seed}", again.run, hyp, (config.seed + seed) % 2**63)
+        running = again.trials("RUNNING")
+        return _wait(running) if running else None
 
     def report(self, epoch: int, value: float) -> bool:
-        """Take in an epoch's value of the training under way; return whether it is to end. Never of the last epoch."""
+        """Report an epoch's value of the current training; return whether it is pruned, never at the last epoch."""
         prunes = self.study is self._trials and epoch + 1 < self._config.epochs
         return self.study.report(epoch, value, prunes=prunes)
 
     def finish(self, watch: Watch, end: str) -> None:
-        """Take in the result of the training under way.
-
-        Args:
-            watch: what was seen of it.
-            end: as in Row; without a finite value it counts as "diverged".
-        """
+        """Record the current training; `end` is as in Row, and "diverged" without a finite value."""
         value = watch.value if end == "measured" and math.isfinite(watch.value) else None
         end = "diverged" if end == "measured" and value is None else end
         self.study.finish(value, {"figures": watch.figures, "end": end})
@@ -106,7 +100,7 @@ class Plan:
         self.study.release()
 
     def conclude(self) -> str:
-        """Judge the sets, write the report and the set to use; return it in a line."""
+        """Compare the sets, write the report and the best set; return the verdict."""
         again = self._best_again().trials("COMPLETE")
         standings = judge({(t.params["set"], t.params["seed"]): t.value for t in again}, len(self._sets))
         report = Report(self._config.objective, self._ended(), self._sets, standings)
@@ -119,7 +113,7 @@ class Plan:
         return SharedStudy(self._optuna, self._folder, label, name, self._config.epochs)
 
     def _best_again(self) -> SharedStudy:
-        """The trainings of the start and the best sets with other seeds; none where there are no sets."""
+        """Return the study that repeats the start and the best sets with other seeds."""
         if self._again is None:
             self._again = self._shared("again", f"the best of {self._config.evolve}")
             with self._again.turn():
@@ -136,16 +130,12 @@ class Plan:
         self.study = study
         return study.claim(budget, axes, self._config.seed)
 
-    def _wait(self, running: list[Any]) -> str:
-        time.sleep(_WAIT_S)
-        return f"Waiting for {counted(len(running), 'training')} of other workers"
-
     def _ended(self) -> list[Row]:
         trials = self._trials.trials("COMPLETE", "PRUNED")
         return [Row.of(trial, hyp_of(self._start, trial.params)) for trial in trials]
 
     def _record(self) -> None:
-        """Write the table and the best set so far; while sets are trained again there is nothing new in them."""
+        """Write the table of trials and the best set so far."""
         with self._trials.turn():
             if ended := self._ended():
                 write_rows(self._folder / TABLE, ended)

@@ -1,4 +1,4 @@
-"""The folder of a search for hyperparameters: a new one, or that of a search which is continued or joined."""
+"""Directory of a hyperparameter search: creating, resuming and joining it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tessera.utils.yaml_file import read_yaml
 
 log = logging.getLogger(__name__)
 
-# The journal is Optuna's, and the search itself; the others are made from it.
+# The journal is Optuna's; the table, the best set and the report are generated from it.
 JOURNAL, TABLE, BEST, FLAGS, REPORT = "journal.log", "evolve.csv", "hyp_evolved.yaml", "opt.yaml", "search.md"
-# Flags that may change between the trainings of a search: they say where it runs, not what a training is worth.
+# Flags without effect on the result of a training, which may change between trainings of a search.
 _FREE = frozenset(
     {
         *("evolve", "resume", "hyp", "project", "name", "exist_ok", "nosave", "noplots", "noreport", "loggers"),
@@ -35,17 +35,13 @@ _FREE = frozenset(
 
 @contextmanager
 def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
-    """The folder that `--evolve` writes to; every rank calls this.
+    """Yield the directory that `--evolve` writes to; every rank calls this.
 
-    It is that of a search which `--resume` continues, which `--exist-ok` finds under its name, or which the launcher
-    has restarted the ranks of; else a new one, removed again where the search fails before a training has ended.
-
-    Raises:
-        UserError: `--resume` means no search, or one with trainings of another kind; the folder exists and holds
-            something else, with `--exist-ok`; it cannot be made.
+    `--resume`, `--exist-ok` with the name of a search, or a restart by the launcher open an existing one. A new one is
+    removed if the search fails before a training has ended.
     """
     earlier = world.recall("search")
-    check_batch_size(config.batch_size, world.size)  # a resumed training may bring another, a search does not
+    check_batch_size(config.batch_size, world.size)
     began = False
     if earlier:
         folder = Path(earlier)
@@ -55,11 +51,10 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
     else:
         with new_run(dataclasses.replace(config, project=_project(config)), world) as folder:
             began = world.from_main(lambda: _begin(config, folder))
-        # From here on other workers may join it: its journal has a lock of its own.
     world.remember("search", str(folder))
     try:
         yield folder
-    except Exception:  # not where it was stopped: it can be continued
+    except Exception:  # an Interrupted search can be continued
         if world.is_main and began:
             with suppress(OSError, UserError), turn(folder):
                 _forget(folder, keeps_folder=config.exist_ok)
@@ -67,7 +62,7 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
 
 
 def _forget(folder: Path, *, keeps_folder: bool) -> None:
-    """Remove a search in which no worker has a training, or has ended one."""
+    """Remove a search without any training."""
     if {path.name for path in folder.iterdir() if not path.name.startswith(".")} <= {JOURNAL, FLAGS}:
         if not keeps_folder:
             shutil.rmtree(folder)
@@ -77,34 +72,30 @@ def _forget(folder: Path, *, keeps_folder: bool) -> None:
 
 @contextmanager
 def turn(folder: Path) -> Iterator[None]:
-    """While inside, no other worker of the search decides or writes anything.
-
-    Raises:
-        UserError: the disk has no locks, or cannot be written.
-    """
+    """Exclude other workers of the search; raise UserError if the disk has no locks or cannot be written."""
     try:
         with locked(folder / ".turn"):
             yield
     except OSError as error:
         raise UserError(
-            f"{folder}: the journal of the search cannot be locked, read or written ({error.strerror or error}). Make "
-            "room or fix its permissions, or choose another place with --project; on a network's disk, one with locks."
+            f"{folder}: the journal of the search cannot be locked, read or written ({error.strerror or error}). Free "
+            "disk space, fix permissions, or choose another --project; a network disk must support locks."
         ) from error
 
 
 def _begin(config: TrainConfig, folder: Path) -> bool:
-    """Make a folder that of a search, or join it; return whether this worker has begun it."""
+    """Start a search in a directory, or join the one there; return whether this worker has started it."""
     with turn(folder):
         if not (folder / JOURNAL).is_file():
-            # Hidden files are locks; some disks show for a moment what other workers write to see whether they can.
+            # Ignore locks, and temporary files with which other workers test whether they can write.
             ignored = (".", tempfile.gettempprefix(), FLAGS)
             if any(not path.name.startswith(ignored) for path in folder.iterdir()):
                 raise UserError(
-                    f"--exist-ok: {folder} is not empty, and a search writes to a folder of its own. Give another "
-                    "--name, or leave --exist-ok out."
+                    f"--exist-ok: {folder} is not empty; a search needs its own directory. Give another --name, or "
+                    "leave --exist-ok out."
                 )
             write_flags(folder / FLAGS, config)
-            (folder / JOURNAL).touch()  # whoever finds it finds the flags
+            (folder / JOURNAL).touch()  # after the flags, which a search with a journal must have
             return True
     _require_same_training(config, folder)
     log.info(f"Joining the search in {folder}")
@@ -121,8 +112,8 @@ def _continued(config: TrainConfig) -> Path:
         journals = sorted(project.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns)
         if not journals:
             raise UserError(
-                f"--evolve with --resume: found no search, looked for {project}/*/{JOURNAL}. Name its folder, --resume "
-                "path/to/folder, or leave --resume out to begin one."
+                f"--evolve with --resume: found no {project}/*/{JOURNAL}. Give the directory of a search, --resume "
+                "path/to/search, or leave --resume out to start one."
             )
         folder = journals[-1].parent
     else:
@@ -130,20 +121,15 @@ def _continued(config: TrainConfig) -> Path:
         folder = given.parent if given.name in (TABLE, JOURNAL) else given
         if not (folder / JOURNAL).is_file():
             raise UserError(
-                f"--resume {shown(given)}: not the folder of a search, which has a {JOURNAL}. Name one that --evolve "
-                f"has written, or leave --resume out to begin a search; --hyp {BEST} begins it with the best set of "
-                "another."
+                f"--resume {shown(given)}: no directory of a search, which has a {JOURNAL}. Give one of --evolve, or "
+                f"leave --resume out to start a search, from the best set of another one with --hyp {BEST}."
             )
     _require_same_training(config, folder)
     return folder
 
 
 def _require_same_training(config: TrainConfig, folder: Path) -> None:
-    """Refuse flags with which a training would not compare with those of the table, and a search that is lost.
-
-    Raises:
-        UserError: names all that differ.
-    """
+    """Raise UserError for flags with which trainings of the search are not comparable, and for an empty journal."""
     before: dict[str, Any] = read_yaml(folder / FLAGS, "the flags of a search").values
     differing = [key for key, now in config.as_dict().items() if key not in _FREE and before.get(key, now) != now]
     if differing:
@@ -152,11 +138,11 @@ def _require_same_training(config: TrainConfig, folder: Path) -> None:
             for values in (before, config.as_dict())
         )
         raise UserError(
-            f"{folder}: the trainings of this search had {had}, now there is {has}: they could not be compared. Give "
-            "the same flags, or begin another search under another --name, without --resume."
+            f"{folder}: this search has trainings with {had}; found {has}, which are not comparable. Give the same "
+            "flags, or start another search with another --name and without --resume."
         )
     if (folder / TABLE).is_file() and (folder / JOURNAL).stat().st_size == 0:
         raise UserError(
-            f"{folder / JOURNAL}: empty, though {TABLE} beside it has trials: the search is lost. Begin another one "
-            f"under another --name; --hyp {folder / BEST} begins it with the best set so far."
+            f"{folder / JOURNAL}: empty, though {TABLE} beside it has trials. Start a search with another --name, "
+            f"from the best set with --hyp {folder / BEST}."
         )

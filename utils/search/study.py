@@ -1,7 +1,7 @@
-"""Trials that workers on any number of hosts share: an Optuna study in the journal of a search.
+"""Optuna study in the journal of a search, shared by workers on any number of hosts.
 
-Optuna has the samplers, the pruner and the format of the journal. Here is who takes which trial: workers take turns,
-and each holds the lock on the run directory of its trial. The system takes both locks from a worker that is killed.
+Workers access the journal in turn, and each locks the run directory of its trial. The system releases both locks of a
+killed worker, whose trial another worker then claims.
 """
 
 from __future__ import annotations
@@ -29,11 +29,7 @@ _MOST_FAILURES = 3  # of one training
 
 
 def load_optuna() -> Any:
-    """Optuna, silent but for warnings.
-
-    Raises:
-        MissingExtra: it is not installed.
-    """
+    """Import Optuna with log level WARNING; raise MissingExtra if it is not installed."""
     optuna = import_extra("optuna", "tune", "--evolve")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
@@ -41,25 +37,22 @@ def load_optuna() -> Any:
 
 
 class SharedStudy:
-    """A study of the journal in the folder of a search.
+    """A study in the journal of a search; raises UserError if that cannot be read.
 
     Args:
         optuna: the module.
         folder: of the search.
-        label: of its trials; with the number of one the name of the folder it is trained in.
+        label: prefix of the trials' run directories, before the trial's number.
         name: of the study in the journal.
         epochs: of a training.
 
     Attributes:
-        trial: the one that this worker trains; None before the first.
-
-    Raises:
-        UserError: the journal cannot be read.
+        trial: the current trial of this worker; None before the first.
     """
 
     def __init__(self, optuna: Any, folder: Path, label: str, name: str, epochs: int) -> None:
         self._optuna, self._folder, self._label = optuna, folder, label
-        # A third of the training, and at least three epochs, are too early to tell.
+        # No pruning in the first third of a training, at least three epochs.
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=max(3, epochs // 3))
         with self.turn():
             backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL), lock_obj=_InTurn())
@@ -75,26 +68,23 @@ class SharedStudy:
 
     @property
     def run(self) -> Path:
-        """Run directory of the trial."""
+        """Run directory of the current trial."""
         return self._folder / f"{self._label}{self.trial.number}"
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """While inside, no other worker decides or writes anything."""
+        """Access the journal exclusively, with a torn last line removed."""
         with turn(self._folder), _readable(self._folder / JOURNAL):
             _mend(self._folder / JOURNAL)
             yield
 
     def trials(self, *states: str) -> list[Any]:
-        """The trials in some of Optuna's states ("COMPLETE", "PRUNED", "RUNNING"), by number."""
+        """Return the trials in the given states ("COMPLETE", "PRUNED", "RUNNING"), by number."""
         wanted = tuple(self._optuna.trial.TrialState[state] for state in states)
         return list(self.study.get_trials(deepcopy=False, states=wanted))
 
     def claim(self, budget: int, ranges: Mapping[str, Any], seed: int) -> Any | None:
-        """A trial for this worker, with values; None where `budget` trials are done, or are with other workers.
-
-        One that was left unfinished comes first: by a worker that was stopped, or killed at whatever it did.
-        """
+        """Return a trial with parameters, first an unfinished one of a stopped worker; None if `budget` is used up."""
         with self.turn():
             left = next((trial for trial in self.trials("RUNNING") if self._hold(trial.number)), None)
             number = left.number if left else len(self.trials("RUNNING", "COMPLETE", "PRUNED"))
@@ -104,7 +94,7 @@ class SharedStudy:
                 multivariate=True, constant_liar=True, seed=int(sample_rng(seed, number, 0, "evolve").integers(2**32))
             )
             if left:
-                log.warning(f"Trial {number} was left unfinished; it is trained again, from its beginning.")
+                log.warning(f"Trial {number} was left unfinished by a worker. It is trained again from its start.")
                 self.trial = self._optuna.trial.Trial(self.study, left._trial_id)
             else:
                 self.trial = self.study.ask()
@@ -117,52 +107,52 @@ class SharedStudy:
             return self.trial
 
     def report(self, epoch: int, value: float, *, prunes: bool) -> bool:
-        """Take in the value of an epoch; return whether the training is to end here."""
+        """Report the value of an epoch; return whether the training must end."""
         with self.turn():
-            known = self._frozen()
-            if known.state.is_finished():
-                log.warning(f"Trial {self.trial.number}: another worker has taken it over; it ends here.")
+            stored = self._stored()
+            if stored.state.is_finished():
+                log.warning(f"Trial {self.trial.number} was finished by another worker. It ends here.")
                 return True
-            seen = max(known.intermediate_values, default=-1)  # of a worker that left it
-            if epoch > seen:
+            last = max(stored.intermediate_values, default=-1)  # perhaps of an earlier worker
+            if epoch > last:
                 self.trial.report(value, epoch)
-            return prunes and epoch >= seen and bool(self.trial.should_prune())
+            return prunes and epoch >= last and bool(self.trial.should_prune())
 
     def finish(self, value: float | None, attributes: Mapping[str, Any]) -> None:
-        """End the trial, with its value or as one that was pruned; not where another worker has done so."""
+        """Record the trial as complete, or without a value as pruned, unless another worker has finished it."""
         with self.turn():
-            if not self._frozen().state.is_finished():
+            if not self._stored().state.is_finished():
                 for key, attribute in attributes.items():
                     self.trial.set_user_attr(key, attribute)
                 state = self._optuna.trial.TrialState["PRUNED" if value is None else "COMPLETE"]
                 self.study.tell(self.trial, value, state=state)
 
     def fail(self) -> None:
-        """Count a failure of the trial, which whoever comes next trains again; the third one ends it, as diverged."""
+        """Count a failure of the trial, which is trained again; the third one records it as diverged."""
         failures = self.trial.user_attrs.get("failures", 0) + 1
         if failures == _MOST_FAILURES:
-            log.warning(f"Trial {self.trial.number} has failed {failures} times: it counts as diverged from now on.")
+            log.warning(f"Trial {self.trial.number} has failed {failures} times. It counts as diverged.")
             self.finish(None, {"end": "diverged"})
             return
         with self.turn():
-            if not self._frozen().state.is_finished():
+            if not self._stored().state.is_finished():
                 self.trial.set_user_attr("failures", failures)
 
     def release(self) -> None:
-        """Remove the run directory and its lock: a trial that has not ended is left to whoever comes next."""
+        """Remove the run directory and its lock; another worker may then claim an unfinished trial."""
         if self._lock is None:
             return
-        with tolerate(f"removing {self._lock.run}"):  # what a network's disk holds on to does not end a search
+        with tolerate(f"removing {self._lock.run}"):  # network disks may keep files open
             shutil.rmtree(self._lock.run)
         self._lock.__exit__()
         self._lock = None
 
-    def _frozen(self) -> Any:
-        """The trial as the journal has it now."""
+    def _stored(self) -> Any:
+        """Return the current trial as stored in the journal."""
         return self.study.get_trials(deepcopy=False)[self.trial.number]
 
     def _hold(self, number: int) -> bool:
-        """Take the lock on a trial's run directory; False where a worker has it."""
+        """Lock a trial's run directory; return False if another worker has the lock."""
         lock = RunLock(self._folder / f"{self._label}{number}")
         if lock.take() is None:
             self._lock = lock
@@ -171,21 +161,20 @@ class SharedStudy:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Whatever Optuna meets that trusts its journal is the user's error."""
+    """Turn errors of Optuna, which does not validate its journal, into a UserError."""
     try:
         yield
     except (OSError, UserError):
         raise
     except Exception as error:
         raise UserError(
-            f"{path}: not a journal that a search has written, or damaged "
-            f"({one_line(f'{type(error).__name__}: {error}', 120)}). Begin another search, under another --name; "
-            f"--hyp {path.with_name(BEST)} begins it with the best set so far."
+            f"{path}: not a journal of a search, or damaged ({one_line(f'{type(error).__name__}: {error}', 120)}). "
+            f"Start another search with another --name, from the best set with --hyp {path.with_name(BEST)}."
         ) from error
 
 
 class _InTurn:
-    """Optuna's lock on its journal: every write is in a turn, and a lock file would outlive a killed worker."""
+    """Replacement for Optuna's lock file, which would outlive a killed worker; every write is in a turn."""
 
     def acquire(self) -> bool:
         return True
@@ -195,12 +184,12 @@ class _InTurn:
 
 
 def _mend(path: Path) -> None:
-    """Remove a last line that a full disk or a power cut has torn, before another is written behind it."""
+    """Remove a last line that a full disk or a power cut has torn."""
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))
         if file.read() in (b"", b"\n"):
             return
-        log.warning(f"{path}: its last line is torn, and removed.")
+        log.warning(f"{path}: removed an incomplete last line.")
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)

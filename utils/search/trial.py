@@ -1,4 +1,4 @@
-"""What a search sees of a training: its curve, by which it may end, and its result."""
+"""Observation of a training by a search: objective per epoch, pruning, metrics."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ from tessera.utils.types import Metrics
 
 
 class Pruned(Exception):
-    """A training ended early, on every rank: others were better by this epoch."""
+    """The end of a pruned training, on every rank."""
 
 
 @dataclass
 class Watch:
-    """Looks at the validations of one training."""
+    """Observer of the validations of one training."""
 
     world: World
-    objective: Objective  # of the search
-    report: Callable[[int, float], bool]  # takes an epoch and its value on rank 0; whether the training is to end
+    objective: Objective
+    report: Callable[[int, float], bool]  # of an epoch and its value, on rank 0; returns whether the training ends
     metrics: Metrics | None = None  # of the last validation
-    value: float = math.nan  # of the objective then; on rank 0
+    value: float = math.nan  # of the objective in the last validation, on rank 0
 
-    def after_epoch(self, epoch: int, found: Evaluation) -> bool:
-        """Take in the validation of an epoch; return, on every rank, whether the training ends here."""
-        self.metrics = found.metrics
+    def after_epoch(self, epoch: int, evaluation: Evaluation) -> bool:
+        """Report the validation of an epoch; return, on every rank, whether the training is pruned."""
+        self.metrics = evaluation.metrics
 
         def report() -> bool:
-            self.value = self.objective.value(lambda figure: measure(found, figure))
+            self.value = self.objective.value(lambda figure: measure(evaluation, figure))
             return self.report(epoch, self.value)
 
         return self.world.from_main(report)
 
     @property
     def figures(self) -> tuple[float, ...]:
-        """Fitness, precision, recall, mAP50 and mAP50-95 of the last validation; () where they are not finite."""
-        if (found := self.metrics) is None:
+        """Fitness, precision, recall, mAP50 and mAP50-95 of the last validation; () if one is not finite."""
+        if (m := self.metrics) is None:
             return ()
-        figures = (found.fitness, found.precision, found.recall, found.map50, found.map)
+        figures = (m.fitness, m.precision, m.recall, m.map50, m.map)
         return figures if all(map(math.isfinite, figures)) else ()
 
 
-def measure(found: Evaluation, figure: Metric) -> float:
-    """A figure of a validation; rank 0 alone has its curves.
+def measure(evaluation: Evaluation, metric: Metric) -> float:
+    """Return a metric of a validation, on rank 0, which has the curves.
 
-    `recall@p=x` is the highest recall that has a precision of x, each class at a threshold of its own, and the mean
-    over the classes; 0 for a class that never is so precise. `precision@r=x` likewise. `f1` is the mean over the
-    classes at the one threshold where it is best, `ms` all milliseconds an image.
+    `recall@p=x` is the highest recall with a precision of at least x, at a threshold per class, as the mean over the
+    classes; 0 for a class that never reaches x. `precision@r=x` likewise. `f1` is the mean over the classes at the best
+    common threshold, `ms` the total milliseconds per image.
     """
-    metrics, curves = found.metrics, found.curves
-    if figure.at is not None:
+    metrics, curves = evaluation.metrics, evaluation.curves
+    if metric.at is not None:
         axes = {"recall@p": (curves.recall, curves.precision), "precision@r": (curves.precision, curves.recall)}
-        raised, bound = axes[figure.name]
-        return float(np.where(bound >= figure.at, raised, 0.0).max(1).mean()) if len(raised) else 0.0
-    if figure.name == "f1":
+        raised, bound = axes[metric.name]
+        return float(np.where(bound >= metric.at, raised, 0.0).max(1).mean()) if len(raised) else 0.0
+    if metric.name == "f1":
         return float(curves.f1[:, curves.best].mean()) if len(curves.f1) else 0.0
-    if figure.name == "ms":
+    if metric.name == "ms":
         return sum(metrics.speed_ms)
-    return float(getattr(metrics, figure.name))
+    return float(getattr(metrics, metric.name))

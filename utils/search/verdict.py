@@ -1,7 +1,7 @@
-"""Whether sets of hyperparameters are better than the one that a search began with.
+"""Significance test of a search: are its best sets of hyperparameters better than the start?
 
-The best of many trainings was partly lucky. So the best sets and the start are trained again, with seeds that the
-search has not seen, all of them with the same ones. What is left of a gain is judged against the noise of these.
+The best of many trainings was partly lucky. So the best sets and the start are trained again, all with the same new
+seeds, and a gain is compared with the noise of these trainings.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-SEEDS = 3  # with which a set is trained again
-LEVEL = 0.95  # of the intervals of all sets together
+SEEDS = 3  # repetitions of a set
+LEVEL = 0.95  # simultaneous confidence of the intervals of all sets
 _ROUNDS = 200_000
 
 
 class Gain(NamedTuple):
-    """What a set gains over the start."""
+    """Gain of a set over the start."""
 
     mean: float  # over the seeds
-    margin: float  # half the width of its interval; infinite where there are too few seeds for one
+    margin: float  # half the width of the confidence interval; infinite with too few seeds
 
     @property
     def is_better(self) -> bool:
@@ -31,42 +31,36 @@ class Gain(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How a set did when it was trained again."""
+    """Result of a set's repetitions."""
 
-    mean: float  # of its values; NaN where it has none
-    diverged: int  # how many of its trainings did
-    gain: Gain | None = None  # over the start; None of the start itself, and where a training of either diverged
+    mean: float  # objective; NaN without values
+    diverged: int  # number of diverged trainings
+    gain: Gain | None = None  # over the start; None for the start, and if a training of either diverged
 
 
 def judge(values: Mapping[tuple[int, int], float], sets: int) -> list[Standing]:
-    """How the start, set 0, and the sets from 1 on stand.
+    """Return the standings of the start (set 0) and of `sets` sets from 1 on.
 
-    Args:
-        values: by set and seed, from 1; a training that diverged has none.
-        sets: how many there are beside the start.
+    `values` are objectives by set and seed, both from 1 for sets; diverged trainings are missing.
     """
     table = np.array([[values.get((s, k), np.nan) for k in range(1, SEEDS + 1)] for s in range(sets + 1)])
     measured = np.isfinite(table)
-    found = [
+    standings = [
         Standing(float(row[there].mean()) if there.any() else np.nan, int((~there).sum()))
         for row, there in zip(table, measured, strict=True)
     ]
-    whole = [s for s in range(1, sets + 1) if measured[s].all()]
-    if whole and measured[0].all():
-        for s, gain in zip(whole, gains(table[0], table[whole]), strict=True):
-            found[s] = found[s]._replace(gain=gain)
-    return found
+    complete = [s for s in range(1, sets + 1) if measured[s].all()]
+    if complete and measured[0].all():
+        for s, gain in zip(complete, gains(table[0], table[complete]), strict=True):
+            standings[s] = standings[s]._replace(gain=gain)
+    return standings
 
 
 def gains(start: NDArray[np.float64], sets: NDArray[np.float64]) -> list[Gain]:
-    """What sets gain over the start, with intervals that hold for all sets at once in 95 % of cases.
+    """Return the gains of sets (K, S) over the start (S,), S seeds, with simultaneous 95 % confidence intervals.
 
-    The noise is what neither the set nor the seed explains, pooled over all trainings; the margin is its standard error
-    of a difference times Dunnett's critical value (1955), never below 2.
-
-    Args:
-        start: values of the start set (S,), one a seed.
-        sets: values of the other sets (K, S), of the same seeds.
+    The noise is the residual after the effects of set and seed, pooled over all trainings. The margin is the standard
+    error of a difference times Dunnett's critical value (1955), which is at least 2.
     """
     values = np.vstack((start, sets))
     means = values.mean(1)
@@ -81,10 +75,7 @@ def gains(start: NDArray[np.float64], sets: NDArray[np.float64]) -> list[Gain]:
 
 @cache
 def critical(sets: int, freedom: int) -> float:
-    """How many standard errors a difference from the start must be beyond, for `sets` comparisons at once.
-
-    Sampled: the distribution has no closed form. `freedom` are the degrees of freedom of the noise.
-    """
+    """Return Dunnett's critical value for `sets` comparisons and `freedom` degrees of freedom, by sampling."""
     rng = np.random.default_rng(0)
     means = rng.standard_normal((_ROUNDS, sets + 1))
     scale = np.sqrt(2 * rng.chisquare(freedom, _ROUNDS) / freedom)

@@ -256,7 +256,7 @@ def test_ranks_of_a_node_share_one_cache(index: DatasetIndex) -> None:
 
 
 def _rank(rank: int, port: int, index: DatasetIndex, results: Any) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     with open_world("cpu") as world, open_images(index, 48, "ram", "area", world) as store:
         assert store._cache is not None

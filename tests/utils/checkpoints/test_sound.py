@@ -90,10 +90,10 @@ def test_memory_that_ends_while_a_model_is_opened(good: Path, monkeypatch: pytes
         raise MemoryError
 
     monkeypatch.setattr("tessera.utils.runtime.checkpoint.fused_copy", no_memory_there)
-    with pytest.raises(UserError, match=r"out of memory on stand-in: the model of best\.pt .*Take a smaller model"):
+    with pytest.raises(UserError, match=r"out of memory on stand-in: the model of best\.pt .*Use a smaller model"):
         open_model(str(good), World(accelerator=StandIn()))
     monkeypatch.setattr(format, "read_archive", no_memory_here)
-    with pytest.raises(UserError, match=r"out of memory on cpu: the model of .*best\.pt.*Take a smaller model"):
+    with pytest.raises(UserError, match=r"out of memory on cpu: the model of .*best\.pt.*Use a smaller model"):
         load_weights(good)
 
 

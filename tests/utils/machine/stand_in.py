@@ -1,15 +1,12 @@
-"""A device with CUDA's manners, on the CPU: the control flow of the CUDA side runs in tests without a GPU.
+"""Stand-in for CUDA on the CPU: tests run the control flow of the CUDA side without a GPU.
 
-What differs from the CPU, as on CUDA:
+Its tensors are ordinary CPU tensors: uploads, and results of operations on them. As on CUDA:
 
-- What is sent to it, or copied from it, is not there at once: a copy is noise until it is waited for.
+- A copy from or to it is noise until it is waited for.
 - Flags are read a step late.
-- An event of its queue has passed only once something later, or the event itself, was waited for.
-- Reading a value of it stalls: `waits` counts such reads, and inside `no_waiting()` they are errors.
-- Its memory ends: tensors beyond `capacity` bytes raise torch.OutOfMemoryError.
-
-Values of the device are ordinary CPU tensors; which ones they are follows from what they were computed from: an upload
-is one, and so is every result of an operation on one.
+- An event has passed only after a wait for it, or for something later.
+- Reading a value blocks the host: `waits` counts such reads, and inside `no_waiting()` they are errors.
+- Tensors beyond `capacity` bytes raise torch.OutOfMemoryError.
 """
 
 from __future__ import annotations
@@ -57,13 +54,10 @@ class Recorded:
 
 
 class StandIn(Accelerator):
-    """The stand-in; a context manager, inside which it keeps the books of its tensors.
-
-    Args:
-        capacity: bytes of its memory.
+    """The stand-in, which tracks its tensors inside the context; `capacity` is its memory in bytes.
 
     Attributes:
-        waits: how often the host has waited for it.
+        waits: number of waits of the host.
         uploads: batches and tensors sent to it.
     """
 
@@ -108,7 +102,6 @@ class StandIn(Accelerator):
         self.deterministic = on
 
     def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """As in Accelerator; the copy happens when it is waited for."""
         self.uploads += 1
         sent = torch.full_like(tensor, 77)
         self.own(sent)
@@ -126,7 +119,6 @@ class StandIn(Accelerator):
         return sent
 
     def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
-        """As in Accelerator: the values of now, for the host."""
         with torch.no_grad():
             values = tensor.clone()
         self._values.discard(values.untyped_storage())
@@ -156,7 +148,6 @@ class StandIn(Accelerator):
         return Recorded(self._events, time.perf_counter())
 
     def seconds_between(self, start: Recorded, end: Recorded) -> float:
-        """As in Accelerator; an event that nothing has waited for yet is waited for."""
         if end.number > self._passed:
             self.wait("seconds_between")
         return end.time - start.time
@@ -178,29 +169,21 @@ class StandIn(Accelerator):
     def is_out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, torch.OutOfMemoryError) or super().is_out_of_memory(error)
 
-    # The books
+    # Bookkeeping
 
     def own(self, tensor: Tensor) -> None:
-        """Count `tensor` as a value of the device."""
         self._values.add(tensor.untyped_storage())
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is a value of the device."""
         return tensor.untyped_storage() in self._values
 
     def wait(self, what: str) -> None:
-        """The host waits for the device."""
         if not self._may_wait:
             raise RuntimeError(f"the host waits for the device: {what}")
         self.waits += 1
         self._passed = self._events
 
     def allocate(self, storage: torch.UntypedStorage) -> None:
-        """Take memory for a value.
-
-        Raises:
-            torch.OutOfMemoryError: there is not enough.
-        """
         size = storage.nbytes()
         if self._live + size > self.capacity:
             raise torch.OutOfMemoryError(f"stand-in out of memory: {size} bytes asked, {self.free_memory()} free")
@@ -213,10 +196,7 @@ class StandIn(Accelerator):
 
 
 class _Computing(TorchDispatchMode):
-    """Every operation, backward ones included: what is computed from the device's values is the device's.
-
-    An operation whose result, or the shape of it, depends on such values waits for them.
-    """
+    """Results of operations on the device's values are its values; a result on the host waits for them."""
 
     def __init__(self, device: StandIn) -> None:
         super().__init__()
@@ -243,7 +223,7 @@ class _Computing(TorchDispatchMode):
 
 
 class _Reading(TorchFunctionMode):
-    """Every call of torch's own functions: those that bring a value of the device to the host wait for it."""
+    """Calls of torch functions that bring a value of the device to the host wait for it."""
 
     def __init__(self, device: StandIn) -> None:
         super().__init__()
@@ -260,7 +240,6 @@ class _Reading(TorchFunctionMode):
 
 
 def _depends_on_values(func: Any, args: Any, kwargs: Any, values: list[Tensor]) -> bool:
-    """Whether an operation's result, or the shape of it, depends on `values`, which are among its arguments."""
     name = func.overloadpacket.__name__
     if name == "repeat_interleave":
         return kwargs.get("output_size") is None

@@ -1,9 +1,9 @@
-"""What the accelerators promise, as far as this machine can show it."""
+"""Accelerators: copies, exhausted memory, kernels, as far as a machine without a GPU can test them."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -11,21 +11,19 @@ from torch import Tensor
 
 from tessera.models.layers.blocks import Conv
 from tessera.models.nms import Suppression, non_max_suppression
-from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.errors import UserError
+from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory
 from tessera.utils.machine.cuda import Cuda, Metal
-
-
-@dataclass(frozen=True)
-class Pair:
-    tensor: Tensor
-    number: int
+from tests.utils.engine.trainer import made_batch
+from tests.utils.machine.stand_in import StandIn
 
 
 def test_send_moves_tensors_and_the_tensors_of_a_dataclass() -> None:
     accelerator = Accelerator(torch.device("meta"))
     assert accelerator.send(torch.ones(2)).device.type == "meta"
-    moved = accelerator.send(Pair(torch.ones(2), 3))
-    assert moved.tensor.device.type == "meta" and moved.number == 3
+    batch = made_batch(0)
+    moved = accelerator.send(batch)
+    assert moved.images.device.type == moved.targets.device.type == "meta" and moved.left_out is batch.left_out
 
 
 @pytest.mark.parametrize(
@@ -45,23 +43,10 @@ def test_cuda_knows_every_kind_of_out_of_memory(error: Exception) -> None:
     assert Cuda().is_out_of_memory(error)
 
 
-class Event:
-    """A CUDA event; like torch's, it has no time before it is complete."""
-
-    def __init__(self, milliseconds: float) -> None:
-        self.milliseconds, self.complete = milliseconds, False
-
-    def synchronize(self) -> None:
-        self.complete = True
-
-    def elapsed_time(self, end: Event) -> float:
-        if not end.complete:
-            raise RuntimeError("Both events must be completed before calculating elapsed time.")
-        return end.milliseconds - self.milliseconds
-
-
 def test_cuda_waits_for_an_event_before_it_asks_for_its_time() -> None:
-    assert Cuda().seconds_between(Event(1000), Event(3000)) == 2  # type: ignore[arg-type]
+    start, end = MagicMock(), MagicMock()
+    start.elapsed_time = lambda event: 2000 if event.synchronize.called else None
+    assert Cuda().seconds_between(start, end) == 2
 
 
 @pytest.mark.parametrize("accelerator", [Accelerator(), Cuda(), Metal()], ids=lambda found: found.kind)
@@ -87,15 +72,31 @@ def test_metal_computes_nothing_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(non_max_suppression(boxes, Suppression(0.2, 0.5), Metal.widest)[0]) == 1
 
 
-def test_cuda_tunes_no_kernel_where_shapes_vary() -> None:
-    before = torch.backends.cudnn.benchmark
-    try:
-        torch.backends.cudnn.benchmark = True
-        with Cuda().untuned():
-            assert not torch.backends.cudnn.benchmark
-        assert torch.backends.cudnn.benchmark
-    finally:
-        torch.backends.cudnn.benchmark = before
+def test_cuda_tunes_no_kernel_where_shapes_vary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with Cuda().untuned():
+        assert not torch.backends.cudnn.benchmark
+    assert torch.backends.cudnn.benchmark
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "error", "message"),
+    [
+        (
+            StandIn(capacity=2 * 2**30),
+            torch.OutOfMemoryError("CUDA"),
+            r"stand-in: a batch, 2\.00 GiB were free\. Do",
+        ),
+        (Accelerator(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 64 bytes"), r"cpu: a batch\. Do"),
+    ],
+)
+def test_exhausted_memory_is_explained_and_another_error_is_not(
+    accelerator: Accelerator, error: Exception, message: str
+) -> None:
+    with pytest.raises(UserError, match=message), explain_out_of_memory(accelerator, "a batch", "Do less."):
+        raise error
+    with pytest.raises(RuntimeError, match="shapes"), explain_out_of_memory(accelerator, "", ""):
+        raise RuntimeError("shapes do not match")
 
 
 @pytest.mark.parametrize("on", [True, False])

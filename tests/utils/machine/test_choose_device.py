@@ -1,4 +1,4 @@
-"""Which device a rank takes, on a machine with CUDA devices that is made up."""
+"""Choice of a rank's device, on a machine with synthetic CUDA devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def show(monkeypatch: pytest.MonkeyPatch, devices: int) -> None:
 
 
 def rank(local: int) -> Launch:
-    return Launch(rank=local, local_rank=local, size=8, local_size=8, launcher="slurm")
+    return Launch(rank=local, local_rank=local, size=8, launcher="slurm")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_rank_takes_the_device_of_its_place_or_the_only_one_that_it_sees(
 
 def test_more_ranks_than_devices_are_refused_by_the_rank_that_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     show(monkeypatch, 2)
-    with pytest.raises(ConfigError, match="local rank 5 has no device: 8 ranks on this node, but 2 devices") as caught:
+    with pytest.raises(ConfigError, match="local rank 5 has no device: this node has 2 devices") as caught:
         choose_accelerator("", rank(5))
     assert caught.value.reporter == 5
 

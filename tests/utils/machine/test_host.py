@@ -1,4 +1,4 @@
-"""Threads that compute side by side, and memory that is kept, in a process of its own, for that changes all of it."""
+"""Thread pools for computing, and malloc settings, in a separate process since they change all of it."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ print(mapped_anew, faults())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is Linux's")
 def test_freed_memory_is_used_again_without_the_kernel() -> None:
-    said = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, timeout=60
-    ).stdout
+    said = subprocess.check_output([sys.executable, "-c", PROGRAM], text=True, timeout=60)
     mapped_anew, kept = map(int, said.split())
     if mapped_anew < 50:
         pytest.skip(f"this C library or kernel maps no memory anew: {mapped_anew} page faults for 128 MiB")
@@ -45,7 +43,6 @@ def test_freed_memory_is_used_again_without_the_kernel() -> None:
 def test_each_of_the_threads_apart_computes_alone_and_those_after_them_as_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also where a thread of the pool begins only as the pool ends."""
     before, real = torch.get_num_threads(), torch.set_num_threads
 
     def late(count: int) -> None:

@@ -1,4 +1,4 @@
-"""Processors and memory: the affinity and control groups of both versions, from a made-up /proc and /sys."""
+"""Processors and memory by affinity and control groups (v1, v2), from a synthetic /proc and /sys; open files."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from tessera.utils.machine import resource_limits
 from tessera.utils.machine.resource_limits import available_memory, share_of_cpus, usable_cpus
 
 
-def write(root: Path, files: dict[str, str]) -> Path:
+def write(root: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return root
 
 
 @pytest.fixture(autouse=True)
@@ -28,30 +27,25 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource_limits, "_SYSTEM", tmp_path)
 
 
-def test_affinity_without_control_groups() -> None:
-    assert usable_cpus() == 16
+V1_ON_THE_HOST = "4:memory:/docker/1\n1:cpu,cpuacct:/docker/1\n"
 
 
 @pytest.mark.parametrize(
-    ("files", "cpus"),
+    ("groups", "files", "cpus"),
     [
-        ({"cpu.max": "max 100000"}, 16),
-        ({"cpu.max": "400000 100000"}, 4),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu.max": "3200000 100000"}, 16),
-        ({"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000"}, 2),
+        ("", {}, 16),
+        ("0::/a/b\n", {"cpu.max": "max 100000"}, 16),
+        ("0::/a/b\n", {"cpu.max": "400000 100000"}, 4),
+        ("0::/a/b\n", {"cpu.max": "50000 100000"}, 1),
+        ("0::/a/b\n", {"cpu.max": "3200000 100000"}, 16),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000"}, 2),
+        (V1_ON_THE_HOST, {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
     ],
 )
-def test_cpu_quota_version_2(tmp_path: Path, files: dict[str, str], cpus: int) -> None:
-    write(tmp_path, {"proc/self/cgroup": "0::/a/b\n"})
+def test_cpu_quota(tmp_path: Path, groups: str, files: dict[str, str], cpus: int) -> None:
+    write(tmp_path, {"proc/self/cgroup": groups})
     write(tmp_path / "sys/fs/cgroup", files)
     assert usable_cpus() == cpus
-
-
-def test_cpu_quota_version_1_with_a_path_of_the_host(tmp_path: Path) -> None:
-    write(tmp_path, {"proc/self/cgroup": "4:memory:/docker/1\n1:cpu,cpuacct:/docker/1\n"})
-    write(tmp_path / "sys/fs/cgroup/cpu", {"cpu.cfs_quota_us": "300000", "cpu.cfs_period_us": "100000"})
-    assert usable_cpus() == 3
 
 
 def test_memory_is_the_least_of_machine_and_groups(tmp_path: Path) -> None:
@@ -61,22 +55,10 @@ def test_memory_is_the_least_of_machine_and_groups(tmp_path: Path) -> None:
     group = {"memory.max": "5000000", "memory.current": "3000000", "memory.stat": "anon 1\ninactive_file 500000\n"}
     write(tmp_path / "sys/fs/cgroup/job", group)
     assert available_memory() == 2500000
-
-
-def test_memory_version_1(tmp_path: Path) -> None:
-    write(tmp_path, {"proc/self/cgroup": "4:memory:/x\n"})
-    write(
-        tmp_path / "sys/fs/cgroup/memory/x",
-        {"memory.limit_in_bytes": "1000", "memory.usage_in_bytes": "900", "memory.stat": "total_inactive_file 50\n"},
-    )
+    write(tmp_path, {"proc/self/cgroup": "4:memory:/x\n"})  # version 1
+    group = {"limit_in_bytes": "1000", "usage_in_bytes": "900", "stat": "total_inactive_file 50\n"}
+    write(tmp_path / "sys/fs/cgroup/memory/x", {f"memory.{name}": text for name, text in group.items()})
     assert available_memory() == 150
-
-
-def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()
-    assert usable_cpus() >= 1
-    memory = available_memory()
-    assert memory is None or memory > 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The stand-in itself: it behaves like a device that the host must not wait for."""
+"""The stand-in device itself: waits, copies, events and memory like on CUDA."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ def test_an_upload_is_noise_until_it_is_waited_for() -> None:
         tensor = torch.arange(4)
         arrived = device.upload(tensor)
         tensor += 1  # page-locked memory that is overwritten too early
-        assert arrived().clone().add(0).eq(torch.arange(1, 5)).sum() == 4
-        batches = [made_batch(seed) for seed in range(3)]
-        found = list(device.in_advance(batches))
-        assert device.uploads == 4
-        for sent, got in zip(batches, found, strict=True):
-            assert got.images is not sent.images and bool(torch.equal(got.images, sent.images))
+        assert arrived().clone().add(0).eq(torch.arange(1, 5)).sum() == 4 and device.uploads == 1
 
 
 def test_reading_a_value_waits_and_in_a_step_it_is_an_error() -> None:

@@ -1,4 +1,4 @@
-"""Ranks that were started with something else are named, with what differs."""
+"""Ranks with other commands, flags, code, models or data are refused, with what differs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from tessera.utils.flags.val import ValConfig
 from tessera.utils.ranks import consistency
 from tessera.utils.ranks.consistency import _command, data_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.world import World
+from tessera.utils.types import DatasetIndex
 from tests.data.made_index import make_index
 
 
 class _Ranks(World):
-    """Several ranks in one process: this one gives its own value, the others what is given."""
-
     def __init__(self, others: list[dict[str, str]]) -> None:
         super().__init__()
         self.size += len(others)
@@ -60,38 +59,35 @@ def test_other_hyperparameters_models_or_code_are_another_run(tmp_path: Path, mo
     assert differing(fingerprint()) == {"code"}
 
 
-def test_images_that_come_in_other_levels_are_other_data() -> None:
-    plain = make_index([(24, 32), (32, 24)])
-    ruled = dataclasses.replace(plain, pixels=PixelRule("range", 0, 4095))
-    mine, theirs = (data_fingerprint({"train": index}) for index in (plain, ruled))
+PLAIN = make_index([(24, 32), (32, 24)])
+
+
+def ignoring(side: int) -> DatasetIndex:
+    offsets, classes, boxes = np.array([0, 0, 1]), np.zeros(1, np.int32), np.array([[0, 0, side, side]], np.float32)
+    return dataclasses.replace(PLAIN, ignored_offsets=offsets, ignored_classes=classes, ignored_boxes_xyxy=boxes)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "found"),
+    [
+        (
+            PLAIN,
+            dataclasses.replace(PLAIN, pixels=PixelRule("range", 0, 4095)),
+            r"2 images, \w+ on rank 0; 2 images, \w+, `pixels: range-0-4095` on rank 1\n",
+        ),
+        (PLAIN, ignoring(4), r"2 images, \w+ on rank 0; 2 images, \w+, 1 ignored regions on rank 1"),
+        (ignoring(5), ignoring(4), r"2 images, \w+, 1 ignored regions on rank 0; 2 images, \w+, 1 ignored"),
+    ],
+    ids=["levels", "no regions", "other regions"],
+)
+def test_other_levels_and_ignored_regions_are_other_data(one: DatasetIndex, other: DatasetIndex, found: str) -> None:
+    mine, theirs = (data_fingerprint({"train": index}) for index in (one, other))
     require_agreement(theirs, _Ranks([theirs]))
-    found = r"train data: 2 images, \w+ on rank 0; 2 images, \w+, `pixels: range-0-4095` on rank 1\n"
-    with pytest.raises(UserError, match=found):
+    with pytest.raises(UserError, match=f"train data: {found}"):
         require_agreement(mine, _Ranks([theirs]))
 
 
-def test_other_ignored_regions_are_other_data() -> None:
-    """They decide what is background, and which detections count in a validation."""
-    plain = make_index([(24, 32), (32, 24)])
-    one, other = (
-        dataclasses.replace(
-            plain,
-            ignored_offsets=np.array([0, 0, 1]),
-            ignored_classes=np.zeros(1, np.int32),
-            ignored_boxes_xyxy=np.array([[0, 0, side, side]], np.float32),
-        )
-        for side in (4, 5)
-    )
-    assert len({index.content_hash() for index in (plain, one, other)}) == 3
-    without, mine, theirs = (data_fingerprint({"val": index}) for index in (plain, one, other))
-    require_agreement(mine, _Ranks([mine]))
-    for found in (without, theirs):
-        with pytest.raises(UserError, match=r"val data: .* images, \w+, 1 ignored regions on rank [01]"):
-            require_agreement(mine, _Ranks([found]))
-
-
 def asked(*others: Options) -> World:
-    """Rank 0 of several; the others were asked for something else."""
     return _Ranks([_command(config) for config in others])
 
 
@@ -117,15 +113,11 @@ def test_settings_of_one_rank_and_what_is_compared_later_may_differ() -> None:
 
 
 def test_weights_are_compared_by_content_where_every_rank_has_them(tmp_path: Path) -> None:
-    a, b, c = (tmp_path / name for name in ("a.pt", "b.pt", "c.pt"))
-    a.write_bytes(b"one")
-    b.write_bytes(b"one")
-    c.write_bytes(b"two")
-    require_same_command(TrainConfig(weights=str(a)), asked(TrainConfig(weights=str(b))))
+    for name, content in (("a.pt", "one"), ("b.pt", "one"), ("c.pt", "two")):
+        (tmp_path / name).write_text(content)
+    a, b, c = (TrainConfig(weights=str(tmp_path / name)) for name in ("a.pt", "b.pt", "c.pt"))
+    require_same_command(a, asked(b))
     with pytest.raises(UserError, match=r"--weights: .*a.pt \(\w+\) on rank 0; .*c.pt \(\w+\) on rank 1"):
-        require_same_command(TrainConfig(weights=str(a)), asked(TrainConfig(weights=str(c))))
-
-
-def test_weights_that_only_rank_0_has_are_compared_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    require_same_command(TrainConfig(weights="x.pt"), asked(TrainConfig(weights="x.pt")))
+        require_same_command(a, asked(c))
+    elsewhere = TrainConfig(weights=str(tmp_path / "only on rank 0.pt"))  # compared by name
+    require_same_command(elsewhere, asked(elsewhere))

@@ -1,4 +1,4 @@
-"""Joining a job: who reports its failure, what its calls remember, how many threads compute."""
+"""Joining a job: the rank that reports a failure, texts over restarts, threads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tessera.utils.ranks.liveness import STORE_LOST
 from tessera.utils.ranks.store import Memory
 from tessera.utils.ranks.world import World
 
-NOBODY: Any = SimpleNamespace(silent=list)
+NOBODY: Any = SimpleNamespace(silent_ranks=list)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,6 @@ NOBODY: Any = SimpleNamespace(silent=list)
     ids=lambda error: type(error).__name__,
 )
 def test_the_first_rank_to_fail_raises_an_equal_error_with_its_number(error: UserError | Interrupted) -> None:
-    """And leaves the one that was caught as it is."""
     store = HashStore()
     raised = _with_reporter(error, 3, store, NOBODY)
     assert isinstance(raised, (UserError, Interrupted)) and type(raised) is type(error)
@@ -71,7 +70,7 @@ def test_living_ranks_that_cannot_connect_are_told_what_to_name(
         raise RuntimeError("Gloo connectFullMesh failed with [...] connect [127.0.1.1]:4711: Connection refused")
 
     monkeypatch.setattr(dist, "init_process_group", refused)
-    heartbeat = SimpleNamespace(silent=lambda: gone)
+    heartbeat = SimpleNamespace(silent_ranks=lambda: gone)
     with pytest.raises(RuntimeError if gone else UserError, match="refused" if gone else "GLOO_SOCKET_IFNAME"):
         _make_groups(Launch(), Accelerator(), HashStore(), heartbeat)  # type: ignore[arg-type]
 
@@ -79,13 +78,12 @@ def test_living_ranks_that_cannot_connect_are_told_what_to_name(
 def test_too_few_open_files_are_one_message_before_anything_connects(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_module, "open_files_left", lambda wanted: wanted - 1)
     with pytest.raises(UserError, match=r"512 ranks need 1024 open files each, .* grants rank 3 only 1023\..*ulimit"):
-        _make_groups(Launch(3, 3, 512, 8), Accelerator(), HashStore(), SimpleNamespace())
+        _make_groups(Launch(3, 3, 512), Accelerator(), HashStore(), SimpleNamespace())
 
 
 def test_a_mistake_that_rank_0_does_not_meet_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such as a device that one host lacks, before the ranks have joined."""
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     said: list[str] = []  # until nobody has ended this rank, whose mistake may be everyone's
@@ -130,7 +128,6 @@ def test_so_many_threads_compute_as_were_asked_for_and_afterwards_as_before() ->
 
 
 def test_a_call_is_recalled_by_whichever_rank_is_the_first_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hosts may have the data, and so a flag, of other names."""
     monkeypatch.setattr(store_module, "_calls", Counter())
     store = HashStore()
     first = Memory(store, "on one host")

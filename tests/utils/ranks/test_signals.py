@@ -1,4 +1,4 @@
-"""What a signal does to a run: at its start, in its steps, after them, and in a thread."""
+"""Signals before the first step, in the steps, during the shutdown, and while a library call does not return."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -99,19 +100,11 @@ def test_an_end_that_has_begun_is_not_cut_off_unless_it_takes_long(monkeypatch: 
             finally:
                 send(signal.SIGINT)
         send(signal.SIGINT)
-        assert outer.asked() and inner.asked()
+        send(signal.SIGTERM)  # as launchers send it
+        assert outer.requested == signal.SIGINT and inner.asked()
         monkeypatch.setattr("tessera.utils.ranks.signals.GRACE_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
-
-
-def test_a_signal_to_an_inner_one_is_known_to_the_outer_one() -> None:
-    """Lest a second SIGTERM, as launchers send it, break off what the first one has begun to end."""
-    with Interruption() as outer:
-        with pytest.raises(Interrupted), Interruption():
-            send(signal.SIGTERM)
-        send(signal.SIGTERM)
-        assert outer.requested == signal.SIGTERM
 
 
 def test_handlers_are_restored() -> None:
@@ -122,20 +115,17 @@ def test_handlers_are_restored() -> None:
 
 
 def test_outside_the_main_thread_signals_stay_as_they_are() -> None:
-    seen: list[bool] = []
-
-    def work() -> None:
+    def work() -> bool:
         before = signal.getsignal(signal.SIGTERM)
         with Interruption() as interruption:
             interruption.defer()
-            seen.append(signal.getsignal(signal.SIGTERM) is before)
+            is_same = signal.getsignal(signal.SIGTERM) is before
             interruption.act_at_once("later")
         ignore_sigterm_at_the_end()
+        return is_same
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [True]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result()
 
 
 def test_a_process_that_ends_ignores_sigterm_for_good() -> None:
@@ -164,22 +154,19 @@ def test_a_forked_worker_leaves_the_decision_to_its_rank() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="a lock of zeros is Linux's")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_process_in_a_call_that_never_returns_ends(number: signal.Signals, code: int) -> None:
-    """Python's handlers run in the main thread, which never comes out of the library."""
     with subprocess.Popen(
         [sys.executable, "-c", STUCK], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        try:
-            assert process.stdout and process.stdout.readline() == "stuck\n"
-            for _ in range(100):  # one that comes just before the call is handled
-                process.send_signal(number)
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(1)
-                    break
-            _, said = process.communicate(timeout=60)
-        finally:
-            process.kill()
+        assert process.stdout and process.stdout.readline() == "stuck\n"
+        for _ in range(100):  # one that comes just before the call is handled
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+                break
+        process.kill()
+        said = process.communicate(timeout=60)[1]
     assert process.returncode == code
-    assert f"{number.name}: ended in the middle of a call that does not return" in said
+    assert f"{number.name}: ended during a call that does not return" in said
 
 
 def test_a_signal_that_is_noted_or_handled_ends_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A process prints the stacks of its threads, as often as it is asked, and continues."""
+"""SIGUSR2 prints the stacks of a process's threads, any number of times, and the process continues."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ import pytest
 from tessera.utils.ranks.signals import start_signal_thread
 
 ROOT = Path(__file__).resolve().parents[3]
-BUSY = """
-import signal, sys, threading
+START = """
+import os, re, signal, sys, threading
 from tessera.utils.ranks.signals import start_signal_thread
-
+from tessera.utils.streams import words_of_libraries
+signal.alarm(60)  # ends a process that hangs
+end = start_signal_thread('the one')
+"""
+BUSY = """
 def deep(n):
     return n and deep(n - 1)
 
@@ -30,8 +34,6 @@ def wait():
     print("ready", flush=True)
     sys.stdin.readline()
 
-signal.alarm(60)  # ends a process that hangs
-end = start_signal_thread('the one')
 over = threading.Event()
 threads = [threading.Thread(target=work, name="busy") for _ in range(2)]
 for thread in threads:
@@ -45,10 +47,6 @@ print("ended", flush=True)
 sys.stdin.readline()
 """
 FORKED = """
-import os, signal, sys
-from tessera.utils.ranks.signals import start_signal_thread
-
-end = start_signal_thread('the one')
 def child_waits():
     start_signal_thread('the one')
     print(os.getpid(), flush=True)
@@ -66,11 +64,6 @@ parent_waits()
 end()
 """
 HOLDING_BACK = """
-import re, sys
-from tessera.utils.ranks.signals import start_signal_thread
-from tessera.utils.streams import words_of_libraries
-
-end = start_signal_thread('the one')
 with words_of_libraries(re.compile(b'libjpeg')) as words:
     print(1, flush=True)
     sys.stdin.readline()
@@ -78,20 +71,15 @@ assert not words
 end()
 """
 ODD_PATH = """
-import sys
-from tessera.utils.ranks.signals import start_signal_thread
-waits = "end = start_signal_thread('the one'); print(1, flush=True); sys.stdin.readline(); end()"
-exec(compile(waits, 'caf\\udce9.py', 'exec'))
+exec(compile("print(1, flush=True); sys.stdin.readline(); end()", 'caf\\udce9.py', 'exec'))
 """
 
 
 @contextmanager
 def program(text: str) -> Iterator[subprocess.Popen[str]]:
-    """A Python program in the background."""
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", text], cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=pipe
-    ) as it:
+    command = [sys.executable, "-c", START + text]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as it:
         try:
             yield it
         finally:
@@ -99,14 +87,12 @@ def program(text: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def write(process: subprocess.Popen[str], line: str) -> None:
-    """Write a line to the program."""
     assert process.stdin
     process.stdin.write(f"{line}\n")
     process.stdin.flush()
 
 
 def ask(process: subprocess.Popen[str], pid: int) -> str:
-    """Signal `pid`, and return its answer."""
     assert process.stderr
     os.kill(pid, signal.SIGUSR2)
     text = ""
@@ -119,7 +105,6 @@ def ask(process: subprocess.Popen[str], pid: int) -> str:
 
 
 def rest_of(process: subprocess.Popen[str]) -> str:
-    """What the program still prints as it ends in order."""
     assert process.stderr
     text = process.stderr.read()
     assert process.wait(60) == 0, text

@@ -1,4 +1,4 @@
-"""BatchNorm over the ranks in one message, as accelerators have it: against plain BatchNorm of the whole batch."""
+"""Synchronised BatchNorm with one message per pass, as on accelerators, against plain BatchNorm of the whole batch."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from tests.at_once import at_once
 
 
 class OneMessage(Accelerator):
-    """Sums over the ranks as a device does that must not wait for its host."""
-
     batch_norm = BatchNormParts()
 
 
@@ -95,14 +93,6 @@ def test_shares_of_two_ranks_are_normalised_as_the_whole_batch(
         torch.testing.assert_close(one.running_mean, whole.running_mean)
         torch.testing.assert_close(one.running_var, whole.running_var, rtol=1e-4, atol=1e-4)
     assert [rank.messages for rank in ranks] == [2, 2]  # one forward, one backward
-
-
-def test_nothing_in_it_waits_for_the_device() -> None:
-    """On the meta device a number that the host asks for is an error, as it must be on CUDA."""
-    one = layer(Collectives(), OneMessage()).to("meta")
-    images = torch.empty(2, 3, 4, 4, device="meta", requires_grad=True)
-    one(images).sum().backward()
-    assert images.grad is not None
 
 
 def test_a_single_rank_of_an_accelerator_stays_as_it_is() -> None:

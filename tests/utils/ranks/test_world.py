@@ -1,4 +1,4 @@
-"""What a rank knows of its node, and what is advised before a job begins."""
+"""Nodes and processors of ranks, and warnings before a job starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ class OfSeveral(World):
         super().__init__(Launch(rank=rank, local_rank=self.ranks[rank][1], size=len(self.ranks)))
 
     def all_gather(self, value: Any) -> list[Any]:
-        """Of hosts and processors, what `ranks` has; else each rank's number beside this one's value."""
         if isinstance(value, tuple) and len(value) == 3:
             return list(self.ranks)
         return [(number, value) for number in range(self.size)]
@@ -36,7 +35,6 @@ class OfSeveral(World):
 
 @pytest.fixture
 def quota(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> float:
-    """Of the control groups; infinite unless a test says another."""
     found = getattr(request, "param", math.inf)
     monkeypatch.setattr(world_module, "cpu_quota", lambda: found)
     return float(found)
@@ -63,7 +61,6 @@ TASKS = [frozenset(range(8 * task, 8 * task + 8)) for task in range(8)]
 
 @pytest.mark.parametrize(("quota", "cpus"), [(math.inf, 8), (64, 8), (32, 4), (8, 1)], indirect=["quota"])
 def test_workers_of_a_rank_with_processors_of_its_own(monkeypatch: pytest.MonkeyPatch, quota: float, cpus: int) -> None:
-    """SLURM with task affinity: 8 tasks of 8 processors each; a quota is for all of them."""
     world = open_rank(monkeypatch, 3, [TASKS])
     assert world.cpus == cpus
     model: Any = SimpleNamespace(has_objectness=True, needs_suppression=True)

@@ -1,4 +1,4 @@
-"""The first rank of a node goes first, and what it leaves for the others of its node alone."""
+"""torch_distributed_zero_first: order of ranks, values for the other ranks of a node, failures, store calls."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore
 
 from tessera.utils.errors import UserError
 from tessera.utils.ranks import store as store_module
@@ -66,7 +67,7 @@ def test_questions_grow_neither_with_the_ranks_nor_with_the_time(ranks: int, mon
     """Each rank waits 1.5 seconds of a clock that only its own sleep moves on, and then until all have."""
     all_waited, over, slept = threading.Barrier(ranks), threading.Event(), Counter[int]()
 
-    class Store(CountedStore):
+    class Ended(HashStore):
         def set(self, key: str, value: str) -> None:
             super().set(key, value)
             if key.endswith("/over"):
@@ -83,7 +84,7 @@ def test_questions_grow_neither_with_the_ranks_nor_with_the_time(ranks: int, mon
             if rank == 0:
                 all_waited.wait(60)
 
-    store = Store()
+    store = CountedStore(Ended())
     monkeypatch.setattr(store_module, "time", SimpleNamespace(sleep=sleep))
     at_once([partial(one, rank) for rank in range(ranks)])
     assert store.asked.total() < ranks * 25, store.asked
@@ -96,11 +97,11 @@ def test_without_a_group_there_is_nothing_to_wait_for(local_rank: int) -> None:
 
 
 def test_a_node_without_a_first_rank_does_not_wait_for_one() -> None:
-    store = CountedStore()
+    ranks = [SimpleNamespace(rank=rank, size=2, first_of_node=rank, store=CountedStore()) for rank in range(2)]
+    ranks[1].store = ranks[0].store
 
-    def one(rank: int) -> dict[str, str]:
-        place: Any = SimpleNamespace(rank=rank, size=2, first_of_node=rank, store=store)
-        with torch_distributed_zero_first(rank, place) as found:
+    def one(place: Any) -> dict[str, str]:
+        with torch_distributed_zero_first(place.rank, place) as found:
             return found
 
-    assert at_once([partial(one, rank) for rank in range(2)]) == [{}, {}]
+    assert at_once([partial(one, rank) for rank in ranks]) == [{}, {}]

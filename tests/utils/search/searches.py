@@ -1,6 +1,6 @@
-"""Searches whose trainings are a formula with noise.
+"""Searches with synthetic trainings: a formula with noise.
 
-python -m tests.utils.search.searches PROJECT TRIALS SECONDS      # a worker; an epoch of its trainings takes so long
+python -m tests.utils.search.searches PROJECT TRIALS SECONDS      # a worker, with seconds per epoch
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def found(worth: float) -> Evaluation:
 
 
 def distance(hyp: Hyp) -> float:
-    """From what is best: twice the learning rate and the box gain that a search begins with."""
+    """From the optimum: twice the learning rate and the box gain of the start."""
     return abs(math.log(hyp.lr0 / START.lr0 / 2)) + abs(math.log(hyp.box / START.box / 2))
 
 
@@ -69,12 +69,10 @@ def nothing(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Wa
 
 
 def search(tmp_path: Path, trials: int, train: Callable[..., Metrics] = nothing, **more: Any) -> Metrics | None:
-    """A search in `tmp_path`, with other flags as given."""
     return evolve(TrainConfig(evolve=trials, project=str(tmp_path), **more), START, World(), train)
 
 
 def table(folder: Path) -> list[dict[str, str]]:
-    """The rows of evolve.csv."""
     with (folder / "evolve.csv").open() as file:
         return list(csv.DictReader(file))
 
@@ -82,7 +80,6 @@ def table(folder: Path) -> list[dict[str, str]]:
 def main(project: str, trials: int, seconds: float) -> None:
     setup_logging(0, 1)
     config = TrainConfig(evolve=trials, epochs=4, project=project, name="shared", exist_ok=True)
-
     evolve(config, START, World(), partial(curve, seconds=seconds))
 
 

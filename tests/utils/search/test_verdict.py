@@ -1,4 +1,4 @@
-"""A search says "better" where the truth is better, and seldom where it is not."""
+"""Verdict of a search: significant gains are detected, chance rarely passes, diverged sets are excluded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SEARCHES, TRIALS, SETS, SEEDS, NOISE, BY_SEED = 1000, 20, 3, 3, 0.01, 0.02
 
 
 def verdicts(gain: float, rng: np.random.Generator) -> tuple[float, float, float]:
-    """Shares of searches that say "better": by the best trial alone, by twice the standard error, by the verdict.
+    """Fractions of searches with a "better" set: by the best trial, by twice the standard error, by the verdict.
 
-    A training is worth what its set is worth, more or less by its seed, and by noise. One trial in ten gains `gain`.
+    One trial in ten gains `gain`.
     """
     naive = twice = said = 0
     for _ in range(SEARCHES):
@@ -37,14 +37,11 @@ def verdicts(gain: float, rng: np.random.Generator) -> tuple[float, float, float
     return naive / SEARCHES, twice / SEARCHES, said / SEARCHES
 
 
-def test_without_a_gain_a_search_seldom_says_better() -> None:
+def test_a_gain_of_four_times_the_noise_is_detected_and_none_is_seldom() -> None:
     naive, twice, said = verdicts(0.0, np.random.default_rng(0))
     assert naive > 0.9, "the best of twenty is above the first by luck"
     assert twice > 0.1, "twice the standard error of three differences, the best of three sets, is too easily passed"
-    assert said <= 0.04, "half of 5 %, and three standard deviations of what a thousand searches show"
-
-
-def test_a_gain_of_four_times_the_noise_is_found() -> None:
+    assert said <= 0.04, "half of 5 %, and three standard deviations of a thousand searches"
     assert verdicts(0.04, np.random.default_rng(0))[2] > 0.9
 
 
@@ -81,11 +78,9 @@ def test_what_diverged_is_not_judged() -> None:
     assert "| trial 9 | 0.3000 |  |  | diverged with 3 of 3 seeds |" in report.text()
 
 
-def test_one_seed_says_nothing() -> None:
-    (gain,) = gains(np.zeros(1), np.ones((1, 1)))
-    assert gain == Gain(1, np.inf) and not gain.is_better
-
-
-def test_equal_sets_are_not_better() -> None:
-    (gain,) = gains(np.zeros(3), np.zeros((1, 3)))
-    assert gain == Gain(0, 0) and not gain.is_better
+def test_neither_one_seed_nor_equal_sets_are_better() -> None:
+    for found, expected in (
+        (gains(np.zeros(1), np.ones((1, 1))), Gain(1, np.inf)),
+        (gains(np.zeros(3), np.zeros((1, 3))), Gain(0, 0)),
+    ):
+        assert found == [expected] and not expected.is_better
