@@ -41,36 +41,28 @@ def give(behind: Behind, *places: object) -> None:
         behind.add(result_of(FRAME), FRAME, PurePath(str(place)))
 
 
-def test_everything_in_order_and_what_waits_is_written_at_the_end() -> None:
-    before, outputs = threading.active_count(), (Noted(), Noted())
+def test_everything_in_order_and_only_a_few_wait() -> None:
+    before, outputs, given = threading.active_count(), (Noted(), Noted()), list[int]()
+    outputs[0].go.clear()
     behind = Behind(outputs)
-    give(behind, *range(50))
-    behind.event(ENDED)
-    give(behind, 50)
-    behind.close()
-    for output in outputs:
-        assert output.took == [*map(str, range(50)), "ended", "50", "closed"]
-    assert threading.active_count() == before
-
-
-def test_only_a_few_wait() -> None:
-    output = Noted()
-    output.go.clear()
-    behind, given = Behind([output]), list[int]()
 
     def run() -> None:
         for number in range(20):
             give(behind, number)
             given.append(number)
+        behind.event(ENDED)
+        give(behind, 20)
 
     giver = threading.Thread(target=run)
     giver.start()
     giver.join(0.3)
     assert len(given) <= 3
-    output.go.set()
+    outputs[0].go.set()
     giver.join(10)
     behind.close()
-    assert output.took == [*map(str, range(20)), "closed"]
+    for output in outputs:
+        assert output.took == [*map(str, range(20)), "ended", "20", "closed"]
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import pickle
-import subprocess
-import sys
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -58,14 +55,10 @@ def assert_equal(one: Result, other: Result) -> None:
     assert one.size_hw == other.size_hw
 
 
-def test_the_weights_say_how_they_are_used(detector: Detector) -> None:
-    assert detector.names == NAMES and detector.imgsz == 96
-    assert detector.rules.conf == 0.375 and not detector.rules.class_confs
-
-
 def test_results_are_typed_and_sorted_and_inside(detector: Detector, files: list[Path]) -> None:
     results = list(detector(files[0].parent))
     assert [Path(result.source) for result in results] == files and sum(map(len, results)) > 20
+    assert detector.names == NAMES and detector.imgsz == 96, "as the weights say"
     for result, (height, width) in zip(results, SIZES, strict=True):
         assert result.size_hw == (height, width) and result.frame is result.time_s is result.pixels is None
         assert result.boxes_xyxy.dtype == result.scores.dtype == np.float32 and result.classes.dtype == np.int64
@@ -78,26 +71,23 @@ def test_results_are_typed_and_sorted_and_inside(detector: Detector, files: list
             result.source = "other"  # type: ignore[misc]
 
 
-def test_every_door_gives_the_same(detector: Detector, files: list[Path]) -> None:
+def test_every_kind_of_image_gives_the_same(detector: Detector, files: list[Path]) -> None:
     path, pixels = files[0], picture(*SIZES[0], seed=0)
     (expected,) = detector(path)
-    assert len(expected) > 3
-    tensor = torch.from_numpy(pixels).permute(2, 0, 1)
-    alpha = np.dstack((pixels, np.zeros(pixels.shape[:2], np.uint8)))
-    doors: list[Any] = [str(path), path.read_bytes(), Image.open(path), pixels, alpha, tensor, pixels / 255]
-    for door in doors:
-        (found,) = detector(door)
+    kinds: list[Any] = [
+        pixels,
+        str(path),
+        path.read_bytes(),
+        Image.open(path),
+        torch.from_numpy(pixels.transpose(2, 0, 1)),
+    ]
+    mixed = list(detector(kinds))
+    assert [result.source for result in mixed] == ["picture 0", str(path), "picture 2", "picture 3", "picture 4"]
+    alone = [result for kind in kinds for result in detector(kind)]
+    for found in (*mixed, *alone, *detector(pixels[..., ::-1], color="bgr")):
         assert_equal(found, expected)
-        (in_a_list,) = detector([door])
-        assert_equal(in_a_list, expected)
-    (found,) = detector(pixels[..., ::-1], color="bgr")
-    assert_equal(found, expected)
     (swapped,) = detector(pixels[..., ::-1])
-    assert not np.array_equal(swapped.scores, expected.scores)
-    mixed = list(detector([path, pixels, Image.open(path)]))
-    assert [result.source for result in mixed] == [str(path), "picture 1", "picture 2"]
-    for found in mixed:
-        assert_equal(found, expected)
+    assert len(expected) > 3 and not np.array_equal(swapped.scores, expected.scores)
 
 
 def test_a_generator_is_asked_for_one_picture_after_the_other(detector: Detector, files: list[Path]) -> None:
@@ -162,17 +152,14 @@ def test_thresholds(weights: Path, files: list[Path], tmp_path: Path, caplog: py
     assert scores(conf_thres=1) == []
     unknown = open_model(str(weights), World(accelerator=Accelerator()))
     unknown.confidence, unknown.class_confidences = None, ()
-    assert Detector(unknown).rules.conf == 0.25
-    with caplog.at_level(logging.WARNING):
-        assert Detector(unknown, conf_thres="auto").rules.conf == 0.25
+    assert Detector(unknown).rules.conf == Detector(unknown, conf_thres="auto").rules.conf == 0.25
     assert "does not say which confidence suits each class" in caplog.text
 
 
-def test_sizes(weights: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert Detector(weights, imgsz=64, device="cpu").imgsz == 64
-    with caplog.at_level(logging.WARNING):
-        assert Detector(weights, imgsz=65, device="cpu").imgsz == 96
-    assert "--imgsz 65" in caplog.text
+def test_sizes_and_tiles(weights: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert Detector(weights, imgsz=64, device="cpu", tile=64, overlap=0.5).imgsz == 64 and caplog.text == ""
+    assert Detector(weights, imgsz=65, device="cpu", overlap=0.5).imgsz == 96
+    assert "--imgsz 65" in caplog.text and "overlap 0.5: without effect" in caplog.text
 
 
 def test_augmentation_finds_more_boxes(weights: Path, files: list[Path]) -> None:
@@ -236,8 +223,7 @@ def test_unreadable_pictures(detector: Detector, files: list[Path], caplog: pyte
     events = []
     assert len(list(detector(files, on_event=events.append))) == len(files) - 1
     assert [event.kind for event in events] == ["unreadable"] and str(files[2]) in events[0].message
-    with caplog.at_level(logging.WARNING):
-        assert len(list(detector(files))) == len(files) - 1
+    assert len(list(detector(files))) == len(files) - 1
     assert str(files[2]) in caplog.text
     with pytest.raises(UserError, match=r"2\.png: found 15 bytes that do not decode"):
         list(detector(files[2]))
@@ -248,14 +234,13 @@ def test_unreadable_pictures(detector: Detector, files: list[Path], caplog: pyte
 
 
 def test_results_hold_no_picture(detector: Detector) -> None:
-    results, pictures = [], []
-    for seed in range(10):
+    results = []
+    for seed in range(3):
         pixels = picture(40, 60, seed)
-        pictures.append(weakref.ref(pixels))
+        alive = weakref.ref(pixels)
         results += detector(pixels)
         del pixels
-        assert not any(alive() is not None for alive in pictures)
-    assert len(results) == 10
+        assert alive() is None
 
 
 def test_a_device_with_a_queue_finds_the_same(weights: Path, detector: Detector) -> None:
@@ -275,7 +260,7 @@ def test_a_device_with_a_queue_finds_the_same(weights: Path, detector: Detector)
             "circel",
             r"there is no class 'circel'\. Did you mean 'circle'\? Expected numbers from 0 to 2, or names: circle",
         ),
-        (3, "there is no class 3. Expected numbers from 0 to 2"),
+        (3, "there is no class 3"),
         (-1, "there is no class -1"),
         ("3", "there is no class '3'"),
         (["circle", ""], "there is no class ''"),
@@ -324,23 +309,3 @@ def test_pictures_that_break_off_or_come_dark_are_told(
     dark = picture(40, 50).astype(np.uint16) * 16
     assert len(list(Detector(weights, device="cpu")([dark, dark]))) == 2
     assert caplog.text.count("comes dark") == 1
-
-
-def test_an_overlap_without_tiles_is_told(weights: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Detector(weights, device="cpu", tile=64, overlap=0.5)
-    Detector(weights, device="cpu")
-    assert "overlap" not in caplog.text
-    Detector(weights, device="cpu", overlap=0.5)
-    assert "overlap 0.5: without effect" in caplog.text
-
-
-@pytest.mark.parametrize("level", ["", "3"])
-def test_opencv_is_quiet_where_it_was_imported_before(level: str) -> None:
-    code = (
-        "import cv2\nfrom tessera.utils.machine.opencv import cv2 as same\n"
-        "print(getattr(same.utils, 'logging', same).getLogLevel())"
-    )
-    environment = {key: value for key, value in os.environ.items() if key != "OPENCV_LOG_LEVEL"}
-    environment |= {"OPENCV_LOG_LEVEL": "WARNING"} if level else {}
-    found = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == (level or "1")

@@ -103,17 +103,3 @@ def test_openvino_does_not_load_its_telemetry(tmp_path: Path) -> None:
     assert sys.modules.get("openvino_telemetry") is before
     from_openvino = sys.modules.get("openvino.tools.ovc.telemetry_utils")
     assert before or from_openvino is None or from_openvino.tm.__name__.endswith("telemetry_stub")
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"format": "tessera-network 2"}, "found the format 'tessera-network 2', expected one of"),
-        ({"names": "[]"}, "metadata is damaged"),
-        ({"stride": "wide"}, "metadata is damaged"),
-        ({"size_hw": "[64]"}, "metadata is damaged"),
-    ],
-)
-def test_metadata_that_cannot_be_used_is_named(tmp_path: Path, change: dict[str, str], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        open_exported(made(tmp_path, ".onnx", {**STRINGS, **change}), CPU)

@@ -114,17 +114,6 @@ def test_an_object_on_seams_is_one_box(whole: bool, data: st.DataObject) -> None
     assert np.abs(found - expected).max() <= LEAST, "less of it may be missing"
 
 
-def test_a_box_that_a_tile_sees_whole_stays_as_it_is() -> None:
-    picture = drawn((640, 1152), [(500, 300, 600, 360), (580, 10, 630, 60), (30, 500, 90, 600)])
-    boxes = found_in_tiles(picture, 640, 0.2, whole=False)
-    assert boxes.tolist() == [[30, 500, 90, 600], [500, 300, 600, 360], [580, 10, 630, 60]]
-
-
-def test_an_object_over_three_tiles_is_the_box_around_its_parts() -> None:
-    boxes = found_in_tiles(drawn((640, 1700), [(100, 200, 1600, 400)]), 640, 0.2, whole=False)
-    assert boxes.tolist() == [[100, 200, 1600, 400]]
-
-
 def test_a_small_picture_is_taken_as_it_is() -> None:
     picture, backend = drawn((300, 400), [(10, 10, 50, 60)]), WhiteBoxes()
     found, _ = Pipeline(backend, 64, 640)(picture, RULES)

@@ -21,7 +21,7 @@ from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity import verify as verification
 from tessera.utils.exporting.parity.file_content import precision_of
-from tessera.utils.exporting.parity.sample_images import ASPECTS, gather
+from tessera.utils.exporting.parity.sample_images import gather
 from tessera.utils.exporting.parity.table import Accuracy
 from tessera.utils.exporting.parity.verify import Judge, verify
 from tessera.utils.flags.export import ExportConfig
@@ -168,9 +168,3 @@ def test_numbers_are_read_from_the_file_itself(made_onnx: Path, tmp_path: Path) 
     onnx.save(model, tmp_path / "half.onnx")
     assert precision_of(tmp_path / "half.onnx").startswith("float16 9")
     assert precision_of(made_onnx) == "float32"
-
-
-def test_pictures_have_at_least_six_aspects() -> None:
-    pictures, _ = gather(None, 160)
-    aspects = {round(picture.shape[1] / picture.shape[0], 1) for picture in pictures}
-    assert len(aspects) >= 6 and len(pictures) > len(ASPECTS)
