@@ -15,7 +15,7 @@ from tests.system.jobs import Job
 from tests.system.launch import ROOT, Outcome, python_command
 from tests.system.tiny import make_data
 from tests.utils.runtime.attacks import NeverEnds, NeverLoads, write_script
-from tests.utils.runtime.made_answers import write_endless
+from tests.utils.runtime.made_files import write_endless
 
 pytestmark = pytest.mark.slow
 
