@@ -1,6 +1,6 @@
-"""From decoded predictions to detections, as nodes of an ONNX graph: models/nms.py in standard operators.
+"""ONNX graph of the postprocessing: confidence thresholds and NMS, as models/nms.py.
 
-Legend: B pictures, A predictions of a picture, R of them that may pass, C classes, D detections.
+Legend: B images, A predictions of an image, C classes, D detections.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from typing import NamedTuple
 import numpy as np
 
 from tessera.utils.exporting.graph import Nodes, Value
-from tessera.utils.exporting.preprocessing import Placed
+from tessera.utils.exporting.preprocessing import Letterboxed
 
 
 class Limits(NamedTuple):
-    """conf, iou: float32 (1,); max_det: int64 (1,). Without iou nothing is suppressed: a prediction is an object."""
+    """Thresholds: conf, iou float32 (1,), max_det int64 (1,); without iou there is no NMS."""
 
     conf: Value
     iou: Value | None
     max_det: Value
 
 
-class FoundValues(NamedTuple):
-    """Detections of all pictures, descending by score.
+class DetectionValues(NamedTuple):
+    """Detections of all images, descending by score.
 
-    boxes: float32 (D, 4), x1, y1, x2, y2 in the network's pixels; scores: float32 (D,); classes: int64 (D,); pictures:
-    int64 (D,), which one each is of.
+    boxes: float32 (D, 4), xyxy in the network's pixels; scores: float32 (D,); classes, pictures: int64 (D,), the class
+    and the image of each.
     """
 
     boxes: Value
@@ -34,17 +34,13 @@ class FoundValues(NamedTuple):
     pictures: Value
 
 
-def detect(g: Nodes, decoded: Value, limits: Limits, *, has_objectness: bool) -> FoundValues:
-    """What is found: every class above `conf` of every prediction, without those that a better one overlaps.
+def detect(g: Nodes, decoded: Value, limits: Limits, *, has_objectness: bool) -> DetectionValues:
+    """Return every class above `conf` of every prediction, after NMS.
 
-    Predictions are sorted out first by a score that none of their classes exceeds, and with them nearly all: the rest
-    costs in proportion to what is left.
+    Most predictions are removed first, by an upper bound of their scores, which makes the rest cheap.
 
-    Args:
-        g: the nodes.
-        decoded: float32 (B, A, 5 + C), cx, cy, w, h, objectness, class probabilities; or (B, A, 4 + C) without one.
-        limits: thresholds; `max_det` is of each class of each picture.
-        has_objectness: of decoded rows.
+    `decoded` is float32 (B, A, 5 + C), cx, cy, w, h, objectness, class probabilities; or (B, A, 4 + C) without
+    objectness. `max_det` applies to each class of each image here.
     """
     first_class = 5 if has_objectness else 4
     # No class probability exceeds 1.
@@ -69,27 +65,27 @@ def detect(g: Nodes, decoded: Value, limits: Limits, *, has_objectness: bool) ->
     order = _descending(g, values)
     pictures, classes, places, values = (g.Gather(part, order) for part in (pictures, classes, places, values))
     boxes = g.Gather(g.Reshape(boxes, [-1, 4]), g.Add(g.Mul(pictures, of_rows), places))
-    return FoundValues(boxes, values, classes, pictures)
+    return DetectionValues(boxes, values, classes, pictures)
 
 
 def _descending(g: Nodes, values: Value) -> Value:
-    """Places of float32 (D,), none below 0, from the largest on. One more is sorted with them: OpenCV sorts no 0."""
+    """Return the order of float32 (D,), each at least 0. A sentinel is sorted too: OpenCV cannot sort nothing."""
     more = g.Concat(values, [-1.0], axis=0)
     _, order = g.TopK(more, g.Shape(more), axis=0, outputs=2)
     return g.Slice(order, [0], g.Shape(values))
 
 
-def of_one(g: Nodes, found: FoundValues, most: Value) -> FoundValues:
-    """The best of a single picture."""
-    return FoundValues(*(g.Slice(part, [0], most) for part in found))
+def single_detections(g: Nodes, found: DetectionValues, most: Value) -> DetectionValues:
+    """Return the best detections of a single image."""
+    return DetectionValues(*(g.Slice(part, [0], most) for part in found))
 
 
-def of_each(g: Nodes, found: FoundValues, most: Value, count: Value) -> tuple[Value, Value, Value, Value]:
-    """The best of every picture, side by side; `most` of each, and `count`, B, are int64 (1,).
+def batch_detections(g: Nodes, found: DetectionValues, most: Value, count: Value) -> tuple[Value, Value, Value, Value]:
+    """Return the best detections of each image in a batch; `most` and the batch size `count` are int64 (1,).
 
     Returns:
-        Boxes (B, n, 4), scores (B, n) and classes (B, n), n as many as the picture with the most has; and counts, int64
-        (B,), how many are a picture's own. Behind them boxes and scores are 0, classes −1.
+        Boxes (B, n, 4), scores (B, n), classes (B, n) and counts, int64 (B,), of the detections of each image. Rows
+        beyond the count are padding: boxes and scores 0, classes −1.
     """
     numbers = g.Range(0, g.Squeeze(count, [0]), 1)
     owned = g.cast(g.Equal(g.Unsqueeze(found.pictures, [1]), g.Unsqueeze(numbers, [0])), np.int64)  # (D, B)
@@ -107,8 +103,8 @@ def of_each(g: Nodes, found: FoundValues, most: Value, count: Value) -> tuple[Va
     )
 
 
-def in_pictures(g: Nodes, boxes: Value, placed: Placed) -> Value:
-    """Boxes (D, 4) in pixels of the pictures, clipped to them (`undo_letterbox` of models/nms.py)."""
+def to_image_pixels(g: Nodes, boxes: Value, placed: Letterboxed) -> Value:
+    """Return boxes (D, 4) in pixels of the images, clipped to them, as `undo_letterbox` of models/nms.py."""
     size = g.Concat(placed.before.width, placed.before.height, axis=0)
     size = g.cast(g.Concat(size, size, axis=0), np.float32)
     after = g.Concat(placed.after.width, placed.after.height, axis=0)
@@ -118,5 +114,4 @@ def in_pictures(g: Nodes, boxes: Value, placed: Placed) -> Value:
 
 
 def _columns(g: Nodes, rows: Value, start: int, end: int = 2**31 - 1) -> Value:
-    """Part of the last of three dimensions."""
     return g.Slice(rows, [start], [end], [2])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.exporting.parity.difference import EXACT, Difference, compare, joined
+from tessera.utils.exporting.parity.difference import EXACT, Difference, compare, merged
 from tessera.utils.types import Detections
 from tests.utils.exporting.made import found_rows
 
@@ -22,7 +22,6 @@ def compared(a: Detections, b: Detections, max_det: int = 300, scale: float = 1.
 
 
 def apart(score: float, left: float = 300) -> Row:
-    """A cat away from the others."""
     return (left, 300, left + 40, 340, score, 0)
 
 
@@ -55,7 +54,7 @@ def test_which_detections_count(reference: list[Row], found: list[Row], max_det:
     difference = compared(found_rows(*reference), found_rows(*found), max_det)
     assert (difference.detections, difference.matched) == counts
     assert bool(difference.exceeds(EXACT)) == (counts[0] != counts[1])
-    assert joined([difference, compared(found_rows(CAT), found_rows(CAT))])[:2] == (counts[0] + 2, counts[1] + 2)
+    assert merged([difference, compared(found_rows(CAT), found_rows(CAT))])[:2] == (counts[0] + 2, counts[1] + 2)
 
 
 @settings(max_examples=50, deadline=None)
