@@ -193,8 +193,8 @@ def test_the_rest_goes_on_and_the_exit_code_is_3(
     flags = ["--weights", str(weights), "--source", str(folder), "--device", "cpu", "--project", str(tmp_path / "r")]
     assert detect.main([*flags, "--save-json"]) == 3
     said = capsys.readouterr()
-    assert said.err.count("002.png") == 1 and "1 of the sources could not be read" in said.err
-    assert "5 pictures: " in said.out and "ms inference" in said.out and "Traceback" not in said.err
+    assert said.err.count("002.png") == 1 and "1 source could not be read" in said.err
+    assert "5 images: " in said.out and "ms inference" in said.out and "Traceback" not in said.err
     lines = [json.loads(line) for line in (tmp_path / "r" / "exp" / "predictions.jsonl").read_text().splitlines()]
     assert [line.get("event") for line in lines].count("unreadable") == 1 and len(lines) == 1 + len(SIZES)
     assert detect.main([*flags, "--classes", "circle"]) == 3
@@ -204,9 +204,9 @@ def test_the_rest_goes_on_and_the_exit_code_is_3(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no device that is always full")
 def test_a_full_disk_is_one_message() -> None:
-    with pytest.raises(UserError, match=r"/dev/full: .* Make room"):
+    with pytest.raises(UserError, match=r"/dev/full: .* Free space"):
         JsonLines(Path("/dev/full"), {})
-    with pytest.raises(UserError, match=r"/dev/full: .* Make room"):
+    with pytest.raises(UserError, match=r"/dev/full: .* Free space"):
         CsvFile(Path("/dev/full"))
 
 
@@ -223,10 +223,10 @@ def test_a_folder_that_stays_empty_is_removed_and_not_named(
     ("flags", "code", "message"),
     [
         (["--source", "nowhere.jpg"], 1, "--source nowhere.jpg: no such file or folder"),
-        (["--source", "nowhere/*.jpg"], 1, "no picture and no video matches"),
-        (["--source", "EMPTY"], 1, "the folder holds no picture and no video"),
-        (["--source", "gopher://x/y"], 1, "found an address that starts with gopher://"),
-        (["--source", "TEXT"], 1, "neither a picture nor a video"),
+        (["--source", "nowhere/*.jpg"], 1, "no image or video matches"),
+        (["--source", "EMPTY"], 1, "found neither images nor videos in the folder"),
+        (["--source", "gopher://x/y"], 1, "found a URL that starts with gopher://"),
+        (["--source", "TEXT"], 1, "neither an image nor a video"),
         ([], 2, "--source: found nothing"),
         (["--source", "EMPTY", "--weights", "none.pt"], 1, "--weights none.pt: no such file"),
         (["--source", "EMPTY", "--weights", "TEXT"], 1, "damaged, or not a checkpoint: found text"),
@@ -260,7 +260,7 @@ def test_one_message_for_a_mistake(
 
 def test_several_processes_are_refused(weights: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = type("Ranks", (), {"size": 2})()
-    with pytest.raises(UserError, match=r"detect\.py is one process"):
+    with pytest.raises(UserError, match=r"detect\.py runs as one process"):
         detect.detect(detect.DetectConfig(weights=str(weights), source=(str(folder),)), world)
 
 

@@ -29,7 +29,7 @@ def test_an_export_under_a_launcher_is_refused_by_all_ranks_at_once(tmp_path: Pa
     weights = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(make_data(tmp_path, train=1, val=2)))
     outcome = torchrun(ROOT / "export.py", "--weights", str(weights), "--include", "pt")
     assert outcome.code != 0, outcome.said
-    assert outcome.err.count("export.py is one process: start it without a launcher.") == 1, outcome.said
+    assert outcome.err.count("export.py runs as one process. Start it without a launcher.") == 1, outcome.said
     assert not (tmp_path / "best-weights.pt").exists()
 
 

@@ -6,8 +6,10 @@ import csv
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -77,10 +79,9 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ids_of(results: Iterable[Result]) -> dict[str, list[int | None]]:
     """By colour, which the scores tell: the id in each frame where it is seen."""
-    found: dict[str, list[int | None]] = {}
-    for result in results:
-        for box in result:
-            found.setdefault({9: "red", 8: "green", 7: "blue"}[round(box.score * 10)], []).append(box.track)
+    found = defaultdict[str, list[int | None]](list)
+    for box in chain.from_iterable(results):
+        found[{9: "red", 8: "green", 7: "blue"}[round(box.score * 10)]].append(box.track)
     return found
 
 
@@ -118,9 +119,9 @@ def test_each_video_has_ids_of_its_own_and_an_image_none(
 ) -> None:
     other = write_video(tmp_path / "b.mp4", (drawn([(20 + 3 * number, 30, 1)]) for number in range(6)))
     Image.fromarray(drawn([(20, 20, 0)])).save(tmp_path / "a.png")
-    sources: dict[str, set[int | None]] = {}
+    sources = defaultdict[str, set[int | None]](set)
     for result in Detector(Shapes())([tmp_path / "a.png", video, other, video], track=True):
-        sources.setdefault(result.source, set()).update(box.track for box in result)
+        sources[result.source] |= {box.track for box in result}
         assert (result.track_ids is None) == result.source.endswith("a.png")
     assert sources == {str(tmp_path / "a.png"): {None}, str(video): {None, 1, 2, 3}, str(other): {None, 1}}
     assert "1 of 4 sources" in caplog.text
@@ -129,7 +130,6 @@ def test_each_video_has_ids_of_its_own_and_an_image_none(
 def made(
     number: int, boxes: list[list[float]], classes: list[int], score: float = 0.9, source: str = "camera"
 ) -> Result:
-    """A stream's result."""
     found = (
         np.array(boxes, np.float32).reshape(-1, 4),
         np.full(len(boxes), score, np.float32),

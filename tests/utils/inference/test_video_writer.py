@@ -46,10 +46,12 @@ def test_a_gap_of_an_hour_is_shortened(tmp_path: Path) -> None:
     assert shown == [*[0] * 51, 1, 2]
 
 
-def test_frames_of_another_size_and_odd_sides(tmp_path: Path) -> None:
+def test_frames_of_another_size_keep_their_proportions_and_odd_sides_lose_a_pixel(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "a.mp4", None) as writer:
         writer.write(np.zeros((31, 41, 3), np.uint8))
-        writer.write(np.zeros((90, 70, 3), np.uint8))
+        writer.write(np.full((90, 30, 3), 255, np.uint8))
+    bright = frames(items(tmp_path / "a.mp4"))[1].pixels.mean(axis=2) > 127
+    assert bright.all(axis=0).sum() == pytest.approx(10, abs=2) == bright.any(axis=0).sum()
     assert [frame.pixels.shape[:2] for frame in frames(items(tmp_path / "a.mp4"))] == [(30, 40)] * 2
 
 
