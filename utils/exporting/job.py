@@ -23,7 +23,7 @@ from tessera.utils.bit_depth import Pixels
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.exporting.quantized.sensitivity import PICTURES, sensitive_layers
+from tessera.utils.exporting.quantized.sensitivity import N_IMAGES, sensitive_layers
 from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import parsed_confidence
@@ -129,7 +129,7 @@ class ExportJob:
             )
         return index
 
-    def calibration_pictures(self, count: int = CALIBRATION) -> Iterator[Pixels]:
+    def raw_calibration_images(self, count: int = CALIBRATION) -> Iterator[Pixels]:
         """Yield at most `count` training images, uint8 (H, W, 3) RGB."""
         index = self.training
         chosen = np.unique(np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(int))
@@ -139,14 +139,14 @@ class ExportJob:
 
     def calibration_images(self, count: int = CALIBRATION) -> Iterator[Tensor]:
         """Yield calibration images as network input, float32 (1, 3, h, w)."""
-        for picture in self.calibration_pictures(count):
-            canvas, _ = fit_picture(picture, self.imgsz, self.model.stride, self.size_hw)
+        for pixels in self.raw_calibration_images(count):
+            canvas, _ = fit_picture(pixels, self.imgsz, self.model.stride, self.size_hw)
             yield network_input(canvas, torch.device("cpu")).contiguous()
 
     @cached_property
     def float_layers(self) -> tuple[int, ...]:
         """Layers that an 8-bit file computes in float32, as the model YAML counts them."""
-        layers = sensitive_layers(self.model, self.calibration_images(PICTURES))
+        layers = sensitive_layers(self.model, self.calibration_images(N_IMAGES))
         log.info(f"--int8: layers in float32: {', '.join(map(str, layers))}")
         return layers
 

@@ -23,7 +23,6 @@ from tessera.utils.text import strict_json
 
 
 def write_torchscript(job: ExportJob, path: Path) -> None:
-    """As `Format.write`."""
     network = BareNetwork(job.model)
     images, _ = network.example(job.size_hw)
     with torch.no_grad(), warnings.catch_warnings():
@@ -33,7 +32,6 @@ def write_torchscript(job: ExportJob, path: Path) -> None:
 
 
 def write_pt2(job: ExportJob, path: Path) -> None:
-    """As `Format.write`."""
     network = BareNetwork(job.model)
     images, free = network.example(job.size_hw)
     with torch.no_grad():
@@ -78,7 +76,6 @@ def _of_one_size(job: ExportJob) -> tuple[BareNetwork, torch.Tensor, dict[str, s
 
 
 def write_safetensors(job: ExportJob, path: Path) -> None:
-    """As `Format.write`."""
     save_safetensors(path, job.weights, describe(job, whole=False), half=job.config.half)
 
 

@@ -15,7 +15,7 @@ from tessera.utils.exporting.postprocessing import Limits, batch_detections, det
 from tessera.utils.exporting.preprocessing import preprocess
 from tessera.utils.exporting.quantized.onnx_int8 import quantize_onnx
 from tessera.utils.exporting.quantized.openvino_int8 import quantize_openvino
-from tessera.utils.exporting.quantized.rounding import PICTURES, round_weights
+from tessera.utils.exporting.quantized.rounding import N_IMAGES, round_weights
 from tessera.utils.exporting.raw_network import BareNetwork, network_graph
 from tessera.utils.flags.version import __version__
 from tessera.utils.machine.optional_packages import import_extra
@@ -36,7 +36,6 @@ _USAGE_RAW = "images float32 (B, 3, H, W) RGB in 0 … 1; predictions: cx, cy, w
 
 
 def write_onnx(job: ExportJob, path: Path) -> None:
-    """As `Format.write`."""
     content = onnx_bytes(job, half=job.config.half)
     path.write_bytes(quantize_onnx(content, job) if job.config.int8 else content)
 
@@ -74,7 +73,7 @@ def onnx_bytes(job: ExportJob, *, half: bool = False) -> bytes:
     config = job.config
     network = BareNetwork(job.model, half=half, joined=config.raw)
     if config.int8:
-        round_weights(network, job.quantized_weights, job.calibration_images(PICTURES))
+        round_weights(network, job.quantized_weights, job.calibration_images(N_IMAGES))
     if config.raw:
         made = network_graph(network, job.size_hw, output="predictions", opset=config.opset)
     else:
@@ -115,8 +114,8 @@ def whole_graph(network: BareNetwork, imgsz: int, *, batched: bool, opset: int) 
     before = Nodes("before")
     images.name = "letterboxed"
     given = typed_value("images" if batched else "image", np.uint8, [*["batch"] * batched, "height", "width", 3])
-    pictures = given if batched else before.Unsqueeze(given, [0])
-    placed = preprocess(before, pictures, imgsz, network.model.stride)
+    pixels = given if batched else before.Unsqueeze(given, [0])
+    placed = preprocess(before, pixels, imgsz, network.model.stride)
     ir.convenience.replace_all_uses_with(images, placed.images)
 
     after = Nodes("after")

@@ -24,14 +24,14 @@ class Limits(NamedTuple):
 class DetectionValues(NamedTuple):
     """Detections of all images, descending by score.
 
-    boxes: float32 (D, 4), xyxy in the network's pixels; scores: float32 (D,); classes, pictures: int64 (D,), the class
+    boxes: float32 (D, 4), xyxy in the network's pixels; scores: float32 (D,); classes, images: int64 (D,), the class
     and the image of each.
     """
 
     boxes: Value
     scores: Value
     classes: Value
-    pictures: Value
+    images: Value
 
 
 def detect(g: Nodes, decoded: Value, limits: Limits, *, has_objectness: bool) -> DetectionValues:
@@ -58,14 +58,14 @@ def detect(g: Nodes, decoded: Value, limits: Limits, *, has_objectness: bool) ->
         chosen = g.NonMaxSuppression(boxes, scores, limits.max_det, limits.iou, limits.conf)
     else:
         chosen = g.Transpose(g.NonZero(g.Greater(scores, limits.conf)), perm=[1, 0])
-    pictures, classes, places = (g.Squeeze(part, [1]) for part in g.Split(chosen, axis=1, num_outputs=3, outputs=3))
+    images, classes, places = (g.Squeeze(part, [1]) for part in g.Split(chosen, axis=1, num_outputs=3, outputs=3))
     _, of_classes, of_rows = g.Split(g.Shape(scores), axis=0, num_outputs=3, outputs=3)
-    row = g.Add(g.Mul(pictures, of_classes), classes)
+    row = g.Add(g.Mul(images, of_classes), classes)
     values = g.Gather(g.Reshape(scores, [-1]), g.Add(g.Mul(row, of_rows), places))
     order = _descending(g, values)
-    pictures, classes, places, values = (g.Gather(part, order) for part in (pictures, classes, places, values))
-    boxes = g.Gather(g.Reshape(boxes, [-1, 4]), g.Add(g.Mul(pictures, of_rows), places))
-    return DetectionValues(boxes, values, classes, pictures)
+    images, classes, places, values = (g.Gather(part, order) for part in (images, classes, places, values))
+    boxes = g.Gather(g.Reshape(boxes, [-1, 4]), g.Add(g.Mul(images, of_rows), places))
+    return DetectionValues(boxes, values, classes, images)
 
 
 def _descending(g: Nodes, values: Value) -> Value:
@@ -88,12 +88,12 @@ def batch_detections(g: Nodes, found: DetectionValues, most: Value, count: Value
         beyond the count are padding: boxes and scores 0, classes −1.
     """
     numbers = g.Range(0, g.Squeeze(count, [0]), 1)
-    owned = g.cast(g.Equal(g.Unsqueeze(found.pictures, [1]), g.Unsqueeze(numbers, [0])), np.int64)  # (D, B)
+    owned = g.cast(g.Equal(g.Unsqueeze(found.images, [1]), g.Unsqueeze(numbers, [0])), np.int64)  # (D, B)
     place = g.Sub(g.ReduceSum(g.Mul(g.CumSum(owned, 0), owned), [1], keepdims=0), [1])
     kept = g.Squeeze(g.NonZero(g.Less(place, most)), [0])
-    boxes, scores, classes, pictures = (g.Gather(part, kept, axis=0) for part in found)
+    boxes, scores, classes, images = (g.Gather(part, kept, axis=0) for part in found)
     counts = g.Min(g.ReduceSum(owned, [0], keepdims=0), most)
-    where = g.Concat(g.Unsqueeze(pictures, [1]), g.Unsqueeze(g.Gather(place, kept, axis=0), [1]), axis=1)
+    where = g.Concat(g.Unsqueeze(images, [1]), g.Unsqueeze(g.Gather(place, kept, axis=0), [1]), axis=1)
     shape = g.Concat(count, g.ReduceMax(counts, keepdims=1), axis=0)
     return (
         g.ScatterND(g.Expand(0.0, g.Concat(shape, [4], axis=0)), where, boxes),

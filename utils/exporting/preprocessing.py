@@ -28,19 +28,19 @@ class Letterboxed(NamedTuple):
     top: Value
 
 
-def preprocess(g: Nodes, pictures: Value, imgsz: int, stride: int) -> Letterboxed:
+def preprocess(g: Nodes, images: Value, imgsz: int, stride: int) -> Letterboxed:
     """Resize images of one size, uint8 (B, H, W, 3) RGB, to a long side of `imgsz` pixels, pad and scale them."""
-    shape = g.Shape(pictures)
+    shape = g.Shape(images)
     before = Size(g.Slice(shape, [1], [2]), g.Slice(shape, [2], [3]))
     longest = g.Max(*before)
     after = Size(*(_loaded(g, side, longest, imgsz) for side in before))
     resized = g.if_else(
         g.Greater(longest, [imgsz]),
-        lambda branch: shrink(branch, pictures, before, after),
+        lambda branch: shrink(branch, images, before, after),
         lambda branch: branch.if_else(
             branch.Less(longest, [imgsz]),
-            lambda inner: enlarge(inner, pictures, before, after),
-            lambda inner: inner.Transpose(pictures, perm=[0, 3, 1, 2]),
+            lambda inner: enlarge(inner, images, before, after),
+            lambda inner: inner.Transpose(images, perm=[0, 3, 1, 2]),
             dtype=np.uint8,
             axes=4,
         ),

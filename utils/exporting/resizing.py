@@ -25,7 +25,7 @@ class Size(NamedTuple):
     width: Value
 
 
-def shrink(g: Nodes, pictures: Value, before: Size, after: Size) -> Value:
+def shrink(g: Nodes, images: Value, before: Size, after: Size) -> Value:
     """Shrink uint8 (B, H, W, 3) to uint8 (B, 3, h, w) by area means.
 
     Where both ratios are whole, OpenCV adds the pixels and divides once. Half rounds to even, with 2×2 up. Otherwise
@@ -36,7 +36,7 @@ def shrink(g: Nodes, pictures: Value, before: Size, after: Size) -> Value:
         g.Equal(g.Mul(ratio.height, after.height), before.height),
         g.Equal(g.Mul(ratio.width, after.width), before.width),
     )
-    rows = g.Reshape(pictures, [0, 0, -1])
+    rows = g.Reshape(images, [0, 0, -1])
     rows = _averaged(g, rows, before.height, after.height, whole)
     pixels = g.Reshape(rows, g.Concat([0, 0], before.width, [3], axis=0))
     columns = g.Reshape(g.Transpose(pixels, perm=[0, 2, 3, 1]), g.Concat([0], before.width, [-1], axis=0))
@@ -67,7 +67,7 @@ def _averaged(g: Nodes, rows: Value, n: Value, d: Value, whole: Value) -> Value:
     return g.Squeeze(g.MatMul(g.Unsqueeze(weights, [1]), taken), [2])
 
 
-def enlarge(g: Nodes, pictures: Value, before: Size, after: Size) -> Value:
+def enlarge(g: Nodes, images: Value, before: Size, after: Size) -> Value:
     """Enlarge uint8 (B, H, W, 3) to uint8 (B, 3, h, w) linearly between pixel centres, in OpenCV's fixed point.
 
     Weights are multiples of 1/2048. The sum along a row loses 4 bits, its product with the column weight 16 bits, and
@@ -76,7 +76,7 @@ def enlarge(g: Nodes, pictures: Value, before: Size, after: Size) -> Value:
     low, high, of_low, of_high = _neighbours(g, before.width, after.width, at_border=False)
     sides = []
     for index, weight in ((low, of_low), (high, of_high)):
-        values = g.Reshape(g.cast(g.Gather(pictures, index, axis=2), np.float32), [0, 0, -1])
+        values = g.Reshape(g.cast(g.Gather(images, index, axis=2), np.float32), [0, 0, -1])
         sides.append(g.Mul(values, g.Reshape(g.Expand(g.Unsqueeze(weight, [1]), [1, 3]), [-1])))
     row = g.cast(g.Floor(g.Mul(g.Add(*sides), 1 / 16)), np.int32)  # (B, H, w · 3)
     low, high, of_low, of_high = _neighbours(g, before.height, after.height, at_border=True)

@@ -33,7 +33,6 @@ class TrainedNetwork(Backend):
         self._model, self._precision = fused, precision or Precision(accelerator, torch.float32)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """As Backend."""
         with torch.no_grad(), self._precision.autocast():
             if self._augment:
                 return predict_augmented(self._model, images)
@@ -41,7 +40,6 @@ class TrainedNetwork(Backend):
             return decoded
 
     def describe(self, imgsz: int) -> str:
-        """As Model."""
         return summary(self._model, imgsz)
 
 
@@ -66,7 +64,6 @@ class TorchNetwork(TrainedNetwork):
         self.pixels, self._augment = weights.pixels, augment
 
     def compute_apart(self) -> int:
-        """As Model."""
         return at_once() if self.accelerator.is_host else 1
 
 

@@ -52,13 +52,10 @@ def classes_of(names: Sequence[str], spec: DatasetSpec, given: str, *, single_cl
         log.warning(f"{given}: classes are matched by index, as {spec.yaml_path} has other names ({renamed}).")
         return tuple(range(len(names)))
     if not known:
-        kept, remedy = f"names {spec.nc}", "Give the YAML that the weights were trained with"
-        if spec.parts:
-            kept = f"has {spec.nc} of {len(spec.label_names)} by `classes`"
-            remedy += " (with `classes` or without it as it was there)"
         raise UserError(
-            f"{given} knows {counted(len(names), 'class')}, but {spec.yaml_path} {kept}, none of them by the same "
-            f"name. {remedy}, or ignore classes with --single-cls ({called('val.py')}, {called('compare.py')})."
+            f"{given} knows {counted(len(names), 'class')}, but {spec.yaml_path} names {spec.nc}, none of them by the "
+            "same name. Give the dataset YAML of the training (with its `classes`), or ignore classes by --single-cls "
+            f"({called('val.py')}, {called('compare.py')})."
         )
     if found != tuple(range(spec.nc)):
         left_out, unknown = len(names) - len(known), [name for c, name in enumerate(spec.names) if c not in known]

@@ -156,11 +156,9 @@ class _Exported(Model):
         self.pixels = description.pixels
 
     def compute_apart(self) -> int:
-        """As Model."""
         return self._compute_apart() if self._compute_apart else 1
 
     def describe(self, imgsz: int) -> str:
-        """As Model."""
         return f"{self.source}: {self.runtime}"
 
 

@@ -111,9 +111,8 @@ class PictureBackend(Model):
 
     @property
     def fixed_imgsz(self) -> int:
-        """As Model."""
         return self.imgsz
 
     @abstractmethod
-    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    def detect(self, image: NDArray[np.uint8], rules: Suppression) -> Detections:
         """Detect objects in uint8 (H, W, 3) RGB; thread-safe. Detections are on the host, descending by score."""

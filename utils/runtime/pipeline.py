@@ -61,17 +61,17 @@ class Pipeline:
             check_tiles(tile, overlap)
         self.backend, self.imgsz, self._tile, self._overlap = backend, imgsz, tile, overlap
 
-    def __call__(self, picture: NDArray[np.uint8], rules: Suppression) -> TimedDetections:
+    def __call__(self, image: NDArray[np.uint8], rules: Suppression) -> TimedDetections:
         """Detect objects in uint8 (H, W, 3) RGB; settings that follow from the network are added to `rules`."""
         if isinstance(self.backend, Backend):
             rules = rules_of_network(rules, self.backend)
-        size_hw = image_hw(picture)
+        size_hw = image_hw(image)
         tiles = windows_of(size_hw, self._tile, self._overlap) if self._tile else []
         if len(tiles) < 2:
-            return self._untiled(picture, rules)
+            return self._untiled(image, rules)
         parts, spent = [], np.zeros(3)
         for left, top, right, bottom in tiles:
-            found, speed_ms = self._untiled(np.ascontiguousarray(picture[top:bottom, left:right]), rules)
+            found, speed_ms = self._untiled(np.ascontiguousarray(image[top:bottom, left:right]), rules)
             moved = found.boxes_xyxy + found.boxes_xyxy.new_tensor((left, top, left, top))
             parts.append(Detections(moved, found.scores, found.classes))
             spent += speed_ms
@@ -81,13 +81,13 @@ class Pipeline:
         preparation, inference, suppression = spent.tolist()
         return TimedDetections(joined, (preparation, inference, suppression))
 
-    def _untiled(self, picture: NDArray[np.uint8], rules: Suppression) -> TimedDetections:
+    def _untiled(self, image: NDArray[np.uint8], rules: Suppression) -> TimedDetections:
         started = time.perf_counter()
         if isinstance(self.backend, PictureBackend):
-            detections = self.backend.detect(picture, rules)
+            detections = self.backend.detect(image, rules)
             return TimedDetections(detections, (0.0, 1000 * (time.perf_counter() - started), 0.0))
         accelerator = self.backend.accelerator
-        canvas, placement = fit_picture(picture, self.imgsz, self.backend.stride, self.backend.size_hw)
+        canvas, placement = fit_picture(image, self.imgsz, self.backend.stride, self.backend.size_hw)
         with torch.no_grad():  # ends before a caller has the result
             images = network_input(canvas, accelerator.device)
             prepared = time.perf_counter()
@@ -95,7 +95,7 @@ class Pipeline:
             accelerator.synchronize()
             predicted = time.perf_counter()
             in_batch = _apply_nms(decoded, rules, accelerator)
-            placed = undo_letterbox(in_batch, torch.tensor(placement, dtype=torch.float64), image_hw(picture))
+            placed = undo_letterbox(in_batch, torch.tensor(placement, dtype=torch.float64), image_hw(image))
         times = (started, prepared, predicted, time.perf_counter())
         preparation, inference, suppression = (1000 * (b - a) for a, b in pairwise(times))
         return TimedDetections(placed, (preparation, inference, suppression))
@@ -133,17 +133,17 @@ def suppression_of(
 
 
 def fit_picture(
-    picture: NDArray[np.uint8], imgsz: int, stride: int, size_hw: tuple[int, int] | None = None
+    image: NDArray[np.uint8], imgsz: int, stride: int, size_hw: tuple[int, int] | None = None
 ) -> tuple[NDArray[np.uint8], Placement]:
     """Resize uint8 (H, W, 3) RGB to a long side of `imgsz` and letterbox it to multiples of `stride`, or to `size_hw`.
 
     Returns:
         uint8 (h, w, 3), and the placement scale_x, scale_y, left, top: x = x_image · scale_x + left.
     """
-    height, width = image_hw(picture)
+    height, width = image_hw(image)
     original_hw = np.array((height, width))
     loaded_h, loaded_w = loaded_sizes(original_hw, imgsz).tolist()
-    small = resized(picture, (loaded_h, loaded_w), area=max(height, width) > imgsz)
+    small = resized(image, (loaded_h, loaded_w), area=max(height, width) > imgsz)
     shape_h, shape_w = size_hw or validation_shapes(original_hw[None], imgsz, stride)[0].tolist()
     placed, (scale_x, scale_y, left, top) = letterbox(Sample(small, _NO_BOXES, _NO_CLASSES), (shape_h, shape_w))
     return placed.image, (scale_x * (loaded_w / width), scale_y * (loaded_h / height), left, top)
@@ -154,5 +154,5 @@ def network_input(canvas: NDArray[np.uint8], device: torch.device) -> Tensor:
     return torch.from_numpy(canvas[None]).to(device).permute(0, 3, 1, 2).float().div_(255)
 
 
-def image_hw(picture: NDArray[np.uint8]) -> tuple[int, int]:
-    return picture.shape[0], picture.shape[1]
+def image_hw(image: NDArray[np.uint8]) -> tuple[int, int]:
+    return image.shape[0], image.shape[1]

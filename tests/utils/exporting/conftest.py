@@ -1,4 +1,4 @@
-"""One small detector, exported once: a session's tests share it."""
+"""Fixtures for exports: one small detector, exported once a session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small checkpoints, the pipeline that exports must equal, and how detections are compared."""
+"""Helpers for tests of exports: small checkpoints, the reference pipeline, comparison of detections."""
 
 from __future__ import annotations
 

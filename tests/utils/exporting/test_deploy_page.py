@@ -1,4 +1,4 @@
-"""The programs of docs/deploy.md, as they stand there, find what Detector finds."""
+"""Tests of the programs of docs/deploy.md: they detect what Detector detects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which formats are known, what each may be asked for, and the small .pt."""
+"""Tests of the export formats: names, unsupported flags, and the small .pt."""
 
 from __future__ import annotations
 

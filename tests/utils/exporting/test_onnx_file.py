@@ -1,4 +1,4 @@
-"""best.onnx: one file that is the detector."""
+"""Tests of ONNX exports: detections equal those of the pipeline."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_the_bare_network(made_pt: Path, model: DetectionModel, size_hw: list[in
 
 
 @pytest.mark.slow
-def test_a_batch_of_pictures(made_pt: Path, session: Any) -> None:
+def test_a_batch_of_images(made_pt: Path, session: Any) -> None:
     (path,) = export.run(weights=str(made_pt), imgsz=IMGSZ, batched=True, device="cpu")
     assert path.name == "best-batched.onnx"
     batched = open_session(path)
@@ -209,7 +209,7 @@ def test_half_is_half_where_it_may_be(made_pt: Path, made_onnx: Path, model: Det
 
 
 @pytest.mark.slow
-def test_official_weights_on_real_pictures(shared: Path, tmp_path: Path) -> None:
+def test_official_weights_on_real_images(shared: Path, tmp_path: Path) -> None:
     path = tmp_path / "yolov5n.pt"
     path.write_bytes((shared / "weights" / "yolov5n.pt").read_bytes())
     (exported,) = export.run(weights=str(path), device="cpu")

@@ -1,4 +1,4 @@
-"""The graph finds in predictions what models/nms.py finds."""
+"""Tests of the ONNX postprocessing: detections equal those of models/nms.py."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def run(session: Any, decoded: torch.Tensor, conf: float, iou: float, max_det: i
     return found
 
 
-def test_nothing_is_found(graphs: dict[tuple[bool, bool], Any]) -> None:
+def test_no_detections(graphs: dict[tuple[bool, bool], Any]) -> None:
     for suppress in (False, True):
         found = run(graphs[True, suppress], predictions(50, 3, True, 0), 1.0, 0.5, 300)
         assert found["boxes"].shape == (0, 4) and found["scores"].shape == found["classes"].shape == (0,)
@@ -109,7 +109,7 @@ def test_nothing_is_found(graphs: dict[tuple[bool, bool], Any]) -> None:
 
 
 @pytest.mark.parametrize("max_det", [3, 300])
-def test_pictures_of_a_batch_are_each_as_alone(graphs: dict[tuple[bool, bool], Any], max_det: int) -> None:
+def test_images_of_a_batch_are_each_as_alone(graphs: dict[tuple[bool, bool], Any], max_det: int) -> None:
     batched = graph_of(has_objectness=True, suppress=True, batched=True)
     decoded = torch.cat([predictions(60, 3, True, seed) for seed in range(4)])
     decoded[1, :, 4] = 0  # nothing is found there

@@ -1,4 +1,4 @@
-"""The graph makes of a picture what a validation makes of it, at any size."""
+"""Tests of the ONNX preprocessing: pixels equal those of a validation at any size."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_pixels_equal_the_pipelines(small: Any, height: int, width: int, gray: b
 
 
 @pytest.mark.parametrize("size_hw", [(3000, 4000), (1080, 1920), (427, 640), (375, 500), (640, 640)])
-def test_pictures_of_cameras(size_hw: tuple[int, int]) -> None:
+def test_images_of_cameras(size_hw: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     most, share = difference(graph_of(640), rng.integers(0, 256, (*size_hw, 3), np.uint8), 640)
     assert most < 1.01 and share <= 0.05

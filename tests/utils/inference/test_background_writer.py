@@ -1,4 +1,4 @@
-"""Results are written in a thread as they would be without it."""
+"""Tests of the background writer: order, errors and Ctrl-C."""
 
 from __future__ import annotations
 

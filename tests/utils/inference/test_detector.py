@@ -1,4 +1,4 @@
-"""Detection from Python: equal through every door and in every thread, typed results, no setting changed."""
+"""Tests of the Python API: equal detections for every kind of input and in every thread, no setting changed."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_every_kind_of_image_gives_the_same(detector: Detector, files: list[Path
     assert len(expected) > 3 and not np.array_equal(swapped.scores, expected.scores)
 
 
-def test_a_generator_is_asked_for_one_picture_after_the_other(detector: Detector, files: list[Path]) -> None:
+def test_a_generator_is_read_image_by_image(detector: Detector, files: list[Path]) -> None:
     asked = []
 
     def camera() -> Iterator[Any]:
@@ -105,7 +105,7 @@ def test_a_generator_is_asked_for_one_picture_after_the_other(detector: Detector
 
 
 @pytest.mark.parametrize("described", [ANCHORED, FREE], ids=["anchored", "free"])
-def test_eight_threads_find_what_one_finds(tmp_path: Path, described: Any) -> None:
+def test_eight_threads_detect_what_one_detects(tmp_path: Path, described: Any) -> None:
     detector = Detector(checkpoint(tmp_path / "w.pt", described), conf_thres=0.1, device="cpu")
     pictures = [picture(*SIZES[seed % len(SIZES)], seed=seed) for seed in range(24)]
     serial = [result for (result,) in map(detector, pictures)]
@@ -162,7 +162,7 @@ def test_sizes_and_tiles(weights: Path, caplog: pytest.LogCaptureFixture) -> Non
     assert "--imgsz 65" in caplog.text and "overlap 0.5: without effect" in caplog.text
 
 
-def test_augmentation_finds_more_boxes(weights: Path, files: list[Path]) -> None:
+def test_augmentation_detects_more_boxes(weights: Path, files: list[Path]) -> None:
     plain, augmented = (
         next(Detector(weights, device="cpu", iou_thres=1.0, augment=augment)(files[0])) for augment in (False, True)
     )
@@ -191,7 +191,7 @@ def test_results_can_be_drawn_cut_out_and_written_down(detector: Detector, files
     assert [box.name for box in result] == [row["name"] for row in rows] and "circle" in repr(result)
 
 
-def test_pictures_in_memory_are_kept_on_request(detector: Detector) -> None:
+def test_images_in_memory_are_stored_on_request(detector: Detector) -> None:
     pixels = picture(60, 80)
     (result,) = detector(pixels)
     with pytest.raises(UserError, match=r"picture 0: the image was not stored.*keep_pictures=True"):
@@ -202,7 +202,7 @@ def test_pictures_in_memory_are_kept_on_request(detector: Detector) -> None:
         result.crops(picture(40, 50))
 
 
-def test_the_rule_for_deep_pictures_is_in_the_weights(weights: Path, tmp_path: Path) -> None:
+def test_the_rule_for_more_than_8_bits_is_in_the_weights(weights: Path, tmp_path: Path) -> None:
     state = torch.load(weights, weights_only=True)
     save_checkpoint(tmp_path / "ruled.pt", {**state, "pixels": {"range": [0, 4095]}})
     torch.save({key: value for key, value in state.items() if key != "pixels"}, tmp_path / "older.pt")
@@ -218,7 +218,7 @@ def test_the_rule_for_deep_pictures_is_in_the_weights(weights: Path, tmp_path: P
     assert not np.array_equal(dark.scores, expected.scores)
 
 
-def test_unreadable_pictures(detector: Detector, files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_images(detector: Detector, files: list[Path], caplog: pytest.LogCaptureFixture) -> None:
     files[2].write_bytes(b"\x89PNG\r\n\x1a\n broken")
     events = []
     assert len(list(detector(files, on_event=events.append))) == len(files) - 1
@@ -233,7 +233,7 @@ def test_unreadable_pictures(detector: Detector, files: list[Path], caplog: pyte
         next(detector(3.5))  # type: ignore[arg-type]
 
 
-def test_results_hold_no_picture(detector: Detector) -> None:
+def test_results_store_no_image(detector: Detector) -> None:
     results = []
     for seed in range(3):
         pixels = picture(40, 60, seed)
@@ -243,7 +243,7 @@ def test_results_hold_no_picture(detector: Detector) -> None:
         assert alive() is None
 
 
-def test_a_device_with_a_queue_finds_the_same(weights: Path, detector: Detector) -> None:
+def test_a_device_with_a_queue_detects_the_same(weights: Path, detector: Detector) -> None:
     pixels = picture(200, 300, 5)
     (expected,) = detector(pixels)
     (found,) = Detector(open_model(str(weights), World(accelerator=StandIn())))(pixels)

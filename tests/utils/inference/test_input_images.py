@@ -1,4 +1,4 @@
-"""The door: one picture gives the same pixels, however it comes in."""
+"""Tests of input images: one image gives the same pixels in every form."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ DOORS: dict[str, Callable[[], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_one_picture_through_every_door(door: str) -> None:
+def test_one_image_in_every_form(door: str) -> None:
     found = DOORS[door]()
     assert found.dtype == np.uint8 and found.flags.c_contiguous
     np.testing.assert_array_equal(found, PICTURE)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".jpg", ".webp", ".tif"])
-def test_files_bytes_and_pil_are_alike(tmp_path: Path, suffix: str) -> None:
+def test_files_bytes_and_pil_are_equal(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"bild größe{suffix}"
     path.write_bytes(cv2.imencode(suffix, PICTURE[..., ::-1])[1].tobytes())
     pixels = to_pixels(path)
@@ -103,7 +103,7 @@ def test_cmyk() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_turned_as_they_are_shown(orientation: int) -> None:
+def test_exif_orientation_is_applied(orientation: int) -> None:
     file, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(PICTURE).save(file, "JPEG", quality=95, exif=exif)
@@ -149,7 +149,7 @@ def test_16_bits_by_the_rule_of_the_weights(rule: PixelRule | None) -> None:
         (Image.open(io.BytesIO(png(Image.fromarray(PICTURE))[:700])), "cannot be read"),  # its file breaks off
     ],
 )
-def test_what_is_no_picture(given: Any, message: str) -> None:
+def test_invalid_images(given: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         to_pixels(given)
 
@@ -168,7 +168,7 @@ def test_floats_may_be_above_1_by_rounding_or_by_a_rule() -> None:
     np.testing.assert_array_equal(to_pixels(PICTURE * 16.0, pixels=TWELVE_BITS), to_uint8(PICTURE * 16.0, TWELVE_BITS))
 
 
-def test_the_first_deep_picture_that_comes_dark_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_dark_image_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     levels = PICTURE.astype(np.uint16) * 16
     cv2.imwrite(str(tmp_path / "dark.png"), levels)
     bright = PICTURE.astype(np.uint16) * 257

@@ -1,4 +1,4 @@
-"""Names of results: no two of a run are alike, whatever the sources are called."""
+"""Tests of output paths: unique in a run, whatever the names of the sources."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_so_it_is_in_any_order(sources: list[tuple[list[str], str]]) -> None:
         require_apart(files)
 
 
-def test_a_video_that_is_named_again_has_a_place_of_its_own() -> None:
+def test_a_video_that_is_given_again_has_another_path() -> None:
     places, name = OutputPaths(), PurePath("a.mp4")
     first = places.of(Frame(PIXELS, "a.mp4", "video", name, 0))
     assert first == places.of(Frame(PIXELS, "a.mp4", "video", name, 1)) == PurePath("a")

@@ -1,4 +1,4 @@
-"""Files that detect.py writes: whole or refused, strict JSON, cells that no spreadsheet computes."""
+"""Tests of output files: whole or refused, strict JSON, no formulas in CSV."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items come from a thread as they would come without it."""
+"""Tests of prefetching: order, errors and ends of threads."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_no_more_than_a_few_are_made_and_the_thread_ends() -> None:
 
 @pytest.mark.parametrize("of_items", [False, True])
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_what_is_found_comes_in_the_order_of_the_items(at_once: int, of_items: bool) -> None:
+def test_detections_come_in_the_order_of_the_items(at_once: int, of_items: bool) -> None:
     """And so does an error, of the items or of what is done with one; no more is begun than a few."""
     barrier, begun = threading.Barrier(at_once), list[int]()
 

@@ -1,4 +1,4 @@
-"""Ids follow moving objects, differ per source and end at gaps; what is detected stays as it is."""
+"""Tests of tracking: ids follow moving objects, differ per source and end at gaps; detections do not change."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_every_file_has_the_ids(tmp_path: Path) -> None:
         assert [line.split()[6:] for line in written] == [["-1" if track is None else str(track)] for track in row]
 
 
-def test_pictures_alone_are_refused(tmp_path: Path) -> None:
+def test_images_alone_are_refused(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         Image.fromarray(drawn([])).save(tmp_path / name)
     detector = Detector(Shapes())

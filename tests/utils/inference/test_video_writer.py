@@ -1,4 +1,4 @@
-"""Videos that are written: rate, times and colours of the source."""
+"""Tests of written videos: rate, times and colours of the source."""
 
 from __future__ import annotations
 

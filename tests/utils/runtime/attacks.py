@@ -1,4 +1,4 @@
-"""Files that do something else than to find objects: each leaves a file behind when it is loaded, or when it runs."""
+"""Malicious exported files: each writes a file when it is loaded or run."""
 
 from __future__ import annotations
 

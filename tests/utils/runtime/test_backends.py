@@ -1,4 +1,4 @@
-"""An exported network computes what torch computes, in each runtime; what is wrong with a file is said in one line."""
+"""Tests of runtimes: an exported network computes what torch computes, and a wrong file is one message."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str) -> None:
         open_exported(path, CPU, trust_file=True)
 
 
-def test_a_format_of_a_later_version_is_named(tmp_path: Path) -> None:
+def test_a_format_of_a_later_version_is_reported(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="found the format 'tessera-network 2', expected one of"):
         open_exported(made(tmp_path, ".onnx", {**STRINGS, "format": "tessera-network 2"}), CPU)
 
 
-def test_another_size_than_the_file_takes_is_named(tmp_path: Path) -> None:
+def test_another_size_than_the_file_takes_is_reported(tmp_path: Path) -> None:
     opened = open_exported(made(tmp_path, ".onnx", {**STRINGS, "size_hw": "[64, 64]"}), CPU)
     with pytest.raises(UserError, match=r"found images of \(64, 96\) pixels .*expected \(64, 64\)"):
         opened(torch.zeros(1, 3, 64, 96))  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Tiles cover a picture, and what is drawn on their seams is found once."""
+"""Tests of tiles: they cover an image, and objects on seams are detected once."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_an_object_on_seams_is_one_box(whole: bool, data: st.DataObject) -> None
     assert np.abs(found - expected).max() <= LEAST, "less of it may be missing"
 
 
-def test_a_small_picture_is_taken_as_it_is_and_boxes_stay_inside() -> None:
+def test_a_small_image_is_not_split_and_boxes_stay_inside() -> None:
     picture, backend = drawn((300, 400), [(10, 10, 50, 60)]), WhiteBoxes()
     found, _ = Pipeline(backend, 64, 640)(picture, RULES)
     assert len(backend.seen) == 1 and backend.seen[0] is picture and len(found) == 1

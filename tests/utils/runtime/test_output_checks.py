@@ -1,4 +1,4 @@
-"""A file that describes itself falsely, or answers with what no detector answers, is one message."""
+"""Tests of damaged exports: false metadata or impossible outputs are one message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def found(path: Path) -> Any:
     return result
 
 
-def test_a_sound_answer_is_what_is_found(tmp_path: Path) -> None:
+def test_sound_outputs_are_the_detections(tmp_path: Path) -> None:
     result = found(write_answer(tmp_path / "a.onnx", ANSWER))
     np.testing.assert_array_equal(result.boxes_xyxy, ANSWER["boxes"])
     np.testing.assert_array_equal(result.scores, ANSWER["scores"])
@@ -53,7 +53,7 @@ def test_a_sound_answer_is_what_is_found(tmp_path: Path) -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_a_whole_detector_cannot_have_found(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_impossible_outputs_of_a_detector(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     path = write_answer(tmp_path / "best.onnx", {**ANSWER, **change})
     with pytest.raises(UserError, match=rf"best\.onnx: .*it computes .*{said}.* export it without"):
         found(path)
@@ -88,7 +88,7 @@ def test_an_output_that_is_missing_and_a_batch_that_no_network_has(tmp_path: Pat
     ],
     ids=["columns", "sides", "images", "NaN", "infinite", "flags"],
 )
-def test_what_a_bare_network_cannot_have_computed(tmp_path: Path, rows: Any, said: str) -> None:
+def test_impossible_outputs_of_a_bare_network(tmp_path: Path, rows: Any, said: str) -> None:
     with pytest.raises(UserError, match=rf"best\.onnx: .*it computes {said}"):
         found(write_rows(tmp_path / "best.onnx", rows))
 

@@ -1,4 +1,4 @@
-"""A file that is a program runs where the user says so alone: without, nothing of it is opened."""
+"""Tests of untrusted programs: without --trust-file nothing of a file is opened."""
 
 from __future__ import annotations
 

@@ -32,9 +32,11 @@ def precision_of(path: Path) -> str:
     counts: Counter[str] = Counter()
     for name, numbers in _tensors(path):
         counts[name] += numbers
-    shares = {name: count / counts.total() for name, count in counts.most_common()}
-    listed = {name: share for name, share in shares.items() if share >= _MIN_FRACTION}
-    return ", ".join(f"{name} {share:.0%}" if share < 1 - _MIN_FRACTION else name for name, share in listed.items())
+    fractions = {name: count / counts.total() for name, count in counts.most_common()}
+    listed = {name: fraction for name, fraction in fractions.items() if fraction >= _MIN_FRACTION}
+    return ", ".join(
+        f"{name} {fraction:.0%}" if fraction < 1 - _MIN_FRACTION else name for name, fraction in listed.items()
+    )
 
 
 def _tensors(path: Path) -> Iterable[tuple[str, int]]:

@@ -86,8 +86,8 @@ def table(rows: Sequence[Row]) -> list[str]:
     cells = [_COLUMNS, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
-    for name, *figures, precision in cells:
-        aligned = (figure.rjust(width) for figure, width in zip(figures, widths[1:-1], strict=True))
+    for name, *values, precision in cells:
+        aligned = (figure.rjust(width) for figure, width in zip(values, widths[1:-1], strict=True))
         lines.append("  ".join((name.ljust(widths[0]), *aligned, precision)).rstrip())
     return [*lines, *(f"{row.name}: not verified here: {row.unverified}" for row in rows if row.unverified)]
 
@@ -95,13 +95,13 @@ def table(rows: Sequence[Row]) -> list[str]:
 def _cells(row: Row) -> tuple[str, ...]:
     found, apart = row.accuracy, row.difference
     time = "" if row.milliseconds is None else f"{row.milliseconds:.1f}"
-    measured = "" if found is None else _interval(found.map, found.interval)
+    map_text = "" if found is None else _interval(found.map, found.interval)
     lost = "" if found is None or apart is None else _interval(found.drop, found.drop_interval)
     differences = ("", "", "")
     if apart is not None and apart.detections:
         box_px, score = apart.largest
         differences = (f"{box_px:.3g}", f"{score:.2g}", f"{apart.matched_fraction:.1%}")
-    return (row.name, f"{row.megabytes:.1f}", time, measured, lost, *differences, row.precision)
+    return (row.name, f"{row.megabytes:.1f}", time, map_text, lost, *differences, row.precision)
 
 
 def _interval(value: float, bounds: tuple[float, float]) -> str:

@@ -56,33 +56,38 @@ class Trial(NamedTuple):
 
 
 def run_trial(
-    backend: Backend | PictureBackend, pictures: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
+    backend: Backend | PictureBackend, images: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
 ) -> Trial:
     """Run a network on the images; a UserError where it fails."""
     pipeline, found_by_round, times = Pipeline(backend, imgsz), [], [0.0]  # the first round compiles for each shape
-    for asked in rounds:
-        found, times, rules = [], [], asked.rules(backend)
-        for picture in pictures[:: asked.step]:
+    for current in rounds:
+        found, times, rules = [], [], current.rules(backend)
+        for image in images[:: current.step]:
             started = time.perf_counter()
-            found.append(pipeline(picture, rules).detections)
+            found.append(pipeline(image, rules).detections)
             times.append(1000 * (time.perf_counter() - started))
         found_by_round.append(tuple(found))
     return Trial(rounds, tuple(found_by_round), statistics.median(times))
 
 
 def trial_difference(
-    reference: Trial, other: Trial, pictures: Sequence[Pixels], imgsz: int, allowed: Tolerance, network: Backend
+    reference: Trial, other: Trial, images: Sequence[Pixels], imgsz: int, allowed: Tolerance, network: Backend
 ) -> Difference:
     """Return the differences between the trials of a network and of a file, without NMS ties."""
     parts = []
-    for asked, expected, found in zip(reference.rounds, reference.found, other.found, strict=True):
-        for picture, one, two in zip(pictures[:: asked.step], expected, found, strict=True):
-            scale = imgsz / max(picture.shape[:2])
-            limits = {"conf": asked.conf, "max_det": asked.max_det, "scale": scale, "margin": allowed.margin}
+    for current, expected, found in zip(reference.rounds, reference.found, other.found, strict=True):
+        for image, one, two in zip(images[:: current.step], expected, found, strict=True):
+            scale = imgsz / max(image.shape[:2])
+            limits = {
+                "conf": current.conf,
+                "max_det": current.max_det,
+                "scale": scale,
+                "margin": allowed.margin,
+            }
             compared = compare(one, two, **limits)
             if allowed.overlap is not None and compared.exceeds(allowed):
-                rules = asked.rules(network)
-                candidates = candidates_of(network, rules, imgsz, picture)
+                rules = current.rules(network)
+                candidates = candidates_of(network, rules, imgsz, image)
                 untied = compare(*without_ties(one, two, candidates, rules, scale, allowed), **limits)
                 compared = compared if untied.exceeds(allowed) else untied
             parts.append(compared)
@@ -101,14 +106,14 @@ class Candidates(NamedTuple):
     in_batch: Detections
 
 
-def candidates_of(backend: Backend, rules: Suppression, imgsz: int, picture: NDArray[np.uint8]) -> Candidates:
+def candidates_of(backend: Backend, rules: Suppression, imgsz: int, image: NDArray[np.uint8]) -> Candidates:
     """Return all predictions above the confidence of `rules`."""
-    canvas, placement = fit_picture(picture, imgsz, backend.stride, backend.size_hw)
+    canvas, placement = fit_picture(image, imgsz, backend.stride, backend.size_hw)
     decoded = backend(network_input(canvas, backend.accelerator.device))
     rows = strongest_candidates(decoded, rules).cpu()[0]
     rows = rows[rows[:, 4] > 0]
     in_batch = Detections(rows[:, :4], rows[:, 4], rows[:, 5].long())
-    placed = undo_letterbox(in_batch, torch.tensor(placement, dtype=torch.float64), image_hw(picture))
+    placed = undo_letterbox(in_batch, torch.tensor(placement, dtype=torch.float64), image_hw(image))
     return Candidates(placed, in_batch)
 
 

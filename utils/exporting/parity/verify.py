@@ -63,8 +63,8 @@ def verify(
     Raises:
         UserError: the detections of a file differ, or it loses more mAP than `--max-drop`.
     """
-    pictures, origin = gather(index, job.imgsz)
-    judge = Judge(job, pictures, world, index, Settings(class_of=class_of))
+    images, origin = gather(index, job.imgsz)
+    judge = Judge(job, images, world, index, Settings(class_of=class_of))
     rows = [judge.network(), *(judge.file(path) for path in files.values())]
     print(f"Compared on {origin}; ms: median per image, from pixels to boxes; px: of {job.imgsz}")
     print("\n".join(table(rows)), flush=True)
@@ -89,9 +89,9 @@ class Judge:
     """Comparison of files with their network on images, and of their mAP where there is an index."""
 
     def __init__(
-        self, job: ExportJob, pictures: Sequence[Pixels], world: World, index: DatasetIndex | None, settings: Settings
+        self, job: ExportJob, images: Sequence[Pixels], world: World, index: DatasetIndex | None, settings: Settings
     ) -> None:
-        self._job, self._pictures, self._world, self._index, self._settings = job, pictures, world, index, settings
+        self._job, self._images, self._world, self._index, self._settings = job, images, world, index, settings
         self._network = TorchNetwork(job.model, job.weights, world.accelerator)
         self._references: dict[tuple[int, int] | None, Evaluated] = {}
 
@@ -101,12 +101,12 @@ class Judge:
         It must predict finite numbers: NaN exceeds no threshold, so that a NaN network and its file would agree.
         """
         path, (_, findings, evaluation) = self._job.path, self.reference(None)
-        canvases = (fit_picture(one, self._job.imgsz, self._network.stride)[0] for one in self._pictures)
+        canvases = (fit_picture(one, self._job.imgsz, self._network.stride)[0] for one in self._images)
         rows = (self._network(network_input(canvas, self._world.accelerator.device)) for canvas in canvases)
         broken = sum(not bool(torch.isfinite(one).all()) for one in rows)
-        measured = None if evaluation is None else accuracy(evaluation, evaluation)
-        why = f"predicts NaN or infinite numbers for {broken} of {len(self._pictures)} images" if broken else ""
-        return Row(path.name, size_of(path) / 1e6, "float32", findings.milliseconds, measured, failures=why)
+        acc = None if evaluation is None else accuracy(evaluation, evaluation)
+        why = f"predicts NaN or infinite numbers for {broken} of {len(self._images)} images" if broken else ""
+        return Row(path.name, size_of(path) / 1e6, "float32", findings.milliseconds, acc, failures=why)
 
     def file(self, path: Path) -> Row:
         """Return the row of an exported file."""
@@ -124,17 +124,17 @@ class Judge:
             return replace(row, failures=str(error))
         assert isinstance(network, Backend)
         allowed = INT8 if "int8" in row.precision else HALF if "float16" in row.precision else EXACT
-        apart = trial_difference(expected, found, self._pictures, self._imgsz(network), allowed, network)
-        failures, measured, most = [apart.exceeds(allowed)], None, self._job.config.max_drop
+        apart = trial_difference(expected, found, self._images, self._imgsz(network), allowed, network)
+        failures, acc, most = [apart.exceeds(allowed)], None, self._job.config.max_drop
         if evaluation is not None and reference is not None:
-            measured = accuracy(evaluation, reference)
-            if measured.drop > most:
-                failures.append(f"loses {measured.drop:.4f} mAP50-95, expected at most {most:g} (--max-drop)")
+            acc = accuracy(evaluation, reference)
+            if acc.drop > most:
+                failures.append(f"loses {acc.drop:.4f} mAP50-95, expected at most {most:g} (--max-drop)")
         nothing = f"neither it nor {self._job.path.name} detects anything on these images"
         return replace(
             row,
             milliseconds=found.milliseconds,
-            accuracy=measured,
+            accuracy=acc,
             difference=apart,
             failures="; ".join(filter(None, failures)),
             unverified="" if apart.detections else nothing,
@@ -146,15 +146,15 @@ class Judge:
             network = copy.copy(self._network)
             network.size_hw = size_hw
             found = self._evaluate(network, ROUNDS)
-            if not any(len(one) for pictures in found.findings.found for one in pictures):
-                unsure = run_trial(network, self._pictures, self._imgsz(network), UNSURE_ROUNDS)
+            if not any(len(one) for images in found.findings.found for one in images):
+                unsure = run_trial(network, self._images, self._imgsz(network), UNSURE_ROUNDS)
                 found = found._replace(findings=unsure)
             self._references[size_hw] = found
         return self._references[size_hw]
 
     def _evaluate(self, backend: Backend | PictureBackend, rounds: tuple[Round, ...]) -> Evaluated:
         imgsz, evaluation = self._imgsz(backend), None
-        findings = run_trial(backend, self._pictures, imgsz, rounds)
+        findings = run_trial(backend, self._images, imgsz, rounds)
         if self._index is not None:
             evaluation = measure(backend, self._index, self._world, imgsz, self._settings, batch_size=_BATCH, workers=0)
         return Evaluated(backend, findings, evaluation)

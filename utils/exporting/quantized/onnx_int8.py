@@ -68,8 +68,8 @@ def _feeds(job: ExportJob, taken: Collection[str]) -> Iterator[dict[str, Any]]:
         "max_det": np.array([job.config.max_det], np.int64),
     }
     limits = {name: value for name, value in limits.items() if name in taken}
-    for picture in job.calibration_pictures():
-        yield {**limits, **({"images": picture[None]} if job.config.batched else {"image": picture})}
+    for image in job.raw_calibration_images():
+        yield {**limits, **({"images": image[None]} if job.config.batched else {"image": image})}
 
 
 def fuse_silu(model: Any, weights: Collection[str]) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PICTURES = 16
+N_IMAGES = 16
 _STEPS = 127  # each side of 0
 _DAMPING = 0.01  # of the mean square of the inputs, added to that of each: some are always 0
 

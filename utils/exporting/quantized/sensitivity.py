@@ -18,7 +18,7 @@ from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
 from tessera.utils.exporting.raw_network import BareNetwork
 
-PICTURES = 4
+N_IMAGES = 4
 MAX_EFFECT = 0.035  # relative change of the scores (root mean square) that 8 bits in one layer may cause
 
 
@@ -35,16 +35,16 @@ def layer_effects(model: DetectionModel, images: Iterable[Tensor]) -> dict[int, 
 
     `images` are float32 (1, 3, H, W) each.
     """
-    network, pictures = BareNetwork(model), tuple(images)
+    network, inputs = BareNetwork(model), tuple(images)
     found: dict[int, float] = {}
     with torch.no_grad():
-        exact = [network(image)[..., 4:] for image in pictures]
+        exact = [network(image)[..., 4:] for image in inputs]
         size = sum(float(scores.square().sum()) for scores in exact)
         for number, layer in enumerate(network.model.model):
             convolutions = [module for module in layer.modules() if isinstance(module, Conv)]
             if convolutions and size:
                 with _quantized(convolutions):
-                    rounded = [network(image)[..., 4:] for image in pictures]
+                    rounded = [network(image)[..., 4:] for image in inputs]
                 change = sum(float((one - two).square().sum()) for one, two in zip(exact, rounded, strict=True))
                 found[number] = (change / size) ** 0.5
     return found

@@ -1,4 +1,4 @@
-"""Files with the defects that exports are known for are refused; a sound one is not."""
+"""Tests of the verification with known defects of exports: each is refused, a sound file is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Detections are matched by class and place, and those that a threshold may cut do not count."""
+"""Tests of the matching of detections and of the thresholds that may cut them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a suppression had a choice either detection is right; what is no suppression of the candidates counts."""
+"""Tests of NMS ties: either detection is right, and what is no NMS result of the candidates counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table that an export ends with, and the files that it refuses."""
+"""Tests of the verification: its table and the files that it refuses."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def damaged(path: Path, target: Path, factor: float = 1.05) -> Path:
     return target
 
 
-def test_on_drawn_pictures_a_sound_file_passes_and_one_with_other_weights_is_refused(
+def test_on_drawn_images_a_sound_file_passes_and_one_with_other_weights_is_refused(
     job: ExportJob, made_onnx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UserError, match=r"(?s)other\.onnx: .*differ by up to.*Do not use these files") as caught:

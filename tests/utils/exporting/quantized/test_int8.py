@@ -1,4 +1,4 @@
-"""8 bits end before the head's last convolutions, and what they find is measured."""
+"""Tests of 8-bit exports: quantised layers, rounding, sensitivity, and accuracy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from tests.utils.exporting.made import (
 )
 
 
-def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
+def test_which_nodes_are_quantised(made_pt: Path, made_onnx: Path) -> None:
     """Everything from the first convolution to those before the last ones, but SiLU, and nothing else."""
     onnx = import_extra("onnx", "export", "a test")
     weights = ExportJob.read(ExportConfig(weights=str(made_pt))).convolution_weights
@@ -126,7 +126,7 @@ def test_where_every_layer_is_sensitive_nothing_is_quantised(tmp_path: Path, mon
 
 
 @pytest.mark.slow
-def test_the_branch_without_suppression_becomes_bytes_too(tmp_path: Path) -> None:
+def test_the_branch_without_nms_is_quantised_too(tmp_path: Path) -> None:
     """Its whole file has no input `iou`. The quantiser finds the steps that the weights were rounded to."""
     data = dataset(tmp_path, train=4, val=2, size=64)
     weights = checkpoint(tmp_path / "best.pt", FREE, data=str(data))
@@ -148,7 +148,7 @@ def test_the_branch_without_suppression_becomes_bytes_too(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_network_that_cuts_up_its_images_first_becomes_bytes_in_openvino(tmp_path: Path) -> None:
+def test_a_network_with_focus_is_quantised_in_openvino(tmp_path: Path) -> None:
     for package in ("onnxruntime", "openvino", "nncf"):
         pytest.importorskip(package)
     data = dataset(tmp_path, train=4, val=2, size=64)
@@ -160,7 +160,7 @@ def test_a_network_that_cuts_up_its_images_first_becomes_bytes_in_openvino(tmp_p
 
 
 @pytest.mark.slow
-def test_bytes_find_nearly_what_the_checkpoint_finds(shared: Path, tmp_path: Path) -> None:
+def test_int8_detects_nearly_what_the_checkpoint_detects(shared: Path, tmp_path: Path) -> None:
     for package in ("onnxruntime", "openvino", "nncf"):
         pytest.importorskip(package)
     source, data = tmp_path / "yolov5n.pt", tmp_path / "coco128.yaml"

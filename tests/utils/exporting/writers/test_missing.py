@@ -1,4 +1,4 @@
-"""Packages that are missing, do not load or fail are one message each; LiteRT's metadata is found again."""
+"""Tests of missing, broken or failing packages of export formats; metadata of LiteRT and ncnn files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tessera.utils.runtime.open_model import open_exported
 from tests.utils.runtime.made_files import STRINGS
 
 
-def test_a_package_that_does_not_load_is_named_whatever_it_raises(
+def test_a_package_that_does_not_load_is_reported_whatever_it_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "broken_library.py").write_text("import math\nmath.no_such_function\n")
@@ -90,7 +90,7 @@ def test_an_ncnn_file_without_the_files_that_belong_to_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_ncnn_finds_what_the_checkpoint_finds(made_pt: Path, tmp_path: Path) -> None:
+def test_ncnn_detects_what_the_checkpoint_detects(made_pt: Path, tmp_path: Path) -> None:
     """That it does is checked by the export itself."""
     pytest.importorskip("pnnx")
     pytest.importorskip("ncnn")

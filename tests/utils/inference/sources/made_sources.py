@@ -1,4 +1,4 @@
-"""Sources for tests: a door for pictures, and frames that carry their number."""
+"""Helpers for tests of sources: reading of items, and frames that carry their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A camera on the network that stalls, breaks and returns as a test asks: frames that carry their number, as JPEG."""
+"""Network camera for tests, which stalls, breaks off and returns; its JPEG frames carry their number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams from servers on loopback that stall, break and return; each frame carries its number."""
+"""Tests of streams that stall, break off and return; each frame carries its number."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_several_streams_of_a_list_each_get_their_turn(tmp_path: Path) -> None:
     assert len(names) == 3 and not any(name.suffix for name in names), "the addresses differ in their ports alone"
 
 
-def test_closing_ends_the_threads_at_once() -> None:
+def test_closing_ends_the_threads() -> None:
     with mjpeg_server([30, SILENT], pause_s=0.02) as server:
         before = threading.active_count()
         with open_sources(server.url, read=read) as sources:

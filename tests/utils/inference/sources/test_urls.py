@@ -1,4 +1,4 @@
-"""Addresses that answer with a picture, a video, a stream, or something else."""
+"""Tests of URLs that respond with an image, a video, a stream, or something else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("what", "with_length"), [("image/png", True), ("text/plain", False)])
-def test_a_picture(picture: Path, what: str, with_length: bool) -> None:
+def test_an_image(picture: Path, what: str, with_length: bool) -> None:
     with raw_server(answer(picture.read_bytes(), what, with_length=with_length)) as server:
         address = server.url.replace("data.zip", "pictures/a%20b.png?token=1")
         (frame,) = items(address)
@@ -93,7 +93,7 @@ def test_a_stream_is_left_to_ffmpeg() -> None:
         (answer(b"no video" * 99, "video/mp4"), "found 792 bytes that do not decode"),
     ],
 )  # fmt: skip
-def test_answers_that_are_nothing(pieces: list[bytes | float], message: str, picture: Path) -> None:
+def test_invalid_responses(pieces: list[bytes | float], message: str, picture: Path) -> None:
     with raw_server(pieces) as server:
         found = items([server.url, picture])
     assert [isinstance(item, Frame) for item in found] == [False, True], "the rest goes on"
@@ -102,7 +102,7 @@ def test_answers_that_are_nothing(pieces: list[bytes | float], message: str, pic
     assert event.source == server.url and server.url in event.message
 
 
-def test_an_answer_that_breaks_off_is_asked_for_again(picture: Path) -> None:
+def test_a_truncated_response_is_requested_again(picture: Path) -> None:
     body = picture.read_bytes()
     with raw_server([OK + b"Content-Length: %d\r\n\r\n" % len(body) + body[:200]]) as server:
         with pytest.raises(UserError, match=r"ended after 200 of .*Check the URL and the network"):

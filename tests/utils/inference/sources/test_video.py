@@ -1,4 +1,4 @@
-"""Videos: frames numbered and timed, turned once, and what is there of a damaged one."""
+"""Tests of video files: numbers, times, rotation, and truncated or damaged files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures: a file, a folder, a glob, a list, standard input."""
+"""Tests of image sources: file, folder, glob, list and standard input."""
 
 from __future__ import annotations
 
@@ -84,9 +84,7 @@ def test_lines_that_name_nothing_are_reported_and_the_rest_goes_on(folder: Path)
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
-def test_a_picture_whose_end_is_missing_is_used_and_named(
-    folder: Path, suffix: str, type_in: Callable[[bytes], None]
-) -> None:
+def test_a_truncated_image_is_used_and_reported(folder: Path, suffix: str, type_in: Callable[[bytes], None]) -> None:
     whole = write_image(folder / f"whole{suffix}", (200, 300)).read_bytes()
     preview = b"\xff\xe1\0\x06\xff\xd9\xff\xd9" if suffix == ".jpg" else b""  # an end mark in a header is none
     cut = whole[:2] + preview + whole[2 : len(whole) // 2]
@@ -136,7 +134,7 @@ def test_a_source_that_is_none(
     assert "--source" in str(error.value) and "secret" not in str(error.value)
 
 
-def test_standard_input_is_a_picture_or_a_list(folder: Path, type_in: Callable[[bytes], None]) -> None:
+def test_standard_input_is_an_image_or_a_list(folder: Path, type_in: Callable[[bytes], None]) -> None:
     type_in((folder / "a.png").read_bytes())
     (frame,) = items("-")
     assert isinstance(frame, Frame) and frame.source == "-"
