@@ -236,15 +236,15 @@ def exclude_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
     Results that were given explicitly stay and are refused later.
     """
     is_result = lying_in(run)
-    kept = [
+    remaining = [
         origin
         for origin in origins
         if not (origin.found_in and is_result(origin.where)) or is_result(f"{origin.found_in}/")
     ]
-    if len(kept) in (0, len(origins)):
+    if len(remaining) in (0, len(origins)):
         return origins
-    log.info(f"{run}: ignoring {counted(len(origins) - len(kept), 'file')} of the run directory.")
-    return kept
+    log.info(f"{run}: ignoring {counted(len(origins) - len(remaining), 'file')} of the run directory.")
+    return remaining
 
 
 def print_summary(tally: RunTotals, imgsz: int, folder: Path | None) -> None:

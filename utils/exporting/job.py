@@ -75,10 +75,10 @@ class ExportJob:
             raise UserError(f"--weights {path}: reads images of {model.channels} channels, expected 3: images are RGB.")
         model.head.keep_inference(end2end=config.end2end)
         size_hw = _fixed_size(config, model)
-        asked = config.imgsz[0] if config.imgsz else weights.usual_imgsz
-        imgsz = max(size_hw) if size_hw else model.usable_imgsz(asked)
-        asked_conf = parsed_confidence(config.conf_thres)
-        conf = (weights.confidence or DEFAULT_CONF) if asked_conf is None else asked_conf
+        requested = config.imgsz[0] if config.imgsz else weights.usual_imgsz
+        imgsz = max(size_hw) if size_hw else model.usable_imgsz(requested)
+        requested_conf = parsed_confidence(config.conf_thres)
+        conf = (weights.confidence or DEFAULT_CONF) if requested_conf is None else requested_conf
         job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)
         if config.int8:
             _ = job.training  # raises before any work
@@ -162,8 +162,8 @@ class ExportJob:
     @property
     def quantized_weights(self) -> frozenset[str]:
         """Names of the weights that are quantised; a UserError where there are none."""
-        kept = tuple(f"model.model.{layer}." for layer in self.float_layers)
-        weights = frozenset(name for name in self.convolution_weights if not name.startswith(kept))
+        in_float = tuple(f"model.model.{layer}." for layer in self.float_layers)
+        weights = frozenset(name for name in self.convolution_weights if not name.startswith(in_float))
         if not weights:
             raise UserError(
                 f"--int8: {self.weights.source}: 8 bits change the scores too much in every layer. Export without "

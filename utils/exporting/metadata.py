@@ -68,12 +68,12 @@ def _of_weights(family: str, state: Mapping[str, Any]) -> str:
     """Return what is known about the licence of the weights."""
     if family:
         return f"weights: a file of {_published_by(family)}"
-    said, given = "weights: as their trainer says", state.get("config", {}).get("weights")  # a small file has no flags
+    text, given = "weights: as their trainer says", state.get("config", {}).get("weights")  # a small file has no flags
     if not given or not isinstance(given, str):
-        return said
+        return text
     name = Path(given).name
     of = f", the name of a file of {_published_by(known.family)}" if (known := published(name)) else ""
-    return f"{said}; from {one_line(name, 80)}{of}"
+    return f"{text}; from {one_line(name, 80)}{of}"
 
 
 def _published_by(family: str) -> str:

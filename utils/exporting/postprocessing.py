@@ -90,10 +90,10 @@ def batch_detections(g: Nodes, found: DetectionValues, most: Value, count: Value
     numbers = g.Range(0, g.Squeeze(count, [0]), 1)
     owned = g.cast(g.Equal(g.Unsqueeze(found.images, [1]), g.Unsqueeze(numbers, [0])), np.int64)  # (D, B)
     place = g.Sub(g.ReduceSum(g.Mul(g.CumSum(owned, 0), owned), [1], keepdims=0), [1])
-    kept = g.Squeeze(g.NonZero(g.Less(place, most)), [0])
-    boxes, scores, classes, images = (g.Gather(part, kept, axis=0) for part in found)
+    passing = g.Squeeze(g.NonZero(g.Less(place, most)), [0])
+    boxes, scores, classes, images = (g.Gather(part, passing, axis=0) for part in found)
     counts = g.Min(g.ReduceSum(owned, [0], keepdims=0), most)
-    where = g.Concat(g.Unsqueeze(images, [1]), g.Unsqueeze(g.Gather(place, kept, axis=0), [1]), axis=1)
+    where = g.Concat(g.Unsqueeze(images, [1]), g.Unsqueeze(g.Gather(place, passing, axis=0), [1]), axis=1)
     shape = g.Concat(count, g.ReduceMax(counts, keepdims=1), axis=0)
     return (
         g.ScatterND(g.Expand(0.0, g.Concat(shape, [4], axis=0)), where, boxes),

@@ -137,5 +137,5 @@ def _array_of_tensor(tensor: Tensor) -> NDArray[Any]:
 def _array_of_image(image: Image.Image) -> NDArray[Any]:
     try:
         return levels_of_image(image)
-    except (OSError, SyntaxError, ValueError) as error:  # PIL reads a file when its pixels are asked for
+    except (OSError, SyntaxError, ValueError) as error:  # PIL reads a file when its pixels are requested
         raise UserError(f"{getattr(image, 'filename', '') or 'a PIL image'}: cannot be read ({error}).") from error

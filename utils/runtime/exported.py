@@ -120,8 +120,8 @@ class Description:
             check_detector(names, imgsz, confidence, class_confidences)
             _check_sizes(names, imgsz, stride, size_hw)
         except (Damaged, KeyError, ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
-            said = ("" if isinstance(error, Damaged) else f"{type(error).__name__}: ") + first_line(error)
-            raise UserError(f"{path}: its metadata is damaged ({said}). Export again.") from error
+            text = ("" if isinstance(error, Damaged) else f"{type(error).__name__}: ") + first_line(error)
+            raise UserError(f"{path}: its metadata is damaged ({text}). Export again.") from error
         whole, end2end = kind == WHOLE, strings.get("end2end", "").lower() in ("true", "1")
         sizes, data = (imgsz, stride, size_hw), strings.get("data", "")
         return cls(path, names, *sizes, whole, end2end, data, confidence, class_confidences, pixels)
@@ -241,8 +241,10 @@ class ExportedDetector(_Exported, PictureBackend):
         iou = 1.0 if self.description.end2end else rules.iou
         # NMS is per class, so that thresholds of classes may follow it.
         max_det = rules.max_candidates if rules.class_confs else rules.max_det
-        asked = {"conf": np.float32(rules.conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
-        thresholds = {name: np.full([1] * self._ranks[name], asked[name]) for name in asked.keys() & self._ranks.keys()}
+        limits = {"conf": np.float32(rules.conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
+        thresholds = {
+            name: np.full([1] * self._ranks[name], limits[name]) for name in limits.keys() & self._ranks.keys()
+        }
         with runtime_errors(self.runtime, self.description.path, "compute"):
             found = self._run({self._picture: np.ascontiguousarray(picture), **thresholds})
             boxes, scores, classes = checked_detections(found, self.nc, max_det, picture.shape[:2])

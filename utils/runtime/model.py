@@ -61,12 +61,12 @@ class Model(ABC):
         """Fixed long side in pixels; 0 = any."""
         return max(self.size_hw or (0,))
 
-    def usable_imgsz(self, asked: int) -> int:
-        """Return the supported long side nearest to `asked`, with a warning if that differs; 0 = its own `imgsz`."""
+    def usable_imgsz(self, imgsz: int) -> int:
+        """Return the supported long side nearest to `imgsz`, with a warning if that differs; 0 = its own."""
         if not self.fixed_imgsz:
-            return usable_imgsz(asked or self.imgsz, self.stride)
-        if asked not in (0, self.fixed_imgsz):
-            log.warning(f"--imgsz {asked}: {self.source} was exported for another size; using {self.fixed_imgsz}.")
+            return usable_imgsz(imgsz or self.imgsz, self.stride)
+        if imgsz not in (0, self.fixed_imgsz):
+            log.warning(f"--imgsz {imgsz}: {self.source} was exported for another size; using {self.fixed_imgsz}.")
         return self.fixed_imgsz
 
     def compute_apart(self) -> int:

@@ -78,8 +78,8 @@ class Pipeline:
         started = time.perf_counter()
         joined = join(tiles, parts, size_hw, rules)
         spent[2] += 1000 * (time.perf_counter() - started)
-        preparation, inference, suppression = spent.tolist()
-        return TimedDetections(joined, (preparation, inference, suppression))
+        preprocessing, inference, nms = spent.tolist()
+        return TimedDetections(joined, (preprocessing, inference, nms))
 
     def _untiled(self, image: NDArray[np.uint8], rules: Suppression) -> TimedDetections:
         started = time.perf_counter()
@@ -97,8 +97,8 @@ class Pipeline:
             in_batch = _apply_nms(decoded, rules, accelerator)
             placed = undo_letterbox(in_batch, torch.tensor(placement, dtype=torch.float64), image_hw(image))
         times = (started, prepared, predicted, time.perf_counter())
-        preparation, inference, suppression = (1000 * (b - a) for a, b in pairwise(times))
-        return TimedDetections(placed, (preparation, inference, suppression))
+        preprocessing, inference, nms = (1000 * (b - a) for a, b in pairwise(times))
+        return TimedDetections(placed, (preprocessing, inference, nms))
 
 
 def _apply_nms(decoded: Tensor, rules: Suppression, accelerator: Accelerator) -> Detections:

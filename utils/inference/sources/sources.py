@@ -124,8 +124,8 @@ class Sources:
         yield frame
         del frame  # frees memory while the next one is decoded
         if breaks_off(encoded):
-            said = f"{one_line(origin.source, LONGEST_PATH)}: {BROKEN_OFF}"
-            yield SourceEvent(origin.source, "damaged", said, name=origin.place)
+            message = f"{one_line(origin.source, LONGEST_PATH)}: {BROKEN_OFF}"
+            yield SourceEvent(origin.source, "damaged", message, name=origin.place)
         if remark := unread_pages(encoded):
             log.warning(f"{one_line(origin.source, LONGEST_PATH)}: {remark}.")
 
@@ -180,10 +180,10 @@ def read_stdin(stdin: IO[bytes]) -> Iterator[bytes | str]:
     if not head:
         raise UserError("-: standard input is empty, expected an image or a list of files.")
     if holds_picture(head):
-        picture = head + stdin.read(_MOST_BYTES + 1 - len(head))
-        if len(picture) > _MOST_BYTES:
+        image = head + stdin.read(_MOST_BYTES + 1 - len(head))
+        if len(image) > _MOST_BYTES:
             raise UserError(f"-: found more than {_MOST_BYTES:,} bytes on standard input, expected an image.")
-        yield picture
+        yield image
         return
     if holds_video(head):
         raise UserError("-: found a video on standard input, expected an image or a list of files. Give its path.")

@@ -120,13 +120,13 @@ class StreamReader(threading.Thread):
             if not capture.is_open:
                 return None
             facts, is_new, usual_s = capture.facts, True, 0.0
-            asked = time.monotonic()
+            waiting_since = time.monotonic()
             while not self._stopped.is_set() and capture.grab():
                 now = time.monotonic()
                 if is_new:
                     self._report_connection(now, facts)
                 else:
-                    waited_s = now - asked
+                    waited_s = now - waiting_since
                     if waited_s > max(self._timeouts.stall_s, _STALL_TIMES * usual_s):
                         self._event("gap", f"no frame for {waited_s:.1f} s", seconds=waited_s)
                     usual_s += _USUAL * (waited_s - usual_s) if usual_s else waited_s
@@ -136,7 +136,7 @@ class StreamReader(threading.Thread):
                     source, place = self.origin.source, self.origin.place
                     self._put(Frame(pixels, source, "stream", place, self._number, time_s, wall_s))
                 self._number += 1
-                asked = time.monotonic()
+                waiting_since = time.monotonic()
             return facts
 
     def _report_connection(self, now: float, facts: VideoFacts) -> None:
@@ -163,9 +163,9 @@ class StreamReader(threading.Thread):
         self, kind: Kind, message: str, *, seconds: float | None = None, facts: VideoFacts | None = None
     ) -> None:
         origin, (time_s, wall_s) = self.origin, self._times(time.monotonic())
-        said = f"{one_line(origin.source, 4096)}: {message}"
+        line = f"{one_line(origin.source, 4096)}: {message}"
         event = SourceEvent(
-            origin.source, kind, said, "stream", origin.place, self._number, time_s, wall_s, seconds, facts
+            origin.source, kind, line, "stream", origin.place, self._number, time_s, wall_s, seconds, facts
         )
         with self._ready:
             self.waiting.append(event)

@@ -48,7 +48,7 @@ def read_address(address: str) -> bytes | VideoFile | None:
         return None
     for attempt in itertools.count(1):
         try:
-            return _answer(address, suffix)
+            return _request(address, suffix)
         except TransientError as error:
             if suffix not in PICTURE_SUFFIXES | VIDEO_SUFFIXES:
                 return None  # perhaps a stream that has not started yet
@@ -58,32 +58,33 @@ def read_address(address: str) -> bytes | VideoFile | None:
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _answer(address: str, suffix: str) -> bytes | VideoFile | None:
-    with open_address(address) as answer:
-        what, total = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower(), stated_length(answer)
-        if what.startswith("multipart/") or what in _STREAM_TYPES:
+def _request(address: str, suffix: str) -> bytes | VideoFile | None:
+    with open_address(address) as response:
+        media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        total = stated_length(response)
+        if media_type.startswith("multipart/") or media_type in _STREAM_TYPES:
             return None
         head = b""
-        for block in read_blocks(answer, address, total, MOST_VIDEO_BYTES):
+        for block in read_blocks(response, address, total, MOST_VIDEO_BYTES):
             head += block
             if len(head) >= KIND_BYTES:
                 break
-        if holds_picture(head) or what.startswith("image/") or suffix in PICTURE_SUFFIXES:
-            return b"".join([head, *read_blocks(answer, address, total, MOST_PICTURE_BYTES, len(head))])
-        if total is None and (what.startswith("video/") or holds_video(head)):
+        if holds_picture(head) or media_type.startswith("image/") or suffix in PICTURE_SUFFIXES:
+            return b"".join([head, *read_blocks(response, address, total, MOST_PICTURE_BYTES, len(head))])
+        if total is None and (media_type.startswith("video/") or holds_video(head)):
             return None  # endless
-        if what.startswith("video/") or suffix in VIDEO_SUFFIXES or holds_video(head):
-            return _video(head, answer, address, suffix, total)
+        if media_type.startswith("video/") or suffix in VIDEO_SUFFIXES or holds_video(head):
+            return _video(head, response, address, suffix, total)
     raise UserError(
-        f"{shown_address(address)}: found the type {one_line(what, 50)}, expected an image, a video or a stream."
+        f"{shown_address(address)}: found the type {one_line(media_type, 50)}, expected an image, a video or a stream."
     )
 
 
-def _video(head: bytes, answer: BaseHTTPResponse, address: str, suffix: str, total: int | None) -> VideoFile:
+def _video(head: bytes, response: BaseHTTPResponse, address: str, suffix: str, total: int | None) -> VideoFile:
     file = tempfile.NamedTemporaryFile(prefix="tessera-", suffix=suffix)  # noqa: SIM115 - the caller closes it
     try:
         file.write(head)
-        file.writelines(read_blocks(answer, address, total, MOST_VIDEO_BYTES, len(head)))
+        file.writelines(read_blocks(response, address, total, MOST_VIDEO_BYTES, len(head)))
         file.flush()
     except BaseException as error:
         file.close()

@@ -26,8 +26,8 @@ def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[
     place, number, time_s = origin.place, 0, 0.0
 
     def event(kind: Kind, message: str, facts: VideoFacts | None = None) -> SourceEvent:
-        said = f"{one_line(origin.source, 4096)}: {message}"
-        return SourceEvent(origin.source, kind, said, "video", place, number, time_s, facts=facts)
+        line = f"{one_line(origin.source, 4096)}: {message}"
+        return SourceEvent(origin.source, kind, line, "video", place, number, time_s, facts=facts)
 
     try:
         with open_plain(path) as file:
