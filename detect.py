@@ -1,14 +1,14 @@
-"""Find objects in pictures, videos and streams.
+"""Detect objects in images, videos and streams.
 
-    uv run detect.py --weights runs/train/exp/weights/best.pt --source pictures/
+    uv run detect.py --weights runs/train/exp/weights/best.pt --source images/
     uv run detect.py --weights yolov5n.pt --source street.mp4 --classes car truck --save-json
     uv run detect.py --weights best.onnx --source rtsp://camera/stream --conf-thres auto
 
-A picture is decoded, resized and padded, its boxes are suppressed and put back by the functions of val.py: at equal
-thresholds both find the same. A source that cannot be read is one line, the rest goes on, and the exit code is 3.
+Preprocessing and NMS are those of val.py, so that detections are equal at equal thresholds. An unreadable source is
+logged, the others are processed, and the exit code is 3.
 
-From Python: `tessera.detect(weights="best.pt", source="pictures/")` takes the names of the flags, and
-`for result in tessera.Detector("best.pt")("pictures/")` gives results without writing anything.
+From Python: `tessera.detect(weights="best.pt", source="images/")` takes the same flags, and
+`for result in tessera.Detector("best.pt")("images/")` yields results without writing files.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -37,10 +38,10 @@ from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.label_files import CROPS, LABELS
 from tessera.utils.files import is_address
 from tessera.utils.inference.detector import Detector
-from tessera.utils.inference.output_paths import Places
+from tessera.utils.inference.output_paths import OutputPaths
 from tessera.utils.inference.outputs import (
     AutoLabelFiles,
-    Behind,
+    BackgroundWriter,
     CropFiles,
     CsvFile,
     JsonLines,
@@ -49,7 +50,7 @@ from tessera.utils.inference.outputs import (
     PictureFiles,
     label_classes,
 )
-from tessera.utils.inference.prefetch import found_ahead, read_ahead
+from tessera.utils.inference.prefetch import detect_ahead, prefetch
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.source_arguments import Origin
@@ -72,13 +73,13 @@ OUT_OF_MEMORY_REMEDIES = "Give a smaller --imgsz or --half, or free memory that 
 
 
 class Summary(NamedTuple):
-    """What a run of detect.py found.
+    """Result of a run of detect.py.
 
     Attributes:
-        pictures: pictures and frames.
-        failures: one line for each source that could not be read, or not to its end.
-        folder: where the results are; None where there are none.
-        per_class: detections by class, of the classes that were found.
+        pictures: number of images and frames.
+        failures: a message for each source that could not be read completely.
+        folder: run directory; None = no files were written.
+        per_class: detections of each detected class.
     """
 
     pictures: int
@@ -94,7 +95,6 @@ class Summary(NamedTuple):
         return UNREADABLE if self.failures else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for `--json`."""
         return {
             "weights": self.weights,
             "imgsz": self.imgsz,
@@ -106,8 +106,8 @@ class Summary(NamedTuple):
         }
 
 
-class Tally:
-    """Counts and times of all pictures and frames so far, and what could not be read of the sources."""
+class RunTotals:
+    """Counts and times of a run, and failures of its sources."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -117,57 +117,55 @@ class Tally:
         self._speed_ms, self._started = np.zeros(3), time.perf_counter()
 
     def add(self, result: Result, dropped: int) -> None:
-        """Count a picture, and the frames that were dropped before it."""
+        """Count an image and the frames that were dropped before it."""
         self.pictures += 1
         self._dropped += dropped
         self.per_class += np.bincount(result.classes, minlength=len(self.per_class))
         self._speed_ms += result.speed_ms
 
     def event(self, event: SourceEvent) -> None:
-        """Log what happened to a source."""
+        """Log an event of a source."""
         if event.is_failure:
             self.fail(event.message)
         elif event.media == "stream":
             log.info(event.message)
 
     def fail(self, message: str) -> None:
-        """Log what could not be read, or written; the rest goes on."""
+        """Log a failure."""
         self.failures.append(message)
         log.warning(message)
 
     def lines(self, imgsz: int) -> list[str]:
-        """What was found, and how fast."""
+        """Return detections per class and speed."""
         order = np.argsort(-self.per_class, kind="stable")
         found = [f"{self.per_class[c]:,} {self._names[c]}" for c in order.tolist() if self.per_class[c]]
-        lines = [f"{counted(self.pictures, 'picture')}: {first_of(found, 8) or 'nothing'}"]
+        lines = [f"{counted(self.pictures, 'image')}: {first_of(found, 8) or 'no detections'}"]
         if self.pictures:
-            preparation, inference, nms = self._speed_ms / self.pictures
+            preprocessing, inference, nms = self._speed_ms / self.pictures
             rate = self.pictures / (time.perf_counter() - self._started)
             lines.append(
-                f"Speed: {preparation:.1f} ms preparation, {inference:.1f} ms inference, {nms:.1f} ms NMS per picture "
-                f"at {imgsz} px; {rate:.1f} pictures a second with reading and writing"
+                f"Speed: {preprocessing:.1f} ms preprocessing, {inference:.1f} ms inference, {nms:.1f} ms NMS per "
+                f"image at {imgsz} px; {rate:.1f} images/s including input and output"
             )
         if self._dropped:
             lines.append(
-                f"{counted(self._dropped, 'frame')} of streams dropped for newer ones (--every-frame takes all)"
+                f"{counted(self._dropped, 'frame')} of streams replaced by newer ones (--every-frame keeps all)"
             )
         return lines
 
 
 def detect(config: DetectConfig, world: World) -> Summary:
-    """Find objects in config.source; print and write what the flags ask for."""
+    """Detect objects in config.source and write the requested files."""
     if world.size > 1:
         raise ConfigError(
-            f"{called('detect.py')} is one process: start it without a launcher, once for each part of the pictures."
+            f"{called('detect.py')} runs as one process. Start it without a launcher, once per part of the images."
         )
     if not config.source:
-        raise ConfigError(
-            "--source: found nothing, expected a picture, a video, a folder, a glob, an address, a camera."
-        )
+        raise ConfigError("--source: found nothing, expected an image, video, folder, glob, URL or camera.")
     if config.save_conf and not config.save_txt:
         log.warning("--save-conf: without effect, as no label files are written. Add --save-txt.")
     if config.data and not config.auto_label:
-        log.warning("--data: has an effect only together with --auto-label.")
+        log.warning("--data: without effect, as it needs --auto-label.")
     detector = Detector(
         config.weights,
         trust_file=config.trust_file,
@@ -188,85 +186,78 @@ def detect(config: DetectConfig, world: World) -> Summary:
         config.source, read=detector.read, vid_stride=config.vid_stride, every_frame=config.every_frame
     )
     if config.exist_ok:
-        sources.origins = without_results(sources.origins, first_run(config))
+        sources.origins = exclude_results(sources.origins, first_run(config))
     if config.track:
         check_trackable(sources.origins)
-    of_files = all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins)  # files can wait
-    tally, places = Tally(detector.names), Places()  # its clock begins
+    of_files = all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins)  # not live
+    tally, places = RunTotals(detector.names), OutputPaths()
     tracking = detector.tracking() if config.track else None
-    named_late = config.exist_ok and any(origin.form == "stdin" for origin in sources.origins)  # by what comes there
+    named_late = config.exist_ok and any(origin.form == "stdin" for origin in sources.origins)
     with ExitStack() as stack:
         run = stack.enter_context(
             new_run(config, world, (origin.where for origin in sources.origins if origin.is_file))
         )
         written = open_outputs(config, detector, run, tally)
-        output = Behind(written)
-        stack.callback(conclude, tally, detector.imgsz, run if written else None)  # of a stream Ctrl-C is the end
+        output = BackgroundWriter(written)
+        stack.callback(print_summary, tally, detector.imgsz, run if written else None)  # after Ctrl-C too
         stack.callback(output.close)
         stack.enter_context(
-            explain_out_of_memory(world.accelerator, f"a picture at {detector.imgsz} px", OUT_OF_MEMORY_REMEDIES)
+            explain_out_of_memory(world.accelerator, f"an image at {detector.imgsz} px", OUT_OF_MEMORY_REMEDIES)
         )
         items: Iterable[Frame | SourceEvent] = stack.enter_context(sources)
         at_once = 1
         if of_files:
-            items = stack.enter_context(read_ahead(items))
+            items = stack.enter_context(prefetch(items))
             at_once = detector.pipeline.backend.compute_apart()
         found = stack.enter_context(
-            found_ahead(items, lambda item: detector.detect(item) if isinstance(item, Frame) else None, at_once)
+            detect_ahead(items, lambda item: detector.detect(item) if isinstance(item, Frame) else None, at_once)
         )
-        for item, result in tqdm(found, total=sources.pictures, unit="picture", disable=None, mininterval=0.5):
+        for item, result in tqdm(found, total=sources.pictures, unit="image", disable=None, mininterval=0.5):
             if isinstance(item, SourceEvent):
                 for take in (tally.event, places.event, output.event, *([tracking.event] if tracking else [])):
                     take(item)
                 continue
-            assert result is not None, "of a frame"
+            assert result is not None
             result = tracking(result) if tracking else result
             tally.add(result, item.dropped)
             if named_late and item.media != "stream" and item.source != "-" and not is_address(item.source):
                 require_apart(run, [item.source])
             output.add(result, item, places.of(item))
     folder = run if written and run.is_dir() else None
-    counts = dict.fromkeys(detector.names, 0)  # two classes may have one name
-    for name, count in zip(detector.names, tally.per_class.tolist(), strict=True):
-        counts[name] += count
-    return Summary(
-        tally.pictures,
-        sum(counts.values()),
-        tuple(tally.failures),
-        folder,
-        config.weights,
-        detector.imgsz,
-        {name: count for name, count in counts.items() if count},
-    )
+    counts = Counter[str]()  # two classes may have one name
+    for c in np.flatnonzero(tally.per_class).tolist():
+        counts[detector.names[c]] += int(tally.per_class[c])
+    failures, imgsz = tuple(tally.failures), detector.imgsz
+    return Summary(tally.pictures, counts.total(), failures, folder, config.weights, imgsz, dict(counts))
 
 
-def without_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
-    """Sources without what an earlier run has written into a folder of sources; all where nothing else is there.
+def exclude_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
+    """Exclude results of an earlier run from folders of sources, unless there is nothing else.
 
-    What was named itself, or found in a folder that lies in `run`, the folder of results, stays and is refused.
+    Results that were given explicitly stay and are refused later.
     """
     is_result = lying_in(run)
-    kept = [
+    remaining = [
         origin
         for origin in origins
         if not (origin.found_in and is_result(origin.where)) or is_result(f"{origin.found_in}/")
     ]
-    if len(kept) in (0, len(origins)):
+    if len(remaining) in (0, len(origins)):
         return origins
-    log.info(f"{run}: {counted(len(origins) - len(kept), 'file')} in the folder of results passed over.")
-    return kept
+    log.info(f"{run}: ignoring {counted(len(origins) - len(remaining), 'file')} of the run directory.")
+    return remaining
 
 
-def conclude(tally: Tally, imgsz: int, folder: Path | None) -> None:
-    """Print the last lines. A folder without a file is removed afterwards, and not named."""
+def print_summary(tally: RunTotals, imgsz: int, folder: Path | None) -> None:
+    """Print the summary; an empty run directory is removed afterwards, and not printed."""
     print_lines(*tally.lines(imgsz))
     if folder is not None and any(path.is_file() and path.name != LOCK for path in folder.rglob("*")):
         print_lines(f"Results in {folder}")
     if tally.failures:
-        log.warning(f"{len(tally.failures)} of the sources could not be read, or not to the end; each is named above.")
+        log.warning(f"{counted(len(tally.failures), 'source')} could not be read completely; each is logged above.")
 
 
-def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tally) -> list[Output]:
+def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: RunTotals) -> list[Output]:
     outputs: list[Output] = []
     if not config.nosave:
         style = Style(config.line_thickness, not config.hide_labels, not config.hide_conf)
@@ -280,12 +271,12 @@ def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: Tal
     if config.save_csv:
         outputs.append(CsvFile(run / "predictions.csv", config.track))
     if config.save_json:
-        outputs.append(JsonLines(run / "predictions.jsonl", described(config, detector)))
+        outputs.append(JsonLines(run / "predictions.jsonl", run_metadata(config, detector)))
     return outputs
 
 
-def described(config: DetectConfig, detector: Detector) -> dict[str, Any]:
-    """The first line of predictions.jsonl."""
+def run_metadata(config: DetectConfig, detector: Detector) -> dict[str, Any]:
+    """Return the first line of predictions.jsonl."""
     rules = detector.rules
     return {
         "weights": config.weights,
@@ -305,22 +296,19 @@ def described(config: DetectConfig, detector: Detector) -> dict[str, Any]:
 def describe_confidence(config: DetectConfig, detector: Detector) -> str:
     wanted, model, conf = config.confidence, detector.pipeline.backend, detector.rules.conf
     if wanted == "auto" and model.class_confidences:
-        return "the best confidence of each class"
+        return "confidence threshold of the best F1 of each class"
     if isinstance(wanted, float):
-        return f"confidence above {conf:g}"
+        return f"confidence threshold {conf:g}"
     if not isinstance(model, TorchNetwork):
         reason = "the default of its export"
-    elif model.confidence is not None:
-        reason = (
-            "where its validation had the best F1" if model.confidence else "as its best F1 was at 0: it hardly learnt"
-        )
+    elif model.confidence is None:
+        reason = "the default, as its best F1 is unknown"
     else:
-        reason = "as it does not say which is best"
-    return f"confidence above {conf:.3g}, {reason} (--conf-thres)"
+        reason = "best F1 in validation" if model.confidence else "as its best F1 was at 0: it has hardly learned"
+    return f"confidence threshold {conf:.3g}, {reason} (--conf-thres)"
 
 
 def start(given: dict[str, Any]) -> Summary:
-    """Do what the flags ask for."""
     config = DetectConfig(**given)
     with open_world(config.device, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
@@ -329,7 +317,7 @@ def start(given: dict[str, Any]) -> Summary:
 
 @documented(DetectConfig)
 def run(**kwargs: Any) -> Summary:
-    """Detect from Python; takes the names of the flags.
+    """Detect from Python; keyword arguments are the flags.
 
     Raises:
         UserError: a mistake in the flags, the sources or the weights.
@@ -338,7 +326,7 @@ def run(**kwargs: Any) -> Summary:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     return run_command(DetectConfig, sys.argv[1:] if argv is None else argv, start)
 
 

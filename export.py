@@ -1,16 +1,16 @@
-"""Make files of a trained detector that other programs run.
+"""Export a trained detector to ONNX, OpenVINO, TorchScript and other formats.
 
-    uv run export.py --weights runs/train/exp/weights/best.pt            # best.onnx: a picture in, boxes out
+    uv run export.py --weights runs/train/exp/weights/best.pt            # best.onnx: image in, boxes out
     uv run export.py --weights yolov5n.pt --conf-thres 0.4 --imgsz 1280
     uv run export.py --weights best.pt --raw --imgsz 384 640             # the bare network, at one size
     uv run export.py --weights last.pt --include pt --half               # weights alone, in float16
     uv run export.py --weights best.pt --include onnx openvino --output models
-    uv run export.py --weights best.pt --int8                            # in 8 bits
+    uv run export.py --weights best.pt --int8                            # 8-bit quantisation
 
-Each file lies beside the checkpoint, or in the folder --output. best.onnx holds all that happens to a picture: resize,
-padding, network, suppression; docs/deploy.md shows how to run it.
+Files are written beside the checkpoint or to --output. best.onnx contains resize, padding, network and NMS;
+docs/deploy.md shows how to run it.
 
-From Python: `tessera.export(weights="best.pt", include=["onnx"])` takes the names of the flags.
+From Python: `tessera.export(weights="best.pt", include=["onnx"])` takes the same flags.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ log = logging.getLogger(__name__)
 
 
 def export(config: ExportConfig, world: World) -> Verified:
-    """Write what config.include names, and run it beside the checkpoint.
+    """Write the formats of config.include and verify each beside the checkpoint.
 
     Raises:
-        UserError: a mistake in the flags; or a file finds something else than the checkpoint.
+        UserError: a mistake in the flags, or the detections of a file differ from those of the checkpoint.
     """
     setup_logging(world.rank, world.size)
     formats = formats_of(config)
@@ -64,25 +64,25 @@ def export(config: ExportConfig, world: World) -> Verified:
 
 
 def formats_of(config: ExportConfig) -> list[Format]:
-    """What is written, once it is checked that it can be."""
+    """Return the formats to write after checking flags and packages."""
     formats = chosen(config.include)
     for one in formats:
         one.require(config)
     suffix = Path(config.weights).suffix
     if suffix not in ("", ".pt", ".pth"):
         raise UserError(
-            f"--weights {config.weights}: found a {suffix} file, expected the .pt that it was exported from, such as "
+            f"--weights {config.weights}: found a {suffix} file, expected the .pt checkpoint, such as "
             "runs/train/exp/weights/best.pt."
         )
     return formats
 
 
 def make_output(folder: Path) -> None:
-    """Make the folder that files go to, and check that they can be written, before any work."""
+    """Create the output folder and check that it is writable."""
     is_of_files = folder.suffix and any(one.suffix.endswith(folder.suffix) for one in FORMATS)
     if is_of_files and not folder.is_dir():
         raise ConfigError(
-            f"--output {folder}: found the name of a file, expected a folder: files are named after the checkpoint."
+            f"--output {folder}: found the name of a file, expected a folder. Files are named after the checkpoint."
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,23 +90,22 @@ def make_output(folder: Path) -> None:
             pass
     except OSError as error:
         raise UserError(
-            f"{folder}: exports cannot be written there ({error.strerror}). Name another folder with --output, or "
+            f"{folder}: exports cannot be written there ({error.strerror}). Give another folder with --output, or "
             "change its permissions."
         ) from error
 
 
 def start(given: dict[str, Any]) -> Verified:
-    """Do what the flags ask for."""
     config, launch = ExportConfig(**given), Launch.from_environment()
     if launch.size > 1:
-        raise ConfigError(f"{called('export.py')} is one process: start it without a launcher.")
+        raise ConfigError(f"{called('export.py')} runs as one process. Start it without a launcher.")
     with open_world(config.device, launch=launch) as world:
         return export(config, world)
 
 
 @documented(ExportConfig)
 def run(**kwargs: Any) -> list[Path]:
-    """Export from Python; takes the names of the flags. Returns the files.
+    """Export from Python; keyword arguments are the flags. Returns the files.
 
     Raises:
         UserError: a mistake in the flags, the weights or the data.
@@ -115,7 +114,7 @@ def run(**kwargs: Any) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     return run_command(ExportConfig, sys.argv[1:] if argv is None else argv, start)
 
 

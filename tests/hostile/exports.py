@@ -21,8 +21,18 @@ from tests.hostile.damages import cut, flipped, left_out, named, repeated, zeroe
 from tests.hostile.expect import Message, message_or_result
 from tests.utils.exporting.made import ANCHORED, checkpoint
 from tests.utils.runtime.attacks import PT2, WritesWhenLoaded, WritesWhenRun, write_script
-from tests.utils.runtime.made_answers import ANSWER, ROWS, WHOLE_STRINGS, write_answer, write_rows
-from tests.utils.runtime.made_files import STRINGS, write_onnx, write_openvino, write_pt2, write_torchscript
+from tests.utils.runtime.made_files import (
+    ANSWER,
+    ROWS,
+    STRINGS,
+    WHOLE_STRINGS,
+    write_answer,
+    write_onnx,
+    write_openvino,
+    write_pt2,
+    write_rows,
+    write_torchscript,
+)
 
 CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 800, 16, 120, 3 * 2**30
 

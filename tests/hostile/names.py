@@ -74,7 +74,7 @@ def trial(rng: random.Random, folder: Path) -> str:
         conf_thres="0.05",
     )
     if isinstance(outcome, str):
-        assert kind != "each" or "neither a picture nor a video" in outcome, outcome
+        assert kind != "each" or "neither an image nor a video" in outcome, outcome
         return f"{kind}, refused"
     assert outcome.folder is not None, outcome
     require_all(outcome, made if kind != "folder" else _seen(outcome.folder))

@@ -107,9 +107,9 @@ def test_results_inside_the_source_twice(
     flags = {**ALL, "exist_ok": True, "project": str(inside / "out"), "name": "exp"}
     with caplog.at_level(logging.INFO):
         first = run(weights, f"{inside}{glob}", tmp_path, **flags)
-        assert first.pictures == 4 and "passed over" not in caplog.text
+        assert first.pictures == 4 and "of the run directory" not in caplog.text
         second = run(weights, f"{inside}{glob}", tmp_path, **flags)
-    assert second == first and caplog.text.count("passed over") == 1
+    assert second == first and caplog.text.count("of the run directory") == 1
     for source in (inside / "out" / "exp", inside / "out" / "exp" / "p.png", inside / "out" / "exp" / "*.png"):
         with pytest.raises(ConfigError, match="output directory"):
             run(weights, str(source), tmp_path, **flags)

@@ -71,10 +71,10 @@ def test_the_same_run_twice_gives_the_same_report(
 ) -> None:
     """Apart from times, which are in two elements, and the folder; the second run evaluates its best epoch again."""
     data, first, outcome = whole
-    assert "Best epoch 1; the last epoch has measured" in outcome.out
-    monkeypatch.setattr(Validation, "_measured_last", lambda self, model: None)
+    assert "Best epoch 1; validated in the last epoch" in outcome.out
+    monkeypatch.setattr(Validation, "_last_evaluation_of", lambda self, model: None)
     again = command(train.main, *with_everything(data, tmp_path))
-    assert "Best epoch 1; measured again from" in again.out, again.said
+    assert "Best epoch 1; validated again" in again.out, again.said
     pages, left = [], []
     for run in (first, tmp_path / "exp"):
         files = [p for p in run.iterdir() if p.suffix in (".png", ".jpg", ".jsonl") or p.name == "images.csv"]

@@ -51,4 +51,4 @@ def test_a_run_in_tiles_evaluates_whole_images_as_val_does(data: Path, tmp_path:
 def test_tiles_that_cut_nothing_are_warned_of(data: Path, tmp_path: Path, command: Command) -> None:
     outcome = command(train.main, *flags(data, tmp_path, "--epochs", "1", "--tile", "160"))
     assert outcome.code == 0, outcome.said
-    assert "WARNING: --tile 160: no image of train is larger: they are trained on as they are." in outcome.err
+    assert "WARNING: --tile 160: no image of train is larger; training on whole images." in outcome.err

@@ -1,1 +1,1 @@
-"""A trained model becomes a file that other programs run. Imports what lies below, and onnx_ir where it is needed."""
+"""Export of a trained detector to ONNX, OpenVINO, TorchScript and other formats."""

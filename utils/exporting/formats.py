@@ -1,4 +1,4 @@
-"""What a format is, and which are known; `--include` names them."""
+"""Registry of export formats, the values of `--include`."""
 
 from __future__ import annotations
 
@@ -28,19 +28,18 @@ from tessera.utils.text import shown
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file that a checkpoint can be exported to.
+    """An export format.
 
-    What is written is opened again and compared with the network (parity/verify.py), so its suffix must be one that
-    `open_model` or `load_weights` knows.
+    `open_model` or `load_weights` must know its suffix, since parity/verify.py opens each written file again.
 
     Attributes:
-        name: in `--include`.
-        suffix: that the name of the checkpoint, with its variants, gets.
-        variants: the flags of `VARIANTS` that it follows.
-        write: writes the file, and those that belong to it, to a path in an empty folder.
-        extra: of pyproject.toml, that installs its packages; "" where it needs none.
-        packages: modules that must be there.
-        quantiser: the module that must be there for `--int8`.
+        name: value of `--include`.
+        suffix: of the file name.
+        variants: supported flags among `VARIANTS`.
+        write: writes the file and its companions to a path in an empty folder.
+        extra: extra of pyproject.toml that installs the packages; "" = none.
+        packages: required modules.
+        quantiser: module required by `--int8`.
     """
 
     name: str
@@ -52,26 +51,18 @@ class Format:
     quantiser: str = ""
 
     def require(self, config: ExportConfig) -> None:
-        """Check what can be checked before any work.
-
-        Raises:
-            UserError: a flag that this format does not follow, or a package is missing.
-        """
+        """Raise a UserError where a flag is not supported or a package is missing."""
         for flag in VARIANTS:
             if getattr(config, flag) and flag not in self.variants:
                 flags = f"--include {self.name} --{flag}"
-                raise ConfigError(f"{flags}: {self.name} has no such variant. Leave --{flag} out, or {self.name}.")
+                raise ConfigError(f"{flags}: {self.name} has no such variant. Remove --{flag} or {self.name}.")
         for package in self.packages:
             import_extra(package, self.extra, f"--include {self.name}")
         if config.int8:
             import_extra(self.quantiser, self.extra, "--int8")
 
     def export(self, job: ExportJob) -> Path:
-        """Write the file beside what is there, then put it in place whole; after those that belong to it.
-
-        Raises:
-            UserError: it cannot be written, or a library fails.
-        """
+        """Write the file and its companions atomically; a UserError where that or a library fails."""
         path = job.file(self.suffix)
         try:
             with tempfile.TemporaryDirectory() as folder:
@@ -84,39 +75,29 @@ class Format:
                         shutil.copyfileobj(source, file)
         except OSError as error:
             raise UserError(
-                f"{path}: cannot write the export: {error.strerror or error}. Make room there and in the folder for "
-                "temporary files (TMPDIR), and both writable."
+                f"{path}: cannot write the export: {error.strerror or error}. Free space there and in the temporary "
+                "folder (TMPDIR), and make both writable."
             ) from error
         return path
 
 
 _BARE, _OPENVINO = ("raw", "end2end"), ("raw", "half", "int8", "end2end")
 FORMATS = (
-    # Read by ONNX Runtime, OpenVINO, TensorRT, Triton and others.
     Format("onnx", ".onnx", VARIANTS, write_onnx, "export", ("onnx", "onnx_ir", "onnxscript"), "onnxruntime"),
-    # Intel's processors and graphics.
     Format("openvino", ".xml", _OPENVINO, write_openvino, "openvino", ("onnx", "onnxscript", "openvino"), "nncf"),
-    # The bare network, for programs that load such files; torch itself recommends torch.export.
     Format("torchscript", ".torchscript", _BARE, write_torchscript),
-    # The bare network as a program of torch.export: exact, and loaded without Tessera.
     Format("pt2", ".pt2", _BARE, write_pt2),
-    # Weights and what a model needs to be built from them, without a line of code: `--weights best.safetensors`.
     Format("safetensors", ".safetensors", ("half",), write_safetensors, "safetensors", ("safetensors",)),
-    # Phones and small boards. The network takes one size, as that of LiteRT: square, or `--raw --imgsz H W`.
+    # ncnn and LiteRT networks take one size: square, or `--raw --imgsz H W`.
     Format("ncnn", ".ncnn.param", _BARE, write_ncnn, "ncnn", ("pnnx",)),
-    # Phones; once TensorFlow Lite.
     Format("litert", ".tflite", _BARE, write_litert, "litert", ("litert_torch",)),
-    # The weights, without the optimizer, and all that detection and fine-tuning need; never the checkpoint's own name.
+    # Without the optimizer; the suffix keeps it from replacing the checkpoint.
     Format("pt", "-weights.pt", ("half",), write_small_pt),
 )
 
 
 def chosen(names: Sequence[str]) -> list[Format]:
-    """The formats that `--include` names, each once, in its order; commas between names do too.
-
-    Raises:
-        ConfigError: a name is unknown.
-    """
+    """Return the formats of `--include` without duplicates; commas may separate names too."""
     by_name = {one.name: one for one in FORMATS}
     known = ", ".join(by_name)
     words = " ".join(names).lower().replace(",", " ").split()

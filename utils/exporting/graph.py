@@ -1,4 +1,4 @@
-"""Nodes of an ONNX graph, written as calls."""
+"""Builder of ONNX graph nodes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Value = Any  # of onnx_ir, which is imported where it is needed; or what NumPy m
 
 
 class Nodes:
-    """Writes nodes: `nodes.Add(a, b)` adds one, and returns its output, or a tuple where `outputs` asks for several.
+    """A list of nodes that grows by calls: `nodes.Add(a, b)` appends a node and returns its output or outputs.
 
-    An input is a value of onnx_ir, a NumPy array or number, which becomes an initializer, or None. Whole numbers of
-    Python become int64, others float32.
+    Inputs are values of onnx_ir, None, or NumPy arrays and numbers, which become initializers. Python integers become
+    int64, other numbers float32.
 
     Args:
         prefix: of all names, also those in branches.
-        parent: whose constants and counter a branch shares.
+        parent: of a branch, which shares its constants and counter.
     """
 
     def __init__(self, prefix: str, parent: Nodes | None = None) -> None:
@@ -30,7 +30,6 @@ class Nodes:
 
     @property
     def initializers(self) -> list[Any]:
-        """The constants that the nodes take."""
         return list(self._constants.values())
 
     def __getattr__(self, kind: str) -> Callable[..., Any]:
@@ -48,12 +47,11 @@ class Nodes:
         return add
 
     def cast(self, value: Value, dtype: type[np.generic]) -> Value:
-        """The value as another type."""
         import onnx_ir as ir
 
         return self.Cast(value, to=int(ir.DataType.from_numpy(np.dtype(dtype))))
 
-    def choose(
+    def if_else(
         self,
         condition: Value,
         where_true: Callable[[Nodes], Value],
@@ -62,12 +60,12 @@ class Nodes:
         dtype: type[np.generic],
         axes: int,
     ) -> Value:
-        """The output of one of two branches, of which the other is not computed.
+        """Return the output of an If node.
 
         Args:
             condition: bool, one element.
-            where_true, where_false: write a branch into the nodes they are given, and return its output.
-            dtype, axes: of the output: OpenCV reads no branch that does not say it.
+            where_true, where_false: write a branch into the nodes that they receive and return its output.
+            dtype, axes: type and rank of the output; OpenCV requires them.
         """
         then = self._branch("then", where_true, dtype, axes)
         return self.If(condition, then_branch=then, else_branch=self._branch("else", where_false, dtype, axes))
@@ -100,8 +98,8 @@ class Nodes:
         return self._constants[key]
 
 
-def described(name: str, dtype: type[np.generic], shape: Sequence[int | str | None], value: Value = None) -> Any:
-    """An input of a graph, or `value` as its output; a size that varies is a word in `shape`."""
+def typed_value(name: str, dtype: type[np.generic], shape: Sequence[int | str | None], value: Value = None) -> Any:
+    """Return a graph input, or `value` as a graph output; dynamic sizes are strings in `shape`."""
     import onnx_ir as ir
 
     value = ir.Value() if value is None else value

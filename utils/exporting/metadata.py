@@ -1,21 +1,20 @@
-"""What an exported file says of itself: flat strings, the same in every format that can hold some.
+"""Metadata of exported files: flat strings, the same in every format.
 
-names                   JSON list, the index of a class is its place
-format                  "tessera-detector 1": pictures in, boxes out; or "tessera-network 1": the bare network
-color                   "RGB", of the pictures or images that go in
-imgsz, stride           long side in pixels that pictures are brought to; multiple that their sides are padded to
-size_hw                 JSON [height, width] that a bare network is fixed to, or null
-batched                 "true" where it takes pictures of one size together
-float_layers            JSON list of the layers that a file in 8 bits computes in float32, as the model's YAML counts
-                        them; or null
-end2end                 "true" where rows predict each object once, and nothing is suppressed
-conf, iou, max_det      thresholds, for who has no others in mind
-conf_per_class          JSON list, where the F1 of each class was best; or null
-metrics                 JSON of the validation that chose the weights; or null
-pixels                  JSON of the rule for levels of more than 8 bits; or null
+names                   JSON list in class order
+format                  "tessera-detector 1": image in, boxes out; or "tessera-network 1": the bare network
+color                   "RGB"
+imgsz, stride           long side in pixels that images are resized to; multiple that their sides are padded to
+size_hw                 JSON [height, width] of a bare network with a fixed size, or null
+batched                 "true" where it takes a batch of images of one size
+float_layers            JSON list of the layers that an 8-bit file computes in float32, or null
+end2end                 "true" where each object is predicted once, without NMS
+conf, iou, max_det      recommended thresholds
+conf_per_class          JSON list of the confidences with the best F1 of each class, or null
+metrics                 JSON of the validation metrics of the weights, or null
+pixels                  JSON of the conversion of images with more than 8 bits, or null
 weights_sha256          of the checkpoint
-data, data_hash         the dataset YAML that it was trained on, and the digest of its training images
-tessera_version, git    of the program that exported it; the commit of a clone, or null
+data, data_hash         dataset YAML of the training, and the digest of its training images
+tessera_version, git    of the exporting program; the commit of a clone, or null
 torch_version, license
 """
 
@@ -37,7 +36,7 @@ _GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"
 
 
 def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
-    """The strings of a file; `whole`: it takes pictures, not the network's images."""
+    """Return the metadata of a file; `whole`: a detector with pre- and postprocessing, else the bare network."""
     weights, state = job.weights, job.weights.checkpoint or {}
     values: dict[str, Any] = {
         "names": list(job.model.names),
@@ -66,15 +65,15 @@ def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
 
 
 def _of_weights(family: str, state: Mapping[str, Any]) -> str:
-    """What is known of the weights' licence: of an original file, or of the one that a run was trained from."""
+    """Return what is known about the licence of the weights."""
     if family:
         return f"weights: a file of {_published_by(family)}"
-    said, given = "weights: as their trainer says", state.get("config", {}).get("weights")  # a small file has no flags
+    text, given = "weights: as their trainer says", state.get("config", {}).get("weights")  # a small file has no flags
     if not given or not isinstance(given, str):
-        return said
+        return text
     name = Path(given).name
     of = f", the name of a file of {_published_by(known.family)}" if (known := published(name)) else ""
-    return f"{said}; from {one_line(name, 80)}{of}"
+    return f"{text}; from {one_line(name, 80)}{of}"
 
 
 def _published_by(family: str) -> str:

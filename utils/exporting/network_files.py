@@ -1,4 +1,4 @@
-"""Writers of the bare network, as TorchScript, program of torch.export, ncnn and LiteRT; and of weights alone."""
+"""Writers of the bare network (TorchScript, torch.export, ncnn, LiteRT) and of weights alone (safetensors, .pt)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from tessera.utils.text import strict_json
 
 
 def write_torchscript(job: ExportJob, path: Path) -> None:
-    """As `Format.write`."""
     network = BareNetwork(job.model)
     images, _ = network.example(job.size_hw)
     with torch.no_grad(), warnings.catch_warnings():
@@ -33,7 +32,6 @@ def write_torchscript(job: ExportJob, path: Path) -> None:
 
 
 def write_pt2(job: ExportJob, path: Path) -> None:
-    """As `Format.write`."""
     network = BareNetwork(job.model)
     images, free = network.example(job.size_hw)
     with torch.no_grad():
@@ -42,16 +40,16 @@ def write_pt2(job: ExportJob, path: Path) -> None:
 
 
 def write_ncnn(job: ExportJob, path: Path) -> None:
-    """As `Format.write`: `best.ncnn.param` and `best.ncnn.bin`, converted by pnnx, and `best.ncnn.json` beside them."""
+    """As `Format.write`: .ncnn.param and .ncnn.bin, converted by pnnx, and .ncnn.json with the metadata."""
     pnnx = import_extra("pnnx", "ncnn", "--include ncnn")
     network, images, metadata = _of_one_size(job)
-    with tempfile.TemporaryDirectory() as folder:  # pnnx leaves more files than these
+    with tempfile.TemporaryDirectory() as folder:  # pnnx writes other files too
         with torch.no_grad():
             pnnx.export(network, f"{folder}/best.pt", (images,), check_trace=False, fp16=False, optlevel=2)
         for suffix in (".bin", ".param"):
             made = Path(folder) / f"best.ncnn{suffix}"
             if not made.is_file():
-                raise UserError(f"--include ncnn: pnnx does not convert {job.path.name}. Use --include onnx.")
+                raise UserError(f"--include ncnn: pnnx cannot convert {job.path.name}. Use --include onnx.")
             path.with_suffix(suffix).write_bytes(made.read_bytes())
     path.with_suffix(".json").write_text(strict_json(metadata), encoding="utf-8")
 
@@ -66,27 +64,25 @@ def write_litert(job: ExportJob, path: Path) -> None:
 
 
 def append_metadata(path: Path, metadata: dict[str, str]) -> None:
-    """Add an archive to the end of a file, where readers of the network do not look."""
+    """Append a zip archive, which readers of the network ignore."""
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr(METADATA, strict_json(metadata))
 
 
 def _of_one_size(job: ExportJob) -> tuple[BareNetwork, torch.Tensor, dict[str, str]]:
-    """The network, one image of the size that it is made for, and the metadata that says so."""
     height, width = job.size_hw or (job.imgsz, job.imgsz)
     metadata = {**describe(job, whole=False), "size_hw": strict_json([height, width])}
     return BareNetwork(job.model), torch.rand(1, job.model.channels, height, width), metadata
 
 
 def write_safetensors(job: ExportJob, path: Path) -> None:
-    """As `Format.write`."""
     save_safetensors(path, job.weights, describe(job, whole=False), half=job.config.half)
 
 
 def write_small_pt(job: ExportJob, path: Path) -> None:
-    """As `Format.write`: what best.pt is, of any checkpoint; with `--half` in float16, half as large."""
+    """As `Format.write`: a checkpoint without the optimizer, with `--half` in float16."""
     content: dict[str, Any] = dict(job.weights.checkpoint or {})
-    if not content:  # another program's; its name says which licence the weights have
+    if not content:  # another program's; its file name tells the licence of the weights
         run = describe_run(job.model, {"weights": job.path.name}, {}, job.imgsz, "")
         state = {"ema": dict(job.weights.state_dict), "epoch": 0, "imgsz": job.weights.imgsz}
         content = {**run, **written_by(), **describe_metrics(None), **state}

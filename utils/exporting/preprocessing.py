@@ -1,8 +1,7 @@
-"""From pictures to what the network reads, as nodes of an ONNX graph: what a validation does to each picture.
+"""ONNX graph of the preprocessing: resize, letterbox and scale, as in a validation.
 
-The long side becomes `imgsz` (`loaded_sizes` of data/feed/image_sizes.py); the shape is the picture's own
-(`validation_shapes` there); it is centred on grey (`letterbox` of data/augment/mosaic.py). All in whole numbers below
-2^31 for sides up to 65,000 px, since some runtimes compute int64 in 32 bits.
+The equals in Python are `loaded_sizes` and `validation_shapes` of data/feed/image_sizes.py and `letterbox` of
+data/augment/mosaic.py. Integers stay below 2^31 for sides up to 65,000 px: some runtimes compute int64 in 32 bits.
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from tessera.utils.exporting.resizing import Size, enlarge, shrink
 from tessera.utils.types import FILL
 
 
-class Placed(NamedTuple):
-    """Pictures as the network reads them, and where they lie in that.
+class Letterboxed(NamedTuple):
+    """Letterboxed images and their placement.
 
-    images: float32 (B, 3, H', W') in 0 … 1; before, after: sizes of the pictures, and that they were brought to; left,
-    top: int64 (1,).
+    images: float32 (B, 3, H', W') in 0 … 1; before, after: sizes before and after resizing; left, top: int64 (1,).
     """
 
     images: Value
@@ -30,19 +28,19 @@ class Placed(NamedTuple):
     top: Value
 
 
-def preprocess(g: Nodes, pictures: Value, imgsz: int, stride: int) -> Placed:
-    """Resize, pad and scale pictures of one size, uint8 (B, H, W, 3) RGB: the long side becomes `imgsz` pixels."""
-    shape = g.Shape(pictures)
+def preprocess(g: Nodes, images: Value, imgsz: int, stride: int) -> Letterboxed:
+    """Resize images of one size, uint8 (B, H, W, 3) RGB, to a long side of `imgsz` pixels, pad and scale them."""
+    shape = g.Shape(images)
     before = Size(g.Slice(shape, [1], [2]), g.Slice(shape, [2], [3]))
     longest = g.Max(*before)
     after = Size(*(_loaded(g, side, longest, imgsz) for side in before))
-    resized = g.choose(
+    resized = g.if_else(
         g.Greater(longest, [imgsz]),
-        lambda branch: shrink(branch, pictures, before, after),
-        lambda branch: branch.choose(
+        lambda branch: shrink(branch, images, before, after),
+        lambda branch: branch.if_else(
             branch.Less(longest, [imgsz]),
-            lambda inner: enlarge(inner, pictures, before, after),
-            lambda inner: inner.Transpose(pictures, perm=[0, 3, 1, 2]),
+            lambda inner: enlarge(inner, images, before, after),
+            lambda inner: inner.Transpose(images, perm=[0, 3, 1, 2]),
             dtype=np.uint8,
             axes=4,
         ),
@@ -54,11 +52,11 @@ def preprocess(g: Nodes, pictures: Value, imgsz: int, stride: int) -> Placed:
     top, left = (g.Div(side, [2]) for side in spare)
     margins = g.Concat([0, 0], top, left, [0, 0], g.Sub(spare.height, top), g.Sub(spare.width, left), axis=0)
     letterboxed = g.Pad(resized, margins, np.array(FILL, np.uint8))
-    return Placed(g.Div(g.cast(letterboxed, np.float32), 255.0), before, after, left, top)
+    return Letterboxed(g.Div(g.cast(letterboxed, np.float32), 255.0), before, after, left, top)
 
 
 def _loaded(g: Nodes, side: Value, longest: Value, imgsz: int) -> Value:
-    """side · imgsz / longest, half to even, at least 1."""
+    """Return side · imgsz / longest, half to even, at least 1."""
     twice = g.Mul(longest, [2])
     scaled = g.Add(g.Mul(side, [2 * imgsz]), longest)
     up = g.Div(scaled, twice)
@@ -68,7 +66,7 @@ def _loaded(g: Nodes, side: Value, longest: Value, imgsz: int) -> Value:
 
 
 def _padded(g: Nodes, side: Value, longest: Value, imgsz: int, stride: int) -> Value:
-    """ceil(side · imgsz / longest / stride + 1/2) · stride."""
+    """Return ceil(side · imgsz / longest / stride + 1/2) · stride."""
     unit = g.Mul(longest, [stride])
     twice = g.Mul(unit, [2])
     cells = g.Div(g.Add(g.Mul(side, [2 * imgsz]), g.Sub(g.Mul(unit, [3]), [1])), twice)

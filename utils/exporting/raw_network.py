@@ -1,4 +1,4 @@
-"""The bare network: images in, predictions out; as a module that torch's exporters take, and as an ONNX graph.
+"""The bare network, images to predictions, as a torch module and as an ONNX graph.
 
 Legend: B images, A predictions of an image, C classes.
 """
@@ -16,17 +16,17 @@ from torch import Tensor, nn
 from tessera.models.detector import DetectionModel
 from tessera.utils.exporting.graph import Value
 
-MOST_CELLS = 2**12  # of a side, of the largest stride
-_EXAMPLE_HW = 5, 4  # cells; unequal, and none that a model would treat as special
+MAX_CELLS = 2**12  # of a side, of the largest stride
+_EXAMPLE_HW = 5, 4  # cells; unequal, so that the exporter does not take them for one size
 
 
 class BareNetwork(nn.Module):
-    """A model from images to predictions that programs without it can use; the model itself stays as it is.
+    """A fused copy of a model that maps images to predictions.
 
     Args:
-        model: raw, its head's `keep_inference` done.
-        half: whether its weights and features are float16; decoding stays float32.
-        joined: multiply classes by objectness where the head has one: `predictions`. Else rows are as decoded.
+        model: unfused, after its head's `keep_inference`.
+        half: compute weights and features in float16; decoding stays float32.
+        joined: multiply class scores by objectness where the head has one.
     """
 
     def __init__(self, model: DetectionModel, *, half: bool = False, joined: bool = True) -> None:
@@ -36,30 +36,29 @@ class BareNetwork(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """float32 (B, 3, H, W) RGB in 0 … 1 to float32 (B, A, 4 + C): cx, cy, w, h in pixels, scores of the classes."""
+        """Map float32 (B, 3, H, W) RGB in 0 … 1 to float32 (B, A, 4 + C): cx, cy, w, h in pixels, class scores."""
         decoded: Tensor = self.model(images.half() if self.half_precision else images)[0]
         if self.joined:
             decoded = torch.cat((decoded[..., :4], decoded[..., 4:5] * decoded[..., 5:]), -1)
         return decoded
 
     def example(self, size_hw: tuple[int, int] | None) -> tuple[Tensor, dict[int, Any]]:
-        """Two images, and their axes that are free: the first, and without `size_hw` height and width."""
+        """Return two images and their dynamic axes: the batch, and without `size_hw` height and width."""
         stride = self.model.stride
         height, width = size_hw or tuple(stride * cells for cells in _EXAMPLE_HW)
         free: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
         if size_hw is None:
             for axis, name in ((2, "height_cells"), (3, "width_cells")):
-                free[axis] = stride * torch.export.Dim(name, min=1, max=MOST_CELLS)
+                free[axis] = stride * torch.export.Dim(name, min=1, max=MAX_CELLS)
         return torch.zeros(2, self.model.channels, height, width), free
 
 
 def _inference_copy(model: DetectionModel, *, half: bool) -> DetectionModel:
-    """A copy on the CPU, BatchNorm folded in; half: but for what decoding takes, such as anchors, in float16."""
     copied = DetectionModel(model.yaml, names=model.names)
     copied.head.keep_inference(end2end=not model.head.needs_suppression)
     copied.load_state_dict(model.state_dict())
     copied = copied.eval().fuse().requires_grad_(False)
-    if half:
+    if half:  # but what decoding reads
         anchors = dict(copied.head.named_buffers(recurse=False))
         copied.half()
         for name, buffer in anchors.items():
@@ -68,14 +67,13 @@ def _inference_copy(model: DetectionModel, *, half: bool) -> DetectionModel:
 
 
 def network_graph(network: BareNetwork, size_hw: tuple[int, int] | None, *, output: str, opset: int) -> Value:
-    """The network as a model of onnx_ir, with the input `images` and one output.
+    """Return the network as a model of onnx_ir with the input `images` and one output.
 
-    `size_hw` is in pixels, multiples of the stride; None = any. The number of images is free.
+    `size_hw` is a multiple of the stride in pixels, None = any. The batch size is dynamic.
     """
     import onnx_ir as ir
 
     images, free = network.example(size_hw)
-    # Without the exporter's own progress, and what older versions remark of shapes.
     with torch.no_grad(), quiet("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
         program = torch.onnx.export(
             network,
@@ -89,9 +87,9 @@ def network_graph(network: BareNetwork, size_hw: tuple[int, int] | None, *, outp
         )
     assert program is not None
     made: Value = ir.from_proto(program.model_proto)
-    _forget_origins(made)
+    _strip_metadata(made)
     (taken,), (predictions,) = made.graph.inputs, made.graph.outputs
-    taken.shape = ir.Shape(["batch", 3, *(size_hw or ("height", "width"))])  # without the exporter's own names
+    taken.shape = ir.Shape(["batch", 3, *(size_hw or ("height", "width"))])
     numbers = network.model.nc + (5 if network.model.head.has_objectness and not network.joined else 4)
     predictions.shape = ir.Shape(["batch", "rows" if size_hw is None else predictions.shape[1], numbers])
     return made
@@ -99,7 +97,7 @@ def network_graph(network: BareNetwork, size_hw: tuple[int, int] | None, *, outp
 
 @contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """Inside, these loggers report errors alone; "" is the root of all."""
+    """Silence these loggers below errors; "" is the root logger."""
     levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     for logger in levels:
         logger.setLevel(logging.ERROR)
@@ -110,8 +108,8 @@ def quiet(*names: str) -> Iterator[None]:
             logger.setLevel(level)
 
 
-def _forget_origins(model: Value) -> None:
-    """Leave out what the exporter notes of each node: it is larger than the graph, and holds paths of this machine."""
+def _strip_metadata(model: Value) -> None:
+    """Remove the exporter's notes of each node: they are larger than the graph and hold paths of this machine."""
     values = (value for node in model.graph for value in node.outputs)
     for noted in (model, model.graph, *model.graph, *values):
         noted.metadata_props.clear()

@@ -1,1 +1,1 @@
-"""A picture becomes detections: the same way in val.py, detect.py and exported files."""
+"""Detection on images, videos and streams, and writing of the results."""

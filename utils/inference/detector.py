@@ -1,4 +1,4 @@
-"""Detection from Python: `for result in tessera.Detector("best.pt")(source): …`."""
+"""Python API of detection: `for result in tessera.Detector("best.pt")(source): …`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tessera.models.nms import Suppression
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.inference.input_images import Color, DarkNote, Picture, to_pixels
+from tessera.utils.inference.input_images import Color, DarkImageWarning, Picture, to_pixels
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import BROKEN_OFF, Sources, open_sources
-from tessera.utils.inference.tracking import NOTHING_MOVES, Tracking, check_trackable
+from tessera.utils.inference.tracking import NO_VIDEO, Tracking, check_trackable
 from tessera.utils.machine.choose_device import choose_accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
 from tessera.utils.runtime.open_model import open_model
-from tessera.utils.runtime.pipeline import Pipeline, picture_size, suppression_of
+from tessera.utils.runtime.pipeline import Pipeline, image_hw, suppression_of
 from tessera.utils.text import first_of, shown
 
 log = logging.getLogger(__name__)
@@ -36,33 +36,33 @@ Source = Picture | int | Iterable[Picture | int]
 
 
 class Detector:
-    """A detector; several threads may share it. It changes no setting of the process and keeps no picture.
+    """A thread-safe detector. It changes no setting of the process and stores no image.
 
     Args:
-        weights: a checkpoint, ours or another program's; a file of export.py; or a model that is open already.
-        trust_file: run `weights` where it is a program, a .torchscript or .pt2 file, which can do anything.
-        imgsz: the long side of a picture becomes this many pixels; None = what the weights were trained at.
-        conf_thres: scores must exceed it. None = where the mean F1 of the weights' validation is best, 0.25 where they
-            do not say; "auto" = where the F1 of each class is best.
-        iou_thres: a box goes where it overlaps a better one by more than this.
-        max_det: most detections a picture.
-        classes: numbers or names of those to find; None = all.
-        agnostic_nms: boxes of different classes compete too.
+        weights: a checkpoint, an exported file, or an open model.
+        trust_file: allow `weights` that are a program (.torchscript, .pt2), which can run anything.
+        imgsz: long side in pixels that images are resized to; None = the training size.
+        conf_thres: confidence threshold. None = the one with the best mean F1 in validation, or 0.25 if unknown;
+            "auto" = the one with the best F1 of each class.
+        iou_thres: IoU threshold of NMS.
+        max_det: most detections per image.
+        classes: indices or names of the classes to detect; None = all.
+        agnostic_nms: class-agnostic NMS.
         augment: test-time augmentation.
-        half: 16 bits, where the device has them.
-        tile: larger pictures are taken in tiles of so many pixels, and as a whole; 0 = as a whole alone.
-        overlap: least share of a tile that the next one overlaps.
-        device: cpu, 0, cuda:1 or mps; "" = a GPU where there is one.
+        half: 16-bit inference, where the device supports it.
+        tile: split larger images into tiles of this many pixels, besides the whole image; 0 = off.
+        overlap: smallest overlap of neighbouring tiles as a fraction of a tile.
+        device: cpu, 0, cuda:1 or mps; "" = a GPU if there is one.
 
     Attributes:
         names: class names by index.
-        imgsz: the size in pixels that is used.
+        imgsz: inference size in pixels.
         pipeline: from pixels to detections.
-        rules: which predictions become detections.
+        rules: thresholds and NMS settings.
 
     Raises:
         UserError: the weights cannot be read.
-        ConfigError: a number out of range, no such class, no such device.
+        ConfigError: a number is out of range, or a class or device does not exist.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Detector:
     ) -> None:
         _check(imgsz, conf_thres, iou_thres, max_det)
         if overlap != DEFAULT_OVERLAP and not tile:
-            log.warning(f"overlap {overlap:g}: without effect, as the pictures are not cut into tiles. Give tile too.")
+            log.warning(f"overlap {overlap:g}: without effect, as images are not split into tiles. Give tile too.")
         if isinstance(weights, (Backend, PictureBackend)):
             model = weights
         else:
@@ -96,9 +96,9 @@ class Detector:
             model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs
         )
         self.pipeline = Pipeline(model, self.imgsz, tile, overlap)
-        self._note = DarkNote()
+        self._note = DarkImageWarning()
         each = model.class_confidences if conf_thres == "auto" else ()
-        self._sure = each or (model.confidence or DEFAULT_CONF,) * len(model.names)
+        self._track_thresholds = each or (model.confidence or DEFAULT_CONF,) * len(model.names)
 
     def __call__(
         self,
@@ -111,47 +111,47 @@ class Detector:
         track: bool = False,
         on_event: Callable[[SourceEvent], None] | None = None,
     ) -> Iterator[Result]:
-        """Find objects; pictures are read one after the other, as the results are asked for.
+        """Detect objects; images are read one by one as results are requested.
 
         Args:
-            source: what `--source` takes (a path, a folder, a glob, an address, a camera's number, "-"), or a picture:
-                bytes, a PIL image, a NumPy array, a tensor; or several of them.
-            color: the order of the channels of arrays and tensors.
-            vid_stride: of videos and streams, each `vid_stride`-th frame.
-            every_frame: of streams, all frames in order instead of the newest one.
-            keep_pictures: the results hold the pictures.
-            track: objects of videos and streams get ids; this iteration has its own.
-            on_event: is told what happens to sources, such as a file that cannot be read; None = a warning in the log,
-                and an error where that was the only source.
+            source: a value of `--source` (path, folder, glob, URL, camera number, "-"), an image as bytes, PIL image,
+                NumPy array or tensor, or several of them.
+            color: channel order of arrays and tensors.
+            vid_stride: use each `vid_stride`-th frame of videos and streams.
+            every_frame: use all frames of a stream in order instead of the newest one.
+            keep_pictures: store the images in the results.
+            track: give objects of videos and streams ids, which are independent of other calls.
+            on_event: receives events of sources, such as an unreadable file; None = log them, and raise an error where
+                the only source is unreadable.
 
         Raises:
-            UserError: no such source; nothing that can be tracked, or no package for it; while iterating, the only
-                source cannot be read, or a picture in memory is none.
+            UserError: a source does not exist or cannot be tracked; while iterating, the only source or an image in
+                memory is unreadable.
         """
-        texts, pictures = _parted(source)
+        texts, pictures = _split_source(source)
         if texts is None:
             if track:
-                raise ConfigError(NOTHING_MOVES)
-            return self._of_pictures(pictures, color, keep_pictures)
+                raise ConfigError(NO_VIDEO)
+            return self._detect_images(pictures, color, keep_pictures)
         sources = open_sources(texts, read=self.read, vid_stride=vid_stride, every_frame=every_frame)
         if track:
             check_trackable(sources.origins)
-        return self._of_sources(sources, keep_pictures, self.tracking() if track else None, on_event)
+        return self._detect_sources(sources, keep_pictures, self.tracking() if track else None, on_event)
 
     def tracking(self) -> Tracking:
-        """What gives the results of frames their ids, for one thread: `result = tracking(detector.detect(frame))`.
+        """Return a tracker for one thread: `result = tracking(detector.detect(frame))`.
 
-        A detection begins a track where it exceeds the confidence that is best for these weights: with a lower
-        `conf_thres`, weaker ones continue tracks. With `agnostic_nms` a track may change its class.
+        A detection above the best confidence of the weights starts a track; with a lower `conf_thres`, weaker ones
+        continue tracks. With `agnostic_nms` a track may change its class.
         """
-        return Tracking(self._sure, across_classes=self.rules.agnostic)
+        return Tracking(self._track_thresholds, across_classes=self.rules.agnostic)
 
     def read(self, picture: Path | bytes) -> Pixels:
-        """The door for files, with the rule of the weights."""
+        """Read an image file with the `pixels` rule of the weights."""
         return to_pixels(picture, pixels=self.pipeline.backend.pixels, note=self._note)
 
     def detect(self, frame: Frame, *, keep_picture: bool = False, rules: Suppression | None = None) -> Result:
-        """Find objects on one frame, by other rules than the detector's own where some are given."""
+        """Detect objects in one frame; `rules` replace those of the detector."""
         found, speed_ms = self.pipeline(frame.pixels, rules or self.rules)
         return Result(
             found.boxes_xyxy.numpy().astype(np.float32),
@@ -159,7 +159,7 @@ class Detector:
             found.classes.numpy().astype(np.int64),
             self.names,
             frame.source,
-            picture_size(frame.pixels),
+            image_hw(frame.pixels),
             frame.media,
             frame.frame,
             frame.time_s,
@@ -168,7 +168,7 @@ class Detector:
             self.pipeline.backend.pixels,
         )
 
-    def _of_pictures(self, pictures: Iterable[Picture], color: Color, keep: bool) -> Iterator[Result]:
+    def _detect_images(self, pictures: Iterable[Picture], color: Color, keep: bool) -> Iterator[Result]:
         rule = self.pipeline.backend.pixels
         for number, picture in enumerate(pictures):
             if isinstance(picture, (str, Path)):
@@ -179,7 +179,7 @@ class Detector:
                 log.warning(f"{frame.source}: {BROKEN_OFF}")
             yield self.detect(frame, keep_picture=keep)
 
-    def _of_sources(
+    def _detect_sources(
         self,
         sources: Sources,
         keep: bool,
@@ -205,15 +205,13 @@ class Detector:
 def thresholds(
     model: Backend | PictureBackend, conf_thres: Confidence, classes: tuple[int, ...] | None
 ) -> tuple[float, tuple[float, ...]]:
-    """What scores must exceed, all of them and those of each class, () where that is the same; as of `Detector`."""
+    """Return the confidence threshold and those of each class, () = the same."""
     best = model.confidence or DEFAULT_CONF
     each: tuple[float, ...] = ()
     if conf_thres == "auto":
         each = model.class_confidences
         if not each:
-            log.warning(
-                f"conf_thres auto: {model.source} does not say which confidence suits each class; using {best:g}."
-            )
+            log.warning(f"conf_thres auto: {model.source} has no confidence of each class; using {best:g}.")
     elif conf_thres is not None:
         best = conf_thres
     if classes is not None:
@@ -222,14 +220,14 @@ def thresholds(
 
 
 def class_numbers(classes: Iterable[int | str] | int | str | None, names: Sequence[str]) -> tuple[int, ...] | None:
-    """Numbers of the classes that a user named, by number or by name; None where none is named.
+    """Return the indices of classes given by index or name; None = none given.
 
-    Upper and lower case are alike where no name has that very form. A ConfigError where there is no such class.
+    An exact name wins over one that differs in case. ConfigError for an unknown class.
     """
     if classes is None:
         return None
-    asked = [classes] if isinstance(classes, (int, str)) else list(classes)
-    return tuple(dict.fromkeys(_class_number(item, names) for item in asked)) or None
+    given = [classes] if isinstance(classes, (int, str)) else list(classes)
+    return tuple(dict.fromkeys(_class_number(item, names) for item in given)) or None
 
 
 def _class_number(item: int | str, names: Sequence[str]) -> int:
@@ -253,10 +251,10 @@ def _class_number(item: int | str, names: Sequence[str]) -> int:
     return number
 
 
-def _parted(source: Source) -> tuple[list[str | int | Path] | None, Iterable[Picture]]:
-    """Texts of `--source`; or None, and pictures in memory, among which there may be paths.
+def _split_source(source: Source) -> tuple[list[str | int | Path] | None, Iterable[Picture]]:
+    """Return the values of `--source`; or None and images in memory, with paths among them.
 
-    Where a picture comes first, the others are asked for one by one: a generator's need not fit into memory.
+    If an image comes first, the others are requested one by one, so that those of a generator need not fit in memory.
     """
     is_one = isinstance(source, (str, int, Path, bytes, bytearray, memoryview)) or not isinstance(source, Iterable)
     # Arrays and tensors are iterable too.

@@ -1,10 +1,8 @@
-"""Where the results of a run go below its folder: each has a name that no other result of the run can have.
+"""Unique output paths of the results in a run directory.
 
-A source gets a place, the path that it has in the folder that was given, without its suffix. Its files are that place
-with an ending: a suffix, for frames "_" and their number before it, for detections one number more. So two files can
-only share a name where two places are equal, where a picture is called like a frame (a_12.jpg beside a.mp4), or where a
-folder is called like a file. `Places` lets none of these happen; upper and lower case, and the forms of an accent that
-file systems may take for one another, count as equal.
+A source gets a stem, its path inside the given folder without the suffix. Files are named stem_frame_crop.suffix.
+`OutputPaths` prevents equal stems, an image named like a frame (a_12.jpg beside a.mp4) and a folder named like a file.
+Names that differ in case or in the Unicode form of accents count as equal.
 """
 
 from __future__ import annotations
@@ -24,22 +22,22 @@ _NOT_IN_NAMES = re.compile(r"[^\w .()+-]+")
 _LIKE_A_FRAME = re.compile(r"_(?:0|[1-9][0-9]*)\Z")
 
 
-class Places:
-    """A place for each source.
+class OutputPaths:
+    """A unique output stem for each source.
 
-    The path without its suffix where that is free; else with it ("1.png" beside "1.jpg"), else with a number. A name
-    that leaves no room for an ending is shortened, and ends in a digest.
+    It is the path without its suffix if that is free, else with it ("1.png" beside "1.jpg"), else with a number. A name
+    that is too long for an ending is shortened and ends in a digest.
     """
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
-        self._moving: set[str] = set()  # of them those of videos and streams, which number their frames
-        self._like_frames: set[str] = set()  # what videos may not be called: pictures are called like their frames
-        self._numbers: dict[PurePath, int] = {}  # the next one to try
+        self._moving: set[str] = set()  # those of videos and streams
+        self._like_frames: set[str] = set()  # stems whose frames would be named like an image
+        self._numbers: dict[PurePath, int] = {}  # next number to try
         self._running: dict[str, PurePath] = {}
 
     def of(self, frame: Frame) -> PurePath:
-        """A path without a suffix, relative to any folder of results."""
+        """Return the stem of a frame, relative to an output folder."""
         if frame.media == "picture":
             return self._free(frame.name, moving=False)
         if frame.source not in self._running:
@@ -47,7 +45,7 @@ class Places:
         return self._running[frame.source]
 
     def event(self, event: SourceEvent) -> None:
-        """A video that is over gives its place up to nobody: one that is named again gets a place of its own."""
+        """Forget a video that is over: if it is given again, it gets another stem."""
         if event.kind in ("ended", "damaged", "unreadable"):
             self._running.pop(event.source, None)
 
@@ -76,18 +74,14 @@ class Places:
 
 
 def class_folders(names: Sequence[str]) -> dict[str, str]:
-    """A folder for each class name; no two names share one."""
+    """Return a unique folder for each class name."""
     taken: set[str] = set()
     plain = {name: short_name(_NOT_IN_NAMES.sub("_", name).strip(" .") or "_", MOST_BYTES) for name in names}
     return {name: numbered(folder, taken) for name, folder in plain.items()}
 
 
 def with_ending(folder: Path, place: PurePath, ending: str) -> Path:
-    """`folder`/`place` with an ending such as ".txt", in a folder that exists.
-
-    Raises:
-        UserError: the folder cannot be made.
-    """
+    """Return `folder`/`place` with an ending such as ".txt" after creating the parent folder."""
     path = folder / place.with_name(f"{place.name}{ending}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +91,6 @@ def with_ending(folder: Path, place: PurePath, ending: str) -> Path:
 
 
 def unwritable(path: Path, error: OSError) -> UserError:
-    """What a user learns of a file that cannot be written."""
     return UserError(
-        f"{shown(path)}: cannot be written ({error.strerror}). Make room there, or give another --project."
+        f"{shown(path)}: cannot be written ({error.strerror}). Free space there, or give another --project."
     )

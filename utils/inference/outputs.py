@@ -1,4 +1,4 @@
-"""What detect.py writes, each kind of file as an object that takes results and events as they come, in a thread."""
+"""Output writers of detect.py: images, videos, labels, crops, CSV and JSON, written in a background thread."""
 
 from __future__ import annotations
 
@@ -36,33 +36,29 @@ from tessera.utils.text import first_of, harmless_cell, printable, strict_json
 log = logging.getLogger(__name__)
 
 SCHEMA = "tessera-detections 1"  # of predictions.jsonl, see docs/detect.md
-_PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})  # written as they came; else .jpg
-_LONGEST_SIDES = {".jpg": 65_500, ".jpeg": 65_500, ".webp": 16_383}  # pixels that the formats, or their libraries, know
-_WAITING = 3  # results, with their pictures, that are not written yet
+_PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})  # kept formats; others become .jpg
+_LONGEST_SIDES = {".jpg": 65_500, ".jpeg": 65_500, ".webp": 16_383}  # limits of formats or their libraries in pixels
+_WAITING = 3  # most queued results, with their images
 _CSV_COLUMNS = ("Image Name", "Prediction", "Confidence", "Frame", "x1", "y1", "x2", "y2")
 
 
 class Output:
-    """Takes what was found; this one drops it."""
+    """A writer of results; this one ignores them."""
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
-        """Take the result of a frame.
-
-        Raises:
-            UserError: a file cannot be written.
-        """
+        """Write the result of a frame; a UserError where a file cannot be written."""
 
     def event(self, event: SourceEvent) -> None:
-        """Take what happened to a source."""
+        """Write an event of a source."""
 
     def close(self) -> None:
         """Finish the files."""
 
 
-class Behind(Output):
-    """Several outputs, in one thread: each takes everything in the order in which it comes here.
+class BackgroundWriter(Output):
+    """Outputs that write in a background thread, in order.
 
-    What an output raises is raised by one of the next calls, once; nothing that came after it is written.
+    An error of an output is raised once, by one of the next calls; nothing is written after it.
     """
 
     def __init__(self, outputs: Sequence[Output]) -> None:
@@ -71,10 +67,10 @@ class Behind(Output):
         self._is_whole = True
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
-        self._give(lambda output: output.add(result, frame, place))
+        self._submit(lambda output: output.add(result, frame, place))
 
     def event(self, event: SourceEvent) -> None:
-        self._give(lambda output: output.event(event))
+        self._submit(lambda output: output.event(event))
 
     def close(self) -> None:
         with ExitStack() as stack:
@@ -84,37 +80,37 @@ class Behind(Output):
             while self._waiting:
                 self._waiting.popleft().result()
 
-    def _give(self, act: Callable[[Output], None]) -> None:
-        self._waiting.append(self._pool.submit(self._each, act))
+    def _submit(self, act: Callable[[Output], None]) -> None:
+        self._waiting.append(self._pool.submit(self._run, act))
         if len(self._waiting) > _WAITING:
-            wait([self._waiting[0]])  # what Ctrl-C ends here is written all the same, and its error comes by closing
+            wait([self._waiting[0]])  # after Ctrl-C here the rest is written, and `close` raises its error
             self._waiting.popleft().result()
 
-    def _each(self, act: Callable[[Output], None]) -> None:
+    def _run(self, act: Callable[[Output], None]) -> None:
         if self._is_whole:
-            self._is_whole = False  # unless all of them have taken it
+            self._is_whole = False  # stays so where an output raises
             for output in self._outputs:
                 act(output)
             self._is_whole = True
 
 
 class PictureFiles(Output):
-    """Pictures with boxes, and videos: `folder`/place with the source's suffix, .mp4 for videos and streams.
+    """Annotated images and videos: `folder`/place with the source's suffix, .mp4 for videos and streams.
 
-    `fail` is called with a message for each video that cannot be written; the others are written.
+    `fail` receives a message for each video that cannot be written.
     """
 
     def __init__(self, folder: Path, style: Style, vid_stride: int, fail: Callable[[str], None]) -> None:
         self._folder, self._style, self._vid_stride, self._fail = folder, style, vid_stride, fail
         self._fps: dict[str, float | None] = {}
-        self._videos: dict[str, VideoWriter | None] = {}  # None where no codec takes its frames
+        self._videos: dict[str, VideoWriter | None] = {}  # None = no codec
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         width, labels, scores = self._style
         drawn = result.draw(frame.pixels, line_width=width, labels=labels, scores=scores)
         if frame.media == "picture":
             suffix = frame.name.suffix.lower()
-            _save(self._folder, place, suffix if suffix in _PICTURES else ".jpg", drawn)
+            _write_image(self._folder, place, suffix if suffix in _PICTURES else ".jpg", drawn)
             return
         if frame.source not in self._videos:
             fps = self._fps.get(frame.source)
@@ -137,7 +133,7 @@ class PictureFiles(Output):
                 writer.close()
 
     def close(self) -> None:
-        with ExitStack() as stack:  # all of them, also where one cannot be finished
+        with ExitStack() as stack:  # all of them, even if one raises
             for writer in self._videos.values():
                 if writer is not None:
                     stack.callback(writer.close)
@@ -145,7 +141,7 @@ class PictureFiles(Output):
 
 
 class LabelFiles(Output):
-    """`--save-txt`: `folder`/place.txt, for frames place_12.txt; rows as val.py writes them, with ids at their ends."""
+    """`--save-txt`: `folder`/place.txt, for frames place_12.txt; rows as val.py's, with track ids at the end."""
 
     def __init__(self, folder: Path, save_conf: bool) -> None:
         self._folder, self._save_conf = folder, save_conf
@@ -172,36 +168,34 @@ class CropFiles(Output):
         of_frame = "" if frame.frame is None else f"_{frame.frame}"
         for number, (box, crop) in enumerate(zip(result, result.crops(frame.pixels), strict=True)):
             name = place.with_name(f"{place.name}{of_frame}_{number}")
-            _save(self._folder / self._classes[box.name], name, ".jpg", crop)
+            _write_image(self._folder / self._classes[box.name], name, ".jpg", crop)
 
 
 class LineFile(Output):
-    """A new file of whole lines: each is written at once, since somebody may read along, and the last one is no part.
-
-    UTF-8; bytes of a file's name that are none become escapes such as \\udcff.
+    """A new UTF-8 file of whole lines, each flushed at once for readers; invalid bytes of names are escaped.
 
     Raises:
-        UserError: of each method, where the system refuses to write.
+        UserError: of each method, where the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            if not path.is_char_device():  # but a link to a file of the user, say, or a pipe that nobody reads
+            if not path.is_char_device():  # a link may lead to a user's file, and a pipe may have no reader
                 path.unlink(missing_ok=True)
             self._file = path.open("wb", buffering=0)
         except OSError as error:
             raise unwritable(path, error) from error
 
     def append(self, lines: str) -> None:
-        """Add lines, all or none of them."""
+        """Append lines, all or none of them."""
         rest = memoryview(lines.encode(errors="backslashreplace"))
         begun = self._file.tell()
         try:
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
-            with suppress(OSError):  # the disk, which is full, has its say above
+            with suppress(OSError):
                 self._file.truncate(begun)
                 if not begun and self._path.is_file():
                     self._path.unlink()
@@ -215,7 +209,7 @@ class LineFile(Output):
 
 
 class CsvFile(LineFile):
-    """`--save-csv`: a row for each detection; a text that a spreadsheet would take for a formula begins with '."""
+    """`--save-csv`: a row per detection; texts that a spreadsheet would run as a formula begin with '."""
 
     def __init__(self, path: Path, track: bool = False) -> None:
         super().__init__(path)
@@ -237,7 +231,7 @@ class CsvFile(LineFile):
 
 
 class JsonLines(LineFile):
-    """`--save-json`: a line for the run, one for each frame and one for each event, as they come."""
+    """`--save-json`: a line for the run, each frame and each event."""
 
     def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
         super().__init__(path)
@@ -254,12 +248,9 @@ class JsonLines(LineFile):
 
 
 class AutoLabelFiles(LineFile):
-    """`--auto-label`: label files, and beside them the list that tells them from a person's.
+    """`--auto-label`: label files, and a list that marks them as automatic; an existing list is continued.
 
-    Args:
-        folder: of both; a list that is there already is continued.
-        weights: of the model.
-        names, class_of: as `label_classes` returns them.
+    `names` and `class_of` are those of `label_classes`.
     """
 
     def __init__(self, folder: Path, weights: str, names: Sequence[str], class_of: Sequence[int] = ()) -> None:
@@ -285,12 +276,10 @@ class AutoLabelFiles(LineFile):
 
 
 def label_classes(names: Sequence[str], data: str) -> tuple[Sequence[str], tuple[int, ...]]:
-    """Return the names of the classes in labels to train with, and the number of each class of the model among them.
+    """Return the class names of auto-labels, and the index of each class of the model among them.
 
-    Numbers are those of the dataset `data`, matched by name, -1 = none; () where it is "": the model's own.
-
-    Raises:
-        UserError: the dataset has none of the classes, or a mistake.
+    They are those of the dataset `data`, matched by name, -1 = missing; without `data`, the model's own and ().
+    A UserError where the dataset is invalid or has none of the classes.
     """
     if not data:
         return names, ()
@@ -299,16 +288,16 @@ def label_classes(names: Sequence[str], data: str) -> tuple[Sequence[str], tuple
     left_out = [name for name, number in zip(names, class_of, strict=True) if number < 0]
     if len(left_out) == len(names):
         raise UserError(
-            f"--data {data}: none of its {len(wanted)} classes is one of the model's {len(names)} by name. Give the "
-            "dataset that is to be labelled."
+            f"--data {data}: none of its {len(wanted)} classes matches one of the model's {len(names)} by name. Give "
+            "the dataset to be labelled."
         )
     if left_out:
-        log.info(f"--auto-label: classes that {data} lacks are left out: {printable(first_of(left_out, 5))}.")
+        log.info(f"--auto-label: ignoring classes that are not in {data}: {printable(first_of(left_out, 5))}.")
     return wanted, class_of
 
 
-def _save(folder: Path, place: PurePath, suffix: str, pixels: Pixels) -> None:
-    """A picture in the format of `suffix`; as a PNG where that format knows no such size."""
+def _write_image(folder: Path, place: PurePath, suffix: str, pixels: Pixels) -> None:
+    """Write an image in the format of `suffix`, or as PNG where it is too large for that."""
     options = [cv2.IMWRITE_JPEG_QUALITY, 95] if suffix in (".jpg", ".jpeg") else []
     if max(pixels.shape) > _LONGEST_SIDES.get(suffix, 1 << 31):
         suffix = ".png"

@@ -1,5 +1,4 @@
-"""What comes next is read and looked at in threads while what came before is worked on: a file is decoded beside the
-network, and several pictures are looked at at once."""
+"""Prefetching: images are decoded in a thread, and several are detected concurrently."""
 
 from __future__ import annotations
 
@@ -15,17 +14,13 @@ from tessera.utils.machine.host import threads_apart
 T = TypeVar("T")
 R = TypeVar("R")
 
-_READY = 2  # items that may be ready
+_READY = 2  # most prefetched items
 _END = object()
 
 
 @contextmanager
-def read_ahead(items: Iterable[T]) -> Iterator[Iterator[T]]:
-    """The same items in their order, from inside `with`; the thread has ended when that is left.
-
-    Args:
-        items: iterated in the thread, from the first iteration here on. What it raises is raised here.
-    """
+def prefetch(items: Iterable[T]) -> Iterator[Iterator[T]]:
+    """Iterate over `items` in a thread, which ends with the context; their errors are raised in order."""
     with ThreadPoolExecutor(1, "reading ahead") as pool:
         try:
             rest = iter(items)
@@ -36,13 +31,13 @@ def read_ahead(items: Iterable[T]) -> Iterator[Iterator[T]]:
 
 
 @contextmanager
-def found_ahead(items: Iterable[T], find: Callable[[T], R], at_once: int) -> Iterator[Iterator[tuple[T, R]]]:
-    """Each item with what is found on it, in their order, from inside `with`; the threads have ended when that is left.
+def detect_ahead(items: Iterable[T], find: Callable[[T], R], at_once: int) -> Iterator[Iterator[tuple[T, R]]]:
+    """Yield each item with `find(item)`, in order; errors of both are raised in order.
 
     Args:
-        items: iterated in the caller's thread. What that raises is raised here, after the items before it.
-        find: what is done with each. What it raises is raised here, in the item's place.
-        at_once: threads that call it, each of which computes alone; 1 = the caller's own.
+        items: iterated in the caller's thread.
+        find: called in `at_once` threads, which end with the context.
+        at_once: number of threads; 1 = the caller's own.
     """
     if at_once == 1:
         yield ((item, find(item)) for item in items)
@@ -55,17 +50,17 @@ def _begun(pool: ThreadPoolExecutor, items: Iterable[T], find: Callable[[T], R])
     try:
         for item in items:
             yield pool.submit(lambda item: (item, find(item)), item)
-    except Exception as error:  # waits for its turn as one of finding does
+    except Exception as error:  # raised in order
         failed = Future[tuple[T, R]]()
         failed.set_exception(error)
         yield failed
 
 
 def _results(begun: Iterator[Future[T]], ready: int) -> Iterator[T]:
-    """What comes of them in order; so many are begun beside the one that is used."""
+    """Yield results in order while `ready` more are computed."""
     waiting = deque(islice(begun, ready + 1))
     while waiting:
         result = waiting.popleft().result()
         yield result
-        del result  # nothing is kept while the next one is awaited
+        del result  # frees memory while waiting
         waiting.extend(islice(begun, 1))

@@ -1,4 +1,4 @@
-"""What was found on one picture or frame.
+"""Detection results of one image or frame.
 
 Legend: n detections.
 """
@@ -24,7 +24,7 @@ from tessera.utils.types import Detections
 
 
 class Box(NamedTuple):
-    """One detection: corners in pixels of the picture, confidence, class and its name, id where it is tracked."""
+    """One detection: corners in pixels of the image, confidence, class index and name, track id."""
 
     x1: float
     y1: float
@@ -38,18 +38,18 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """Detections on one picture, as arrays that nobody can write to; iterating gives each as a `Box`.
+    """Detections of one image as read-only arrays; iterating yields a `Box` each.
 
     Attributes:
-        boxes_xyxy: float32 (n, 4), pixels of the picture as shown, inside it.
+        boxes_xyxy: float32 (n, 4) in pixels of the upright image, inside it.
         scores: float32 (n,), descending.
         classes: int64 (n,), indices into `names`.
         source, media, frame, time_s: as in Frame.
-        size_hw: height and width of the picture.
-        speed_ms: milliseconds that preparation, inference and suppression took.
-        pixels: the picture, uint8 (H, W, 3) RGB, where it was to be kept.
-        rule: how levels of more than 8 bits became 8.
-        track_ids: int64 (n,), ids of the objects in their source, from 1; -1 = no confirmed track. None = not tracked.
+        size_hw: height and width of the image.
+        speed_ms: milliseconds of preprocessing, inference and NMS.
+        pixels: the image, uint8 (H, W, 3) RGB, with `keep_pictures`.
+        rule: conversion of more than 8 bits.
+        track_ids: int64 (n,), from 1 in each source; -1 = no confirmed track. None = not tracked.
     """
 
     boxes_xyxy: NDArray[np.float32]
@@ -84,14 +84,14 @@ class Result:
         return f"Result({self.summary()})"
 
     def summary(self) -> str:
-        """One line: where, and how many of which class."""
+        """Return a line with the source and the detections of each class."""
         place = self.source if self.frame is None else f"{self.source} frame {self.frame}"
         counts = np.bincount(self.classes, minlength=len(self.names)) if len(self) else np.zeros(0, np.int64)
         found = ", ".join(f"{counts[c]} {self.names[c]}" for c in np.flatnonzero(counts).tolist())
         return printable(f"{place}: {found or 'nothing'}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, as docs/detect.md describes them; numbers with all digits that float32 has."""
+        """Return plain values for JSON (docs/detect.md); numbers have all digits of float32."""
         height, width = self.size_hw
         boxes = self.boxes_xyxy.astype(str).astype(np.float64).tolist()
         scores = self.scores.astype(str).astype(np.float64).tolist()
@@ -117,21 +117,18 @@ class Result:
     def draw(
         self, picture: Picture | None = None, *, line_width: int = 0, labels: bool = True, scores: bool = True
     ) -> Pixels:
-        """A copy of the picture, uint8 (H, W, 3) RGB, with boxes, names, and ids such as #3 where they are tracked.
+        """Return a copy of the image, uint8 (H, W, 3) RGB, with boxes, names, confidences and track ids.
 
         Args:
-            picture: to draw on; None = the one that was kept, or else the file once more.
-            line_width: in pixels; 0 = what suits the picture.
-            labels, scores: whether names are drawn, and confidences with them.
-
-        Raises:
-            UserError: no picture was kept, or it has another size.
+            picture: image to draw on; None = the stored one, or else the file.
+            line_width: in pixels; 0 = by the size of the image.
+            labels, scores: draw names, and confidences with them.
         """
         marks = Annotations(self.boxes_xyxy, self.classes, self.scores, self.track_ids)
         return annotated(self._picture(picture), marks, self.names, Style(line_width, labels, scores))
 
     def crops(self, picture: Picture | None = None) -> list[Pixels]:
-        """Copies of the picture's parts in the boxes, uint8 (h, w, 3) RGB, at least a pixel; `picture` as of `draw`."""
+        """Return crops of the boxes, uint8 (h, w, 3) RGB, at least one pixel; `picture` as of `draw`."""
         pixels = self._picture(picture)
         low = np.minimum(np.floor(self.boxes_xyxy[:, :2]).astype(int), np.array(self.size_hw[::-1]) - 1)
         high = np.maximum(np.ceil(self.boxes_xyxy[:, 2:]).astype(int), low + 1)
@@ -139,7 +136,6 @@ class Result:
         return [pixels[top:bottom, left:right].copy() for left, top, right, bottom in corners]
 
     def _tracks(self) -> list[int | None]:
-        """The id of each detection; None where it has none."""
         if self.track_ids is None:
             return [None] * len(self)
         return [None if track < 0 else track for track in self.track_ids.tolist()]
@@ -153,12 +149,11 @@ class Result:
             pixels = to_pixels(Path(self.source), pixels=self.rule)
         else:
             raise UserError(
-                f"{self.source}: the picture was not kept. Give it, or ask the detector for it: "
-                "detector(source, keep_pictures=True)."
+                f"{self.source}: the image was not stored. Give it here, or call detector(source, keep_pictures=True)."
             )
         if pixels.shape[:2] != self.size_hw:
             found, expected = (f"{shape[1]} x {shape[0]}" for shape in (pixels.shape, self.size_hw))
             raise UserError(
-                f"{self.source}: found a picture of {found} pixels, expected {expected} as when it was seen."
+                f"{self.source}: found an image of {found} pixels, expected {expected} as in the detection."
             )
         return pixels

@@ -1,4 +1,4 @@
-"""`--track`: each object's id over the frames of its source, by ByteTrack of the Apache-licensed package `trackers`."""
+"""Object tracking for `--track`, by ByteTrack of the package `trackers` (Apache-2.0)."""
 
 from __future__ import annotations
 
@@ -21,26 +21,22 @@ from tessera.utils.machine.optional_packages import import_extra
 
 log = logging.getLogger(__name__)
 
-NOTHING_MOVES = (
-    "--track: found pictures alone, each a source of its own; expected a video or a stream. Leave --track out."
-)
+NO_VIDEO = "--track: found only images, expected a video or a stream. Remove --track."
 _OVER = frozenset({"ended", "damaged", "unreadable"})
 _STILL = frozenset({"picture", "unreadable"})
-_FRAMES_A_SECOND = 30.0  # the unit of the motion model; times of frames are given, so that any rate will do
-_LOST_FRAMES = 30  # of that unit, that a track outlives its last detection
+_FRAMES_A_SECOND = 30.0  # unit of the motion model; frames have times, so that their rate does not matter
+_LOST_FRAMES = 30  # of that unit, after which a track without detections ends
 NO_TRACK = -1
 
 
 class Tracking:
-    """Gives results their ids; one object for one run over sources, and for one thread.
+    """A tracker of several sources, for one thread.
 
-    Every source is tracked for itself, its ids count from 1. A gap in a stream ends all its tracks: what comes after it
-    has new ids.
+    Each source has its own ids from 1. A gap in a stream ends all its tracks.
 
     Args:
-        sure: of each class the least score of a detection that begins a track.
-        across_classes: a track may change its class, as where boxes of all classes suppress each other; else each class
-            is tracked for itself.
+        sure: smallest score of each class that starts a track.
+        across_classes: a track may change its class, as with class-agnostic NMS.
     """
 
     def __init__(self, sure: Sequence[float], *, across_classes: bool = False) -> None:
@@ -49,7 +45,7 @@ class Tracking:
         self._groups = dict[str, dict[int, ByteTracks]]()  # of each source, by class
 
     def __call__(self, result: Result) -> Result:
-        """The result of the next frame of its source with its ids; that of a picture as it is."""
+        """Return the result of the next frame of its source with track ids; an image's result is unchanged."""
         if result.media == "picture":
             return result
         next_ids = self._ids.setdefault(result.source, itertools.count(1))
@@ -60,13 +56,13 @@ class Tracking:
                 sure = min(self._sure) if self._across_classes else self._sure[group]
                 groups[group] = ByteTracks(self._packages, sure, next_ids)
         ids = np.full(len(result), NO_TRACK, np.int64)
-        for group, tracks in groups.items():  # those without a detection too: their time goes on
+        for group, tracks in groups.items():  # without a detection too, since their time passes
             rows = np.flatnonzero(classes == group)
             ids[rows] = tracks.update(result.boxes_xyxy[rows], result.scores[rows], result.time_s)
         return replace(result, track_ids=ids)
 
     def event(self, event: SourceEvent) -> None:
-        """Take what happened to a source, between its frames."""
+        """Handle an event of a source."""
         if event.kind in (*_OVER, "gap", "reconnected"):
             self._groups.pop(event.source, None)
         if event.kind in _OVER:
@@ -74,20 +70,20 @@ class Tracking:
 
 
 class TrackingPackages:
-    """`trackers` and `supervision`, imported when the first one is made."""
+    """`trackers` and `supervision`, imported on construction."""
 
     def __init__(self) -> None:
         keep_font_list()
-        with warnings.catch_warnings():  # both packages, and what they import, put filters of their own first
+        with warnings.catch_warnings():  # the packages install filters
             self.trackers: Any = import_extra("trackers", "track", "--track")
             self.supervision: Any = import_extra("supervision", "track", "--track")
 
 
 class ByteTracks:
-    """Tracks of boxes of one class, or of all as if they were one, frame after frame.
+    """ByteTrack for the boxes of one class, or of all classes together.
 
-    A detection that no track awaits begins one where it is sure, and the track has an id from the second frame in a
-    row on; one that is less sure can but continue a track. A track ends a second after its last detection.
+    An unmatched detection of at least `sure` starts a track, which gets its id in the second consecutive frame. Weaker
+    detections only continue tracks. A track ends one second after its last detection.
     """
 
     def __init__(self, packages: TrackingPackages, sure: float, ids: Iterator[int]) -> None:
@@ -104,9 +100,9 @@ class ByteTracks:
     def update(
         self, boxes_xyxy: NDArray[np.float32], scores: NDArray[np.float32], time_s: float | None
     ) -> NDArray[np.int64]:
-        """The id of each detection's track, -1 where it has none that is confirmed; of a frame without any too.
+        """Return the track id of each detection, -1 = no confirmed track; call it for empty frames too.
 
-        A time that is unknown, or not later than the last, counts as a thirtieth of a second after it.
+        A time that is None or not later than the last counts as 1/30 s after it.
         """
         later = time_s is not None and (self._time_s is None or time_s > self._time_s)
         self._time_s = time_s if later else self._time_s
@@ -118,7 +114,7 @@ class ByteTracks:
         ids = np.full(len(scores), NO_TRACK, np.int64)
         if len(found):
             numbers = found.tracker_id.tolist()
-            for row, number in zip(found.data["row"].tolist(), numbers, strict=True):  # in an order of its own
+            for row, number in zip(found.data["row"].tolist(), numbers, strict=True):  # in another order
                 if number != NO_TRACK:
                     if number not in self._ids:
                         self._ids[number] = next(self._next_ids)
@@ -129,9 +125,9 @@ class ByteTracks:
 
 
 def check_trackable(origins: Sequence[Origin]) -> None:
-    """Refuse sources that are pictures alone, with a ConfigError; warn where pictures are among them."""
+    """Raise a ConfigError where all sources are images; warn where some are."""
     pictures = sum(origin.form == "picture" for origin in origins)
     if all(origin.form in _STILL for origin in origins):
-        raise ConfigError(NOTHING_MOVES)
+        raise ConfigError(NO_VIDEO)
     if pictures:
-        log.warning(f"--track: {pictures} of {len(origins)} sources are pictures, whose objects get no ids.")
+        log.warning(f"--track: {pictures} of {len(origins)} sources are images, whose objects get no ids.")

@@ -1,4 +1,4 @@
-"""Results on a video become a video of the same length and frame rate, without its sound."""
+"""Writer of annotated videos with the length and frame rate of the source, without sound."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tessera.utils.text import shown
 
 log = logging.getLogger(__name__)
 
-_H264, _MPEG4 = "avc1", "mp4v"  # what browsers play; what every build of OpenCV's FFmpeg writes
+_H264, _MPEG4 = "avc1", "mp4v"  # browsers play the first; every build of OpenCV writes the second
 _PROBED_PX = 64
-_LONGEST_STILL_S = 10.0  # a longer gap is shortened to this
+_LONGEST_STILL_S = 10.0  # longer gaps are shortened to this
 _DEFAULT_FPS = 25.0
 _FASTEST_FPS = 240.0
 _WRITTEN_AS = {
@@ -34,23 +34,23 @@ _WRITTEN_AS = {
     _MPEG4: "as MPEG-4 Part 2, which browsers do not play: this OpenCV has no encoder for H.264 that takes them "
     "(ffmpeg -i in.mp4 out.mp4 converts)",
 }
-# Of OpenCV and FFmpeg, where another program loaded them.
+# Output of OpenCV and FFmpeg.
 _WORDS = re.compile(rb"OpenCV|OpenH264|\[.*(?: @ 0x|:\d+@)|\s")
 
 
 class NoCodecError(UserError):
-    """This video cannot be written; others can."""
+    """No codec can write this video."""
 
 
 class VideoWriter:
-    """An MP4 file that is there when it is closed; a frame is shown at the time that it had in the source.
+    """An MP4 file that appears when it is closed; frames keep their times.
 
-    MP4 files of OpenCV have a constant rate: a frame is repeated until the time of the next one, and of two that fall
-    on one place the first is written. Gaps of more than ten seconds, as streams have them, become ten seconds.
+    OpenCV writes a constant rate: a frame is repeated until the time of the next one, and of two at the same time the
+    first is written. Gaps of more than ten seconds are shortened to ten.
 
     Args:
-        path: the file, whose folder exists; it is replaced.
-        fps: frames a second, those of the source divided by the stride; None = 25.
+        path: in an existing folder; an existing file is replaced.
+        fps: frames per second, those of the source divided by the stride; None = 25.
     """
 
     _said_of_sound = False
@@ -66,16 +66,13 @@ class VideoWriter:
         self._cut_s = 0.0
 
     def write(self, pixels: Pixels, time_s: float | None = None) -> None:
-        """Add a frame, uint8 (H, W, 3) RGB; of another size than the first one it is fitted in, black beside it.
+        """Append a frame, uint8 (H, W, 3) RGB; one of another size than the first is letterboxed on black.
 
-        It is shown at `time_s`, as in Frame; None = right after the one before.
-
-        Raises:
-            UserError: the folder takes no file; NoCodecError where no codec takes frames of this size.
+        `time_s` is as in Frame, None = right after the previous one. A UserError where the file cannot be written.
         """
         if self._writer is None:
             self._writer = self._open(pixels)
-        place = self._place(time_s)
+        place = self._frame_index(time_s)
         if place < self._written:
             return
         if self._last is not None:
@@ -83,15 +80,14 @@ class VideoWriter:
                 self._writer.write(self._last)
         bgr = cast(Pixels, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR))
         if (bgr.shape[1], bgr.shape[0]) != self._size_wh:
-            bgr = _fitted(bgr, *self._size_wh)
+            bgr = _letterboxed(bgr, *self._size_wh)
         self._writer.write(bgr)
         self._last, self._written = bgr, place + 1
 
     def close(self) -> None:
-        """Finish the file; nothing is left where no frame was written.
+        """Finish the file; without frames there is none. A UserError where frames are missing.
 
-        Raises:
-            UserError: it is not whole: FFmpeg's writer ignores what the system says of a disk that is full.
+        FFmpeg's writer ignores errors of a full disk, so that frames are counted.
         """
         if self._writer is None:
             return
@@ -102,7 +98,7 @@ class VideoWriter:
                 raise OSError(errno.EIO, f"{found:,} of its {self._written:,} frames are there: the disk is full?")
             self._part.replace(self.path)
         except OSError as error:
-            with suppress(OSError):  # a folder that is gone has no part in it
+            with suppress(OSError):
                 self._part.unlink()
             raise unwritable(self.path, error) from error
 
@@ -113,7 +109,7 @@ class VideoWriter:
         self.close()
 
     def _open(self, pixels: Pixels) -> cv2.VideoWriter:
-        # Both sides even, as the codec wants them: an odd one loses its last row or column.
+        # Codecs require even sides: an odd one loses its last row or column.
         height, width = (max(side // 2 * 2, 2) for side in pixels.shape[:2])
         self._size_wh = (width, height)
         try:
@@ -128,15 +124,14 @@ class VideoWriter:
         else:
             self._part.unlink(missing_ok=True)
             raise NoCodecError(
-                f"{shown(self.path)}: the video is not written, this OpenCV has no codec for {width} x {height} pixels."
+                f"{shown(self.path)}: the video is not written, as OpenCV has no codec for {width} x {height} pixels."
             )
         if not VideoWriter._said_of_sound:
             VideoWriter._said_of_sound = True
             log.info(f"Videos are written without their sound, {_WRITTEN_AS[codec]}.")
         return writer
 
-    def _place(self, time_s: float | None) -> int:
-        """The number of the frame that is shown at a time."""
+    def _frame_index(self, time_s: float | None) -> int:
         if time_s is None:
             return self._written
         if self._start_s is None:
@@ -151,7 +146,7 @@ class VideoWriter:
 
 @cache
 def _writes_h264() -> bool:
-    """Whether this OpenCV has an encoder for H.264 that works here: tried once, without what its FFmpeg prints."""
+    """Return whether OpenCV can encode H.264 here, tried once in silence."""
     with tempfile.TemporaryDirectory(prefix="tessera-") as folder, words_of_libraries(_WORDS):
         path = Path(folder) / "probe.mp4"
         writer = _writer(path, _H264, _DEFAULT_FPS, (_PROBED_PX, _PROBED_PX))
@@ -167,13 +162,13 @@ def _writer(path: Path, codec: str, fps: float, size_wh: tuple[int, int]) -> cv2
 
 
 def _frames_of(path: Path) -> int:
-    """How many frames a video has by its header, which is written last; 0 where there is none."""
+    """Return the number of frames in the header, which is written last; 0 without one."""
     with Capture(str(path)) as capture:
         return capture.facts.frames or 0 if capture.is_open and capture.grab() else 0
 
 
-def _fitted(bgr: Pixels, whole_w: int, whole_h: int) -> Pixels:
-    """Scale a frame into another size, with black beside it."""
+def _letterboxed(bgr: Pixels, whole_w: int, whole_h: int) -> Pixels:
+    """Letterbox a frame on black."""
     height, width = bgr.shape[:2]
     scale = min(whole_w / width, whole_h / height)
     w, h = (min(max(round(side * scale), 1), most) for side, most in ((width, whole_w), (height, whole_h)))

@@ -1,1 +1,1 @@
-"""Whatever `--weights` names, opened: what it is, what sizes it takes, and the objects that it finds."""
+"""Model runtimes: opening `--weights` of any format and running it on images."""

@@ -1,4 +1,4 @@
-"""A network computed by torch: a checkpoint's, or that of a training."""
+"""Torch backends: the network of a checkpoint or of a running training."""
 
 from __future__ import annotations
 
@@ -18,14 +18,7 @@ from tessera.utils.runtime.model import Backend
 
 
 class TrainedNetwork(Backend):
-    """The network of a training, for a pipeline around it.
-
-    Args:
-        fused: from `fused_copy`, on the device.
-        imgsz: training size in pixels.
-        accelerator: where it computes.
-        precision: to compute in; None = float32.
-    """
+    """The network of a running training, from `fused_copy`; a `precision` of None is float32."""
 
     source = "the model of the training"
     _augment = False
@@ -40,7 +33,6 @@ class TrainedNetwork(Backend):
         self._model, self._precision = fused, precision or Precision(accelerator, torch.float32)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """As Backend."""
         with torch.no_grad(), self._precision.autocast():
             if self._augment:
                 return predict_augmented(self._model, images)
@@ -48,20 +40,11 @@ class TrainedNetwork(Backend):
             return decoded
 
     def describe(self, imgsz: int) -> str:
-        """As Model."""
         return summary(self._model, imgsz)
 
 
 class TorchNetwork(TrainedNetwork):
-    """A checkpoint: ours or a YOLOv5 .pt.
-
-    Args:
-        model: the raw model.
-        weights: what else its file says.
-        accelerator: where it computes.
-        augment: test-time augmentation.
-        half: the accelerator's 16 bits.
-    """
+    """The unfused model of a checkpoint; `augment` is test-time augmentation, `half` the accelerator's 16-bit type."""
 
     def __init__(
         self,
@@ -81,11 +64,10 @@ class TorchNetwork(TrainedNetwork):
         self.pixels, self._augment = weights.pixels, augment
 
     def compute_apart(self) -> int:
-        """As Model."""
         return at_once() if self.accelerator.is_host else 1
 
 
 def fused_copy(model: DetectionModel, accelerator: Accelerator) -> DetectionModel:
-    """A copy for evaluation, with BatchNorm folded into the convolutions."""
+    """Return a copy in evaluation mode with BatchNorm folded into the convolutions."""
     fused = copy.deepcopy(model).eval().fuse(accelerator.widest)
     return fused.to(accelerator.device).to(memory_format=accelerator.memory_format)

@@ -1,4 +1,4 @@
-"""The dataset that a model is measured on: which one, and whether the two fit."""
+"""Dataset of an evaluation: selection, class matching and consistency checks."""
 
 from __future__ import annotations
 
@@ -18,39 +18,30 @@ log = logging.getLogger(__name__)
 
 
 def read_dataset(data: str, weights: str, trained_on: str) -> DatasetSpec:
-    """The dataset of `--data`, else the one that the weights were trained on; each "" where it is not known.
+    """Load the dataset of `--data`, or else of the training; "" = unknown.
 
     Raises:
-        UserError: none is known, it is not there, or has a mistake.
+        UserError: both are unknown, or the dataset is missing or invalid.
     """
     if data:
         return load_spec(data)
     if not trained_on:
         raise ConfigError(
-            f"--data: none given, and {weights} does not say which dataset it was trained on. Give a dataset "
-            "YAML, such as --data coco128.yaml."
+            f"--data: not given, and {weights} does not say which dataset it was trained on. Give a dataset YAML, such "
+            "as --data coco128.yaml."
         )
-    log.info(f"--data {trained_on}: what {weights} was trained on.")
+    log.info(f"--data {trained_on}: the dataset that {weights} was trained on.")
     try:
         return load_spec(trained_on)
     except UserError as error:
-        raise UserError(f"{error} It is what {weights} was trained on; give another with --data.") from error
+        raise UserError(f"{error} {weights} was trained on it; give another dataset with --data.") from error
 
 
 def classes_of(names: Sequence[str], spec: DatasetSpec, given: str, *, single_cls: bool) -> tuple[int, ...]:
-    """Return the dataset's class for each class of a model, by name; -1 for one that the dataset lacks.
+    """Return the dataset class of each class of a model, matched by name; -1 = missing in the dataset.
 
-    A line says which are left out, and which classes of the dataset the model does not know. Where no name is known and
-    there are as many classes, they are taken by number, with a warning.
-
-    Args:
-        names: of the model's classes.
-        spec: the dataset.
-        given: what named the model, for messages, such as "--weights best.pt".
-        single_cls: all classes are one.
-
-    Raises:
-        UserError: no class is known by name, and the numbers of classes differ.
+    Differences are logged. Where no name matches but the number of classes does, classes are matched by index, with a
+    warning; a UserError where the numbers differ too. `given` names the model in messages, such as "--weights best.pt".
     """
     if single_cls:
         return (0,) * len(names)
@@ -58,16 +49,13 @@ def classes_of(names: Sequence[str], spec: DatasetSpec, given: str, *, single_cl
     known = set(found) - {-1}
     if not known and len(names) == spec.nc:
         renamed = renamed_classes(names, spec.names)
-        log.warning(f"{given}: {spec.yaml_path} has as many classes, but others ({renamed}): taken by number.")
+        log.warning(f"{given}: classes are matched by index, as {spec.yaml_path} has other names ({renamed}).")
         return tuple(range(len(names)))
     if not known:
-        kept, remedy = f"names {spec.nc}", "Give the YAML that the weights were trained with"
-        if spec.parts:
-            kept = f"has {spec.nc} of {len(spec.label_names)} by `classes`"
-            remedy += " (with `classes` or without it as it was there)"
         raise UserError(
-            f"{given} knows {counted(len(names), 'class')}, but {spec.yaml_path} {kept}, none of them by the same "
-            f"name. {remedy}, or ignore classes with --single-cls ({called('val.py')}, {called('compare.py')})."
+            f"{given} knows {counted(len(names), 'class')}, but {spec.yaml_path} names {spec.nc}, none of them by the "
+            "same name. Give the dataset YAML of the training (with its `classes`), or ignore classes by --single-cls "
+            f"({called('val.py')}, {called('compare.py')})."
         )
     if found != tuple(range(spec.nc)):
         left_out, unknown = len(names) - len(known), [name for c, name in enumerate(spec.names) if c not in known]
@@ -75,26 +63,26 @@ def classes_of(names: Sequence[str], spec: DatasetSpec, given: str, *, single_cl
         if not (left_out or unknown):
             report += ", in another order"
         if left_out:
-            report += f"; detections of the model's other {left_out} are left out"
+            report += f"; detections of the model's other {left_out} are ignored"
         if unknown:
             listed = printable(first_of(unknown, 5))
-            report += f"; unknown, with an AP of 0 in the mean for each that has labels: {listed}"
+            report += f"; unknown (an AP of 0 in the mean for each with labels): {listed}"
         log.log(logging.WARNING if unknown else logging.INFO, f"{report}.")
     return found
 
 
 def check_pixels(model: Model, spec: DatasetSpec) -> None:
-    """Warn where images of more than 8 bits come in other levels than in the model's training."""
+    """Warn where images of more than 8 bits are converted differently than in the model's training."""
     if model.pixels != spec.pixels:
         log.warning(
             f"{model.source} was trained with `pixels: {model.pixels or 'none'}`, but {spec.yaml_path} has "
-            f"{spec.pixels or 'none'}: images of more than 8 bits come in other levels than in training."
+            f"{spec.pixels or 'none'}: images of more than 8 bits have other levels than in training."
         )
 
 
 def image_size(model: Model, config: MeasuringConfig) -> int:
-    """Long side of the images in pixels: as asked for, else what the model was trained at or made for."""
+    """Return the long side of the images in pixels: `--imgsz`, or else the size of the model."""
     imgsz = model.usable_imgsz(config.imgsz)
-    asked = " (--imgsz)" if config.imgsz and not model.fixed_imgsz else ""
-    log.info(f"Measured at {imgsz} px{asked}: {model.source} {model.imgsz_origin}.")
+    given = " (--imgsz)" if config.imgsz and not model.fixed_imgsz else ""
+    log.info(f"Evaluating at {imgsz} px{given}: {model.source} {model.imgsz_origin}.")
     return imgsz

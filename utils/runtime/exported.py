@@ -1,4 +1,4 @@
-"""What an exported file says of itself: flat strings, the same in every format.
+"""Exported files: their metadata, and backends that run them.
 
 Legend: B images, A rows of an image, C classes.
 """
@@ -31,19 +31,19 @@ from tessera.utils.types import Detections
 
 WHOLE, BARE = "tessera-detector 1", "tessera-network 1"  # the key `format`
 FORMATS = (WHOLE, BARE)
-METADATA = "tessera.json"  # of archives: the file in them that holds the metadata
+METADATA = "tessera.json"  # metadata file of archives
 _MULTIPLE, _WIDEST_STRIDE, _LARGEST_BATCH = 32, 1024, 4096
 
 
 class MissingDevice(UserError):
-    """The runtime of a file does not compute on the device that was asked for."""
+    """The runtime of a file does not support the requested device."""
 
 
 @contextmanager
-def errors_of(runtime: str, path: Path, does: str) -> Iterator[None]:
-    """Inside, an error of a runtime, and `Damaged`, is a UserError about the file; exhausted memory stays as it is.
+def runtime_errors(runtime: str, path: Path, does: str) -> Iterator[None]:
+    """Convert errors of a runtime, and `Damaged`, to a UserError about the file; out-of-memory errors pass.
 
-    Each runtime has classes of errors of its own, without a common base. `does`: "load" or "compute".
+    Each runtime has error classes of its own without a common base. `does`: "load" or "compute".
     """
     try:
         yield
@@ -51,7 +51,7 @@ def errors_of(runtime: str, path: Path, does: str) -> Iterator[None]:
         raise
     except Damaged as error:
         raise UserError(
-            f"{path}: damaged, or no sound export: {error}. Take the checkpoint, or export it without --half."
+            f"{path}: damaged, or no sound export: {error}. Use the checkpoint, or export it without --half."
         ) from error
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError) or Accelerator().is_out_of_memory(error):
@@ -59,8 +59,8 @@ def errors_of(runtime: str, path: Path, does: str) -> Iterator[None]:
         raise UserError(f"{path}: {runtime} does not {does} it ({first_line(error)}). Export it again.") from error
 
 
-def plain_strings(text: str | bytes) -> dict[str, str]:
-    """The metadata that a file keeps as one JSON object; {} where it is none."""
+def parse_metadata(text: str | bytes) -> dict[str, str]:
+    """Parse metadata stored as a JSON object; {} where it is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -70,11 +70,10 @@ def plain_strings(text: str | bytes) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Description:
-    """The metadata of an exported file; what a `Model` has too is as there.
+    """Metadata of an exported file; the other attributes are those of `Model`.
 
     Attributes:
-        path: of the file.
-        whole: the file takes pictures and answers with boxes; else it is the bare network.
+        whole: a detector with pre- and postprocessing; else the bare network.
         end2end: its rows predict each object once.
     """
 
@@ -92,22 +91,22 @@ class Description:
 
     @classmethod
     def read(cls, strings: Mapping[str, str], path: Path, looks_like: str = "") -> Description:
-        """What the strings of a file mean; `looks_like` is what else a message can say of it.
+        """Parse metadata; `looks_like` describes the file in messages.
 
         Raises:
-            UserError: another program made it, or a later version of this one.
+            UserError: the file is another program's or a later version's, or the metadata is damaged.
         """
         kind = strings.get("format", "")
         if not kind.startswith(("tessera-detector ", "tessera-network ")):
             seen = f" ({one_line(looks_like, 150)})" if looks_like else ""
             raise UserError(
-                f"{path}: no file of {called('export.py')}: its metadata does not say how pictures go in and what "
-                f"comes out{seen}. Give an exported file, or the checkpoint."
+                f"{path}: no file of {called('export.py')}: its metadata does not describe inputs and outputs{seen}. "
+                "Give an exported file, or the checkpoint."
             )
         if kind not in FORMATS:
             raise UserError(
                 f"{path}: found the format {shown(kind)}, expected one of {', '.join(FORMATS)}. A later version wrote "
-                "it: export again from the checkpoint."
+                "it. Export again from the checkpoint."
             )
         try:
             names = tuple(json.loads(strings["names"]))
@@ -121,19 +120,15 @@ class Description:
             check_detector(names, imgsz, confidence, class_confidences)
             _check_sizes(names, imgsz, stride, size_hw)
         except (Damaged, KeyError, ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
-            said = ("" if isinstance(error, Damaged) else f"{type(error).__name__}: ") + first_line(error)
-            raise UserError(f"{path}: its metadata is damaged ({said}). Export again.") from error
-        whole, end2end, data = (
-            kind == WHOLE,
-            strings.get("end2end", "").lower() in ("true", "1"),
-            strings.get("data", ""),
-        )
-        sizes = imgsz, stride, size_hw
+            text = ("" if isinstance(error, Damaged) else f"{type(error).__name__}: ") + first_line(error)
+            raise UserError(f"{path}: its metadata is damaged ({text}). Export again.") from error
+        whole, end2end = kind == WHOLE, strings.get("end2end", "").lower() in ("true", "1")
+        sizes, data = (imgsz, stride, size_hw), strings.get("data", "")
         return cls(path, names, *sizes, whole, end2end, data, confidence, class_confidences, pixels)
 
 
 def _check_sizes(names: tuple[str, ...], imgsz: int, stride: int, size_hw: tuple[int, int] | None) -> None:
-    """Raise Damaged where it is a value that export.py does not write."""
+    """Raise Damaged for values that export.py does not write."""
     if not names:
         raise Damaged("it names no class")
     if not (0 < stride <= _MULTIPLE and _MULTIPLE % stride == 0) and not _MULTIPLE < stride <= _WIDEST_STRIDE:
@@ -147,9 +142,9 @@ class _Exported(Model):
     """A file of export.py.
 
     Args:
-        description: what it says of itself.
-        runtime: what computes it, for the log, such as "ONNX Runtime, CPUExecutionProvider".
-        compute_apart: as in Model, where the runtime can.
+        description: its metadata.
+        runtime: name for the log, such as "ONNX Runtime, CPUExecutionProvider".
+        compute_apart: as in Model; None = not supported.
     """
 
     def __init__(self, description: Description, runtime: str, compute_apart: Callable[[], int] | None = None) -> None:
@@ -161,22 +156,20 @@ class _Exported(Model):
         self.pixels = description.pixels
 
     def compute_apart(self) -> int:
-        """As Model."""
         return self._compute_apart() if self._compute_apart else 1
 
     def describe(self, imgsz: int) -> str:
-        """As Model."""
         return f"{self.source}: {self.runtime}"
 
 
 class ExportedNetwork(_Exported, Backend):
-    """A bare network in a file: letterboxed images in, rows out.
+    """An exported bare network: letterboxed images in, rows out.
 
     Args:
         description, runtime, compute_apart: as of `_Exported`.
-        accelerator: where it computes.
-        predict: rows (B, A, 4 + C) of contiguous float32 (B, 3, H, W); may be called by several threads.
-        batch: the only number of images that it takes at once; None where any will do.
+        accelerator: computes the network.
+        predict: maps contiguous float32 (B, 3, H, W) to rows (B, A, 4 + C); thread-safe.
+        batch: fixed batch size; None = any.
     """
 
     def __init__(
@@ -194,38 +187,30 @@ class ExportedNetwork(_Exported, Backend):
         self._predict, self._batch = predict, batch
 
     def __call__(self, images: Tensor) -> Tensor:
-        """As Backend.
-
-        Raises:
-            UserError: the file takes another size.
-        """
+        """As Backend; a UserError where the file takes another size."""
         path, batch, size_hw = self.description.path, self._batch, tuple(images.shape[-2:])
         if self.size_hw not in (None, size_hw):
-            raise UserError(f"{path}: takes images of {self.size_hw} pixels (height, width) alone, found {size_hw}.")
+            raise UserError(f"{path}: found images of {size_hw} pixels (height, width), expected {self.size_hw}.")
         if batch is not None and not 0 < batch <= _LARGEST_BATCH:
-            raise UserError(f"{path}: takes {batch} images at once. Export it again.")
+            raise UserError(f"{path}: found a batch size of {batch}, expected 1 to {_LARGEST_BATCH}. Export it again.")
         array = np.ascontiguousarray(images.detach().to("cpu", torch.float32).numpy())
         parts = [array]
-        if batch is not None:  # as many as the file takes: the last image again where there are too few
+        if batch is not None:  # padded with the last image
             filled = np.concatenate([array, np.repeat(array[-1:], -len(array) % batch, 0)])
             parts = np.split(filled, len(filled) // batch)
-        with errors_of(self.runtime, path, "compute"):
+        with runtime_errors(self.runtime, path, "compute"):
             rows = [checked_rows(self._predict(part), len(part), self.nc) for part in parts]
         return torch.from_numpy(np.concatenate(rows)[: len(array)]).to(self.accelerator.device)
 
 
 class ExportedDetector(_Exported, PictureBackend):
-    """A file with the whole pipeline: a picture in, boxes in its pixels out; the thresholds are inputs.
+    """An exported detector: image in, boxes in its pixels out; thresholds are inputs.
 
     Args:
         description, runtime, compute_apart: as of `_Exported`.
-        run: boxes (n, 4), scores (n,) and classes (n,) of the inputs, of which `picture` is uint8 (H, W, 3) RGB; may be
-            called by several threads.
-        ranks: how many dimensions each input of the file has, by name.
-        picture: name of the input that takes the picture.
-
-    Raises:
-        UserError: an input is missing.
+        run: maps the inputs to boxes (n, 4), scores (n,) and classes (n,); thread-safe.
+        ranks: number of dimensions of each input; a UserError where an input is missing.
+        picture: name of the image input, uint8 (H, W, 3) RGB.
     """
 
     def __init__(
@@ -242,27 +227,25 @@ class ExportedDetector(_Exported, PictureBackend):
         needed = {picture, "conf", "max_det"}.union(() if description.end2end else ("iou",))
         if missing := needed - ranks.keys():
             raise UserError(
-                f"{description.path}: lacks the input {', '.join(sorted(missing))}; found {', '.join(ranks)}. Export "
-                "again."
+                f"{description.path}: found the inputs {', '.join(ranks)}, expected {', '.join(sorted(missing))} too. "
+                "Export again."
             )
 
     def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
-        """As PictureBackend.
-
-        Raises:
-            UserError: rules that the file does not know.
-        """
+        """As PictureBackend; a UserError for rules that the file does not support."""
         if self.nc > 1 and (rules.agnostic or not rules.multi_label):
             raise UserError(
-                f"{self.description.path}: suppresses class by class, each box with all its labels; it cannot ignore "
-                f"classes. Use the checkpoint, or the bare network of {called('export.py')} --raw."
+                f"{self.description.path}: its NMS is per class and multi-label, and cannot be class-agnostic. Use the "
+                f"checkpoint, or the bare network of {called('export.py')} --raw."
             )
         iou = 1.0 if self.description.end2end else rules.iou
-        # Classes do not suppress each other: those of a class that are too weak may as well go afterwards.
+        # NMS is per class, so that thresholds of classes may follow it.
         max_det = rules.max_candidates if rules.class_confs else rules.max_det
-        asked = {"conf": np.float32(rules.conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
-        thresholds = {name: np.full([1] * self._ranks[name], asked[name]) for name in asked.keys() & self._ranks.keys()}
-        with errors_of(self.runtime, self.description.path, "compute"):
+        limits = {"conf": np.float32(rules.conf), "iou": np.float32(iou), "max_det": np.int64(max_det)}
+        thresholds = {
+            name: np.full([1] * self._ranks[name], limits[name]) for name in limits.keys() & self._ranks.keys()
+        }
+        with runtime_errors(self.runtime, self.description.path, "compute"):
             found = self._run({self._picture: np.ascontiguousarray(picture), **thresholds})
             boxes, scores, classes = checked_detections(found, self.nc, max_det, picture.shape[:2])
         if rules.class_confs:

@@ -1,11 +1,11 @@
-"""Large pictures in overlapping tiles: small objects are seen at their full size, and each is found once.
+"""Merging of the detections of overlapping tiles, so that each object is detected once.
 
-Two detections of one class, from different tiles, are one object where they agree on what both tiles see: cut to the
-common part, they overlap by more than the limit of the suppression. Where one of them touches a seam (a side of its
-tile that is none of the picture), the overlap counts over the smaller of the two: a tile that sees a part of an object
-may find less of it. The best agreement goes first, and a tile has one detection of an object at most.
+Two detections of one class from different tiles are one object where, clipped to the overlap of both tiles, their IoU
+exceeds the NMS threshold. Where one of them touches a seam (a side of its tile inside the image), the intersection over
+the smaller box counts instead, since a tile may show a part of an object only. The best pairs are merged first, and a
+tile contributes at most one detection to an object.
 
-Of detections that are one object, the best of those that touch no seam stays; where all touch one, the box around them.
+Of the detections of an object, the best one that touches no seam stays; where all touch one, the box around them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tessera.data.feed.tile_grid import Tile
 from tessera.models.nms import Suppression, suppress_candidates
 from tessera.utils.types import Detections
 
-_EDGE, _LEAST_EDGE = 0.01, 2.0  # so near to a seam, as a share of the tile and in pixels, a box touches it
-_MOST_IOU = 0.5  # a network without suppression has no limit of its own
-_SMALLER = 0.5  # share of the smaller box that two share, where one touches a seam
-_LEAST_SEEN = 0.1  # of a box: by less of it, a neighbour that reaches into the common part would be taken for it
+_EDGE, _LEAST_EDGE = 0.01, 2.0  # a box this near to a seam touches it: fraction of the tile, pixels
+_MOST_IOU = 0.5  # for networks without NMS
+_SMALLER = 0.5  # intersection over the smaller box of one object at a seam
+_LEAST_SEEN = 0.1  # visible fraction of a box in the overlap; less may be a neighbouring object
 
 Boxes = NDArray[np.float32]
 
@@ -32,16 +32,9 @@ Boxes = NDArray[np.float32]
 def join(
     tiles: Sequence[Tile], parts: Sequence[Detections], size_hw: tuple[int, int], rules: Suppression
 ) -> Detections:
-    """One detection an object.
+    """Return one detection per object, descending by score, by the `iou`, `agnostic` and `max_det` of `rules`.
 
-    Args:
-        tiles: what was seen; the whole picture may be one.
-        parts: of each tile, its detections on the host, in pixels of the picture.
-        size_hw: height and width of the picture.
-        rules: its `iou`, `agnostic` and `max_det` hold for the joined detections too.
-
-    Returns:
-        Detections, descending by score.
+    `parts` are the detections of each tile on the host, in pixels of the image. The whole image may be a tile.
     """
     counts = [len(part) for part in parts]
     starts = np.cumsum([0, *counts])
@@ -71,7 +64,7 @@ def join(
 
 
 def _touches(boxes: Boxes, tile: Tile, size_hw: tuple[int, int]) -> NDArray[np.bool_]:
-    """Whether boxes (n, 4) end at a side of their tile that lies inside the picture."""
+    """Return whether boxes (n, 4) end at a seam of their tile."""
     edge = max(_LEAST_EDGE, _EDGE * max(tile.right - tile.left, tile.bottom - tile.top))
     inner = np.array([tile.left > 0, tile.top > 0, tile.right < size_hw[1], tile.bottom < size_hw[0]])
     found: NDArray[np.bool_] = ((np.abs(boxes - np.array(tile)) < edge) & inner).any(1)
@@ -79,15 +72,15 @@ def _touches(boxes: Boxes, tile: Tile, size_hw: tuple[int, int]) -> NDArray[np.b
 
 
 def _common(a: Tile, b: Tile) -> Tile | None:
-    """What both tiles see; None where that is nothing."""
+    """Return the overlap of two tiles; None where there is none."""
     view = Tile(max(a.left, b.left), max(a.top, b.top), min(a.right, b.right), min(a.bottom, b.bottom))
     return view if view.left < view.right and view.top < view.bottom else None
 
 
 def _agreement(a: Boxes, b: Boxes, view: Tile, near: NDArray[np.bool_], iou: float) -> NDArray[np.float64]:
-    """How well boxes (n, 4) and (m, 4) agree on what `view` shows of them: their IoU there, 0 where not enough.
+    """Return the IoU in `view` of boxes (n, 4) and (m, 4) that may be one object; 0 for other pairs.
 
-    `near` (n, m) says where one of the two touches a seam.
+    `near` (n, m): whether one of the two touches a seam.
     """
     parts = [np.concatenate((np.maximum(x[:, :2], view[:2]), np.minimum(x[:, 2:], view[2:])), 1) for x in (a, b)]
     seen_a, seen_b = (_areas(part) for part in parts)
@@ -95,10 +88,10 @@ def _agreement(a: Boxes, b: Boxes, view: Tile, near: NDArray[np.bool_], iou: flo
     high = np.minimum(parts[0][:, None, 2:], parts[1][None, :, 2:])
     shared = (high - low).clip(0).astype(np.float64).prod(2)
     overlap = shared / np.maximum(seen_a[:, None] + seen_b[None] - shared, 1e-9)
-    share_a, share_b = (seen / np.maximum(_areas(x), 1e-9) for seen, x in ((seen_a, a), (seen_b, b)))
-    seen = np.where(seen_a[:, None] <= seen_b[None], share_a[:, None], share_b[None])
+    visible_a, visible_b = (seen / np.maximum(_areas(x), 1e-9) for seen, x in ((seen_a, a), (seen_b, b)))
+    visible = np.where(seen_a[:, None] <= seen_b[None], visible_a[:, None], visible_b[None])
     of_smaller = shared / np.maximum(np.minimum(seen_a[:, None], seen_b[None]), 1e-9)
-    agree = (overlap > iou) | (near & (of_smaller > _SMALLER) & (seen >= _LEAST_SEEN))
+    agree = (overlap > iou) | (near & (of_smaller > _SMALLER) & (visible >= _LEAST_SEEN))
     return np.where(agree, overlap, 0.0)
 
 
@@ -108,7 +101,7 @@ def _areas(boxes: Boxes) -> NDArray[np.float64]:
 
 
 def _groups(count: int, pairs: Sequence[tuple[float, int, int]], tile_of: NDArray[np.int64]) -> list[list[int]]:
-    """Detections that are one object, the best pairs joined first, never two of one tile."""
+    """Group the detections of each object, best pairs first, never two of one tile."""
     group_of = list(range(count))
     members = {number: [number] for number in range(count)}
     tiles = {number: {int(tile_of[number])} for number in range(count)}
@@ -125,7 +118,7 @@ def _groups(count: int, pairs: Sequence[tuple[float, int, int]], tile_of: NDArra
 def _one(
     boxes: Boxes, scores: NDArray[np.float32], classes: NDArray[np.int64], touches: NDArray[np.bool_]
 ) -> tuple[float, ...]:
-    """x1, y1, x2, y2, score and class of an object."""
+    """Return x1, y1, x2, y2, score and class of an object."""
     best = int(np.where(touches, -1.0, scores).argmax()) if not touches.all() else int(scores.argmax())
     box = boxes[best]
     if touches.all():

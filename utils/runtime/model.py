@@ -1,4 +1,4 @@
-"""What computes: a bare network of any format, or a file that holds the whole pipeline.
+"""Interfaces of models: a bare network, or a file with the whole pipeline.
 
 Legend: B images, A predictions of an image, C classes.
 """
@@ -20,24 +20,24 @@ from tessera.utils.types import Detections
 
 log = logging.getLogger(__name__)
 
-DEFAULT_CONF, DEFAULT_IOU = 0.25, 0.45  # YOLOv5's, to detect with where the weights do not say which is best
+DEFAULT_CONF, DEFAULT_IOU = 0.25, 0.45  # as YOLOv5's, for weights without a best confidence
 
 
 class Model(ABC):
-    """What every file of a detector says of itself.
+    """A detector.
 
     Attributes:
-        source: names the file, for messages.
+        source: name of the file in messages.
         names: class names by index.
-        imgsz: the size in pixels that it was trained at, a multiple of `stride`.
-        imgsz_origin: why that size, such as "was trained at 640".
+        imgsz: training size in pixels, a multiple of `stride`.
+        imgsz_origin: origin of that size, such as "was trained at 640".
         stride: the sides of its input are multiples of it.
-        size_hw: the one height and width that it takes; None where any multiples of the stride will do.
-        confidence: where the mean F1 of its validation is best; None where it is not known.
-        class_confidences: where the F1 of each class is best; () where it is not known.
-        pixels: how levels of more than 8 bits became 8 in its training.
-        data: the dataset YAML that it was trained on; "" where it is not known.
-        parameters: how many numbers it learnt, BatchNorm folded in; None where it is not known.
+        size_hw: fixed height and width; None = any multiples of the stride.
+        confidence: confidence with the best mean F1 in validation; None = unknown.
+        class_confidences: confidence with the best F1 of each class; () = unknown.
+        pixels: conversion of images with more than 8 bits in its training.
+        data: dataset YAML of its training; "" = unknown.
+        parameters: number of parameters, BatchNorm folded; None = unknown.
     """
 
     source: str
@@ -54,32 +54,27 @@ class Model(ABC):
 
     @property
     def nc(self) -> int:
-        """Number of classes."""
         return len(self.names)
 
     @property
     def fixed_imgsz(self) -> int:
-        """The only long side in pixels that it takes; 0 where it takes others."""
+        """Fixed long side in pixels; 0 = any."""
         return max(self.size_hw or (0,))
 
-    def usable_imgsz(self, asked: int) -> int:
-        """The long side in pixels that it takes, as asked for, or nearly so with a warning; 0 = its own `imgsz`."""
+    def usable_imgsz(self, imgsz: int) -> int:
+        """Return the supported long side nearest to `imgsz`, with a warning if that differs; 0 = its own."""
         if not self.fixed_imgsz:
-            return usable_imgsz(asked or self.imgsz, self.stride)
-        if asked not in (0, self.fixed_imgsz):
-            log.warning(f"--imgsz {asked}: {self.source} was made for another size; using {self.fixed_imgsz}.")
+            return usable_imgsz(imgsz or self.imgsz, self.stride)
+        if imgsz not in (0, self.fixed_imgsz):
+            log.warning(f"--imgsz {imgsz}: {self.source} was exported for another size; using {self.fixed_imgsz}.")
         return self.fixed_imgsz
 
     def compute_apart(self) -> int:
-        """Compute several pictures at once from now on, a thread each, where that takes less than all threads on one.
-
-        Returns:
-            How many at once; 1 where all threads compute one.
-        """
+        """Compute several images concurrently from now on, one thread each, where that is faster; return how many."""
         return 1
 
     def describe(self, imgsz: int) -> str:
-        """One line: what computes images of `imgsz` pixels."""
+        """Return a line on the model and its runtime at `imgsz` pixels."""
         return f"{self.source}, {imgsz} px"
 
 
@@ -87,10 +82,10 @@ class Backend(Model):
     """A bare network.
 
     Attributes:
-        accelerator: where it computes.
-        has_objectness: rows have an objectness between box and classes, not yet multiplied in.
+        accelerator: computes the network.
+        has_objectness: rows have an objectness between box and classes that scores do not include.
         needs_suppression: several rows may predict an object.
-        divides_batches: once it computes pictures apart, it divides a batch among its own threads.
+        divides_batches: after `compute_apart` it divides a batch among its own threads.
     """
 
     accelerator: Accelerator
@@ -100,33 +95,24 @@ class Backend(Model):
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
-        """Predict; may be called by several threads at once.
+        """Predict; thread-safe.
 
         Args:
-            images: float32 (B, 3, H, W) in 0 … 1, RGB, on `accelerator.device`; sides are multiples of `stride`.
+            images: float32 (B, 3, H, W) RGB in 0 … 1 on `accelerator.device`; sides are multiples of `stride`.
 
         Returns:
-            float32 (B, A, 4 + C) on the same device, which may still compute it: centre x, centre y, width, height in
-            pixels of the input, class scores; or (B, A, 5 + C) with objectness.
+            float32 (B, A, 4 + C), cx, cy, w, h in pixels of the input and class scores; or (B, A, 5 + C) with
+            objectness. The device may still compute it.
         """
 
 
 class PictureBackend(Model):
-    """A file that holds the whole pipeline, from a picture's pixels to boxes in them."""
+    """A file with the whole pipeline, from an image to boxes in its pixels."""
 
     @property
     def fixed_imgsz(self) -> int:
-        """As Model."""
         return self.imgsz
 
     @abstractmethod
-    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
-        """Find objects; may be called by several threads at once.
-
-        Args:
-            picture: uint8 (H, W, 3) RGB.
-            rules: which predictions become detections; `class_confs` among them.
-
-        Returns:
-            On the host, boxes in pixels of the picture, descending by score.
-        """
+    def detect(self, image: NDArray[np.uint8], rules: Suppression) -> Detections:
+        """Detect objects in uint8 (H, W, 3) RGB; thread-safe. Detections are on the host, descending by score."""

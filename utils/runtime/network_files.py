@@ -1,6 +1,6 @@
-"""Formats that hold the bare network alone: TorchScript and programs of torch.export (.pt2), ncnn, LiteRT.
+"""Readers of bare networks: TorchScript, torch.export (.pt2), ncnn and LiteRT.
 
-The first two are programs. To load one can run anything, so they are opened where the user trusts the file alone.
+TorchScript and .pt2 files are programs: loading one can run anything. `open_exported` requires `--trust-file` for them.
 """
 
 from __future__ import annotations
@@ -18,36 +18,26 @@ from numpy.typing import NDArray
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.optional_packages import import_extra
-from tessera.utils.runtime.exported import METADATA, Description, ExportedNetwork, plain_strings
+from tessera.utils.runtime.exported import METADATA, Description, ExportedNetwork, parse_metadata
 
 
 def open_torchscript(path: Path, accelerator: Accelerator) -> ExportedNetwork:
-    """Open a TorchScript file of export.py.
-
-    Raises:
-        UserError: another program made it.
-        Exception: whatever its reader meets in a damaged archive.
-    """
+    """Open a TorchScript file; a UserError where it is another program's, any exception where it is damaged."""
     extra = {METADATA: ""}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that TorchScript is deprecated
         module = torch.jit.load(path, accelerator.device, _extra_files=extra)
-    description = Description.read(plain_strings(extra[METADATA]), path)
+    description = Description.read(parse_metadata(extra[METADATA]), path)
     return _torch_network(description, "TorchScript", accelerator, module.eval())
 
 
 def open_pt2(path: Path, accelerator: Accelerator) -> ExportedNetwork:
-    """Open a program of torch.export that export.py wrote. What is in it runs: its format has pickles and expressions.
-
-    Raises:
-        UserError: another program made it.
-        Exception: whatever its reader meets in a damaged archive.
-    """
+    """Open a .pt2 file; as `open_torchscript`."""
     if not zipfile.is_zipfile(path):
         raise ValueError("no archive")
     extra = {METADATA: ""}
     program = torch.export.load(path, extra_files=extra)
-    description = Description.read(plain_strings(extra[METADATA]), path)
+    description = Description.read(parse_metadata(extra[METADATA]), path)
     return _torch_network(description, "torch.export", accelerator, program.module().to(accelerator.device))
 
 
@@ -61,16 +51,12 @@ def _torch_network(description: Description, kind: str, accelerator: Accelerator
 
 
 def open_ncnn(path: Path, accelerator: Accelerator) -> ExportedNetwork:
-    """Open an ncnn file of export.py: .ncnn.param, with .ncnn.bin and the metadata in .ncnn.json beside it.
-
-    Raises:
-        UserError: ncnn is missing; the file is damaged, or another program's.
-    """
+    """Open an ncnn file, .ncnn.param with .ncnn.bin and .ncnn.json; a UserError where it is damaged or foreign."""
     weights, metadata = path.with_suffix(".bin"), path.with_suffix(".json")
     for other in (weights, metadata):
         if not other.is_file():
-            raise UserError(f"{path}: {other.name} is not beside it. Copy all files that the export wrote.")
-    description = Description.read(plain_strings(metadata.read_bytes()), path)
+            raise UserError(f"{path}: {other.name} is not beside it. Copy all files of the export.")
+    description = Description.read(parse_metadata(metadata.read_bytes()), path)
     ncnn = import_extra("ncnn", "ncnn", str(path))
     net = ncnn.Net()
     net.opt.num_threads = torch.get_num_threads()
@@ -78,14 +64,14 @@ def open_ncnn(path: Path, accelerator: Accelerator) -> ExportedNetwork:
     net.opt.use_fp16_packed = net.opt.use_fp16_storage = net.opt.use_fp16_arithmetic = False
     net.opt.use_bf16_storage = False
     if net.load_param(str(path)) or net.load_model(str(weights)):
-        raise UserError(f"{path}: ncnn does not load it. Export it again.")
+        raise UserError(f"{path}: ncnn cannot load it. Export it again.")
 
     def predict(images: NDArray[np.float32]) -> NDArray[Any]:
         with net.create_extractor() as extractor:
             extractor.input("in0", ncnn.Mat(images[0]).clone())  # pnnx's names
             code, found = extractor.extract("out0")
         if code:
-            raise UserError(f"{path}: ncnn does not compute it (code {code}). Export it again.")
+            raise UserError(f"{path}: ncnn cannot compute it (code {code}). Export it again.")
         rows = np.array(found)
         return rows.reshape(1, -1, rows.shape[-1])
 
@@ -93,15 +79,10 @@ def open_ncnn(path: Path, accelerator: Accelerator) -> ExportedNetwork:
 
 
 def open_litert(path: Path, accelerator: Accelerator) -> ExportedNetwork:
-    """Open a LiteRT file of export.py (.tflite), with the metadata as an archive behind the network.
-
-    Raises:
-        UserError: LiteRT is missing; or another program made the file.
-        RuntimeError, ValueError: the file is damaged.
-    """
+    """Open a LiteRT file with an appended archive of metadata; as `open_torchscript`."""
     try:
         with zipfile.ZipFile(path) as archive:
-            strings = plain_strings(archive.read(METADATA))
+            strings = parse_metadata(archive.read(METADATA))
     except (zipfile.BadZipFile, NotImplementedError, KeyError, ValueError, OSError):
         strings = {}
     description = Description.read(strings, path)

@@ -1,4 +1,4 @@
-"""ONNX files, by ONNX Runtime."""
+"""Reader of ONNX files, with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -22,11 +22,8 @@ class _Session:
     """A file in ONNX Runtime.
 
     Args:
-        open_with: opens it with so many threads a run.
+        open_with: opens an `InferenceSession` with a number of threads per run.
         is_host: it computes on the CPU.
-
-    Attributes:
-        opened: the `InferenceSession`.
     """
 
     def __init__(self, open_with: Callable[[int], Any], is_host: bool) -> None:
@@ -35,7 +32,7 @@ class _Session:
         self._pool: ThreadPoolExecutor | None = None
 
     def compute_apart(self) -> int:
-        """As Model: a network this small computes a picture on one thread in little more time than on two."""
+        """As Model: small networks are hardly faster on two threads than on one."""
         at_once = min(self._threads, MOST_AT_ONCE)
         if at_once > 1 and self._pool is None:
             self.opened = self._open_with(self._threads // at_once)
@@ -43,17 +40,16 @@ class _Session:
         return at_once
 
     def rows(self, name: str, images: NDArray[Any]) -> NDArray[Any]:
-        """What a bare network with this input predicts for the images."""
         return np.asarray(self.opened.run(None, {name: images})[0])
 
     def rows_apart(self, name: str, images: NDArray[Any]) -> NDArray[Any]:
-        """The same, image by image where these are computed apart."""
+        """Return the rows, image by image after `compute_apart`."""
         if self._pool is None or len(images) == 1:
             return self.rows(name, images)
         return np.concatenate([*self._pool.map(partial(self.rows, name), np.split(images, len(images)))])
 
     def detect(self, inputs: dict[str, NDArray[Any]]) -> Sequence[NDArray[Any]]:
-        """Boxes, scores and classes of a picture, of a file that takes one or several."""
+        """Return boxes, scores and classes of an image; the file may take a batch."""
         if "images" not in inputs:
             found: Sequence[NDArray[Any]] = self.opened.run(["boxes", "scores", "classes"], inputs)
             return found
@@ -63,11 +59,11 @@ class _Session:
 
 
 def open_onnx(path: Path, accelerator: Accelerator) -> ExportedNetwork | ExportedDetector:
-    """Open an ONNX file of export.py.
+    """Open an ONNX file.
 
     Raises:
-        UserError: ONNX Runtime is missing or lacks the provider; or another program made the file.
-        Exception: of a class for each of the runtime's codes: the file is damaged.
+        UserError: ONNX Runtime or its provider is missing, or the file is another program's.
+        Exception: the file is damaged; the runtime has a class for each of its codes.
     """
     library = import_extra("onnxruntime", "export", str(path))
     providers = accelerator.onnx_providers
@@ -75,9 +71,9 @@ def open_onnx(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exporte
 
     def open_with(threads: int) -> Any:
         options = library.SessionOptions()
-        options.log_severity_level = 3  # errors alone
+        options.log_severity_level = 3  # errors
         options.intra_op_num_threads = threads
-        # Between two pictures its threads would keep the cores busy that decoding, suppression and others need.
+        # Spinning threads would occupy the cores that decoding and NMS need between two images.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return library.InferenceSession(str(path), options, providers=list(providers))
 
@@ -93,7 +89,7 @@ def open_onnx(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exporte
         batch = first.shape[0] if isinstance(first.shape[0], int) else None
         predict = partial(session.rows_apart if batch is None else session.rows, first.name)
         return ExportedNetwork(description, runtime, accelerator, predict, batch, apart)
-    # In files of earlier exports the thresholds have defaults.
+    # Files of earlier exports have defaults for the thresholds.
     named = [*opened.get_inputs(), *opened.get_overridable_initializers()]
     ranks = {value.name: len(value.shape) for value in named}
     return ExportedDetector(
@@ -105,6 +101,6 @@ def _require(wanted: str, found: Sequence[str], path: Path) -> None:
     if wanted not in found:
         package = "onnxruntime-gpu in place of onnxruntime" if wanted.startswith("CUDA") else "an onnxruntime with it"
         raise MissingDevice(
-            f"{path}: the device that was asked for needs {wanted}, but ONNX Runtime offers {', '.join(found)}. "
-            f"Install {package}, or give --device cpu."
+            f"{path}: the requested device needs {wanted}, but ONNX Runtime has {', '.join(found)}. Install {package}, "
+            "or give --device cpu."
         )

@@ -1,4 +1,4 @@
-"""Which kind of file `--weights` names, and the model in it."""
+"""Opening of `--weights`: a checkpoint or an exported file of any format."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory
 from tessera.utils.ranks.signals import signals_end_at_once
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import TorchNetwork
-from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork, MissingDevice, errors_of
+from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork, MissingDevice, runtime_errors
 from tessera.utils.runtime.network_files import open_litert, open_ncnn, open_pt2, open_torchscript
 from tessera.utils.runtime.onnxruntime import open_onnx
 from tessera.utils.runtime.openvino import open_openvino
 
 OpenModel = TorchNetwork | ExportedDetector | ExportedNetwork
 
-PROGRAMS = {".torchscript", ".pt2"}  # to load one is to run what is in it
+PROGRAMS = {".torchscript", ".pt2"}  # loading one runs its code
 _OPENERS: dict[str, Callable[[Path, Accelerator], ExportedDetector | ExportedNetwork]] = {
     ".onnx": open_onnx,
     ".xml": open_openvino,
@@ -40,24 +40,19 @@ def open_model(
     end2end: bool = False,
     trust_file: bool = False,
 ) -> OpenModel:
-    """Open the file that `--weights` means. All ranks call it together: a checkpoint is read by rank 0 alone.
+    """Open the file of `--weights`; all ranks call it together, and rank 0 reads a checkpoint.
 
-    Args:
-        weights: a checkpoint, the bare name of an official one, or an exported file.
-        world: this rank, whose accelerator computes.
-        augment: test-time augmentation.
-        half: the accelerator's 16 bits.
-        end2end: the branch that needs no suppression.
-        trust_file: an exported file that is a program may run.
+    `weights` is a checkpoint, the name of a published one, or an exported file. `augment` is test-time augmentation,
+    `half` 16-bit inference, `end2end` the branch without NMS; `trust_file` allows files that are programs.
 
     Raises:
-        UserError: there is no such file, it cannot be read, or it cannot do what was asked for.
+        UserError: the file is missing or unreadable, or does not support a flag.
     """
     if is_exported(weights):
         for flag, given in (("--augment", augment), ("--half", half), ("--end2end", end2end)):
             if given:
                 raise ConfigError(
-                    f"{flag}: {weights} is an exported file, made one way or the other. Leave the flag out, or give "
+                    f"{flag}: {weights} is an exported file, which the flag does not change. Remove the flag, or give "
                     "the checkpoint."
                 )
         return open_exported(weights, world.accelerator, trust_file=trust_file)
@@ -70,20 +65,20 @@ def open_model(
 
 
 def is_exported(name: str) -> bool:
-    """Whether `--weights` names an exported file, not a checkpoint."""
+    """Return whether `--weights` names an exported file, not a checkpoint."""
     return Path(name).suffix.lower() in EXPORTED
 
 
 def open_exported(
     name: str | Path, accelerator: Accelerator, *, trust_file: bool = False
 ) -> ExportedDetector | ExportedNetwork:
-    """Open a file of export.py in the runtime that it is made for; it computes with as many threads as torch.
+    """Open an exported file in its runtime, with as many threads as torch.
 
-    A file that is a program is refused without `trust_file`, and nothing of it is read.
+    A program is refused without `trust_file`, before anything of it is read.
 
     Raises:
-        UserError: there is no such file, it is damaged, it is a program that is not trusted, its runtime is missing or
-            lacks the device, or another program made it.
+        UserError: the file is missing, damaged, another program's, or a program that is not trusted; or its runtime or
+            device is missing.
     """
     path = Path(name).expanduser()
     if not path.is_file():
@@ -92,15 +87,15 @@ def open_exported(
     suffix = path.suffix.lower()
     if suffix in PROGRAMS and not trust_file:
         raise UserError(
-            f"--weights {name}: a {suffix} file is a program; to load it can run anything with your rights. Give "
-            "--trust-file (Python: trust_file=True) where you trust its maker; else take the checkpoint, or a file of "
+            f"--weights {name}: a {suffix} file is a program; loading it can run anything with your rights. Give "
+            "--trust-file (Python: trust_file=True) if you trust its author, else use the checkpoint or a file of "
             f"{called('export.py')} --include onnx, which holds no code."
         )
     if suffix in (".param", ".tflite") and not accelerator.is_host:
-        raise MissingDevice(f"--weights {name}: computed on the CPU alone here. Give --device cpu.")
+        raise MissingDevice(f"--weights {name}: this format runs on the CPU only. Give --device cpu.")
     with (
-        errors_of(EXPORTED[suffix], path, "load"),
+        runtime_errors(EXPORTED[suffix], path, "load"),
         explain_out_of_memory_of(path, accelerator),
-        signals_end_at_once(),  # a runtime may never come back from a file
+        signals_end_at_once(),  # a runtime may hang on a file
     ):
         return _OPENERS[suffix](path, accelerator)

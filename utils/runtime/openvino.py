@@ -1,4 +1,4 @@
-"""OpenVINO files: the network's .xml beside its weights, .bin."""
+"""Reader of OpenVINO files: .xml with its weights, .bin, beside it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
-PRECISION = "f32"  # left to itself, OpenVINO takes bfloat16 where the processor has it, and finds other boxes
-SECTION = "tessera"  # of the model's rt_info, that holds the metadata
-# The binding makes its tables of types in the first call of the process that needs them, and may give up Python's lock
-# meanwhile: of two threads in their first call, each could wait for what the other holds.
+PRECISION = "f32"  # OpenVINO's default is bfloat16 on some processors, with other boxes
+SECTION = "tessera"  # section of the model's rt_info with the metadata
+# The binding builds its type tables in the first call that needs them and may release the GIL meanwhile: two threads in
+# their first call could deadlock.
 _FIRST_CALL = threading.Lock()
 
 
 def open_openvino(path: Path, accelerator: Accelerator) -> ExportedNetwork | ExportedDetector:
-    """Open an OpenVINO file of export.py, the .xml.
+    """Open an OpenVINO file.
 
     Raises:
-        UserError: OpenVINO is missing or lacks the device; or another program made the file.
+        UserError: OpenVINO, its device or the .bin is missing, or the file is another program's.
         RuntimeError: the file is damaged.
     """
     openvino = import_extra("openvino", "openvino", str(path))
@@ -35,8 +35,8 @@ def open_openvino(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exp
     core, device = openvino.Core(), accelerator.openvino_device
     if device not in core.available_devices:
         raise MissingDevice(
-            f"{path}: OpenVINO offers {', '.join(core.available_devices)} here, not the device that was asked for. "
-            "Give --device cpu."
+            f"{path}: OpenVINO has {', '.join(core.available_devices)} here, not the requested device. Give "
+            "--device cpu."
         )
     if not path.with_suffix(".bin").is_file():
         raise UserError(f"{path}: its weights, {path.with_suffix('.bin').name}, are not beside it. Copy both files.")
@@ -44,7 +44,7 @@ def open_openvino(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exp
     compiled = core.compile_model(
         model, device, {"INFERENCE_PRECISION_HINT": PRECISION, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
     )
-    own = threading.local()  # a request for each thread: one serves one caller at a time
+    own = threading.local()  # a request serves one thread at a time
 
     def compute(inputs: dict[str, Any]) -> dict[str, NDArray[Any]]:
         if not hasattr(own, "request"):

@@ -1,4 +1,4 @@
-"""What an exported file computes, checked: another program's file, or a damaged one, may answer with anything.
+"""Checks of the outputs of exported files: a damaged or foreign file may compute anything.
 
 Legend: B images, A rows of an image, C classes, n detections.
 """
@@ -13,62 +13,51 @@ from numpy.typing import NDArray
 
 from tessera.utils.checkpoints.restricted_unpickler import Damaged
 
-_BEYOND = 1.0  # pixels that rounding may put a box beyond its picture
-_ABOVE = 1e-3  # that rounding may put a score above 1
+_BEYOND = 1.0  # pixels beyond the image that rounding may cause
+_ABOVE = 1e-3  # above a score of 1 that rounding may cause
 
 
 def checked_rows(found: Any, images: int, classes: int) -> NDArray[np.float32]:
-    """Rows of a bare network, float32 (B, A, 4 + C), of what its runtime gave.
-
-    Raises:
-        Damaged: another shape, no numbers, or some that are not finite.
-    """
+    """Return the rows of a bare network as float32 (B, A, 4 + C); Damaged for another shape or no finite numbers."""
     rows = _numbers("rows", found)
     if rows.ndim != 3 or rows.shape[0] != images or rows.shape[2] != 4 + classes:
-        raise Damaged(f"it finds rows of the shape {_shape(rows)}, expected ({images}, any, {4 + classes})")
+        raise Damaged(f"it computes rows of the shape {_shape(rows)}, expected ({images}, any, {4 + classes})")
     return rows.astype(np.float32, copy=False)
 
 
 def checked_detections(
     found: Sequence[Any], classes: int, max_det: int, size_hw: tuple[int, int]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-    """What a whole detector found on a picture: boxes (n, 4), scores (n,) and classes (n,).
-
-    Args:
-        found: as its runtime gave them.
-        classes: that it knows.
-        max_det: detections that were asked for at most.
-        size_hw: of the picture.
+    """Return boxes (n, 4), scores (n,) and classes (n,) of an exported detector.
 
     Raises:
-        Damaged: other shapes or numbers, too many detections, boxes beyond the picture, nameless classes.
+        Damaged: wrong shapes or types, more than `max_det` detections, boxes outside the image, unknown classes.
     """
     boxes, scores, kinds = (_numbers(*pair) for pair in zip(("boxes", "scores", "classes"), found, strict=True))
     count = scores.size
     if boxes.shape != (count, 4) or scores.ndim != 1 or kinds.shape != (count,):
         shapes = ", ".join(map(_shape, (boxes, scores, kinds)))
-        raise Damaged(f"it finds boxes, scores and classes of the shapes {shapes}, expected (n, 4), (n,), (n,)")
+        raise Damaged(f"it computes boxes, scores and classes of the shapes {shapes}, expected (n, 4), (n,), (n,)")
     if count > max_det:
-        raise Damaged(f"it finds {count:,} boxes, expected {max_det:,} at most")
+        raise Damaged(f"it computes {count:,} boxes, expected {max_det:,} at most")
     height, width = size_hw
     limits = np.array((width, height, width, height)) + _BEYOND
     if not ((boxes >= -_BEYOND) & (boxes <= limits)).all() or not (boxes[:, :2] <= boxes[:, 2:]).all():
-        raise Damaged(f"it finds a box that does not lie in the picture of {width} × {height} pixels")
+        raise Damaged(f"it computes a box outside the image of {width} × {height} pixels")
     if len(odd := kinds[(kinds < 0) | (kinds >= classes) | (kinds != np.floor(kinds))]):
-        raise Damaged(f"it finds the class {odd[0]:g}, expected 0 to {classes - 1}")
+        raise Damaged(f"it computes the class {odd[0]:g}, expected 0 to {classes - 1}")
     if not ((scores >= 0) & (scores <= 1 + _ABOVE)).all():
-        raise Damaged(f"it finds scores from {scores.min():g} to {scores.max():g}, expected 0 to 1")
+        raise Damaged(f"it computes scores from {scores.min():g} to {scores.max():g}, expected 0 to 1")
     return boxes.astype(np.float32, copy=False), scores.astype(np.float32, copy=False), kinds.astype(np.int64)
 
 
 def _numbers(what: str, found: Any) -> NDArray[Any]:
-    """An array of finite numbers."""
     values = np.asarray(found)
     if values.dtype.kind not in "fiu":
-        raise Damaged(f"it finds {what} of {values.dtype}, expected numbers")
-    # The extremes are NaN where one number is: two passes, without a copy.
+        raise Damaged(f"it computes {what} of {values.dtype}, expected numbers")
+    # The extremes are NaN where one number is; this makes no copy.
     if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
-        raise Damaged(f"it finds {what} with numbers that are not finite (NaN or infinite)")
+        raise Damaged(f"it computes {what} with numbers that are not finite (NaN or infinite)")
     return values
 
 

@@ -17,7 +17,7 @@ from tessera.data.source import decode
 from tessera.data.source.decode import _read_by_pillow, decode_levels, read_image
 from tessera.utils.bit_depth import READS_HEIC
 from tessera.utils.errors import UserError
-from tessera.utils.inference.sources.source_arguments import find_origins
+from tessera.utils.inference.sources.source_arguments import parse_sources
 from tests.data.source.made_yaml import build, check
 from tests.data.source.tool_forms import images as tool_images
 from tests.data.source.tool_forms import labels as tool_labels
@@ -129,10 +129,10 @@ def test_images_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: 
     assert problems(yaml) == [f"train: {said}"]
     for source in (images, images / "*"):
         caplog.clear()
-        assert [Path(origin.where).name for origin in find_origins([source])] == ["a.jpg"]
+        assert [Path(origin.where).name for origin in parse_sources([source])] == ["a.jpg"]
         assert "--source " in caplog.text and f": {said}." in caplog.text
     (images / "a.jpg").unlink()
-    for read in (lambda: build(yaml), lambda: find_origins([images])):
+    for read in (lambda: build(yaml), lambda: parse_sources([images])):
         with pytest.raises(UserError, match=r"3 images not read because of their suffix: 2 \.jxl, 1 \.psd"):
             read()
 
@@ -140,7 +140,7 @@ def test_images_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: 
 def test_a_source_that_is_not_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.jxl").write_bytes(b"\xff\x0a1234")
     with pytest.raises(UserError, match=r"1 image not read because of its suffix: 1 \.jxl"):
-        find_origins([tmp_path / "b.jxl"])
+        parse_sources([tmp_path / "b.jxl"])
     if not READS_HEIC:
         with pytest.raises(UserError, match=r"a\.heic: 1 image not read .* pip install pillow-heif"):
             decode_levels(np.frombuffer(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", np.uint8), "a.heic")

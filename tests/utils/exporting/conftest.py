@@ -1,4 +1,4 @@
-"""One small detector, exported once: a session's tests share it."""
+"""Fixtures for exports: one small detector, exported once a session."""
 
 from __future__ import annotations
 
@@ -22,19 +22,16 @@ def made_pt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def made_onnx(made_pt: Path) -> Path:
-    """Its whole file."""
     (path,) = export.run(weights=str(made_pt), imgsz=96, device="cpu")
     return path
 
 
 @pytest.fixture(scope="session")
 def session(made_onnx: Path) -> Any:
-    """The whole file in ONNX Runtime."""
     return open_session(made_onnx)
 
 
 def session_of(nodes: Nodes, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
-    """Nodes from inputs to outputs, in ONNX Runtime."""
     graph = ir.Graph(
         inputs, outputs, nodes=nodes.nodes, initializers=nodes.initializers, opset_imports={"": 18}, name="part"
     )
@@ -42,7 +39,6 @@ def session_of(nodes: Nodes, inputs: Sequence[Any], outputs: Sequence[Any]) -> A
 
 
 def open_session(file: Path | bytes) -> Any:
-    """A file in ONNX Runtime, one thread."""
     onnxruntime = pytest.importorskip("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3

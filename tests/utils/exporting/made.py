@@ -1,4 +1,4 @@
-"""Small checkpoints, the pipeline that exports must equal, and how detections are compared."""
+"""Helpers for tests of exports: small checkpoints, the reference pipeline, comparison of detections."""
 
 from __future__ import annotations
 
@@ -21,22 +21,13 @@ from tessera.utils.runtime.pipeline import fit_picture
 from tessera.utils.types import Detections
 from tests.system.tiny import make_data
 
-BODY = [[-1, 1, "Conv", [8, 6, 2, 2]], [-1, 1, "Conv", [16, 3, 2]], [-1, 1, "C3", [16]], [-1, 1, "Conv", [32, 3, 2]]]
-ANCHORED = {
-    "nc": 3,
-    "depth_multiple": 1.0,
-    "width_multiple": 1.0,
-    "anchors": [[8, 9, 20, 14], [30, 40, 60, 50]],
-    "backbone": [*BODY, [-1, 1, "Conv", [32, 3, 2]]],
-    "head": [[[3, 4], 1, "Detect", ["nc", "anchors"]]],
-}
-FREE = {
-    "nc": 3,
-    "depth_multiple": 1.0,
-    "width_multiple": 1.0,
-    "backbone": [*BODY, [-1, 1, "Conv", [32, 3, 2]]],
-    "head": [[[3, 4], 1, "DetectFree", ["nc", 8, 1, True]]],
-}
+LAYERS: list[tuple[str, list[int]]] = [
+    *(("Conv", [8, 6, 2, 2]), ("Conv", [16, 3, 2]), ("C3", [16]), ("Conv", [32, 3, 2]), ("Conv", [32, 3, 2])),
+]
+BACKBONE = {"nc": 3, "depth_multiple": 1.0, "width_multiple": 1.0, "backbone": [[-1, 1, *layer] for layer in LAYERS]}
+HEAD = [[[3, 4], 1, "Detect", ["nc", "anchors"]]]
+ANCHORED = {**BACKBONE, "anchors": [[8, 9, 20, 14], [30, 40, 60, 50]], "head": HEAD}
+FREE = {**BACKBONE, "head": [[[3, 4], 1, "DetectFree", ["nc", 8, 1, True]]]}
 NAMES = ("circle", "square", "star")
 
 
@@ -75,7 +66,6 @@ def dataset(folder: Path, *, train: int = 2, val: int = 6, size: int = 120) -> P
 
 
 def found_rows(*rows: tuple[float, float, float, float, float, int]) -> Detections:
-    """Detections of x1, y1, x2, y2, score, class."""
     table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 6)
     return Detections(table[:, :4].float(), table[:, 4].float(), table[:, 5].long())
 
@@ -90,7 +80,6 @@ def picture(height: int, width: int, seed: int = 0, *, gray: bool = False) -> ND
 
 
 def pipeline(model: DetectionModel, image: NDArray[np.uint8], imgsz: int, rules: Suppression) -> Detections:
-    """Detections of a picture by the functions of a validation."""
     canvas, placement = fit_picture(image, imgsz, model.stride)
     with torch.no_grad():
         decoded = model(torch.from_numpy(canvas)[None].permute(0, 3, 1, 2).float().div_(255))[0]

@@ -1,14 +1,20 @@
-"""The programs of docs/deploy.md, as they stand there, find what Detector finds."""
+"""Tests of the programs of docs/deploy.md: they detect what Detector detects."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -22,7 +28,6 @@ from tessera.utils.inference.results import Result
 from tessera.utils.machine.opencv import cv2
 from tests.browser import NODE_MODULES, installed_browser
 from tests.system.launch import run_command
-from tests.utils.exporting.browser import printed_in_browser
 from tests.utils.exporting.made import NAMES, picture
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,6 +41,27 @@ PICTURE = picture(150, 200, 8)
 WITHOUT_TELEMETRY = "import sys; sys.modules['openvino_telemetry'] = None; exec(open(sys.argv[1]).read())"
 TYPES = {"tensor(uint8)": "TYPE_UINT8", "tensor(float)": "TYPE_FP32", "tensor(int64)": "TYPE_INT64"}
 SDK = "#include <onnxruntime_cxx_api.h>\n#include <opencv2/imgcodecs.hpp>\n#include <opencv2/imgproc.hpp>\n"
+
+IN_BROWSER = """<!doctype html>
+<meta charset="utf-8">
+<script type="importmap">
+{"imports": {"onnxruntime-web/wasm": "./onnxruntime-web/dist/ort.wasm.bundle.min.mjs"}}
+</script>
+<script>
+const said = [];
+for (const kind of ["log", "warn", "error"]) console[kind] = (...words) => said.push(words.join(" "));
+const report = (text) => fetch("said", { method: "POST", body: text });
+addEventListener("unhandledrejection", (event) => report(`failed: ${event.reason}`));
+addEventListener("error", (event) => report(`failed: ${event.message ?? event.target.outerHTML}`), true);
+</script>
+<script type="module">
+%s
+await report(said.join("\\n"));
+</script>
+"""
+# Names lead nowhere, so that what is not on this machine cannot be fetched; root has no sandbox.
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run")
+NO_NETWORK = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
 
 
 def program(section: str, language: str) -> str:
@@ -65,21 +91,18 @@ def folder(tmp_path: Path, made_onnx: Path) -> Path:
     return tmp_path
 
 
-def of_checkpoint(made_pt: Path, limits: Limits) -> Result:
-    """What the checkpoint itself finds."""
-    conf, iou, max_det = limits
-    detector = Detector(made_pt, imgsz=96, conf_thres=conf, iou_thres=iou, max_det=max_det, device="cpu")
-    (result,) = detector(PICTURE)
-    return result
-
-
 @pytest.fixture(scope="module")
 def expected(made_pt: Path) -> dict[Limits, Result]:
-    """At both sets of thresholds; each of the second is one that shows."""
-    found = {limits: of_checkpoint(made_pt, limits) for limits in (WRITTEN, OTHER)}
+    """What the checkpoint itself finds at both sets of thresholds; each of the second is one that shows."""
+
+    def of_checkpoint(conf: float, iou: float, max_det: int) -> Result:
+        detector = Detector(made_pt, imgsz=96, conf_thres=conf, iou_thres=iou, max_det=max_det, device="cpu")
+        return next(detector(PICTURE))
+
+    found = {limits: of_checkpoint(*limits) for limits in (WRITTEN, OTHER)}
     assert all(len(one.scores) > 5 and len(set(one.classes)) > 1 for one in found.values())
     for place in range(3):
-        forgotten = of_checkpoint(made_pt, (*OTHER[:place], WRITTEN[place], *OTHER[place + 1 :]))
+        forgotten = of_checkpoint(*OTHER[:place], WRITTEN[place], *OTHER[place + 1 :])
         assert not np.array_equal(forgotten.boxes_xyxy, found[OTHER].boxes_xyxy)
     return found
 
@@ -118,13 +141,11 @@ def assert_equal(found: Printed, expected: Result, limits: Limits, names: tuple[
 def assert_both_equal(
     run: Callable[[str], Printed], code: str, expected: dict[Limits, Result], names: tuple[str, ...]
 ) -> None:
-    """With the thresholds on the page, and with others."""
     for limits, lines in ((WRITTEN, code), (OTHER, other(code))):
         assert_equal(run(lines), expected[limits], limits, names)
 
 
 def run_python(folder: Path, code: str) -> Printed:
-    """What a program in Python finds."""
     (folder / "program.py").write_text(code)
     return said([sys.executable, "-I", "-c", WITHOUT_TELEMETRY, "program.py"], folder)
 
@@ -162,6 +183,46 @@ def test_node(folder: Path, expected: dict[Limits, Result]) -> None:
         return said([node, "program.mjs"], folder)
 
     assert_both_equal(run, program("ONNX Runtime in Node", "js"), expected, NUMBERS)
+
+
+class _Site(SimpleHTTPRequestHandler):
+    """A folder; what the page posts is put into a queue."""
+
+    extensions_map = {".html": "text/html", ".mjs": "text/javascript", ".wasm": "application/wasm"}  # noqa: RUF012
+
+    def __init__(self, *args: object, posted: SimpleQueue[str], **kwargs: str) -> None:
+        self._posted = posted
+        super().__init__(*args, **kwargs)  # type: ignore[arg-type]
+
+    def do_POST(self) -> None:
+        self._posted.put(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def printed_in_browser(browser: str, code: str, folder: Path) -> str:
+    """What a module writes to the console, its warnings too, on a page of a folder."""
+    (folder / "index.html").write_text(IN_BROWSER % code)
+    posted: SimpleQueue[str] = SimpleQueue()
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), partial(_Site, directory=str(folder), posted=posted)) as server,
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+    ):
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}/index.html"
+        command = [browser, *FLAGS, NO_NETWORK, f"--user-data-dir={profile}", address]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            text = posted.get(timeout=240)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            server.shutdown()
+    assert not text.startswith("failed: "), text
+    return text
 
 
 @pytest.mark.slow

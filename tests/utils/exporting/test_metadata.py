@@ -1,4 +1,4 @@
-"""What an exported file says of the licence of its weights."""
+"""Tests of the licence in the metadata of exported files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph makes of a picture what a validation makes of it, at any size."""
+"""Tests of the ONNX preprocessing: pixels equal those of a validation at any size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.exporting.graph import Nodes, described
+from tessera.utils.exporting.graph import Nodes, typed_value
 from tessera.utils.exporting.preprocessing import preprocess
 from tessera.utils.runtime.pipeline import fit_picture
 from tests.utils.exporting.conftest import session_of
@@ -21,9 +21,9 @@ IMGSZ, STRIDE = 96, 32
 def graph_of(imgsz: int) -> Any:
     """Pictures (B, H, W, 3) to what the network reads, in ONNX Runtime."""
     nodes = Nodes("before")
-    pictures = described("pictures", np.uint8, ["b", "h", "w", 3])
+    pictures = typed_value("pictures", np.uint8, ["b", "h", "w", 3])
     images = preprocess(nodes, pictures, imgsz, STRIDE).images
-    return session_of(nodes, [pictures], [described("images", np.float32, [None] * 4, images)])
+    return session_of(nodes, [pictures], [typed_value("images", np.float32, [None] * 4, images)])
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +60,7 @@ def test_pixels_equal_the_pipelines(small: Any, height: int, width: int, gray: b
 
 
 @pytest.mark.parametrize("size_hw", [(3000, 4000), (1080, 1920), (427, 640), (375, 500), (640, 640)])
-def test_pictures_of_cameras(size_hw: tuple[int, int]) -> None:
+def test_images_of_cameras(size_hw: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
     most, share = difference(graph_of(640), rng.integers(0, 256, (*size_hw, 3), np.uint8), 640)
     assert most < 1.01 and share <= 0.05
-
-
-def test_pictures_of_a_batch_are_each_as_alone(small: Any) -> None:
-    images = np.stack([picture(150, 70, seed) for seed in range(3)])
-    (together,) = small.run(None, {"pictures": images})
-    alone = [small.run(None, {"pictures": image[None]})[0][0] for image in images]
-    np.testing.assert_array_equal(together, np.stack(alone))

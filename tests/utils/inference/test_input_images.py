@@ -1,4 +1,4 @@
-"""The door: one picture gives the same pixels, however it comes in."""
+"""Tests of input images: one image gives the same pixels in every form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from tessera.utils.bit_depth import PixelRule, to_uint8
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.inference.input_images import DarkNote, to_pixels
+from tessera.utils.inference.input_images import DarkImageWarning, to_pixels
 from tests.utils.exporting.made import picture
 
 SIZE_HW = (37, 52)
@@ -37,19 +37,14 @@ ALPHA = np.concatenate((PICTURE, np.full((*SIZE_HW, 1), 40, np.uint8)), 2)
 DOORS: dict[str, Callable[[], np.ndarray]] = {
     "bytes": lambda: to_pixels(png(Image.fromarray(PICTURE))),
     "bytearray": lambda: to_pixels(bytearray(png(Image.fromarray(PICTURE)))),  # type: ignore[arg-type]
-    "pil": lambda: to_pixels(Image.fromarray(PICTURE)),
     "pil from a file": lambda: to_pixels(Image.open(io.BytesIO(png(Image.fromarray(PICTURE))))),
     "pil with alpha": lambda: to_pixels(Image.fromarray(ALPHA)),
     "bytes with alpha": lambda: to_pixels(png(Image.fromarray(ALPHA))),
-    "rgb": lambda: to_pixels(PICTURE),
     "rgba": lambda: to_pixels(ALPHA),
-    "bgr": lambda: to_pixels(reversed_channels(PICTURE), color="bgr"),
     "bgra": lambda: to_pixels(reversed_channels(ALPHA), color="bgr"),
     "a view": lambda: to_pixels(np.repeat(PICTURE, 2, 1)[:, ::2]),
     "uint16": lambda: to_pixels(PICTURE.astype(np.uint16) * 257),
-    "float32": lambda: to_pixels(PICTURE.astype(np.float32) / 255),
     "float64": lambda: to_pixels(PICTURE / 255),
-    "tensor": lambda: to_pixels(torch.from_numpy(PICTURE).permute(2, 0, 1)),
     "tensor with alpha": lambda: to_pixels(torch.from_numpy(ALPHA).permute(2, 0, 1)),
     "tensor of floats": lambda: to_pixels(torch.from_numpy(PICTURE / 255).permute(2, 0, 1).requires_grad_()),
     "tensor in bgr": lambda: to_pixels(torch.from_numpy(PICTURE).permute(2, 0, 1).flip(0), color="bgr"),
@@ -57,14 +52,14 @@ DOORS: dict[str, Callable[[], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_one_picture_through_every_door(door: str) -> None:
+def test_one_image_in_every_form(door: str) -> None:
     found = DOORS[door]()
     assert found.dtype == np.uint8 and found.flags.c_contiguous
     np.testing.assert_array_equal(found, PICTURE)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".jpg", ".webp", ".tif"])
-def test_files_bytes_and_pil_are_alike(tmp_path: Path, suffix: str) -> None:
+def test_files_bytes_and_pil_are_equal(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"bild größe{suffix}"
     path.write_bytes(cv2.imencode(suffix, PICTURE[..., ::-1])[1].tobytes())
     pixels = to_pixels(path)
@@ -81,11 +76,9 @@ def test_grey_becomes_three_equal_channels(channels: int | None) -> None:
     array = grey if channels is None else np.stack([grey, np.zeros_like(grey)][:channels], 2)
     expected = np.repeat(grey[..., None], 3, 2)
     np.testing.assert_array_equal(to_pixels(array), expected)
-    np.testing.assert_array_equal(
-        to_pixels(torch.from_numpy(array).movedim(-1, 0) if channels else torch.from_numpy(grey)), expected
-    )
-    np.testing.assert_array_equal(to_pixels(png(Image.fromarray(grey))), expected)
-    np.testing.assert_array_equal(to_pixels(Image.fromarray(grey)), expected)
+    tensor = torch.from_numpy(array).movedim(-1, 0) if channels else torch.from_numpy(grey)
+    for image in (tensor, png(Image.fromarray(grey)), Image.fromarray(grey)):
+        np.testing.assert_array_equal(to_pixels(image), expected)
 
 
 def test_palette_and_black_and_white() -> None:
@@ -110,7 +103,7 @@ def test_cmyk() -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_turned_as_they_are_shown(orientation: int) -> None:
+def test_exif_orientation_is_applied(orientation: int) -> None:
     file, exif = io.BytesIO(), Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(PICTURE).save(file, "JPEG", quality=95, exif=exif)
@@ -124,16 +117,14 @@ def test_16_bits_by_the_rule_of_the_weights(rule: PixelRule | None) -> None:
     levels = PICTURE.astype(np.uint16) * 16
     expected = to_uint8(levels, rule)
     np.testing.assert_array_equal(to_pixels(levels, pixels=rule), expected)
-    np.testing.assert_array_equal(to_pixels(levels[..., ::-1], color="bgr", pixels=rule), expected)
     encoded = cv2.imencode(".png", levels[..., ::-1])[1].tobytes()
     np.testing.assert_array_equal(to_pixels(encoded, pixels=rule), expected)
     grey = levels[..., 0]
     expected = np.repeat(to_uint8(grey, rule)[..., None], 3, 2)
-    for mode in ("I;16", "I"):
-        image = Image.fromarray(grey) if mode == "I;16" else Image.fromarray(grey.astype(np.int32))
-        assert image.mode == mode
-        np.testing.assert_array_equal(to_pixels(image, pixels=rule), expected)
-    np.testing.assert_array_equal(to_pixels(png(Image.fromarray(grey)), pixels=rule), expected)
+    images = [Image.fromarray(grey), Image.fromarray(grey.astype(np.int32))]
+    assert [image.mode for image in images] == ["I;16", "I"]
+    for door in (*images, png(images[0])):
+        np.testing.assert_array_equal(to_pixels(door, pixels=rule), expected)
 
 
 @pytest.mark.parametrize(
@@ -144,27 +135,23 @@ def test_16_bits_by_the_rule_of_the_weights(rule: PixelRule | None) -> None:
         (np.zeros((0, 50, 3), np.uint8), r"shape \(0, 50, 3\), expected \(height, width\)"),
         (np.zeros(50, np.uint8), r"shape \(50,\)"),
         (np.zeros((40, 50, 5), np.uint8), r"shape \(40, 50, 5\)"),
-        (np.zeros((40, 50, 3), np.int64), r"picture of int64, expected uint8, uint16"),
-        (np.zeros((40, 50, 3), bool), r"picture of bool"),
-        (PICTURE.astype(np.float32), r"picture of float32 up to 2\d\d, expected floats in 0 to 1\. Divide it"),
-        (torch.from_numpy(PICTURE).permute(2, 0, 1).half(), "picture of float16 up to 2.*or give it as uint8"),
+        (np.zeros((40, 50, 3), np.int64), r"image of int64, expected uint8, uint16"),
+        (np.zeros((40, 50, 3), bool), r"image of bool"),
+        (PICTURE.astype(np.float32), r"image of float32 up to 2\d\d, expected floats in 0 to 1\. Divide it"),
+        (torch.from_numpy(PICTURE).permute(2, 0, 1).half(), "image of float16 up to 2.*or give it as uint8"),
         (torch.zeros(40, 50, 3), r"shape \(40, 50, 3\), expected \(height, width\) or \(1 to 4, height, width\)"),
         (torch.zeros(1, 3, 40, 50), "one by one"),
         (b"no picture", r"10 bytes: found 10 bytes that do not decode"),
         (b"", "that do not decode"),
         (Path("nowhere.jpg"), r"nowhere\.jpg: cannot read the image \(No such file"),
-        (7.5, "found a float, expected a picture"),
-        (None, "found a NoneType, expected a picture"),
+        (7.5, "found a float, expected an image"),
+        (None, "found a NoneType, expected an image"),
+        (Image.open(io.BytesIO(png(Image.fromarray(PICTURE))[:700])), "cannot be read"),  # its file breaks off
     ],
 )
-def test_what_is_no_picture(given: Any, message: str) -> None:
+def test_invalid_images(given: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         to_pixels(given)
-
-
-def test_a_pil_image_whose_file_breaks_off() -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        to_pixels(Image.open(io.BytesIO(png(Image.fromarray(PICTURE))[:700])))
 
 
 def test_colour_order_is_of_arrays_alone() -> None:
@@ -181,19 +168,19 @@ def test_floats_may_be_above_1_by_rounding_or_by_a_rule() -> None:
     np.testing.assert_array_equal(to_pixels(PICTURE * 16.0, pixels=TWELVE_BITS), to_uint8(PICTURE * 16.0, TWELVE_BITS))
 
 
-def test_the_first_deep_picture_that_comes_dark_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_dark_image_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     levels = PICTURE.astype(np.uint16) * 16
     cv2.imwrite(str(tmp_path / "dark.png"), levels)
     bright = PICTURE.astype(np.uint16) * 257
-    note = DarkNote()
+    note = DarkImageWarning()
     for picture_, rule in ((PICTURE // 4, None), (bright, None), (np.zeros_like(bright), None), (levels, TWELVE_BITS)):
         to_pixels(picture_, pixels=rule, note=note)
     assert caplog.text == ""
     for _ in range(2):
         to_pixels(tmp_path / "dark.png", note=note)
     (record,) = caplog.records
-    assert f"{tmp_path / 'dark.png'}: more than 8 bits" in record.getMessage() and "`pixels:`" in record.getMessage()
+    assert f"{tmp_path / 'dark.png'}: dark, as" in record.getMessage() and "`pixels:`" in record.getMessage()
     for dark in (levels, (tmp_path / "dark.png").read_bytes(), Image.fromarray(levels[..., 0]), PICTURE / 1000):
         caplog.clear()
-        to_pixels(dark, note=DarkNote())
-        assert "comes dark" in caplog.text
+        to_pixels(dark, note=DarkImageWarning())
+        assert ": dark, as" in caplog.text

@@ -1,23 +1,23 @@
-"""Names of results: no two of a run are alike, whatever the sources are called."""
+"""Tests of output paths: unique in a run, whatever the names of the sources."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.evaluation.label_files import name_key, output_stems
-from tessera.utils.inference.output_paths import Places, class_folders, with_ending
+from tessera.utils.evaluation.label_files import name_key
+from tessera.utils.inference.output_paths import OutputPaths, class_folders
 from tessera.utils.inference.sources.frames import Frame, Media, SourceEvent
 
 PIXELS = np.zeros((1, 1, 3), np.uint8)
 
 
-def files_of(places: Places, source: str, name: str, media: Media) -> list[str]:
+def files_of(places: OutputPaths, source: str, name: str, media: Media) -> list[str]:
     """What may be written for a source: three frames of a video, three crops of each."""
     moments = [None] if media == "picture" else [0, 1, 12]
     found = []
@@ -55,7 +55,7 @@ def require_apart(files: list[str]) -> None:
     ],
 )
 def test_each_result_has_a_name_of_its_own(names: list[str]) -> None:
-    places, files = Places(), list[str]()
+    places, files = OutputPaths(), list[str]()
     for number, name in enumerate(names):
         files += files_of(places, f"{number}/{name}", name, "video" if name.endswith((".mp4", ".avi")) else "picture")
     require_apart(files)
@@ -69,7 +69,7 @@ _PART = st.sampled_from(
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.lists(_PART, min_size=1, max_size=3), st.sampled_from([".jpg", ".mp4", ""])), max_size=8))
 def test_so_it_is_in_any_order(sources: list[tuple[list[str], str]]) -> None:
-    places, files = Places(), list[str]()
+    places, files = OutputPaths(), list[str]()
     for number, (parts, suffix) in enumerate(sources):
         name = "/".join(parts)[: 250 - len(suffix)] + suffix
         files += files_of(places, f"{number}", name, "video" if suffix in (".mp4", "") else "picture")
@@ -77,8 +77,8 @@ def test_so_it_is_in_any_order(sources: list[tuple[list[str], str]]) -> None:
         require_apart(files)
 
 
-def test_a_video_that_is_named_again_has_a_place_of_its_own() -> None:
-    places, name = Places(), PurePath("a.mp4")
+def test_a_video_that_is_given_again_has_another_path() -> None:
+    places, name = OutputPaths(), PurePath("a.mp4")
     first = places.of(Frame(PIXELS, "a.mp4", "video", name, 0))
     assert first == places.of(Frame(PIXELS, "a.mp4", "video", name, 1)) == PurePath("a")
     places.event(SourceEvent("a.mp4", "ended", "a.mp4: ended", "video", name))
@@ -91,22 +91,3 @@ def test_folders_of_classes() -> None:
     found = [folders[name] for name in dict.fromkeys(names)]
     assert len({name_key(folder) for folder in found}) == len(found) == len(names) - 1
     assert all(0 < len(os.fsencode(folder)) <= 200 and "/" not in folder and folder.isprintable() for folder in found)
-
-
-@pytest.mark.parametrize(
-    "paths",
-    [
-        ["/s/a/1.jpg", "/s/b/1.jpg"],
-        ["/s/a/1.jpg", "/s/a/1.png", "/s/b/1.jpg"],
-        ["/s/A/1.jpg", "/s/a/1.jpg"],
-        ["/s/1.jpg", "/s/1.txt/1.jpg", "/s/b/1.jpg"],
-        ["/s/" + "x" * 251 + ".jpg", "/s/" + "x" * 251 + ".png"],
-        ["/s/a/1.jpg", "/s/a/1.jpg"],
-    ],
-)
-def test_label_files_of_a_validation_are_as_many_as_its_images(paths: list[str], tmp_path: Path) -> None:
-    stems = output_stems([Path(path) for path in paths])
-    require_apart([f"{stem}.txt" for stem in stems])
-    for stem in stems:
-        with_ending(tmp_path, PurePath(stem), ".txt").write_text("")
-    assert len([path for path in tmp_path.rglob("*.txt") if path.is_file()]) == len(paths)

@@ -1,4 +1,4 @@
-"""Items come from a thread as they would come without it."""
+"""Tests of prefetching: order, errors and ends of threads."""
 
 from __future__ import annotations
 
@@ -8,31 +8,23 @@ from collections.abc import Iterator
 
 import pytest
 
-from tessera.utils.inference.prefetch import found_ahead, read_ahead
+from tessera.utils.inference.prefetch import detect_ahead, prefetch
 
 
-def test_the_same_items_in_order() -> None:
+def test_the_same_items_in_order_and_an_error_after_them() -> None:
     made_in = set()
 
     def items() -> Iterator[int]:
         for number in range(100):
             made_in.add(threading.current_thread().name)
             yield number
-
-    with read_ahead(items()) as ahead:
-        assert list(ahead) == list(range(100))
-    assert made_in == {"reading ahead_0"}
-
-
-def test_an_error_comes_where_it_would() -> None:
-    def items() -> Iterator[int]:
-        yield 1
         raise OSError("gone")
 
-    with read_ahead(items()) as ahead:
-        assert next(ahead) == 1
+    with prefetch(items()) as ahead:
+        assert list(itertools.islice(ahead, 100)) == list(range(100))
         with pytest.raises(OSError, match="gone"):
             next(ahead)
+    assert made_in == {"reading ahead_0"}
 
 
 def test_no_more_than_a_few_are_made_and_the_thread_ends() -> None:
@@ -44,20 +36,27 @@ def test_no_more_than_a_few_are_made_and_the_thread_ends() -> None:
             yield number
 
     before = threading.active_count()
-    with read_ahead(items()) as ahead:
+    with prefetch(items()) as ahead:
         for number in ahead:
             assert len(made) <= number + 4
             if number == 10:
                 break
     assert threading.active_count() == before and len(made) < 20
-    with read_ahead(items()):
+    with prefetch(items()):
         pass  # never begun
 
 
+@pytest.mark.parametrize("of_items", [False, True])
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_what_is_found_comes_in_the_order_of_the_items(at_once: int) -> None:
-    """And so does an error; no more is begun than a few."""
+def test_detections_come_in_the_order_of_the_items(at_once: int, of_items: bool) -> None:
+    """And so does an error, of the items or of what is done with one; no more is begun than a few."""
     barrier, begun = threading.Barrier(at_once), list[int]()
+
+    def items() -> Iterator[int]:
+        for number in itertools.count():
+            if of_items and number == 20:
+                raise OSError("gone")
+            yield number
 
     def find(number: int) -> int:
         begun.append(number)
@@ -68,7 +67,7 @@ def test_what_is_found_comes_in_the_order_of_the_items(at_once: int) -> None:
         return -number
 
     before = threading.active_count()
-    with found_ahead(itertools.count(), find, at_once) as found:
+    with detect_ahead(items(), find, at_once) as found:
         assert [next(found) for _ in range(20)] == [(number, -number) for number in range(20)]
         with pytest.raises(OSError, match="gone"):
             next(found)
@@ -77,15 +76,3 @@ def test_what_is_found_comes_in_the_order_of_the_items(at_once: int) -> None:
         if thread.name.startswith("finding ahead"):
             thread.join(10)
     assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("at_once", [1, 3])
-def test_an_error_of_the_items_comes_after_what_was_found_before_it(at_once: int) -> None:
-    def items() -> Iterator[int]:
-        yield from (1, 2)
-        raise OSError("gone")
-
-    with found_ahead(items(), str, at_once) as found:
-        assert [next(found), next(found)] == [(1, "1"), (2, "2")]
-        with pytest.raises(OSError, match="gone"):
-            next(found)

@@ -1,4 +1,4 @@
-"""Ids follow moving objects, differ per source and end at gaps; what is detected stays as it is."""
+"""Tests of tracking: ids follow moving objects, differ per source and end at gaps; detections do not change."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import csv
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterable
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -57,11 +59,10 @@ def drawn(boxes: Boxes) -> NDArray[np.uint8]:
     return pixels
 
 
-def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], fps: float = 25.0) -> Path:
-    writer = VideoWriter(path, fps)
-    for number, pixels in enumerate(frames):
-        writer.write(pixels, number / fps)
-    writer.close()
+def write_video(path: Path, frames: Iterable[NDArray[np.uint8]]) -> Path:
+    with VideoWriter(path, 25) as writer:
+        for number, pixels in enumerate(frames):
+            writer.write(pixels, number / 25)
     return path
 
 
@@ -78,10 +79,9 @@ def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def ids_of(results: Iterable[Result]) -> dict[str, list[int | None]]:
     """By colour, which the scores tell: the id in each frame where it is seen."""
-    found: dict[str, list[int | None]] = {}
-    for result in results:
-        for box in result:
-            found.setdefault({9: "red", 8: "green", 7: "blue"}[round(box.score * 10)], []).append(box.track)
+    found = defaultdict[str, list[int | None]](list)
+    for box in chain.from_iterable(results):
+        found[{9: "red", 8: "green", 7: "blue"}[round(box.score * 10)]].append(box.track)
     return found
 
 
@@ -114,23 +114,28 @@ def test_frames_that_are_left_out_count_by_their_time(video: Path) -> None:
 
 
 @needs_trackers
-def test_each_source_has_ids_of_its_own(video: Path, tmp_path: Path) -> None:
+def test_each_video_has_ids_of_its_own_and_an_image_none(
+    video: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     other = write_video(tmp_path / "b.mp4", (drawn([(20 + 3 * number, 30, 1)]) for number in range(6)))
-    sources: dict[str, set[int | None]] = {}
-    for result in Detector(Shapes())([video, other, video], track=True):
-        sources.setdefault(result.source, set()).update(box.track for box in result)
-    assert sources == {str(video): {None, 1, 2, 3}, str(other): {None, 1}}
+    Image.fromarray(drawn([(20, 20, 0)])).save(tmp_path / "a.png")
+    sources = defaultdict[str, set[int | None]](set)
+    for result in Detector(Shapes())([tmp_path / "a.png", video, other, video], track=True):
+        sources[result.source] |= {box.track for box in result}
+        assert (result.track_ids is None) == result.source.endswith("a.png")
+    assert sources == {str(tmp_path / "a.png"): {None}, str(video): {None, 1, 2, 3}, str(other): {None, 1}}
+    assert "1 of 4 sources" in caplog.text
 
 
 def made(
     number: int, boxes: list[list[float]], classes: list[int], score: float = 0.9, source: str = "camera"
 ) -> Result:
-    """A stream's result."""
-    scores = np.full(len(boxes), score, np.float32)
-    return Result(
-        np.array(boxes, np.float32).reshape(-1, 4), scores, np.array(classes, np.int64), ("cat", "dog"), source,
-        (100, 100), "stream", number, number / 10,
-    )  # fmt: skip
+    found = (
+        np.array(boxes, np.float32).reshape(-1, 4),
+        np.full(len(boxes), score, np.float32),
+        np.array(classes, np.int64),
+    )
+    return Result(*found, ("cat", "dog"), source, (100, 100), "stream", number, number / 10)
 
 
 def ids(result: Result) -> list[int]:
@@ -138,7 +143,7 @@ def ids(result: Result) -> list[int]:
     return result.track_ids.tolist()
 
 
-BOX, FAR = [10.0, 10.0, 40.0, 40.0], [60.0, 60.0, 90.0, 90.0]
+BOX = [10.0, 10.0, 40.0, 40.0]
 
 
 @needs_trackers
@@ -177,7 +182,8 @@ def test_weak_detections_continue_tracks_and_begin_none() -> None:
     tracking = Tracking((0.5, 0.5))
     assert [ids(tracking(made(number, [BOX], [0], 0.3))) for number in range(3)] == [[-1]] * 3
     assert [ids(tracking(made(number, [BOX], [0], 0.9))) for number in range(3, 6)] == [[-1], [1], [1]]
-    assert [ids(tracking(made(number, [FAR, BOX], [0, 0], 0.3))) for number in range(6, 9)] == [[-1, 1]] * 3
+    far = [60.0, 60.0, 90.0, 90.0]
+    assert [ids(tracking(made(number, [far, BOX], [0, 0], 0.3))) for number in range(6, 9)] == [[-1, 1]] * 3
 
 
 @needs_trackers
@@ -230,23 +236,13 @@ def test_every_file_has_the_ids(tmp_path: Path) -> None:
         assert [line.split()[6:] for line in written] == [["-1" if track is None else str(track)] for track in row]
 
 
-def test_pictures_alone_are_refused(tmp_path: Path) -> None:
+def test_images_alone_are_refused(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         Image.fromarray(drawn([])).save(tmp_path / name)
     detector = Detector(Shapes())
     for source in (tmp_path, tmp_path / "a.png", drawn([]), [drawn([]), drawn([])]):
         with pytest.raises(ConfigError, match="expected a video or a stream"):
             detector(source, track=True)
-
-
-@needs_trackers
-def test_pictures_beside_a_video_are_named_and_get_no_ids(
-    tmp_path: Path, video: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    Image.fromarray(drawn([(20, 20, 0)])).save(tmp_path / "a.png")
-    results = list(Detector(Shapes())([tmp_path / "a.png", video], track=True))
-    assert "1 of 2 sources are pictures" in caplog.text
-    assert [result.track_ids is None for result in results] == [True] + [False] * 30
 
 
 def test_without_the_package_the_message_says_what_installs_it(video: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,15 @@
-"""Videos that are written: rate, times and colours of the source."""
+"""Tests of written videos: rate, times and colours of the source."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tessera.utils.errors import UserError
-from tessera.utils.inference.sources.frames import VideoFacts
 from tessera.utils.inference.video_writer import VideoWriter
 from tests.utils.inference.sources.made_sources import barcode, events, frames, items, number_of
-
-
-def facts_of(path: Path) -> VideoFacts:
-    """What a written file says of itself."""
-    facts = events(items(path))[0].facts
-    assert facts is not None
-    return facts
 
 
 def test_rate_number_and_colours_are_kept(tmp_path: Path) -> None:
@@ -31,7 +22,8 @@ def test_rate_number_and_colours_are_kept(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
     got = frames(items(tmp_path / "a.mp4"))
     assert [number_of(frame.pixels) for frame in got] == list(range(90))
-    assert facts_of(tmp_path / "a.mp4").fps == pytest.approx(29.97, rel=1e-3)
+    facts = events(items(tmp_path / "a.mp4"))[0].facts
+    assert facts is not None and facts.fps == pytest.approx(29.97, rel=1e-3)
     red, green, blue = got[0].pixels[:2].mean(axis=(0, 1))
     assert red > 150 > 100 > max(green, blue)
 
@@ -54,31 +46,17 @@ def test_a_gap_of_an_hour_is_shortened(tmp_path: Path) -> None:
     assert shown == [*[0] * 51, 1, 2]
 
 
-def test_frames_of_another_size_and_odd_sides(tmp_path: Path) -> None:
+def test_frames_of_another_size_keep_their_proportions_and_odd_sides_lose_a_pixel(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "a.mp4", None) as writer:
         writer.write(np.zeros((31, 41, 3), np.uint8))
-        writer.write(np.zeros((90, 70, 3), np.uint8))
-    assert facts_of(tmp_path / "a.mp4").size_hw == (30, 40)
-    assert len(frames(items(tmp_path / "a.mp4"))) == 2
+        writer.write(np.full((90, 30, 3), 255, np.uint8))
+    bright = frames(items(tmp_path / "a.mp4"))[1].pixels.mean(axis=2) > 127
+    assert bright.all(axis=0).sum() == pytest.approx(10, abs=2) == bright.any(axis=0).sum()
+    assert [frame.pixels.shape[:2] for frame in frames(items(tmp_path / "a.mp4"))] == [(30, 40)] * 2
 
 
-def test_nothing_is_written_without_a_frame(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_and_no_frame(tmp_path: Path) -> None:
     VideoWriter(tmp_path / "a.mp4", 10).close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_sound_is_said_to_be_missing_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(VideoWriter, "_said_of_sound", False)
-    with caplog.at_level(logging.INFO):
-        for name in ("a.mp4", "b.mp4"):
-            with VideoWriter(tmp_path / name, 10) as writer:
-                writer.write(barcode(1))
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("Videos are written without their sound, as ")
-
-
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone.*cannot be written"):
         VideoWriter(tmp_path / "gone" / "a.mp4", 10).write(barcode(1))

@@ -1,4 +1,4 @@
-"""Files that do something else than to find objects: each leaves a file behind when it is loaded, or when it runs."""
+"""Malicious exported files: each writes a file when it is loaded or run."""
 
 from __future__ import annotations
 
@@ -37,67 +37,50 @@ def _pickled(trace: Path) -> bytes:
     return file.getvalue()
 
 
-def _repacked(path: Path, change: Callable[[str, bytes], bytes], **added: bytes) -> None:
-    """Change the members of a .pt2, and add some."""
+Changed = Callable[[bytes], bytes]
+
+
+def _repacked(path: Path, member: str, change: Changed, added: str = "", content: bytes = b"") -> None:
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     root = next(iter(members)).partition("/")[0]
+    assert any(name.startswith(f"{root}/{member}") for name in members), "the format has changed"
     with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, change(name.partition("/")[2], content))
-        for name, content in added.items():
-            archive.writestr(f"{root}/{name}", content)
+        for name, old in members.items():
+            archive.writestr(name, change(old) if name.startswith(f"{root}/{member}") else old)
+        if added:
+            archive.writestr(f"{root}/{added}", content)
 
 
-def _payload(name: str) -> bytes:
+def _payload(name: str) -> Changed:
     described = {"path_name": name, "is_param": False, "use_pickle": True, "tensor_meta": None}
-    return json.dumps({"config": {"w": described}}).encode()
+    return lambda _: json.dumps({"config": {"w": described}}).encode()
 
 
-def _pt2_weights(path: Path, trace: Path) -> None:
-    """`use_pickle: true` of a weight."""
-    _repacked(
-        path,
-        lambda name, content: _payload("weight_0") if name == f"{_WEIGHTS}model_weights_config.json" else content,
-        **{f"{_WEIGHTS}weight_0": _pickled(trace)},
-    )
-
-
-def _pt2_constant(path: Path, trace: Path) -> None:
-    """A constant that is any object."""
-    config = f"{_CONSTANTS}model_constants_config.json"
-    _repacked(
-        path,
-        lambda name, content: _payload("opaque_obj_0") if name == config else content,
-        **{f"{_CONSTANTS}opaque_obj_0": pickle.dumps(_Touch(trace))},
-    )
-
-
-def _pt2_inputs(path: Path, trace: Path) -> None:
-    """The example of its input."""
-    _repacked(path, lambda name, content: _pickled(trace) if name.startswith("data/sample_inputs") else content)
-
-
-def _pt2_expression(path: Path, trace: Path) -> None:
-    """A size that is an expression."""
-
+def _expression(trace: Path) -> Changed:
     code = json.dumps(f"__import__('pathlib').Path({str(trace)!r}).touch() or 2")
 
-    def change(name: str, content: bytes) -> bytes:
-        if name != "models/model.json":
-            return content
+    def change(content: bytes) -> bytes:
         changed, count = re.subn(r'"expr_str": "[^"]*"', lambda _: f'"expr_str": {code}', content.decode())
         assert count, "the format has changed"
         return changed.encode()
 
-    _repacked(path, change)
+    return change
 
 
 PT2: dict[str, Callable[[Path, Path], None]] = {
-    "a pickled weight": _pt2_weights,
-    "an opaque constant": _pt2_constant,
-    "pickled inputs": _pt2_inputs,
-    "an expression": _pt2_expression,
+    "a pickled weight": lambda path, trace: _repacked(
+        path, f"{_WEIGHTS}model_weights_config.json", _payload("weight_0"), f"{_WEIGHTS}weight_0", _pickled(trace)
+    ),
+    "an opaque constant": lambda path, trace: _repacked(
+        path,
+        f"{_CONSTANTS}model_constants_config.json",
+        _payload("opaque_obj_0"),
+        f"{_CONSTANTS}opaque_obj_0",
+        pickle.dumps(_Touch(trace)),
+    ),
+    "pickled inputs": lambda path, trace: _repacked(path, "data/sample_inputs", lambda _: _pickled(trace)),
+    "an expression": lambda path, trace: _repacked(path, "models/model.json", _expression(trace)),
 }
 
 
@@ -136,7 +119,6 @@ class WritesWhenRun(nn.Module):
 
 
 def write_script(path: Path, module: nn.Module, strings: dict[str, str] = STRINGS) -> Path:
-    """A scripted module with the metadata of export.py."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.script(module), path, _extra_files={"tessera.json": json.dumps(strings)})

@@ -1,16 +1,19 @@
-"""A tiny network in every format whose tools are here, with the metadata of export.py."""
+"""Exported files for tests: a tiny network in several formats, and ONNX files that compute constants or never end."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tessera.utils.machine.optional_packages import import_extra
-from tessera.utils.runtime.exported import BARE
+from tessera.utils.runtime.exported import BARE, WHOLE
 
 NAMES, STRIDE = ("red", "green", "blue"), 32
 STRINGS = {"format": BARE, "names": json.dumps(NAMES), "imgsz": "64", "stride": str(STRIDE), "data": "tiny.yaml"}
@@ -74,3 +77,50 @@ def write_pt2(path: Path, strings: dict[str, str] = STRINGS) -> Path:
 
 
 WRITERS = {".onnx": write_onnx, ".xml": write_openvino, ".torchscript": write_torchscript, ".pt2": write_pt2}
+
+WHOLE_STRINGS = {**STRINGS, "format": WHOLE}
+ANSWER = {  # a sound one
+    "boxes": np.array([[1, 2, 30, 40], [5, 5, 20, 60.5]], np.float32),
+    "scores": np.array([0.75, 0.5], np.float32),
+    "classes": np.array([2, 0], np.int64),
+}
+ROWS = np.array([[[32, 32, 20, 20, 0.5, 0.25, 0], [30, 30, 9, 9, 0, 0, 0.75]]], np.float32)
+
+
+def write_answer(path: Path, answer: Mapping[str, NDArray[Any]], strings: Mapping[str, str] = WHOLE_STRINGS) -> Path:
+    """A whole detector that finds `answer`, its outputs by name."""
+    inputs = "uint8[height, width, 3] image, float conf, float iou, int64 max_det"
+    return _write_constants(path, inputs, answer, strings)
+
+
+def write_rows(path: Path, rows: NDArray[Any], strings: Mapping[str, str] = STRINGS, batch: Any = "batch") -> Path:
+    """A bare network that computes `rows` of any images."""
+    return _write_constants(path, f"float[{batch}, 3, height, width] images", {"predictions": rows}, strings)
+
+
+def write_endless(path: Path) -> Path:
+    """A bare network with a loop whose condition stays true."""
+    body = """
+        always = Constant <value = bool {1}> ()
+        mean = ReduceMean <keepdims = 0> (images)
+        looped = Loop (, always, mean) <body = forever (int64 number, bool still, float before)
+            => (bool on, float after) { on = Identity (still) after = Identity (before) }>
+        predictions = Add (kept_predictions, looped)"""
+    return _write_constants(path, "float[batch, 3, height, width] images", {"predictions": ROWS}, STRINGS, body)
+
+
+def _write_constants(
+    path: Path, inputs: str, outputs: Mapping[str, NDArray[Any]], strings: Mapping[str, str], body: str = ""
+) -> Path:
+    """A file that gives constants called kept_…, or what `body` makes of them."""
+    onnx = import_extra("onnx", "export", "a test")
+    kept = [onnx.numpy_helper.from_array(np.asarray(value), f"kept_{name}") for name, value in outputs.items()]
+    value_of = onnx.helper.make_tensor_value_info
+    infos = [value_of(name, one.data_type, None) for name, one in zip(outputs, kept, strict=True)]
+    body = body or " ".join(f"{name} = Identity (kept_{name})" for name in outputs)
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> answers ({inputs}) => () {{ {body} }}')
+    model.graph.output.extend(infos)
+    model.graph.initializer.extend(kept)
+    onnx.helper.set_model_props(model, dict(strings))
+    onnx.save(model, path)
+    return path

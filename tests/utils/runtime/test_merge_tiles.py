@@ -1,4 +1,4 @@
-"""Tiles cover a picture, and what is drawn on their seams is found once."""
+"""Tests of tiles: they cover an image, and objects on seams are detected once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from tessera.data.feed.tile_grid import Tile, cut
 from tessera.models.nms import Suppression
-from tessera.utils.boxes import clip_boxes
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.inference.detector import Detector
@@ -52,7 +51,6 @@ def test_no_tile_too_many() -> None:
 
 
 def drawn(size_hw: tuple[int, int], boxes: list[tuple[int, int, int, int]]) -> NDArray[np.uint8]:
-    """White boxes on black."""
     picture = np.zeros((*size_hw, 3), np.uint8)
     for left, top, right, bottom in boxes:
         picture[top:bottom, left:right] = 255
@@ -114,21 +112,11 @@ def test_an_object_on_seams_is_one_box(whole: bool, data: st.DataObject) -> None
     assert np.abs(found - expected).max() <= LEAST, "less of it may be missing"
 
 
-def test_a_box_that_a_tile_sees_whole_stays_as_it_is() -> None:
-    picture = drawn((640, 1152), [(500, 300, 600, 360), (580, 10, 630, 60), (30, 500, 90, 600)])
-    boxes = found_in_tiles(picture, 640, 0.2, whole=False)
-    assert boxes.tolist() == [[30, 500, 90, 600], [500, 300, 600, 360], [580, 10, 630, 60]]
-
-
-def test_an_object_over_three_tiles_is_the_box_around_its_parts() -> None:
-    boxes = found_in_tiles(drawn((640, 1700), [(100, 200, 1600, 400)]), 640, 0.2, whole=False)
-    assert boxes.tolist() == [[100, 200, 1600, 400]]
-
-
-def test_a_small_picture_is_taken_as_it_is() -> None:
+def test_a_small_image_is_not_split_and_boxes_stay_inside() -> None:
     picture, backend = drawn((300, 400), [(10, 10, 50, 60)]), WhiteBoxes()
     found, _ = Pipeline(backend, 64, 640)(picture, RULES)
     assert len(backend.seen) == 1 and backend.seen[0] is picture and len(found) == 1
+    assert found_in_tiles(drawn((700, 700), [(0, 0, 700, 700)]), 256, 0.25).tolist() == [[0, 0, 700, 700]]
 
 
 LEFT, RIGHT = Tile(0, 0, 640, 640), Tile(512, 0, 1152, 640)
@@ -147,38 +135,22 @@ def joined(
     return list(zip(found.boxes_xyxy.tolist(), scores, found.classes.tolist(), strict=True))
 
 
-def test_the_whole_box_wins_over_a_surer_part() -> None:
+def test_which_detections_are_one_object() -> None:
+    """The whole box wins over a surer part."""
     assert joined([(560, 100, 639, 200, 0.9, 0)], [(560, 100, 700, 200, 0.6, 0)]) == [([560, 100, 700, 200], 0.6, 0)]
-
-
-def test_other_classes_stay_unless_they_compete() -> None:
     left, right = [(560, 100, 620, 200, 0.9, 0)], [(560, 100, 620, 200, 0.6, 1)]
     assert [row[2] for row in joined(left, right)] == [0, 1]
     assert [row[2] for row in joined(left, right, Suppression(0.25, 0.45, agnostic=True))] == [0]
-
-
-def test_a_neighbour_that_reaches_into_the_common_part_is_not_taken_for_a_part() -> None:
     left, right = [(400, 100, 640, 300, 0.9, 0)], [(632, 100, 900, 300, 0.8, 0)]
-    assert len(joined(left, right)) == 2
-
-
-def test_a_small_object_before_a_large_one_is_kept() -> None:
-    """Both tiles find the large one; one of them finds the small one too."""
-    large, small = (300, 100, 640, 500, 0.9, 0), (560, 200, 600, 260, 0.5, 0)
-    assert len(joined([large, small], [(512, 100, 800, 500, 0.8, 0)])) == 2
-    assert len(joined([large], [(512, 100, 800, 500, 0.8, 0), small])) == 2
+    assert len(joined(left, right)) == 2, "a neighbour that reaches into the common part"
+    large, other, small = (300, 100, 640, 500, 0.9, 0), (512, 100, 800, 500, 0.8, 0), (560, 200, 600, 260, 0.5, 0)
+    assert len(joined([large, small], [other])) == len(joined([large], [other, small])) == 2
 
 
 def test_nothing_and_limits() -> None:
     assert joined([], []) == []
     many = [(10.0 * n, 10, 10.0 * n + 8, 18, 0.3 + n / 100, 0) for n in range(50)]
     assert [row[1] for row in joined(many, [], Suppression(0.25, 0.45, max_det=2))] == [0.79, 0.78]
-
-
-def test_boxes_stay_inside_the_picture() -> None:
-    picture = drawn((700, 700), [(0, 0, 700, 700)])
-    boxes = found_in_tiles(picture, 256, 0.25, whole=True)
-    assert np.array_equal(clip_boxes(boxes, (700, 700)), boxes) and boxes.tolist() == [[0, 0, 700, 700]]
 
 
 def test_a_detector_takes_tiles() -> None:

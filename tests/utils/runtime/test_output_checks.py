@@ -1,4 +1,4 @@
-"""A file that describes itself falsely, or answers with what no detector answers, is one message."""
+"""Tests of damaged exports: false metadata or impossible outputs are one message."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from tessera.utils.errors import UserError
 from tessera.utils.inference.detector import Detector
-from tests.utils.runtime.made_answers import ANSWER, ROWS, WHOLE_STRINGS, write_answer, write_rows
-from tests.utils.runtime.made_files import STRINGS
+from tests.utils.runtime.made_files import ANSWER, ROWS, STRINGS, WHOLE_STRINGS, write_answer, write_rows
 
 PICTURE = np.zeros((64, 64, 3), np.uint8)
 NAN, DEEP = float("nan"), "[" * 100_000
@@ -26,7 +25,7 @@ def found(path: Path) -> Any:
     return result
 
 
-def test_a_sound_answer_is_what_is_found(tmp_path: Path) -> None:
+def test_sound_outputs_are_the_detections(tmp_path: Path) -> None:
     result = found(write_answer(tmp_path / "a.onnx", ANSWER))
     np.testing.assert_array_equal(result.boxes_xyxy, ANSWER["boxes"])
     np.testing.assert_array_equal(result.scores, ANSWER["scores"])
@@ -46,17 +45,17 @@ def test_a_sound_answer_is_what_is_found(tmp_path: Path) -> None:
         ({"boxes": np.full((2, 4), NAN, np.float32)}, "boxes with numbers that are not finite"),
         ({"boxes": np.ones((3, 4), np.float32)}, r"shapes \(3, 4\), \(2\), \(2\), expected"),
         ({"boxes": np.ones((4, 2), np.float32)}, r"shapes \(4, 2\), \(2\), \(2\), expected"),
-        ({"boxes": np.array([[0, 0, 1e9, 9]] * 2, np.float32)}, "a box that does not lie in the picture of 64 × 64"),
-        ({"boxes": np.array([[9, 9, 1, 1]] * 2, np.float32)}, "a box that does not lie in the picture of 64 × 64"),
+        ({"boxes": np.array([[0, 0, 1e9, 9]] * 2, np.float32)}, "a box outside the image of 64 × 64"),
+        ({"boxes": np.array([[9, 9, 1, 1]] * 2, np.float32)}, "a box outside the image of 64 × 64"),
         ({"scores": np.array([NAN, 0.5], np.float32)}, "scores with numbers that are not finite"),
         ({"scores": np.array([5, 0.5], np.float32)}, "scores from 0.5 to 5, expected 0 to 1"),
         ({"scores": np.array(["high", "low"])}, "scores of .*, expected numbers"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_what_a_whole_detector_cannot_have_found(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+def test_impossible_outputs_of_a_detector(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     path = write_answer(tmp_path / "best.onnx", {**ANSWER, **change})
-    with pytest.raises(UserError, match=rf"best\.onnx: .*it finds .*{said}.* export it without"):
+    with pytest.raises(UserError, match=rf"best\.onnx: .*it computes .*{said}.* export it without"):
         found(path)
 
 
@@ -64,14 +63,17 @@ def test_more_boxes_than_were_asked_for(tmp_path: Path) -> None:
     path = write_answer(tmp_path / "best.onnx", {name: value.repeat(20, 0) for name, value in ANSWER.items()})
     (result,) = Detector(path, device="cpu")(PICTURE)
     assert len(result.scores) == 40
-    with pytest.raises(UserError, match="it finds 40 boxes, expected 39 at most"):
+    with pytest.raises(UserError, match="it computes 40 boxes, expected 39 at most"):
         list(Detector(path, max_det=39, device="cpu")(PICTURE))
 
 
-def test_an_output_that_is_missing(tmp_path: Path) -> None:
+def test_an_output_that_is_missing_and_a_batch_that_no_network_has(tmp_path: Path) -> None:
     path = write_answer(tmp_path / "best.onnx", {name: ANSWER[name] for name in ("boxes", "scores")})
     with pytest.raises(UserError, match=r"best\.onnx: ONNX Runtime.* does not compute it \(.*classes.*\)\. Export"):
         found(path)
+    for batch in (0, 10**9):
+        with pytest.raises(UserError, match=r"best\.onnx: "):
+            found(write_rows(tmp_path / "best.onnx", ROWS, batch=batch))
 
 
 @pytest.mark.parametrize(
@@ -86,15 +88,9 @@ def test_an_output_that_is_missing(tmp_path: Path) -> None:
     ],
     ids=["columns", "sides", "images", "NaN", "infinite", "flags"],
 )
-def test_what_a_bare_network_cannot_have_computed(tmp_path: Path, rows: Any, said: str) -> None:
-    with pytest.raises(UserError, match=rf"best\.onnx: .*it finds {said}"):
+def test_impossible_outputs_of_a_bare_network(tmp_path: Path, rows: Any, said: str) -> None:
+    with pytest.raises(UserError, match=rf"best\.onnx: .*it computes {said}"):
         found(write_rows(tmp_path / "best.onnx", rows))
-
-
-@pytest.mark.parametrize("batch", [0, 10**9])
-def test_a_batch_that_no_network_has(tmp_path: Path, batch: int) -> None:
-    with pytest.raises(UserError, match=r"best\.onnx: "):
-        found(write_rows(tmp_path / "best.onnx", ROWS, batch=batch))
 
 
 @pytest.mark.parametrize(

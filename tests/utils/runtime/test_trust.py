@@ -1,4 +1,4 @@
-"""A file that is a program runs where the user says so alone: without, nothing of it is opened."""
+"""Tests of untrusted programs: without --trust-file nothing of a file is opened."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.open_model import open_exported
 from tests.system.tiny import make_data
 from tests.utils.runtime.attacks import attack_files
-from tests.utils.runtime.made_answers import ROWS, write_rows
-from tests.utils.runtime.made_files import NAMES, STRINGS, write_pt2, write_torchscript
+from tests.utils.runtime.made_files import NAMES, ROWS, STRINGS, write_pt2, write_rows, write_torchscript
 
 REFUSED = r"a \.(pt2|torchscript) file is a program; .* run anything .*--trust-file .*--include onnx"
 

@@ -1,1 +1,1 @@
-"""Exports are measured beside the network that they were made of: the same pictures, boxes, scores and mAP."""
+"""Verification of exported files: each is compared with the network that it was exported from."""

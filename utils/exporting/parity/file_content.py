@@ -1,4 +1,4 @@
-"""How large an exported file is, and which number types its tensors really have."""
+"""Size and tensor types of an exported file."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from torch import Tensor
 
 from tessera.utils.machine.optional_packages import import_extra
 
-_LEAST_SHARE = 0.005  # of all numbers, to be named
+_MIN_FRACTION = 0.005  # of all numbers, to be listed
 
 
 def files_of(path: Path) -> tuple[Path, ...]:
-    """The file with those that belong to it."""
+    """Return the file and its companions."""
     beside = {".xml": (".bin",), ".param": (".bin", ".json")}.get(path.suffix, ())
     return path, *(path.with_suffix(suffix) for suffix in beside)
 
 
 def size_of(path: Path) -> int:
-    """Bytes, with those of the files that belong to it."""
+    """Return the size in bytes, companions included."""
     return sum(one.stat().st_size for one in files_of(path))
 
 
 def precision_of(path: Path) -> str:
-    """Types of the numbers in the artefact itself, such as "int8 98 %, float32 2 %"; "" where they are not read."""
+    """Return the types of the stored numbers, such as "int8 98%, float32 2%"; "" = unknown."""
     counts: Counter[str] = Counter()
     for name, numbers in _tensors(path):
         counts[name] += numbers
-    shares = {name: count / counts.total() for name, count in counts.most_common()}
-    named = {name: share for name, share in shares.items() if share >= _LEAST_SHARE}
-    return ", ".join(f"{name} {share:.0%}" if share < 1 - _LEAST_SHARE else name for name, share in named.items())
+    fractions = {name: count / counts.total() for name, count in counts.most_common()}
+    listed = {name: fraction for name, fraction in fractions.items() if fraction >= _MIN_FRACTION}
+    return ", ".join(
+        f"{name} {fraction:.0%}" if fraction < 1 - _MIN_FRACTION else name for name, fraction in listed.items()
+    )
 
 
 def _tensors(path: Path) -> Iterable[tuple[str, int]]:
-    """Type and size of each tensor in a file."""
+    """Return type and size of each tensor."""
     if path.suffix == ".onnx":
         onnx = import_extra("onnx", "export", str(path))
         type_of = onnx.helper.tensor_dtype_to_np_dtype

@@ -1,4 +1,4 @@
-"""Pictures that exports are compared on: real ones of many aspects, drawn ones where none are at hand."""
+"""Images for the verification of exports: of the dataset, or drawn where there is none."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tessera.utils.types import DatasetIndex
 log = logging.getLogger(__name__)
 
 ASPECTS = (0.4, 0.67, 0.85, 1.0, 1.25, 1.6, 2.4)  # width over height of the crops
-WHOLE = 6  # pictures as they are
+WHOLE = 6  # images that are not cropped
 
 
 def gather(index: DatasetIndex | None, size: int) -> tuple[tuple[Pixels, ...], str]:
-    """Pictures of at least six aspects, uint8 (H, W, 3) RGB; and where they come from, in words.
+    """Return images of at least six aspect ratios, uint8 (H, W, 3) RGB, and a description of their origin.
 
     Args:
-        index: whose images are taken, spread evenly over their aspects; None = drawn shapes.
-        size: long side of drawn ones, in pixels.
+        index: source of the images, spread evenly over its aspect ratios; None = drawn shapes.
+        size: long side of drawn images in pixels.
     """
     found = [] if index is None else _decoded(index)
     if index is not None and found:
-        origin = f"{counted(len(found), 'picture')} of {index.split}, and {len(ASPECTS)} crops of them"
+        origin = f"{counted(len(found), 'image')} of {index.split} and {len(ASPECTS)} crops of them"
     else:
         found = [render_image("val", number, size=size)[0] for number in range(WHOLE)]
-        origin = "drawn shapes: no dataset is at hand (--data)"
+        origin = "drawn shapes, as no dataset is available (--data)"
     crops = (_crop(found[number % len(found)], aspect) for number, aspect in enumerate(ASPECTS))
     return (*found, *crops), origin
 
@@ -43,14 +43,13 @@ def _decoded(index: DatasetIndex) -> list[Pixels]:
         try:
             found.append(read_image(index.path(image), rule=index.pixels))
         except UndecodableImage as error:
-            log.warning(f"{error} It is left out.")
+            log.warning(f"{error} It is skipped.")
     return found
 
 
-def _crop(picture: Pixels, aspect: float) -> Pixels:
-    """The middle of a picture."""
-    height, width = picture.shape[:2]
+def _crop(image: Pixels, aspect: float) -> Pixels:
+    height, width = image.shape[:2]
     new_h = max(min(height, round(width / aspect)), 1)
     new_w = max(min(width, round(height * aspect)), 1)
     top, left = (height - new_h) // 2, (width - new_w) // 2
-    return np.ascontiguousarray(picture[top : top + new_h, left : left + new_w])
+    return np.ascontiguousarray(image[top : top + new_h, left : left + new_w])

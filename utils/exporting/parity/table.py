@@ -1,4 +1,4 @@
-"""The table that an export ends with; its mAP, and how sure what is lost is."""
+"""Result table of an export: size, time, mAP and its loss, differences."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _COLUMNS = ("file", "MB", "ms", "mAP50-95", "lost", "boxes, px", "scores", "matc
 
 
 class Accuracy(NamedTuple):
-    """mAP50-95 with its 95 % interval, and what it is below the reference's, with the interval of that.
+    """mAP50-95 and its drop below the reference, each with a 95 % bootstrap interval.
 
-    The latter is of the same resampled images for both: far narrower than two intervals beside each other.
+    The interval of the drop resamples the same images for both: it is far narrower than those of the two mAPs.
     """
 
     map: float
@@ -29,7 +29,7 @@ class Accuracy(NamedTuple):
 
 
 def accuracy(found: Evaluation, reference: Evaluation) -> Accuracy:
-    """The figures of `found`, beside those of the network that it was made of, on the same images."""
+    """Return the accuracy of a file beside that of its network on the same images."""
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap")).map
     before, after = (
         np.asarray(bootstrap_maps(each.ranking, sample_rng(0, 0, 0, "bootstrap"), ROUNDS)[1])
@@ -43,14 +43,14 @@ def accuracy(found: Evaluation, reference: Evaluation) -> Accuracy:
 
 @dataclass(frozen=True)
 class Row:
-    """One file; what was not measured is None.
+    """One file; None = not evaluated.
 
     Attributes:
-        precision: of its tensors; "" where unknown.
-        milliseconds: a picture, from pixels to boxes, the median.
-        difference: from the network that it was made of.
-        failures: why it is refused; "" where it is not.
-        unverified: why it was not run, or says nothing; "" where it was.
+        precision: types of its tensors; "" = unknown.
+        milliseconds: median per image, from pixels to boxes.
+        difference: from its network.
+        failures: reasons for refusal; "" = none.
+        unverified: reason for which it was not verified; "" = verified.
     """
 
     name: str
@@ -63,7 +63,6 @@ class Row:
     unverified: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for `--json`."""
         found, apart = self.accuracy, self.difference
         return {
             "name": self.name,
@@ -78,17 +77,17 @@ class Row:
             "drop_interval": found and found.drop_interval,
             "boxes_px": apart and apart.largest[0],
             "scores": apart and apart.largest[1],
-            "matched": apart and apart.share,
+            "matched": apart and apart.matched_fraction,
         }
 
 
 def table(rows: Sequence[Row]) -> list[str]:
-    """Lines for the console: the network first, then its files."""
+    """Return the lines of the table."""
     cells = [_COLUMNS, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
-    for name, *figures, precision in cells:
-        aligned = (figure.rjust(width) for figure, width in zip(figures, widths[1:-1], strict=True))
+    for name, *values, precision in cells:
+        aligned = (figure.rjust(width) for figure, width in zip(values, widths[1:-1], strict=True))
         lines.append("  ".join((name.ljust(widths[0]), *aligned, precision)).rstrip())
     return [*lines, *(f"{row.name}: not verified here: {row.unverified}" for row in rows if row.unverified)]
 
@@ -96,13 +95,13 @@ def table(rows: Sequence[Row]) -> list[str]:
 def _cells(row: Row) -> tuple[str, ...]:
     found, apart = row.accuracy, row.difference
     time = "" if row.milliseconds is None else f"{row.milliseconds:.1f}"
-    measured = "" if found is None else _interval(found.map, found.interval)
+    map_text = "" if found is None else _interval(found.map, found.interval)
     lost = "" if found is None or apart is None else _interval(found.drop, found.drop_interval)
     differences = ("", "", "")
     if apart is not None and apart.detections:
         box_px, score = apart.largest
-        differences = (f"{box_px:.3g}", f"{score:.2g}", f"{apart.share:.1%}")
-    return (row.name, f"{row.megabytes:.1f}", time, measured, lost, *differences, row.precision)
+        differences = (f"{box_px:.3g}", f"{score:.2g}", f"{apart.matched_fraction:.1%}")
+    return (row.name, f"{row.megabytes:.1f}", time, map_text, lost, *differences, row.precision)
 
 
 def _interval(value: float, bounds: tuple[float, float]) -> str:

@@ -1,4 +1,10 @@
-"""Two pipelines on the same pictures, at two sets of thresholds: a file that ignores them is caught by the second."""
+"""Trials of a network and of a file on the same images, and the differences between them.
+
+Two sets of thresholds show whether a file ignores them. Ties in NMS are no difference: of overlapping boxes with almost
+equal scores, rounding decides which one stays. A file's detections are right too where they are an NMS result of the
+same candidates: each box is a candidate of the network, overlaps none of the file's others too far, and each missing
+candidate is overlapped by a box of the file with no lower score.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +13,21 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tessera.models.nms import Suppression
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tessera.models.nms import Suppression, strongest_candidates, undo_letterbox
 from tessera.utils.bit_depth import Pixels
-from tessera.utils.exporting.parity.difference import Difference, Tolerance, compare, joined
-from tessera.utils.exporting.parity.ties import candidates_of, without_ties
+from tessera.utils.evaluation.matching import pairwise_iou, to_host
+from tessera.utils.exporting.parity.difference import Difference, Tolerance, compare, merged
 from tessera.utils.runtime.model import Backend, PictureBackend
-from tessera.utils.runtime.pipeline import Pipeline, suppression_of
+from tessera.utils.runtime.pipeline import Pipeline, fit_picture, image_hw, network_input, suppression_of
 from tessera.utils.types import Detections
 
 
 class Round(NamedTuple):
-    """Thresholds, on every picture or on every `step`-th."""
+    """Thresholds of a trial on every `step`-th image."""
 
     conf: float
     iou: float
@@ -25,21 +35,19 @@ class Round(NamedTuple):
     step: int = 1
 
     def rules(self, backend: Backend | PictureBackend) -> Suppression:
-        """The suppression of a round."""
         return suppression_of(backend, conf=self.conf, iou=self.iou, max_det=self.max_det)
 
 
 ROUNDS = (Round(0.05, 0.6, 300), Round(0.35, 0.3, 3, 2))
-UNSURE_ROUNDS = (Round(0.001, 0.6, 300), Round(0.003, 0.3, 3, 2))  # of a model that is sure of nothing
+UNSURE_ROUNDS = (Round(0.001, 0.6, 300), Round(0.003, 0.3, 3, 2))  # of a model with low scores alone
 
 
-class Findings(NamedTuple):
-    """What a network found, round by round and picture by picture.
+class Trial(NamedTuple):
+    """Detections of a network in each round.
 
     Attributes:
-        rounds: what was asked for.
-        found: of each round, of each picture.
-        milliseconds: that a picture of the last round took, the median.
+        found: of each round, the detections of each image.
+        milliseconds: median per image of the last round.
     """
 
     rounds: tuple[Round, ...]
@@ -47,42 +55,125 @@ class Findings(NamedTuple):
     milliseconds: float
 
 
-def try_out(
-    backend: Backend | PictureBackend, pictures: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
-) -> Findings:
-    """Let a network find what it finds; its first round also compiles what it compiles for each shape.
-
-    Raises:
-        UserError: it cannot be computed.
-    """
-    pipeline, found_by_round, times = Pipeline(backend, imgsz), [], [0.0]
-    for asked in rounds:
-        found, times, rules = [], [], asked.rules(backend)
-        for picture in pictures[:: asked.step]:
+def run_trial(
+    backend: Backend | PictureBackend, images: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
+) -> Trial:
+    """Run a network on the images; a UserError where it fails."""
+    pipeline, found_by_round, times = Pipeline(backend, imgsz), [], [0.0]  # the first round compiles for each shape
+    for current in rounds:
+        found, times, rules = [], [], current.rules(backend)
+        for image in images[:: current.step]:
             started = time.perf_counter()
-            found.append(pipeline(picture, rules).detections)
+            found.append(pipeline(image, rules).detections)
             times.append(1000 * (time.perf_counter() - started))
         found_by_round.append(tuple(found))
-    return Findings(rounds, tuple(found_by_round), statistics.median(times))
+    return Trial(rounds, tuple(found_by_round), statistics.median(times))
 
 
-def difference_of(
-    reference: Findings, other: Findings, pictures: Sequence[Pixels], imgsz: int, allowed: Tolerance, network: Backend
+def trial_difference(
+    reference: Trial, other: Trial, images: Sequence[Pixels], imgsz: int, allowed: Tolerance, network: Backend
 ) -> Difference:
-    """How far two trials, of a network and of a file, are apart.
-
-    Where it is more than `allowed`, the candidates of `network` tell whether the suppression had a choice.
-    """
+    """Return the differences between the trials of a network and of a file, without NMS ties."""
     parts = []
-    for asked, expected, found in zip(reference.rounds, reference.found, other.found, strict=True):
-        for picture, one, two in zip(pictures[:: asked.step], expected, found, strict=True):
-            scale = imgsz / max(picture.shape[:2])
-            limits = {"conf": asked.conf, "max_det": asked.max_det, "scale": scale, "margin": allowed.margin}
+    for current, expected, found in zip(reference.rounds, reference.found, other.found, strict=True):
+        for image, one, two in zip(images[:: current.step], expected, found, strict=True):
+            scale = imgsz / max(image.shape[:2])
+            limits = {
+                "conf": current.conf,
+                "max_det": current.max_det,
+                "scale": scale,
+                "margin": allowed.margin,
+            }
             compared = compare(one, two, **limits)
             if allowed.overlap is not None and compared.exceeds(allowed):
-                rules = asked.rules(network)
-                candidates = candidates_of(network, rules, imgsz, picture)
+                rules = current.rules(network)
+                candidates = candidates_of(network, rules, imgsz, image)
                 untied = compare(*without_ties(one, two, candidates, rules, scale, allowed), **limits)
                 compared = compared if untied.exceeds(allowed) else untied
             parts.append(compared)
-    return joined(parts)
+    return merged(parts)
+
+
+class Candidates(NamedTuple):
+    """Predictions of a network for an image before NMS.
+
+    Attributes:
+        placed: in pixels of the image, clipped to it.
+        in_batch: the same rows in pixels of the network input, unclipped, as NMS compares them.
+    """
+
+    placed: Detections
+    in_batch: Detections
+
+
+def candidates_of(backend: Backend, rules: Suppression, imgsz: int, image: NDArray[np.uint8]) -> Candidates:
+    """Return all predictions above the confidence of `rules`."""
+    canvas, placement = fit_picture(image, imgsz, backend.stride, backend.size_hw)
+    decoded = backend(network_input(canvas, backend.accelerator.device))
+    rows = strongest_candidates(decoded, rules).cpu()[0]
+    rows = rows[rows[:, 4] > 0]
+    in_batch = Detections(rows[:, :4], rows[:, 4], rows[:, 5].long())
+    placed = undo_letterbox(in_batch, torch.tensor(placement, dtype=torch.float64), image_hw(image))
+    return Candidates(placed, in_batch)
+
+
+def without_ties(
+    reference: Detections,
+    found: Detections,
+    candidates: Candidates,
+    rules: Suppression,
+    scale: float,
+    allowed: Tolerance,
+) -> tuple[Detections, Detections]:
+    """Remove detections that NMS ties explain from both sides.
+
+    Both are by `rules` and in pixels of the image; `candidates` are those of the reference network. `scale` is pixels
+    of the network input per pixel of the image, `allowed` the difference of a detection from its candidate.
+    """
+    assert allowed.overlap is not None
+    mine, theirs = (_places(one, candidates.placed, scale, allowed) for one in (reference, found))
+    is_new = (theirs >= 0) & ~np.isin(theirs, mine) & (np.arange(len(found)) < rules.max_det)
+    is_gone = (mine >= 0) & ~np.isin(mine, theirs)
+
+    beside = _overlaps(candidates.in_batch, theirs, theirs, agnostic=rules.agnostic)
+    np.fill_diagonal(beside, 0)
+    is_alone = beside.max(1, initial=0) <= rules.iou + allowed.overlap
+
+    scores = to_host(reference.scores)
+    as_good = to_host(found.scores) >= scores[:, None] - allowed.margin
+    over = _overlaps(candidates.in_batch, mine, theirs, agnostic=rules.agnostic) * as_good
+    is_full = len(found) >= rules.max_det
+    is_beyond = scores <= (float(found.scores[-1]) + allowed.margin if is_full else -np.inf)
+    is_suppressed = over.max(1, initial=0) >= rules.iou - allowed.overlap
+    return _kept(reference, ~(is_gone & (is_suppressed | is_beyond))), _kept(found, ~(is_new & is_alone))
+
+
+def _kept(found: Detections, mask: NDArray[np.bool_]) -> Detections:
+    rows = torch.from_numpy(mask)
+    return Detections(found.boxes_xyxy[rows], found.scores[rows], found.classes[rows])
+
+
+def _places(found: Detections, candidates: Detections, scale: float, allowed: Tolerance) -> NDArray[np.int64]:
+    """Return the row of each detection among the candidates; -1 = none."""
+    places = np.full(len(found), -1)
+    rows = (to_host(part) for part in (found.boxes_xyxy, found.scores, found.classes))
+    boxes, scores, classes = (to_host(part) for part in (candidates.boxes_xyxy, candidates.scores, candidates.classes))
+    for row, (box, score, kind) in enumerate(zip(*rows, strict=True)):
+        first = np.searchsorted(-scores, -score - allowed.score)  # scores descend
+        near = slice(first, np.searchsorted(-scores, -score + allowed.score, side="right"))
+        apart = np.where(classes[near] == kind, np.abs(boxes[near] - box).max(1, initial=0) * scale, np.inf)
+        if len(apart) and apart.min() <= allowed.box_px:
+            places[row] = first + apart.argmin()
+    return places
+
+
+def _overlaps(
+    candidates: Detections, rows: NDArray[np.int64], columns: NDArray[np.int64], *, agnostic: bool
+) -> NDArray[np.float64]:
+    """Return the IoU of competing candidates, (rows, columns); 0 where one is -1."""
+    boxes, classes = to_host(candidates.boxes_xyxy), to_host(candidates.classes)
+    if not len(boxes):
+        return np.zeros((len(rows), len(columns)))
+    compete = (classes[rows][:, None] == classes[columns]) | agnostic
+    real = (rows >= 0)[:, None] & (columns >= 0)
+    return pairwise_iou(boxes[rows], boxes[columns]) * (compete & real)

@@ -1,5 +1,4 @@
-"""The end of an export: each file runs on real pictures beside the network that it was made of, and is refused where
-it finds something else."""
+"""Verification of an export: each file runs on images beside its network and is refused where detections differ."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8
 from tessera.utils.exporting.parity.file_content import precision_of, size_of
 from tessera.utils.exporting.parity.sample_images import gather
 from tessera.utils.exporting.parity.table import Row, accuracy, table
-from tessera.utils.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Findings, Round, difference_of, try_out
+from tessera.utils.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Round, Trial, run_trial, trial_difference
 from tessera.utils.machine.optional_packages import MissingExtra, explain_failures
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import TorchNetwork
@@ -34,7 +33,7 @@ _BATCH = 16
 
 
 class Verified(NamedTuple):
-    """What an export ends with, and what was found of all: the network, the files."""
+    """Result of an export: the files, and the table rows of the network and of each file."""
 
     checkpoint: Path
     files: dict[str, Path]
@@ -42,7 +41,6 @@ class Verified(NamedTuple):
     exit_code: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for `--json`."""
         network, *rows = (row.as_dict() for row in self.rows)
         files = [
             {"format": name, "file": str(path), **row}
@@ -58,66 +56,60 @@ def verify(
     index: DatasetIndex | None,
     class_of: tuple[int, ...] = (),
 ) -> Verified:
-    """Run every file beside the network, and print the table.
+    """Run every file beside the network and print the table.
 
-    Args:
-        job: what was exported.
-        files: that were made of it, by format.
-        world: this process.
-        index, class_of: of `job.images`, to compare and measure on; None = compare on drawn pictures.
+    `files` are by format; `index` and `class_of` of `job.images`, None = drawn images, without mAP.
 
     Raises:
-        UserError: of files that find something else than the network, or lose more than `--max-drop`: what, and by how
-            much.
+        UserError: the detections of a file differ, or it loses more mAP than `--max-drop`.
     """
-    pictures, origin = gather(index, job.imgsz)
-    judge = Judge(job, pictures, world, index, Settings(class_of=class_of))
+    images, origin = gather(index, job.imgsz)
+    judge = Judge(job, images, world, index, Settings(class_of=class_of))
     rows = [judge.network(), *(judge.file(path) for path in files.values())]
-    print(f"Compared on {origin}; ms: a picture, from pixels to boxes, the median; px: of {job.imgsz}")
+    print(f"Compared on {origin}; ms: median per image, from pixels to boxes; px: of {job.imgsz}")
     print("\n".join(table(rows)), flush=True)
     verified = Verified(job.path, files, rows)
     if refused := [f"{row.name}: {row.failures}" for row in rows if row.failures]:
         raise UserError(
-            "\n".join(refused) + "\nDo not use what is named here: it does not find what the checkpoint finds.",
+            "\n".join(refused) + "\nDo not use these files: their detections differ from those of the checkpoint.",
             details=verified.as_dict(),
         )
     return verified
 
 
-class Measured(NamedTuple):
-    """A network or file, what it finds on the pictures, and its metrics; None where there are no images."""
+class Evaluated(NamedTuple):
+    """A network or file, its detections, and its evaluation; None = no dataset."""
 
     backend: Backend | PictureBackend
-    findings: Findings
+    findings: Trial
     evaluation: Evaluation | None
 
 
 class Judge:
-    """Compares files with the network that they were made of, on pictures; and their mAP, where there is an index."""
+    """Comparison of files with their network on images, and of their mAP where there is an index."""
 
     def __init__(
-        self, job: ExportJob, pictures: Sequence[Pixels], world: World, index: DatasetIndex | None, settings: Settings
+        self, job: ExportJob, images: Sequence[Pixels], world: World, index: DatasetIndex | None, settings: Settings
     ) -> None:
-        self._job, self._pictures, self._world, self._index, self._settings = job, pictures, world, index, settings
+        self._job, self._images, self._world, self._index, self._settings = job, images, world, index, settings
         self._network = TorchNetwork(job.model, job.weights, world.accelerator)
-        self._references: dict[tuple[int, int] | None, Measured] = {}
+        self._references: dict[tuple[int, int] | None, Evaluated] = {}
 
     def network(self) -> Row:
-        """The network of `--weights`.
+        """Return the row of the network of `--weights`.
 
-        That it predicts numbers is checked here: no threshold is exceeded by what is none, so that a file of such a
-        network would find the same, nothing.
+        It must predict finite numbers: NaN exceeds no threshold, so that a NaN network and its file would agree.
         """
         path, (_, findings, evaluation) = self._job.path, self.reference(None)
-        canvases = (fit_picture(one, self._job.imgsz, self._network.stride)[0] for one in self._pictures)
+        canvases = (fit_picture(one, self._job.imgsz, self._network.stride)[0] for one in self._images)
         rows = (self._network(network_input(canvas, self._world.accelerator.device)) for canvas in canvases)
         broken = sum(not bool(torch.isfinite(one).all()) for one in rows)
-        measured = None if evaluation is None else accuracy(evaluation, evaluation)
-        why = f"predicts what is not a finite number for {broken} of {len(self._pictures)} pictures" if broken else ""
-        return Row(path.name, size_of(path) / 1e6, "float32", findings.milliseconds, measured, failures=why)
+        acc = None if evaluation is None else accuracy(evaluation, evaluation)
+        why = f"predicts NaN or infinite numbers for {broken} of {len(self._images)} images" if broken else ""
+        return Row(path.name, size_of(path) / 1e6, "float32", findings.milliseconds, acc, failures=why)
 
     def file(self, path: Path) -> Row:
-        """A file that was made of it."""
+        """Return the row of an exported file."""
         with explain_failures(str(path), (), ""):
             row = Row(path.name, size_of(path) / 1e6, precision_of(path))
         end2end = not is_exported(path.name) and not self._job.model.head.needs_suppression
@@ -127,45 +119,45 @@ class Judge:
             return replace(row, unverified=str(error))
         try:
             network, expected, reference = self.reference(backend.size_hw if isinstance(backend, Backend) else None)
-            _, found, evaluation = self._measure(backend, expected.rounds)
-        except UserError as error:  # what it finds is nothing that a detector finds
+            _, found, evaluation = self._evaluate(backend, expected.rounds)
+        except UserError as error:  # invalid output
             return replace(row, failures=str(error))
         assert isinstance(network, Backend)
         allowed = INT8 if "int8" in row.precision else HALF if "float16" in row.precision else EXACT
-        apart = difference_of(expected, found, self._pictures, self._imgsz(network), allowed, network)
-        failures, measured, most = [apart.exceeds(allowed)], None, self._job.config.max_drop
+        apart = trial_difference(expected, found, self._images, self._imgsz(network), allowed, network)
+        failures, acc, most = [apart.exceeds(allowed)], None, self._job.config.max_drop
         if evaluation is not None and reference is not None:
-            measured = accuracy(evaluation, reference)
-            if measured.drop > most:
-                failures.append(f"loses {measured.drop:.4f} of mAP50-95, at most {most:g} may be lost (--max-drop)")
-        nothing = f"on these pictures neither it nor {self._job.path.name} finds anything"
+            acc = accuracy(evaluation, reference)
+            if acc.drop > most:
+                failures.append(f"loses {acc.drop:.4f} mAP50-95, expected at most {most:g} (--max-drop)")
+        nothing = f"neither it nor {self._job.path.name} detects anything on these images"
         return replace(
             row,
             milliseconds=found.milliseconds,
-            accuracy=measured,
+            accuracy=acc,
             difference=apart,
             failures="; ".join(filter(None, failures)),
             unverified="" if apart.detections else nothing,
         )
 
-    def reference(self, size_hw: tuple[int, int] | None) -> Measured:
-        """What the network itself finds, at one size or at any."""
+    def reference(self, size_hw: tuple[int, int] | None) -> Evaluated:
+        """Return the detections and evaluation of the network at one input size; None = any."""
         if size_hw not in self._references:
             network = copy.copy(self._network)
             network.size_hw = size_hw
-            found = self._measure(network, ROUNDS)
-            if not any(len(one) for pictures in found.findings.found for one in pictures):
-                unsure = try_out(network, self._pictures, self._imgsz(network), UNSURE_ROUNDS)
+            found = self._evaluate(network, ROUNDS)
+            if not any(len(one) for images in found.findings.found for one in images):
+                unsure = run_trial(network, self._images, self._imgsz(network), UNSURE_ROUNDS)
                 found = found._replace(findings=unsure)
             self._references[size_hw] = found
         return self._references[size_hw]
 
-    def _measure(self, backend: Backend | PictureBackend, rounds: tuple[Round, ...]) -> Measured:
+    def _evaluate(self, backend: Backend | PictureBackend, rounds: tuple[Round, ...]) -> Evaluated:
         imgsz, evaluation = self._imgsz(backend), None
-        findings = try_out(backend, self._pictures, imgsz, rounds)
+        findings = run_trial(backend, self._images, imgsz, rounds)
         if self._index is not None:
             evaluation = measure(backend, self._index, self._world, imgsz, self._settings, batch_size=_BATCH, workers=0)
-        return Measured(backend, findings, evaluation)
+        return Evaluated(backend, findings, evaluation)
 
     def _imgsz(self, backend: Backend | PictureBackend) -> int:
         return backend.fixed_imgsz or self._job.imgsz

@@ -1,1 +1,1 @@
-"""Exports in 8 bits, calibrated on the pictures that the weights were trained on."""
+"""Post-training quantisation to 8 bits."""

@@ -1,8 +1,7 @@
-"""`best-int8.onnx`: best.onnx with its convolutions, and what lies between them, in 8 bits (ONNX Runtime, QDQ form).
+"""8-bit ONNX files: quantised convolutions and the operators between them (ONNX Runtime, QDQ form).
 
-Weights have a scale for each channel, activations one for each tensor, from the smallest and largest value on the
-calibration pictures. SiLU, resize, decoding, scores and suppression stay float32, and so do the layers that
-sensitivity.py finds.
+Weights have a scale per channel, activations one per tensor, from their range on the calibration images. SiLU, resize,
+decoding, scores, NMS and the layers of sensitivity.py stay float32.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.raw_network import quiet
 from tessera.utils.machine.optional_packages import import_extra
 
-# Operators that 8 bits pass through.
-BETWEEN = frozenset({"Conv", "Clip", "Mul", "Sigmoid", "Concat", "Add", "MaxPool", "Resize"})
-_CONTRIBUTED, _SILU = "com.microsoft", "QuickGelu"  # the domain of ONNX Runtime's own operators, and one of them
-SILU_LOW = -8.0  # where SiLU is −0.003: what lies below is no reason for coarser steps
-_WARNINGS, _ERRORS = 2, 3  # severities from which ONNX Runtime prints; the first is its default
+# Operators that are quantised.
+QUANTIZED_OPERATORS = frozenset({"Conv", "Clip", "Mul", "Sigmoid", "Concat", "Add", "MaxPool", "Resize"})
+_CONTRIBUTED, _SILU = "com.microsoft", "QuickGelu"  # domain of ONNX Runtime's own operators, and one of them
+SILU_LOW = -8.0  # SiLU is −0.003 there; lower values would only coarsen the quantisation steps
+_WARNINGS, _ERRORS = 2, 3  # log severities of ONNX Runtime; the first is its default
 
 
 def quantize_onnx(content: bytes, job: ExportJob) -> bytes:
-    """An ONNX file in float32 with its convolutions in 8 bits, checked."""
+    """Return a float32 ONNX file with quantised convolutions, checked."""
     onnx = import_extra("onnx", "export", "--int8")
     ir = import_extra("onnx_ir", "export", "--int8")
     quantization = import_extra("onnxruntime.quantization", "export", "--int8")
     model = onnx.load_from_string(content)
     weights = job.quantized_weights
     feeds = _feeds(job, {value.name for value in model.graph.input})
-    join_silu(model, weights)
+    fuse_silu(model, weights)
     with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "int8.onnx"
         quantization.quantize_static(
@@ -47,11 +46,11 @@ def quantize_onnx(content: bytes, job: ExportJob) -> bytes:
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
             calibrate_method=quantization.CalibrationMethod.MinMax,
-            nodes_to_quantize=nodes_between(model.graph, weights),
+            nodes_to_quantize=quantized_nodes(model.graph, weights),
         )
         sorted_model = ir.load(path)
-        sorted_model.graph.sort()  # the quantiser puts nodes where a branch of an If does not find them
-        sorted_model.metadata_props.pop("onnx.infer", None)  # which it leaves there
+        sorted_model.graph.sort()  # the quantiser appends nodes that branches of an If read
+        sorted_model.metadata_props.pop("onnx.infer", None)  # added by the quantiser
         made = ir.to_proto(sorted_model)
     quantized: bytes = made.SerializeToString()
     onnx.checker.check_model(quantized)
@@ -59,7 +58,7 @@ def quantize_onnx(content: bytes, job: ExportJob) -> bytes:
 
 
 def _feeds(job: ExportJob, taken: Collection[str]) -> Iterator[dict[str, Any]]:
-    """The inputs of each calibration run."""
+    """Yield the inputs of each calibration run."""
     if job.config.raw:
         yield from ({"images": image.numpy()} for image in job.calibration_images())
         return
@@ -69,16 +68,15 @@ def _feeds(job: ExportJob, taken: Collection[str]) -> Iterator[dict[str, Any]]:
         "max_det": np.array([job.config.max_det], np.int64),
     }
     limits = {name: value for name, value in limits.items() if name in taken}
-    for picture in job.calibration_pictures():
-        yield {**limits, **({"images": picture[None]} if job.config.batched else {"image": picture})}
+    for image in job.raw_calibration_images():
+        yield {**limits, **({"images": image[None]} if job.config.batched else {"image": image})}
 
 
-def join_silu(model: Any, weights: Collection[str]) -> None:
-    """Make SiLU behind the convolutions with these weights one operator, in place.
+def fuse_silu(model: Any, weights: Collection[str]) -> None:
+    """Fuse SiLU after the convolutions with these weights into one operator, in place.
 
-    Such an operator is ONNX Runtime's own, and OpenVINO knows it. Of `Sigmoid` and `Mul` the quantiser would bring
-    what lies between to 8 bits too, and computed apart in float they take twice the time. The cut at `SILU_LOW` sets
-    the range of what the convolution gives; the quantiser drops it then.
+    The operator is ONNX Runtime's own, and OpenVINO knows it. Separate `Sigmoid` and `Mul` would be quantised, or take
+    twice the time in float. The clip at `SILU_LOW` limits the range of the convolution; the quantiser removes it.
     """
     onnx = import_extra("onnx", "export", "--int8")
     graph = model.graph
@@ -99,25 +97,22 @@ def join_silu(model: Any, weights: Collection[str]) -> None:
     model.opset_import.append(onnx.helper.make_opsetid(_CONTRIBUTED, 1))
 
 
-def nodes_between(graph: Any, weights: Collection[str]) -> list[str]:
-    """Names of the convolutions with these weights, and of the operators on the way from one to the next.
-
-    What lies before the first of them makes the network's input of a picture; what follows the last decodes.
-    """
+def quantized_nodes(graph: Any, weights: Collection[str]) -> list[str]:
+    """Return the names of the convolutions with these weights and of the operators between them."""
     names: list[str] = []
     values: set[str] = set()
     for node in graph.node:
-        read = weights if node.op_type == "Conv" else values if node.op_type in (*BETWEEN, _SILU) else ()
+        read = weights if node.op_type == "Conv" else values if node.op_type in (*QUANTIZED_OPERATORS, _SILU) else ()
         if any(name in read for name in node.input):
             values.update(node.output)
-            if node.op_type in BETWEEN:
+            if node.op_type in QUANTIZED_OPERATORS:
                 names.append(node.name)
     return names
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the quantiser's advice to prepare a graph that needs none, and the runtime's on optional inputs."""
+    """Silence advice of the quantiser and the runtime that does not apply."""
     onnxruntime = import_extra("onnxruntime", "export", "--int8")
     onnxruntime.set_default_logger_severity(_ERRORS)
     try:

@@ -1,8 +1,7 @@
-"""`best-int8.xml`: the graph of best.xml with its convolutions in 8 bits, by NNCF's post-training quantisation.
+"""8-bit OpenVINO files: convolutions quantised by NNCF's post-training quantisation.
 
-NNCF sees the part from the first convolution to the head's last ones, which it must not touch, and nothing of the rest:
-it does not read the branches that the suppression has. SiLU stays float32, so that OpenVINO computes it with the
-convolution before, and so do the layers that sensitivity.py finds.
+NNCF receives the part from the first convolution to the prediction layers, since it cannot read the branches around
+it. SiLU stays float32, so that OpenVINO fuses it with the convolution, and so do the layers of sensitivity.py.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ _CONVOLUTIONS = ("Convolution", "GroupConvolution")
 
 
 def quantize_openvino(model: Any, job: ExportJob) -> None:
-    """Bring the convolutions of a model of OpenVINO, float32, to 8 bits, in place."""
+    """Quantise the convolutions of a float32 OpenVINO model in place."""
     openvino = import_extra("openvino", "openvino", "--int8")
     passes = import_extra("openvino.passes", "openvino", "--int8")
     nncf = import_extra("nncf", "openvino", "--int8")
-    body, weights = job.body_weights, job.quantized_weights
-    network = _network(openvino, model.clone(), body)
+    body, weights = job.convolution_weights, job.quantized_weights
+    network = _extract_network(openvino, model.clone(), body)
     manager = passes.Manager()
-    manager.register_pass(passes.ConstantFolding())  # biases become what NNCF corrects: the ONNX reader reshapes them
+    manager.register_pass(passes.ConstantFolding())  # the ONNX reader reshapes biases, which NNCF would not correct
     manager.run_passes(network)
     in_float = [node for node in _convolutions(network) if not _weights_of(node) & weights]
     in_float += [node for sigmoid in network.get_ordered_ops() for node in _silu(sigmoid)]
-    inputs = _read_first(job)
+    inputs = _first_inputs(job)
     with quiet("nncf"):
         quantized = nncf.quantize(
             network,
@@ -42,11 +41,11 @@ def quantize_openvino(model: Any, job: ExportJob) -> None:
             subset_size=len(inputs),
             ignored_scope=nncf.IgnoredScope(names=[node.get_friendly_name() for node in in_float]),
         )
-    _put_back(model, quantized, body)
+    _insert_network(model, quantized, body)
 
 
-def _read_first(job: ExportJob) -> list[Any]:
-    """What the first convolution reads of each picture: its image, or that cut up by `Focus`."""
+def _first_inputs(job: ExportJob) -> list[Any]:
+    """Return the input of the first convolution for each image: the image, or the output of `Focus`."""
     layer, read = copy.deepcopy(job.model.model[0]).eval(), []
     first = next(module for module in layer.modules() if isinstance(module, Conv))
     first.register_forward_pre_hook(lambda _, given: read.append(given[0].numpy()))
@@ -56,8 +55,8 @@ def _read_first(job: ExportJob) -> list[Any]:
     return read
 
 
-def _network(openvino: Any, model: Any, weights: Collection[str]) -> Any:
-    """From what the first convolution reads to the predictions' logits, as a model of its own."""
+def _extract_network(openvino: Any, model: Any, weights: Collection[str]) -> Any:
+    """Return the part from the first convolution to the logits as a model of its own."""
     first, last = _ends(model, weights)
     source = first.input_value(0)
     images = openvino.op.Parameter(source.get_element_type(), source.get_partial_shape())
@@ -67,7 +66,7 @@ def _network(openvino: Any, model: Any, weights: Collection[str]) -> Any:
 
 
 def _silu(node: Any) -> list[Any]:
-    """The nodes of SiLU, where this is the first of them."""
+    """Return the nodes of the SiLU that begins with this node; [] = none."""
     readers = [reader.get_node() for reader in node.output(0).get_target_inputs()] if node.get_output_size() else []
     if node.get_type_name() != "Sigmoid" or [reader.get_type_name() for reader in readers] != ["Multiply"]:
         return []
@@ -76,8 +75,8 @@ def _silu(node: Any) -> list[Any]:
     return [node, product] if is_silu else []
 
 
-def _put_back(model: Any, quantized: Any, weights: Collection[str]) -> None:
-    """Let a whole model take its logits from a quantised network."""
+def _insert_network(model: Any, quantized: Any, weights: Collection[str]) -> None:
+    """Connect a whole model to its quantised part."""
     first, last = _ends(model, weights)
     (images,) = quantized.get_parameters()
     source = first.input_value(0)
@@ -91,7 +90,7 @@ def _put_back(model: Any, quantized: Any, weights: Collection[str]) -> None:
 
 
 def _ends(model: Any, weights: Collection[str]) -> tuple[Any, list[Any]]:
-    """The first convolution of a network, and those that give its predictions."""
+    """Return the first convolution and the prediction layers."""
     convolutions = _convolutions(model)
     return convolutions[0], [node for node in convolutions if not _weights_of(node) & set(weights)]
 
@@ -101,7 +100,7 @@ def _convolutions(model: Any) -> list[Any]:
 
 
 def _weights_of(node: Any) -> set[str]:
-    """Names of the constants that a convolution's weights come from, over the operators between them."""
+    """Return the names of the nodes that a convolution's weights come from."""
     waiting, names = [node.input_value(1).get_node()], set()
     while waiting:
         source = waiting.pop()

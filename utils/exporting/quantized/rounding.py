@@ -1,11 +1,10 @@
-"""Weights of 8 bits that are rounded together: what one loses, those of the same output that come after it make up for.
+"""GPTQ rounding of convolution weights to 8 bits (Frantar et al. 2022, after Hassibi and Stork 1993).
 
-Rounded each to the nearest step, weights leave an error in what a convolution gives; with inputs that go together, as
-those of neighbouring pixels do, the next weights can take most of it back. That is GPTQ of Frantar et al. 2022, after
-Optimal Brain Surgeon of Hassibi and Stork 1993: no gradient, one pass of a few pictures. What comes out lies on the
-steps that a quantiser of either runtime finds by itself, so that it changes nothing any more.
+Inputs of a convolution are correlated, so that the later weights of an output can correct the rounding error of the
+earlier ones. It needs one pass over a few images and no gradient. The rounded weights lie on the steps that both
+runtimes' quantisers derive, which then change nothing.
 
-Legend: G groups, O outputs of a group, K inputs of an output (channels of a group × kernel), L places in a picture.
+Legend: G groups, O outputs of a group, K inputs of an output (channels of a group × kernel), L positions in an image.
 """
 
 from __future__ import annotations
@@ -17,21 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PICTURES = 16
+N_IMAGES = 16
 _STEPS = 127  # each side of 0
-_DAMPING = 0.01  # of the mean square of an input, added to that of each: some never occur
+_DAMPING = 0.01  # of the mean square of the inputs, added to that of each: some are always 0
 
 
 @torch.no_grad()
 def round_weights(network: nn.Module, names: Collection[str], images: Iterable[Tensor]) -> None:
-    """Round weights of convolutions to 255 steps for each output, 0 in their middle, in place.
+    """Round convolution weights to 255 symmetric steps per output, in place.
 
-    It takes 4 K² bytes of memory for each group: 70 MB for 1.9 million weights, 3 GB for 86 million.
-
-    Args:
-        network: for evaluation, its normalisations folded.
-        names: of the weights, as its parameters are named; others have no meaning.
-        images: what it takes, float32 (1, 3, H, W) each.
+    It takes 4 K² bytes of memory per group: 70 MB for 1.9 million weights, 3 GB for 86 million. BatchNorm of `network`
+    is folded. `names` are parameter names, of which unknown ones are ignored; `images` are float32 (1, 3, H, W) each.
     """
     convolutions = [module for name, module in network.named_modules() if f"{name}.weight" in names]
     assert convolutions, names
@@ -59,13 +54,10 @@ def round_weights(network: nn.Module, names: Collection[str], images: Iterable[T
 
 
 def round_together(weights: Tensor, moment: Tensor) -> Tensor:
-    """Weights on their steps, the largest of each output being one, at a small mean square of what their sums lose.
+    """Return weights (O, K) rounded to steps at a small mean square error of the outputs.
 
-    The order is that of the inputs' mean squares, the largest first.
-
-    Args:
-        weights: (O, K).
-        moment: (K, K), sums of the products of two inputs each.
+    Weights of inputs with the largest mean square are rounded first. The largest weight of each output stays.
+    `moment` (K, K) are the sums of products of two inputs.
     """
     order = moment.diagonal().argsort(descending=True)
     left, product = weights[:, order].double(), moment[order][:, order].double()

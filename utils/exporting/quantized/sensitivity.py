@@ -1,8 +1,8 @@
-"""The layers that stay in float: 8 bits in one of them alone already change what the network finds.
+"""Sensitivity analysis for 8 bits: the layers that must stay float32.
 
-A layer is tried by itself, the others in float: its convolutions' weights, what they read and what they give are
-rounded as a quantiser does. That takes one pass of a few pictures for each layer, in torch, and serves every runtime.
-It is often the first layers that need it: some of their channels reach far beyond the others, and all have one scale.
+Each layer is quantised alone, in torch: weights, inputs and outputs of its convolutions are rounded as a quantiser
+does. Early layers are often sensitive: the range of some channels is far wider than that of others, and all share one
+scale.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
 from tessera.utils.exporting.raw_network import BareNetwork
 
-PICTURES = 4
-MOST = 0.035  # of the scores, by their root mean square, that 8 bits in one layer may change
+N_IMAGES = 4
+MAX_EFFECT = 0.035  # relative change of the scores (root mean square) that 8 bits in one layer may cause
 
 
 def sensitive_layers(model: DetectionModel, images: Iterable[Tensor]) -> tuple[int, ...]:
-    """Numbers of a raw model's layers, as its YAML counts them, that stay in float.
+    """Return the numbers of the layers, as the model YAML counts them, that stay float32.
 
-    The first is always among them: it reads three channels, which is slower in 8 bits, and the finest picture.
+    The first is always among them: with three input channels it is slower in 8 bits.
     """
-    return (0, *(layer for layer, effect in effects(model, images).items() if layer and effect > MOST))
+    return (0, *(layer for layer, effect in layer_effects(model, images).items() if layer and effect > MAX_EFFECT))
 
 
-def effects(model: DetectionModel, images: Iterable[Tensor]) -> dict[int, float]:
-    """By how much of the scores 8 bits in each layer change them, by root mean squares of both.
+def layer_effects(model: DetectionModel, images: Iterable[Tensor]) -> dict[int, float]:
+    """Return the relative change of the scores (root mean square) by 8 bits in each layer.
 
-    `images` are what the network takes, float32 (1, 3, H, W) each.
+    `images` are float32 (1, 3, H, W) each.
     """
-    network, pictures = BareNetwork(model), tuple(images)
+    network, inputs = BareNetwork(model), tuple(images)
     found: dict[int, float] = {}
     with torch.no_grad():
-        exact = [network(image)[..., 4:] for image in pictures]
+        exact = [network(image)[..., 4:] for image in inputs]
         size = sum(float(scores.square().sum()) for scores in exact)
         for number, layer in enumerate(network.model.model):
             convolutions = [module for module in layer.modules() if isinstance(module, Conv)]
             if convolutions and size:
-                with _in_bytes(convolutions):
-                    rounded = [network(image)[..., 4:] for image in pictures]
+                with _quantized(convolutions):
+                    rounded = [network(image)[..., 4:] for image in inputs]
                 change = sum(float((one - two).square().sum()) for one, two in zip(exact, rounded, strict=True))
                 found[number] = (change / size) ** 0.5
     return found
 
 
 @contextmanager
-def _in_bytes(convolutions: Iterable[Conv]) -> Iterator[None]:
-    """Inside, these convolutions compute with numbers of 8 bits."""
+def _quantized(convolutions: Iterable[Conv]) -> Iterator[None]:
+    """Compute these convolutions with 8-bit numbers."""
     weights = {module: module.conv.weight.data for module in convolutions}
     hooks: list[Any] = []
     for module, weight in weights.items():
@@ -69,13 +69,13 @@ def _in_bytes(convolutions: Iterable[Conv]) -> Iterator[None]:
 
 
 def _rounded_weight(weight: Tensor) -> Tensor:
-    """(O, I, kH, kW) to multiples of 1/127 of the largest of each output."""
+    """Round (O, I, kH, kW) to multiples of 1/127 of the largest weight of each output."""
     steps = weight.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-12) / 127
     return (weight / steps).round() * steps
 
 
 def _rounded(values: Tensor) -> Tensor:
-    """To 256 steps from the smallest to the largest, 0 being one of them."""
+    """Round to 256 steps from the smallest to the largest value, 0 among them."""
     low, high = min(float(values.min()), 0.0), max(float(values.max()), 0.0)
     step = (high - low) / 255 or 1.0
     return torch.fake_quantize_per_tensor_affine(values, step, round(-low / step), 0, 255)

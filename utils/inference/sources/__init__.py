@@ -1,1 +1,1 @@
-"""What `--source` of detect.py means: pictures, videos and streams become numbered and timed frames."""
+"""Sources of detect.py: images, videos and streams as numbered and timed frames."""

@@ -1,4 +1,4 @@
-"""OpenCV's reader of videos, cameras and streams, with what its versions leave open said explicitly."""
+"""Wrapper of cv2.VideoCapture for videos, cameras and streams, equal in all OpenCV versions."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from tessera.utils.inference.sources.frames import VideoFacts
 from tessera.utils.machine.opencv import cv2, in_utf8
 
 _MJPEG = cv2.VideoWriter.fourcc(*"MJPG")
-_LEAST_FRAME = 0.75  # of the pixels of a picture; one of its two fields has half of them
-_MOST_FPS, _MOST_FRAMES = 10_000, 1 << 40  # beyond these a header states nonsense
+_LEAST_FRAME = 0.75  # fraction of the video's pixels; an interlaced field has half of them
+_MOST_FPS, _MOST_FRAMES = 10_000, 1 << 40  # larger values in a header are wrong
 
 
 class Capture:
-    """A video, camera or stream that is open, or could not be opened.
+    """A video, camera or stream; check `is_open`.
 
     Args:
-        where: an absolute path or an address for FFmpeg, or the number of a camera.
-        open_s, read_s: of addresses, seconds after which opening and waiting for a frame are given up.
+        where: absolute path or URL for FFmpeg, or the number of a camera.
+        open_s, read_s: timeouts of URLs for opening and for a frame, in seconds.
     """
 
     def __init__(self, where: str | int, *, open_s: float | None = None, read_s: float | None = None) -> None:
         self._capture = cv2.VideoCapture()
-        self._of_jpegs = False
+        self._motion_jpeg = False
         if isinstance(where, int):
             self._capture.open(where, cv2.CAP_V4L2 if sys.platform == "linux" else cv2.CAP_ANY)
         else:
@@ -37,8 +37,8 @@ class Capture:
                 parameters += [] if seconds is None else [name, max(round(seconds * 1000), 1)]
             with in_utf8(where) as known:
                 self._capture.open(known, cv2.CAP_FFMPEG, parameters)
-                self._of_jpegs = self.is_open and self._is_of_jpegs(known if open_s is None else None)
-        # Frames come as they are shown, whatever this version's default is.
+                self._motion_jpeg = self.is_open and self._is_motion_jpeg(known if open_s is None else None)
+        # The default differs between versions.
         self._capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 1)
 
     @property
@@ -57,22 +57,22 @@ class Capture:
 
     @property
     def time_s(self) -> float:
-        """Presentation time of the frame that was grabbed last, in seconds from the start; 0 where it has none."""
+        """Presentation time of the last grabbed frame in seconds; 0 = none."""
         return float(self._capture.get(cv2.CAP_PROP_POS_MSEC)) / 1000
 
     def grab(self) -> bool:
-        """Decode the next frame; False where there is none, or none came in time."""
+        """Decode the next frame; False at the end or after a timeout."""
         return bool(self._capture.grab())
 
     def retrieve(self) -> Pixels | None:
-        """The frame that was grabbed last, uint8 (H, W, 3) BGR, upright; None where it does not decode.
+        """Return the last grabbed frame, uint8 (H, W, 3) BGR, upright; None where it does not decode.
 
-        Of Motion JPEG each frame at its own size; other codecs' frames are all of the first one's.
+        Motion JPEG frames keep their own sizes; frames of other codecs have the size of the first.
         """
         found, pixels = self._capture.retrieve()
         if not found:
             return None
-        if self._of_jpegs:
+        if self._motion_jpeg:
             return _decoded(np.asarray(pixels))
         return cast(Pixels, pixels)
 
@@ -82,23 +82,23 @@ class Capture:
     def __exit__(self, *error: object) -> None:
         self._capture.release()
 
-    def _is_of_jpegs(self, path: str | None) -> bool:
-        """Whether what comes is JPEG after JPEG, and is given as such from now on: FFmpeg would scale all to one size.
+    def _is_motion_jpeg(self, path: str | None) -> bool:
+        """Return whether this is Motion JPEG, and switch to raw packets: FFmpeg would scale all frames to one size.
 
-        Of a file whose first header states one of two fields, of half its height, all is left to FFmpeg.
+        A file of interlaced fields, whose first header states half the height, is left to FFmpeg.
         """
         turned = self._capture.get(cv2.CAP_PROP_ORIENTATION_META)
         if int(self._capture.get(cv2.CAP_PROP_FOURCC)) != _MJPEG or turned:
             return False
         if path is not None:
-            pixels = _first_stated(path)
+            pixels = _first_frame_pixels(path)
             if pixels is None or pixels < _LEAST_FRAME * math.prod(self.facts.size_hw):
                 return False
         return bool(self._capture.set(cv2.CAP_PROP_FORMAT, -1))
 
 
-def _first_stated(path: str) -> int | None:
-    """Pixels of the first frame of Motion JPEG that states a size; None where none does."""
+def _first_frame_pixels(path: str) -> int | None:
+    """Return the pixels of the first Motion JPEG frame with a valid header; None = none."""
     probe = cv2.VideoCapture(path, cv2.CAP_FFMPEG, [cv2.CAP_PROP_FORMAT, -1])
     try:
         while True:
@@ -112,7 +112,7 @@ def _first_stated(path: str) -> int | None:
 
 
 def _decoded(packet: Pixels) -> Pixels | None:
-    """A frame of Motion JPEG; None where it does not decode, or states a size that a picture may not have either."""
+    """Decode a Motion JPEG frame; None where it does not decode or exceeds the limit of images."""
     try:
         refuse_large(read_header(packet.tobytes()), packet.size)
         return cast(Pixels | None, cv2.imdecode(packet, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION))
@@ -121,5 +121,5 @@ def _decoded(packet: Pixels) -> Pixels | None:
 
 
 def rgb_of(bgr: Pixels) -> Pixels:
-    """A frame of a capture, its own memory, turned to RGB in place."""
+    """Convert a frame to RGB in place."""
     return cast(Pixels, cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB, dst=bgr))

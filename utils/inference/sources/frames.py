@@ -1,4 +1,4 @@
-"""What comes from a source: frames, and events such as a gap in a stream."""
+"""Items of a source: frames, and events such as a gap in a stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NAME = PurePath("image")
 
 
 class VideoFacts(NamedTuple):
-    """What a video or stream says of itself when it is opened; its size in pixels is after its rotation."""
+    """Properties of an opened video or stream; its size is in pixels after rotation."""
 
     fps: float | None
     frames: int | None
@@ -24,20 +24,17 @@ class VideoFacts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One picture, or one frame of a video or stream.
+    """One image, or one frame of a video or stream.
 
     Attributes:
         pixels: uint8 (H, W, 3) RGB, upright.
-        source: what it is read from, as messages and results name it: a path, an address without its password, a
-            camera's number, "-" for standard input.
-        name: where its results go below a results folder: the path inside the folder that was given, such as
-            a/1.jpg, else the file's name.
-        frame: number from 0; None for a picture. It counts all frames of the video or stream, those of a stream that
-            were dropped and those that `vid_stride` leaves out too.
-        time_s: seconds since the video's start, by its presentation time stamps; for a stream seconds from its opening
-            to the frame's arrival. None for a picture.
-        wall_s: when a frame of a stream arrived, in seconds of Unix time; None for pictures and videos.
-        dropped: frames of a stream that have been replaced by newer ones since the Frame before.
+        source: path, URL without its password, camera number, or "-" for standard input.
+        name: relative output path: the path inside the given folder, such as a/1.jpg, or the file name.
+        frame: number from 0, counting dropped and skipped frames too; None for an image.
+        time_s: presentation time of a video frame; for a stream, seconds from its opening to the arrival; None for an
+            image.
+        wall_s: Unix time at which a stream frame arrived; None for images and videos.
+        dropped: stream frames that newer ones replaced since the previous Frame.
     """
 
     pixels: Pixels
@@ -52,19 +49,18 @@ class Frame:
 
 @dataclass(frozen=True)
 class SourceEvent:
-    """Something that happened to a source.
+    """An event of a source.
 
     Attributes:
         source, media, name: as in Frame.
-        kind: "opened": a video or stream delivers. "gap": no frame came from a stream for a while, or the connection
-            broke. "reconnected": it is there again. "ended": the video is over, or the stream was given up. "damaged":
-            a video or a picture's file ended before its end; what was read stays. "unreadable": nothing, or nothing
-            more, can be read.
+        kind: "opened": the first frame of a video or stream arrived. "gap": a stream stalled or lost its connection.
+            "reconnected": it is back. "ended": the video is over, or the stream was given up. "damaged": a file is
+            truncated; what was read stays. "unreadable": nothing, or nothing more, can be read.
         message: one line that names the source.
-        frame: number of the next frame; None for a picture.
-        time_s, wall_s: as in Frame; of a video the time of its last frame.
-        seconds: how long a gap was, or has been so far.
-        facts: of a video or stream that was opened.
+        frame: number of the next frame; None for an image.
+        time_s, wall_s: as in Frame; of a video, the time of its last frame.
+        seconds: length of a gap so far.
+        facts: of an opened video or stream.
     """
 
     source: str
@@ -80,11 +76,10 @@ class SourceEvent:
 
     @property
     def is_failure(self) -> bool:
-        """Whether something could not be read."""
         return self.kind in ("damaged", "unreadable")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for a line of JSON; what is None is left out."""
+        """Return plain values for a line of JSON, without those that are None."""
         found = {
             "event": self.kind,
             "source": self.source,

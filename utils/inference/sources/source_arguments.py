@@ -1,6 +1,6 @@
-"""What each text after `--source` names, before anything of it is read."""
+"""Parsing of `--source`: files, folders, globs, lists, URLs, cameras and standard input."""
 
-# Paths are strings here: as Path objects, a hundred thousand of them cost seconds at each start.
+# Paths are strings here: a hundred thousand Path objects would cost seconds at each start.
 # ruff: noqa: PTH110, PTH111, PTH112, PTH118, PTH119, PTH120, PTH207
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ VIDEO_SUFFIXES = frozenset(
 )
 LIST_SUFFIXES = frozenset({".txt", ".streams"})
 _STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp"})
-PICTURE_SUFFIXES = IMAGE_SUFFIXES - VIDEO_SUFFIXES  # a GIF is a video here, and its first image in a dataset
+PICTURE_SUFFIXES = IMAGE_SUFFIXES - VIDEO_SUFFIXES  # a GIF is a video here, but an image in a dataset
 _KNOWN = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 _LOOKED_FOR = _KNOWN | UNREAD_SUFFIXES
 _CAMERA = re.compile(r"(?:/dev/video)?([0-9]{1,4})")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
-_LIKE = 1000  # names that a misspelled one is compared with
+_LIKE = 1000  # most names that a misspelled one is compared with
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +44,14 @@ Form = Literal["picture", "video", "stream", "camera", "address", "stdin", "unre
 
 @dataclass(frozen=True)
 class Origin:
-    """One thing to read.
+    """One source.
 
     Attributes:
-        form: "address" is http(s), whose answer says what it is; "unreadable" a line of a list that names nothing.
-        where: a path, an address, a camera's number, "-".
-        name: where its results go, as in Frame; "" = the file's name.
-        why: of an unreadable one, the message.
-        found_in: of a file that was not named itself, the folder that was, or that a glob's matches share.
+        form: "address" is a http(s) URL, whose response tells its type; "unreadable" an invalid line of a list.
+        where: path, URL, camera number, or "-".
+        name: relative output path, as in Frame; "" = the file name.
+        why: message of an unreadable one.
+        found_in: of a file in a given folder or glob, that folder.
     """
 
     form: Form
@@ -62,38 +62,25 @@ class Origin:
 
     @property
     def source(self) -> str:
-        """As messages and results name it."""
+        """Name in messages and results."""
         return without_password(self.where) if is_address(self.where) else self.where
 
     @property
     def is_file(self) -> bool:
-        """Whether it is a file of this machine."""
         return self.form in ("picture", "video")
 
     @property
     def place(self) -> PurePath:
-        """Where its results go, below a folder."""
-        if self.name:
-            return PurePath(self.name)
-        if self.form == "stdin":
-            return PurePath("stdin")
-        if self.form == "camera":
-            return PurePath(f"camera{self.where}")
-        if is_address(self.where):
-            return PurePath(_name_of_address(self.where))
-        return PurePath(os.path.basename(self.where))
+        """Relative output path."""
+        where = _name_of_address(self.where) if is_address(self.where) else os.path.basename(self.where)
+        return PurePath(self.name or {"stdin": "stdin", "camera": f"camera{self.where}"}.get(self.form, where))
 
 
-def find_origins(specs: Iterable[str | int | Path]) -> list[Origin]:
-    """What the texts of `--source` name, in order: files of a folder or glob by path.
+def parse_sources(specs: Iterable[str | int | Path]) -> list[Origin]:
+    """Parse the values of `--source` in order; files of a folder or glob are sorted.
 
-    Args:
-        specs: a picture or video, a folder, a glob, a list (.txt, .streams) with one of these or an address a line, an
-            address, a camera's number, "-" for standard input.
-
-    Raises:
-        UserError: nothing is there, a folder holds neither pictures nor videos, a list is empty, a file is none of
-            these.
+    A value is an image or video, folder, glob, list (.txt, .streams) of files and URLs, URL, camera number, or "-" for
+    standard input. A UserError where it does not exist, is empty, or has an unknown type.
     """
     origins: list[Origin] = []
     for spec in specs:
@@ -104,8 +91,8 @@ def find_origins(specs: Iterable[str | int | Path]) -> list[Origin]:
     return origins
 
 
-def of_line(line: str, base: str = "") -> Origin:
-    """What a line of a list or of standard input names, from the folder `base`, "" = the working one; one thing."""
+def parse_line(line: str, base: str = "") -> Origin:
+    """Parse a line of a list or of standard input; paths are relative to `base`, "" = the working directory."""
     if line == "-":
         return Origin("unreadable", line, why="-: standard input cannot be a line of a list.")
     try:
@@ -118,15 +105,14 @@ def of_line(line: str, base: str = "") -> Origin:
     path = os.path.expanduser(line)
     path = os.path.normpath(os.path.join(base, path)) if base else path
     if os.path.isdir(path):
-        why = f"{one_line(line, 200)}: it is a folder, expected a file; give the folder itself to --source."
+        why = f"{one_line(line, 200)}: found a folder, expected a file. Give the folder itself to --source."
         return Origin("unreadable", path, why=why)
     unread = f"{unread_images([path])}." if suffix_of(path) in UNREAD_SUFFIXES and os.path.exists(path) else ""
-    why = f"{one_line(path, 200)}: {unread or 'neither a picture nor a video that exists.'}"
+    why = f"{one_line(path, 200)}: {unread or 'no such file, or neither an image nor a video.'}"
     return _of_file(path) or Origin("unreadable", path, why=why)
 
 
 def _of_text(text: str) -> list[Origin]:
-    """What is no path; [] where it is one."""
     if text == "-":
         return [Origin("stdin", text)]
     if camera := _CAMERA.fullmatch(text):
@@ -138,7 +124,7 @@ def _of_text(text: str) -> list[Origin]:
         if scheme in _STREAM_SCHEMES:
             return [Origin("stream", text)]
         raise UserError(
-            f"--source {one_line(without_password(text), 100)}: found an address that starts with {scheme}://, "
+            f"--source {one_line(without_password(text), 100)}: found a URL that starts with {scheme}://, "
             f"expected http, https, {', '.join(sorted(_STREAM_SCHEMES))}, or the path of a file."
         )
     return []
@@ -146,7 +132,7 @@ def _of_text(text: str) -> list[Origin]:
 
 def _of_path(text: str) -> list[Origin]:
     if not text:
-        raise UserError("--source: found an empty text, expected a path, an address, a camera's number or -.")
+        raise UserError("--source: found an empty text, expected a path, a URL, a camera number or -.")
     path = str(user_path(text, "--source"))
     if os.path.isdir(path):
         return _of_folder(path)
@@ -163,7 +149,7 @@ def _of_path(text: str) -> list[Origin]:
 
 
 def _of_file(path: str) -> Origin | None:
-    """By its suffix, a file of another one by its first bytes; None where it is neither or not there."""
+    """Return the source of a file by its suffix, or else by its first bytes; None = no image or video."""
     suffix = suffix_of(path)
     if suffix in PICTURE_SUFFIXES:
         return Origin("picture", path)
@@ -181,7 +167,7 @@ def _of_file(path: str) -> Origin | None:
 
 def _of_folder(path: str) -> list[Origin]:
     files = _read_alone(
-        sorted(files_below(path, _LOOKED_FOR)), shown(Path(path)), "the folder holds no picture and no video"
+        sorted(files_below(path, _LOOKED_FOR)), shown(Path(path)), "found neither images nor videos in the folder"
     )
     return _named(files, path)
 
@@ -193,12 +179,12 @@ def _of_glob(text: str, path: str) -> list[Origin]:
             files.append(match)
         elif os.path.isdir(match) and "**" not in path:  # ** matches the files in it too
             files += sorted(files_below(match, _LOOKED_FOR))
-    files = _read_alone(files, shown(text), "no picture and no video matches")
+    files = _read_alone(files, shown(text), "no image or video matches")
     return _named(files, os.path.commonpath([os.path.dirname(file) for file in files]))
 
 
 def _read_alone(files: Sequence[str], spec: str, nothing: str) -> list[str]:
-    """The files that are read; a warning counts the others."""
+    """Return the supported files and warn of the others."""
     known = [file for file in files if suffix_of(file) in _KNOWN]
     others = unread_images([file for file in files if suffix_of(file) not in _KNOWN])
     if not known:
@@ -209,7 +195,6 @@ def _read_alone(files: Sequence[str], spec: str, nothing: str) -> list[str]:
 
 
 def _named(files: Sequence[str], base: str) -> list[Origin]:
-    """Files with their paths from `base` on as names."""
     base = base or "."
     forms: Iterable[Form] = ("picture" if suffix_of(file) in PICTURE_SUFFIXES else "video" for file in files)
     return [
@@ -220,17 +205,16 @@ def _named(files: Sequence[str], base: str) -> list[Origin]:
 def _of_list(path: str) -> list[Origin]:
     lines = [line for line in read_list(path) if not line.startswith("#")]
     if not lines:
-        raise UserError(f"--source {shown(Path(path))}: the list is empty, expected a source a line.")
+        raise UserError(f"--source {shown(Path(path))}: the list is empty, expected a source per line.")
     folder = os.path.dirname(path) or "."
     base = base_of_list((line for line in lines if line != "-" and not _CAMERA.fullmatch(line)), (folder, "."))
     return [
-        of_line(line if is_address(line) else line.replace("\\", "/"), folder if line.startswith("./") else base)
+        parse_line(line if is_address(line) else line.replace("\\", "/"), folder if line.startswith("./") else base)
         for line in lines
     ]
 
 
 def _missing(path: str) -> str:
-    """What is wrong with a path at which nothing is."""
     folder, name = os.path.split(path)
     if not os.path.isdir(folder or "."):
         return f"no such file, and its folder {shown(Path(folder))} does not exist either."
@@ -245,10 +229,10 @@ def _missing(path: str) -> str:
 def _not_known(path: str) -> str:
     what = special_kind(Path(path))
     if what or not os.path.exists(path):
-        return f"--source {shown(Path(path))}: it is {what or 'a link to nothing'}, expected a file or folder."
+        return f"--source {shown(Path(path))}: found {what or 'a broken link'}, expected a file or folder."
     if suffix_of(path) in UNREAD_SUFFIXES:
         return f"--source {shown(Path(path))}: {unread_images([path])}."
-    return f"--source {shown(Path(path))}: neither a picture nor a video nor a list of them. {_endings()}"
+    return f"--source {shown(Path(path))}: neither an image nor a video nor a list of them. {_endings()}"
 
 
 def _endings() -> str:

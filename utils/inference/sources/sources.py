@@ -1,4 +1,4 @@
-"""Sources, opened one after the other, streams all at once, as one iterator of frames and events."""
+"""Iterator over the frames and events of all sources: files in order, then streams concurrently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import LONGEST_PATH
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
-from tessera.utils.inference.sources.source_arguments import Origin, find_origins, of_line
+from tessera.utils.inference.sources.source_arguments import Origin, parse_line, parse_sources
 from tessera.utils.inference.sources.stream import read_streams
 from tessera.utils.inference.sources.urls import read_address
 from tessera.utils.inference.sources.video import read_video
@@ -25,60 +25,55 @@ from tessera.utils.text import one_line
 
 log = logging.getLogger(__name__)
 
-ReadPicture = Callable[[Path | bytes], Pixels]
+ReadImage = Callable[[Path | bytes], Pixels]
 Item = Frame | SourceEvent
 
-_MOST_BYTES = 1 << 30  # of a picture over standard input
+_MOST_BYTES = 1 << 30  # of an image over standard input
 _LONGEST_LINE = 4 * LONGEST_PATH
-BROKEN_OFF = "damaged: the end of the file is missing; what decodes of it was used."
+BROKEN_OFF = "damaged: the end of the file is missing; the part that decodes was used."
 
 
 def open_sources(
     specs: str | int | Path | Iterable[str | int | Path],
     *,
-    read: ReadPicture,
+    read: ReadImage,
     vid_stride: int = 1,
     every_frame: bool = False,
 ) -> Sources:
-    """Find what `--source` names; nothing is read before the first iteration.
+    """Parse `--source`, as `parse_sources`; nothing is read before the first iteration.
 
     Args:
-        specs: one or several, as of `find_origins`.
-        read: the door for pictures: a path or encoded bytes → uint8 (H, W, 3) RGB. A UserError that it raises becomes
-            an event.
-        vid_stride: of videos and streams, each `vid_stride`-th frame.
-        every_frame: of streams, all frames in order instead of the newest one.
-
-    Raises:
-        ConfigError: a stride below 1.
-        UserError: nothing is there, a folder is empty, a file is neither picture nor video nor list.
+        specs: one or several.
+        read: reads an image from a path or encoded bytes to uint8 (H, W, 3) RGB; a UserError of it becomes an event.
+        vid_stride: use each `vid_stride`-th frame of videos and streams.
+        every_frame: use all frames of a stream in order instead of the newest one.
     """
     if vid_stride < 1:
         raise ConfigError(f"--vid-stride: found {vid_stride}, expected a whole number of at least 1.")
     if isinstance(specs, (str, int, Path)):
         specs = [specs]
-    origins = find_origins(specs)
+    origins = parse_sources(specs)
     if not origins:
-        raise UserError("--source: found none, expected a path, an address, a camera's number or -.")
+        raise UserError("--source: found none, expected a path, a URL, a camera number or -.")
     return Sources(origins, read, vid_stride, every_frame)
 
 
 @dataclass(eq=False)
 class Sources:
-    """Frames and events of sources: iterate over it, once, inside `with`; attributes as in `open_sources`.
+    """Frames and events of sources; iterate once inside `with`. Attributes as in `open_sources`.
 
-    Pictures and videos come first, in the order in which they were named; streams and cameras after them, all at once.
+    Images and videos come first, in order; then streams and cameras, concurrently.
     """
 
     origins: Sequence[Origin]
-    read: ReadPicture
+    read: ReadImage
     vid_stride: int
     every_frame: bool
     _stack: ExitStack = field(default_factory=ExitStack)
 
     @property
     def pictures(self) -> int | None:
-        """How many pictures there are, readable or not; None where other sources are among them."""
+        """Number of images, readable or not; None where there are other sources."""
         of_files = all(origin.form in ("picture", "unreadable") for origin in self.origins)
         return len(self.origins) if of_files else None
 
@@ -100,18 +95,18 @@ class Sources:
                 streams.append(origin)
             else:
                 yield from self._items(origin, streams)
-        by_source = {origin.source: origin for origin in streams}  # one that is named twice is read once
+        by_source = {origin.source: origin for origin in streams}  # duplicates are read once
         yield from read_streams([*by_source.values()], every_frame=self.every_frame, vid_stride=self.vid_stride)
 
     def _items(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
-        """What is no stream; an address that turns out to be one goes to `streams`."""
+        """Yield the items of a source; streams are appended to `streams` instead."""
         if origin.form == "picture":
             yield from self._picture(origin, Path(origin.where))
         elif origin.form == "stdin":
             yield from self._from_stdin(origin, streams)
         elif origin.form == "address":
             yield from self._from_address(origin, streams)
-        elif origin.form in ("stream", "camera"):  # named over standard input
+        elif origin.form in ("stream", "camera"):  # given over standard input
             streams.append(origin)
         elif origin.form == "video":
             yield from read_video(origin, self.vid_stride)
@@ -121,16 +116,16 @@ class Sources:
     def _picture(self, origin: Origin, encoded: Path | bytes) -> Iterator[Item]:
         try:
             frame = Frame(self.read(encoded), origin.source, name=origin.place)
-        except ConfigError:  # of the whole run
+        except ConfigError:  # affects the whole run
             raise
         except UserError as error:
             yield _unreadable(origin, str(error))
             return
         yield frame
-        del frame  # nothing is kept while the next one is decoded
+        del frame  # frees memory while the next one is decoded
         if breaks_off(encoded):
-            said = f"{one_line(origin.source, LONGEST_PATH)}: {BROKEN_OFF}"
-            yield SourceEvent(origin.source, "damaged", said, name=origin.place)
+            message = f"{one_line(origin.source, LONGEST_PATH)}: {BROKEN_OFF}"
+            yield SourceEvent(origin.source, "damaged", message, name=origin.place)
         if remark := unread_pages(encoded):
             log.warning(f"{one_line(origin.source, LONGEST_PATH)}: {remark}.")
 
@@ -150,14 +145,14 @@ class Sources:
 
     def _from_stdin(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
         if sys.stdin is None:
-            yield _unreadable(origin, "standard input is closed, expected a picture or a list of files.")
+            yield _unreadable(origin, "standard input is closed, expected an image or a list of files.")
             return
         try:
             for found in read_stdin(sys.stdin.buffer):
                 if isinstance(found, bytes):
                     yield from self._picture(origin, found)
                 else:
-                    yield from self._items(of_line(found), streams)
+                    yield from self._items(parse_line(found), streams)
         except ConfigError:
             raise
         except (UserError, OSError) as error:
@@ -171,32 +166,32 @@ def _unreadable(origin: Origin, why: str) -> SourceEvent:
 
 
 def read_stdin(stdin: IO[bytes]) -> Iterator[bytes | str]:
-    """The one picture that comes, else lines as they come, stripped; not blank ones and those that start with #.
+    """Yield the one image, or else the lines as they arrive, stripped, without blank ones and comments (#).
 
     Raises:
-        UserError: what comes is neither, or nothing comes.
+        UserError: the input is empty, or neither an image nor text.
     """
     read = getattr(stdin, "read1", stdin.read)
     head = b""
     while len(head) < KIND_BYTES and (more := read(KIND_BYTES - len(head))):
         head += more
-        if b"\n" in head and not holds_picture(head):  # a list that somebody writes line by line
+        if b"\n" in head and not holds_picture(head):  # a list may be written line by line
             break
     if not head:
-        raise UserError("-: nothing came over standard input, expected a picture or a list of files.")
+        raise UserError("-: standard input is empty, expected an image or a list of files.")
     if holds_picture(head):
-        picture = head + stdin.read(_MOST_BYTES + 1 - len(head))
-        if len(picture) > _MOST_BYTES:
-            raise UserError(f"-: more than {_MOST_BYTES:,} bytes came over standard input, expected a picture.")
-        yield picture
+        image = head + stdin.read(_MOST_BYTES + 1 - len(head))
+        if len(image) > _MOST_BYTES:
+            raise UserError(f"-: found more than {_MOST_BYTES:,} bytes on standard input, expected an image.")
+        yield image
         return
     if holds_video(head):
-        raise UserError("-: a video came over standard input, expected a picture or a list of files. Give its path.")
+        raise UserError("-: found a video on standard input, expected an image or a list of files. Give its path.")
     *lines, begun = head.split(b"\n")
     rest = iter(lambda: stdin.readline(_LONGEST_LINE), b"")
     for row in chain(lines, (begun + next(rest, b"") for _ in range(1)), rest):
         if b"\0" in row or len(row) >= _LONGEST_LINE:
-            raise UserError("-: what came over standard input is neither a picture nor a list of files, one a line.")
+            raise UserError("-: standard input is neither an image nor a list of files, one per line.")
         line = row.decode("utf-8", errors="surrogateescape").removeprefix("\ufeff").strip()
         if line and not line.startswith("#"):
             yield line

@@ -1,4 +1,4 @@
-"""Streams and cameras, each read by a thread of its own: time-outs, gaps, reconnections."""
+"""Readers of streams and cameras, one thread each, with timeouts and reconnection."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, Vid
 from tessera.utils.inference.sources.source_arguments import Origin
 from tessera.utils.text import counted, one_line
 
-MOST_WAITING = 8  # frames of a stream that wait to be taken, where each of them is wanted
-_STALL_TIMES = 10  # of the usual time between two frames
+MOST_WAITING = 8  # queued frames of a stream with --every-frame
+_STALL_TIMES = 10  # times the usual time between two frames
 _USUAL = 0.1  # weight of the newest frame in that time
 _JOIN_S = 0.5  # a thread that waits for a server ends by itself later
-_LOOK_S = 1.0  # how often Ctrl-C is looked for where nothing comes
+_LOOK_S = 1.0  # interval of checks for Ctrl-C
 
 
 @dataclass(frozen=True)
 class StreamTimeouts:
-    """When a stream is given up, for a time or for good.
+    """Timeouts and retries of a stream.
 
     Attributes:
-        open_s: longest time to connect, and to the first frame.
-        read_s: longest time without a frame; then it is connected anew.
-        stall_s: a shorter time without a frame is reported as a gap from here on, if it is ten times the usual one.
-        tries: how often a stream that has not delivered yet is asked; cameras once.
-        pause_s: before a connection is tried again; it doubles each time.
-        longest_pause_s: what it grows to.
-        give_up_s: a stream that has delivered ends after so many seconds without a frame.
+        open_s: longest time to connect and receive the first frame.
+        read_s: longest time without a frame before reconnecting.
+        stall_s: shortest time without a frame that is reported as a gap, if it is ten times the usual one.
+        tries: connection attempts before the first frame; cameras have one.
+        pause_s: before another attempt; it doubles up to `longest_pause_s`.
+        give_up_s: time without a frame after which a stream ends.
     """
 
     open_s: float = 10.0
@@ -47,16 +46,18 @@ TIMEOUTS = StreamTimeouts()
 
 
 class StreamReader(threading.Thread):
-    """Reads a stream until it is over or stopped; what has come waits in `waiting`.
+    """A thread that reads a stream until it is over or stopped.
 
     Args:
-        ready: guards `waiting` and `is_over` of all readers, and is notified when they change.
-        every_frame: wait for the one who takes the frames, instead of replacing the one that waits by a newer one.
+        origin: the stream or camera.
+        ready: guards `waiting` and `is_over` of all readers, and is notified of changes.
+        every_frame: block while the queue is full, instead of replacing the queued frame by a newer one.
+        vid_stride: use each `vid_stride`-th frame.
 
     Attributes:
-        waiting: frames and events in order; the pixels of the frames are BGR.
-        is_over: nothing more will come.
-        failure: a defect that ended it.
+        waiting: queue of frames, in BGR, and events.
+        is_over: no more items follow.
+        failure: exception that ended the thread.
     """
 
     def __init__(self, origin: Origin, ready: threading.Condition, *, every_frame: bool, vid_stride: int) -> None:
@@ -68,11 +69,11 @@ class StreamReader(threading.Thread):
         self._ready, self._every_frame, self._vid_stride = ready, every_frame, vid_stride
         self._stopped = threading.Event()
         self._number = 0
-        self._began: float | None = None  # when the first frame came
-        self._last = 0.0  # when the last one came
+        self._began: float | None = None  # arrival of the first frame
+        self._last = 0.0  # arrival of the last frame
 
     def stop(self) -> None:
-        """Let the thread end; it does so at the latest when its time-out is over."""
+        """Stop the thread; it ends after its timeout at the latest."""
         self._stopped.set()
         with self._ready:
             self._ready.notify_all()
@@ -96,14 +97,14 @@ class StreamReader(threading.Thread):
                 return
             if self._number > number:
                 pause = self._timeouts.pause_s
-                if facts is not None and facts.frames is not None:  # it has an end, and this is it
+                if facts is not None and facts.frames is not None:  # a finite stream
                     self._event("ended", f"ended after {counted(self._number, 'frame')}")
                     return
-                self._event("gap", "no frame comes, it is connected anew", seconds=time.monotonic() - self._last)
+                self._event("gap", "no frame arrives, reconnecting", seconds=time.monotonic() - self._last)
             elif self._began is None:
                 tries += 1
                 if tries >= self._timeouts.tries or self.origin.form == "camera":
-                    self._event("unreadable", self._why())
+                    self._event("unreadable", self._failure_message())
                     return
             elif time.monotonic() - self._last > self._timeouts.give_up_s:
                 lost_s = time.monotonic() - self._last
@@ -113,19 +114,19 @@ class StreamReader(threading.Thread):
             pause = min(2 * pause, self._timeouts.longest_pause_s)
 
     def _one_connection(self) -> VideoFacts | None:
-        """Frames until none comes; what the stream says of itself, None where it is not there."""
+        """Queue frames until none arrives; return the properties of the stream, None = no connection."""
         where = int(self.origin.where) if self.origin.form == "camera" else self.origin.where
         with Capture(where, open_s=self._timeouts.open_s, read_s=self._timeouts.read_s) as capture:
             if not capture.is_open:
                 return None
             facts, is_new, usual_s = capture.facts, True, 0.0
-            asked = time.monotonic()
+            waiting_since = time.monotonic()
             while not self._stopped.is_set() and capture.grab():
                 now = time.monotonic()
                 if is_new:
                     self._report_connection(now, facts)
                 else:
-                    waited_s = now - asked
+                    waited_s = now - waiting_since
                     if waited_s > max(self._timeouts.stall_s, _STALL_TIMES * usual_s):
                         self._event("gap", f"no frame for {waited_s:.1f} s", seconds=waited_s)
                     usual_s += _USUAL * (waited_s - usual_s) if usual_s else waited_s
@@ -135,7 +136,7 @@ class StreamReader(threading.Thread):
                     source, place = self.origin.source, self.origin.place
                     self._put(Frame(pixels, source, "stream", place, self._number, time_s, wall_s))
                 self._number += 1
-                asked = time.monotonic()
+                waiting_since = time.monotonic()
             return facts
 
     def _report_connection(self, now: float, facts: VideoFacts) -> None:
@@ -144,10 +145,10 @@ class StreamReader(threading.Thread):
             self._event("opened", "opened", facts=facts)
         else:
             lost_s = now - self._last
-            self._event("reconnected", f"it is there again after {lost_s:.1f} s", seconds=lost_s, facts=facts)
+            self._event("reconnected", f"reconnected after {lost_s:.1f} s", seconds=lost_s, facts=facts)
 
     def _put(self, frame: Frame) -> None:
-        """Let a frame wait, in the place of an older one or after all others."""
+        """Queue a frame, in place of an older one unless every frame is wanted."""
         with self._ready:
             if self._every_frame:
                 while len(self.waiting) >= MOST_WAITING and not self._stopped.is_set():
@@ -162,9 +163,9 @@ class StreamReader(threading.Thread):
         self, kind: Kind, message: str, *, seconds: float | None = None, facts: VideoFacts | None = None
     ) -> None:
         origin, (time_s, wall_s) = self.origin, self._times(time.monotonic())
-        said = f"{one_line(origin.source, 4096)}: {message}"
+        line = f"{one_line(origin.source, 4096)}: {message}"
         event = SourceEvent(
-            origin.source, kind, said, "stream", origin.place, self._number, time_s, wall_s, seconds, facts
+            origin.source, kind, line, "stream", origin.place, self._number, time_s, wall_s, seconds, facts
         )
         with self._ready:
             self.waiting.append(event)
@@ -173,20 +174,18 @@ class StreamReader(threading.Thread):
     def _times(self, now: float) -> tuple[float | None, float]:
         return None if self._began is None else now - self._began, time.time()
 
-    def _why(self) -> str:
+    def _failure_message(self) -> str:
         if self.origin.form == "camera":
-            return f"no camera of number {self.origin.where} gives a picture."
-        return (
-            f"no frame comes from it, tried {counted(self._timeouts.tries, 'time')}. Check the address and the network."
-        )
+            return f"camera {self.origin.where} delivers no image."
+        return f"no frame arrived in {counted(self._timeouts.tries, 'attempt')}. Check the URL and the network."
 
 
 def read_streams(
     origins: Sequence[Origin], *, every_frame: bool, vid_stride: int
 ) -> Generator[Frame | SourceEvent, None, None]:
-    """Frames and events of streams and cameras as they come, until all are over; closing it ends their threads.
+    """Yield frames and events of streams and cameras as they arrive; closing the generator ends their threads.
 
-    All frames in order with `every_frame`, else the newest one of each stream.
+    `every_frame`: all frames in order, else the newest one of each stream.
     """
     ready = threading.Condition()
     readers = [StreamReader(origin, ready, every_frame=every_frame, vid_stride=vid_stride) for origin in origins]
@@ -195,7 +194,7 @@ def read_streams(
             reader.start()
         while (item := _next(readers, ready)) is not None:
             yield replace(item, pixels=rgb_of(item.pixels)) if isinstance(item, Frame) else item
-            del item  # nothing is kept while the next one is awaited
+            del item  # frees memory while waiting
     finally:
         for reader in readers:
             reader.stop()
@@ -206,13 +205,13 @@ def read_streams(
 
 
 def _next(readers: list[StreamReader], ready: threading.Condition) -> Frame | SourceEvent | None:
-    """What waits longest for its turn; None where all streams are over."""
+    """Return the next item, from the streams in turn; None where all are over."""
     with ready:
         while True:
             for place, reader in enumerate(readers):
                 if reader.waiting:
                     item = reader.waiting.popleft()
-                    readers.append(readers.pop(place))  # the others come first next time
+                    readers.append(readers.pop(place))  # the other streams are next
                     ready.notify_all()
                     return item
                 if reader.failure is not None:

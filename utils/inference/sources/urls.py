@@ -1,6 +1,6 @@
-"""What an address answers: a picture, a video file, or a stream, which is left to FFmpeg.
+"""Download of http(s) sources: an image, a video file, or a stream, which is left to FFmpeg.
 
-Nothing is asked for but the addresses that were given, and where they redirect to.
+Only the given URLs and their redirects are requested.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ VideoFile: TypeAlias = "tempfile._TemporaryFileWrapper[bytes]"
 
 
 def read_address(address: str) -> bytes | VideoFile | None:
-    """The picture, or the video as a temporary file that is gone when it is closed; None where it is a stream.
+    """Return an image, a video as a temporary file that closing deletes, or None for a stream.
 
     Raises:
-        UserError: it is unavailable, too large, or is something else.
+        UserError: the URL is unavailable, too large, or something else.
     """
     check_address(address, "Cannot read")
     suffix = suffix_of(urlsplit(address).path)
@@ -48,49 +48,50 @@ def read_address(address: str) -> bytes | VideoFile | None:
         return None
     for attempt in itertools.count(1):
         try:
-            return _answer(address, suffix)
+            return _request(address, suffix)
         except TransientError as error:
             if suffix not in PICTURE_SUFFIXES | VIDEO_SUFFIXES:
-                return None  # perhaps a stream that is not there yet: those are waited for
+                return None  # perhaps a stream that has not started yet
             if attempt == http_client.LIMITS.attempts:
-                raise UserError(f"{shown_address(address)}: {error}. Check the address and the network.") from error
+                raise UserError(f"{shown_address(address)}: {error}. Check the URL and the network.") from error
             http_client.LIMITS.wait(attempt)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-def _answer(address: str, suffix: str) -> bytes | VideoFile | None:
-    with open_address(address) as answer:
-        what, total = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower(), stated_length(answer)
-        if what.startswith("multipart/") or what in _STREAM_TYPES:
+def _request(address: str, suffix: str) -> bytes | VideoFile | None:
+    with open_address(address) as response:
+        media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        total = stated_length(response)
+        if media_type.startswith("multipart/") or media_type in _STREAM_TYPES:
             return None
         head = b""
-        for block in read_blocks(answer, address, total, MOST_VIDEO_BYTES):
+        for block in read_blocks(response, address, total, MOST_VIDEO_BYTES):
             head += block
             if len(head) >= KIND_BYTES:
                 break
-        if holds_picture(head) or what.startswith("image/") or suffix in PICTURE_SUFFIXES:
-            return b"".join([head, *read_blocks(answer, address, total, MOST_PICTURE_BYTES, len(head))])
-        if total is None and (what.startswith("video/") or holds_video(head)):
-            return None  # endless, or as good as that
-        if what.startswith("video/") or suffix in VIDEO_SUFFIXES or holds_video(head):
-            return _video(head, answer, address, suffix, total)
+        if holds_picture(head) or media_type.startswith("image/") or suffix in PICTURE_SUFFIXES:
+            return b"".join([head, *read_blocks(response, address, total, MOST_PICTURE_BYTES, len(head))])
+        if total is None and (media_type.startswith("video/") or holds_video(head)):
+            return None  # endless
+        if media_type.startswith("video/") or suffix in VIDEO_SUFFIXES or holds_video(head):
+            return _video(head, response, address, suffix, total)
     raise UserError(
-        f"{shown_address(address)}: it answers {one_line(what, 50)}, expected a picture, a video or a stream."
+        f"{shown_address(address)}: found the type {one_line(media_type, 50)}, expected an image, a video or a stream."
     )
 
 
-def _video(head: bytes, answer: BaseHTTPResponse, address: str, suffix: str, total: int | None) -> VideoFile:
+def _video(head: bytes, response: BaseHTTPResponse, address: str, suffix: str, total: int | None) -> VideoFile:
     file = tempfile.NamedTemporaryFile(prefix="tessera-", suffix=suffix)  # noqa: SIM115 - the caller closes it
     try:
         file.write(head)
-        file.writelines(read_blocks(answer, address, total, MOST_VIDEO_BYTES, len(head)))
+        file.writelines(read_blocks(response, address, total, MOST_VIDEO_BYTES, len(head)))
         file.flush()
     except BaseException as error:
         file.close()
         if not isinstance(error, OSError) or isinstance(error, TransientError):
             raise
         raise UserError(
-            f"{shown_address(address)}: the video cannot be kept in {Path(file.name).parent} ({error.strerror}). "
-            "Free some space, or set TMPDIR to another folder."
+            f"{shown_address(address)}: the video cannot be stored in {Path(file.name).parent} ({error.strerror}). "
+            "Free space there, or set TMPDIR to another folder."
         ) from error
     return file

@@ -1,4 +1,4 @@
-"""A video file: its frames numbered from 0 and timed by their presentation time stamps."""
+"""Reader of video files: frames with numbers and presentation times, and detection of truncated files."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, Vid
 from tessera.utils.inference.sources.source_arguments import Origin
 from tessera.utils.text import counted, first_line, one_line
 
-# By so much a video may be shorter than it states: containers without a count state the sound's length, or a guess.
+# Allowed difference from the stated length: containers without a frame count state the sound's length, or a guess.
 _SLACK_S, _SLACK, _SLACK_FRAMES = 0.5, 0.05, 1.5
 _LONGEST_HEADER = 1 << 26  # bytes
 
 
 def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[Frame | SourceEvent]:
-    """Frames of a video in order, and the events "opened" and "ended" around them.
+    """Yield the frames of a video between the events "opened" and "ended".
 
-    An event "unreadable" alone where nothing decodes; "damaged" instead of "ended" where the video breaks off. Frames
-    between those of the stride are decoded, but not converted. `path` is the file, if not where the origin says.
+    The last event is "unreadable" where nothing decodes, and "damaged" where the video is truncated. Skipped frames are
+    decoded, but not converted. `path` replaces that of the origin.
     """
-    path = os.path.abspath(path or origin.where)  # noqa: PTH100 - FFmpeg takes a relative a:b for a protocol
+    path = os.path.abspath(path or origin.where)  # noqa: PTH100 - FFmpeg would read a relative a:b as a protocol
     place, number, time_s = origin.place, 0, 0.0
 
     def event(kind: Kind, message: str, facts: VideoFacts | None = None) -> SourceEvent:
-        said = f"{one_line(origin.source, 4096)}: {message}"
-        return SourceEvent(origin.source, kind, said, "video", place, number, time_s, facts=facts)
+        line = f"{one_line(origin.source, 4096)}: {message}"
+        return SourceEvent(origin.source, kind, line, "video", place, number, time_s, facts=facts)
 
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or first_line(error)
-        yield event("unreadable", f"cannot read the video ({why}). Restore it or take it out.")
+        yield event("unreadable", f"cannot read the video ({why}). Restore or remove it.")
         return
     with Capture(path) as capture:
         if not capture.is_open:
@@ -54,11 +54,11 @@ def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[
                     frame = Frame(rgb_of(pixels), origin.source, "video", place, number, passed_s if has_time else None)
                     del pixels
                     yield frame
-                    del frame  # nothing is kept while the next one is decoded
+                    del frame  # frees memory while the next one is decoded
             number += 1
     if lost == len(range(0, number, vid_stride)):
-        yield event("unreadable", "not one frame of the video decodes.")
-    elif stated := _breaks_off(path, facts, number, time_s):
+        yield event("unreadable", "no frame of the video decodes.")
+    elif stated := _truncation(path, facts, number, time_s):
         yield event("damaged", f"damaged: it ends after {counted(number - lost, 'frame')}, {stated} it states.")
     elif lost:
         yield event("damaged", f"damaged: {lost:,} of its {number:,} frames do not decode.")
@@ -66,25 +66,25 @@ def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[
         yield event("ended", f"ended after {counted(number, 'frame')}")
 
 
-def _breaks_off(path: str, facts: VideoFacts, frames: int, time_s: float) -> str:
-    """How much more a video states, where it ended before, after so many frames and seconds; "" where it did not."""
+def _truncation(path: str, facts: VideoFacts, frames: int, time_s: float) -> str:
+    """Return the stated length of a truncated video; "" where it is complete."""
     if facts.frames is None or frames >= facts.frames - 1:
         return ""
     header = _mp4_header(path)
-    if facts.fps is None:  # its times are nonsense
+    if facts.fps is None:  # its times are wrong
         return f"of the {facts.frames:,}" if header and frames < (1 - _SLACK) * facts.frames else ""
     whole_s = facts.frames / facts.fps
-    stated_s = _shown_s(header, whole_s)
+    stated_s = _edit_list_s(header, whole_s)
     if time_s > stated_s + _SLACK_S:
         stated_s = whole_s
-    is_guess = not header or stated_s < (1 - _SLACK) * whole_s  # or the clip was cut between two key frames
+    is_guess = not header or stated_s < (1 - _SLACK) * whole_s  # or a clip trimmed between two key frames
     slack_s = max(_SLACK_S if is_guess else _SLACK_FRAMES / facts.fps, _SLACK * stated_s)
     is_short = stated_s - time_s - 1 / facts.fps > slack_s
     return f"at {time_s:.2f} s of the {stated_s:.2f} s" if is_short else ""
 
 
 def _mp4_header(path: str) -> bytes:
-    """The content of the box moov of an MP4 or QuickTime file (ISO/IEC 14496-12, 4.2); b"" where there is none."""
+    """Return the content of the box moov of an MP4 or QuickTime file (ISO/IEC 14496-12, 4.2); b"" = none."""
     try:
         with open_plain(path) as file:
             size, at = os.fstat(file.fileno()).st_size, 0
@@ -102,11 +102,10 @@ def _mp4_header(path: str) -> bytes:
     return b""
 
 
-def _shown_s(header: bytes, whole_s: float) -> float:
-    """Return the seconds that the edit list of an MP4 header shows (8.6.6).
+def _edit_list_s(header: bytes, whole_s: float) -> float:
+    """Return the seconds that the edit list of an MP4 header shows (8.6.6); `whole_s` without a consistent one.
 
-    That is `whole_s` without an edit list, or where its length contradicts the other ones. Boxes of version 1, with
-    64-bit times, are read as none.
+    Boxes of version 1, with 64-bit times, are ignored.
     """
 
     def number(box: bytes, at: int) -> int:

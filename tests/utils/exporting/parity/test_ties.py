@@ -1,4 +1,4 @@
-"""Where a suppression had a choice either detection is right; what is no suppression of the candidates counts."""
+"""Tests of NMS ties: either detection is right, and what is no NMS result of the candidates counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tessera.models.nms import Suppression
 from tessera.utils.exporting.parity.difference import EXACT
-from tessera.utils.exporting.parity.ties import Candidates, without_ties
+from tessera.utils.exporting.parity.trial import Candidates, without_ties
 from tests.utils.exporting.made import found_rows
 
 # Two boxes that overlap by two thirds with scores as good as equal, a third beside the second alone, one far away.
@@ -21,7 +21,6 @@ Row = tuple[float, float, float, float, float, int]
 
 
 def left(reference: list[Row], found: list[Row], max_det: int = 300) -> tuple[int, int]:
-    """How many of each are left."""
     everything = found_rows(LEFT, RIGHT, FURTHER, ALONE, WEAK)
     rules = Suppression(0.1, 0.5, max_det)
     rest = without_ties(
@@ -34,6 +33,7 @@ def test_one_of_two_equals_and_what_follows_from_it_do_not_count() -> None:
     assert left([LEFT, FURTHER, ALONE], [RIGHT, ALONE]) == (1, 1)
     assert left([RIGHT, ALONE], [LEFT, FURTHER, ALONE]) == (1, 1)
     assert left([LEFT, ALONE], [RIGHT], max_det=1) == (0, 0), "beyond the last that is allowed"
+    assert left([LEFT], [LEFT, ALONE], max_det=1) == (1, 2), "more than were asked for"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,3 @@ def test_what_is_no_suppression_of_the_candidates_counts(
     reference: list[Row], found: list[Row], rest: tuple[int, int]
 ) -> None:
     assert left(reference, found) == rest
-
-
-def test_more_than_were_asked_for_count() -> None:
-    assert left([LEFT], [LEFT, ALONE], max_det=1) == (1, 2)

@@ -1,4 +1,4 @@
-"""8 bits end before the head's last convolutions, and what they find is measured."""
+"""Tests of 8-bit exports: quantised layers, rounding, sensitivity, and accuracy."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.onnx_file import onnx_bytes, write_onnx, write_openvino
 from tessera.utils.exporting.parity.file_content import precision_of
 from tessera.utils.exporting.quantized import sensitivity
-from tessera.utils.exporting.quantized.onnx_int8 import BETWEEN, join_silu, nodes_between
+from tessera.utils.exporting.quantized.onnx_int8 import fuse_silu, quantized_nodes
 from tessera.utils.exporting.quantized.rounding import round_weights
-from tessera.utils.exporting.quantized.sensitivity import effects, sensitive_layers
+from tessera.utils.exporting.quantized.sensitivity import layer_effects, sensitive_layers
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.optional_packages import import_extra
+from tessera.utils.types import Detections
 from tests.utils.exporting.conftest import open_session
 from tests.utils.exporting.made import (
     ANCHORED,
@@ -31,22 +32,25 @@ from tests.utils.exporting.made import (
     checkpoint,
     dataset,
     differing,
-    found_rows,
     lively,
     picture,
     thresholds,
 )
 
 
-def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
+def test_which_nodes_are_quantised(made_pt: Path, made_onnx: Path) -> None:
     """Everything from the first convolution to those before the last ones, but SiLU, and nothing else."""
     onnx = import_extra("onnx", "export", "a test")
-    weights = ExportJob.read(ExportConfig(weights=str(made_pt))).body_weights
+    weights = ExportJob.read(ExportConfig(weights=str(made_pt))).convolution_weights
     model = onnx.load(made_onnx)
-    join_silu(model, weights)
-    onnx.checker.check_model(model)
     graph = model.graph
-    inside = set(nodes_between(graph, weights))
+    late = {name for name in weights if not name.startswith(("model.model.0.", "model.model.1.", "model.model.2."))}
+    first = next(number for number, node in enumerate(graph.node) if set(node.input) & late)
+    between = set(quantized_nodes(graph, late))
+    assert between and not between & {node.name for node in graph.node[:first]}, "between layers in float nothing"
+    fuse_silu(model, weights)
+    onnx.checker.check_model(model)
+    inside = set(quantized_nodes(graph, weights))
     convolutions = [node for node in graph.node if node.op_type == "Conv"]
     outside = [node for node in convolutions if node.name not in inside]
     assert {name for node in convolutions for name in node.input} >= weights
@@ -64,27 +68,13 @@ def test_what_becomes_bytes(made_pt: Path, made_onnx: Path) -> None:
 def test_openvino_computes_the_operator_of_onnx_runtime(made_pt: Path, made_onnx: Path) -> None:
     onnx, openvino = import_extra("onnx", "export", "a test"), pytest.importorskip("openvino")
     model = onnx.load(made_onnx)
-    join_silu(model, ExportJob.read(ExportConfig(weights=str(made_pt))).body_weights)
+    fuse_silu(model, ExportJob.read(ExportConfig(weights=str(made_pt))).convolution_weights)
     given = {"image": picture(96, 72), **thresholds(0.375)}
-    boxes, scores, classes = open_session(model.SerializeToString()).run(["boxes", "scores", "classes"], given)
-    rows = np.concatenate((boxes, scores[:, None], classes[:, None]), 1)
+    boxes, scores, classes = map(torch.from_numpy, open_session(model.SerializeToString()).run(None, given))
     network = openvino.Core().read_model(model.SerializeToString())
     answers = openvino.Core().compile_model(network, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(given)
     found = {name: answers[name] for name in ("boxes", "scores", "classes")}
-    assert len(rows) and differing(found_rows(*map(tuple, rows)), found, 0.375) == 0
-
-
-def test_what_lies_between_layers_in_float_is_float(made_pt: Path, made_onnx: Path) -> None:
-    onnx = import_extra("onnx", "export", "a test")
-    graph = onnx.load(made_onnx).graph
-    weights = ExportJob.read(ExportConfig(weights=str(made_pt))).body_weights
-    late = frozenset(
-        name for name in weights if not name.startswith(("model.model.0.", "model.model.1.", "model.model.2."))
-    )
-    inside = set(nodes_between(graph, late))
-    names = [node.name for node in graph.node if node.op_type in BETWEEN and not node.name.startswith("before")]
-    first = next(node.name for node in graph.node if set(node.input) & late)
-    assert inside and not inside & set(names[: names.index(first)])
+    assert len(boxes) and differing(Detections(boxes, scores, classes), found, 0.375) == 0
 
 
 def test_a_layer_whose_channels_share_a_wide_range_is_sensitive() -> None:
@@ -92,13 +82,13 @@ def test_a_layer_whose_channels_share_a_wide_range_is_sensitive() -> None:
     torch.manual_seed(0)
     model = lively(DetectionModel(ANCHORED, names=NAMES)).eval()
     images = [torch.from_numpy(picture(64, 64, seed))[None].permute(0, 3, 1, 2) / 255 for seed in (1, 2)]
-    before = effects(model, images)
+    before = layer_effects(model, images)
     assert set(before) == {0, 1, 2, 3, 4} and all(0 < effect < 1 for effect in before.values())
     with torch.no_grad():
         model.model[1].bn.bias[0] += 1000
         for reader in (model.model[2].cv1, model.model[2].cv2):
             reader.conv.weight[:, 0] = 0
-    after = effects(model, images)
+    after = layer_effects(model, images)
     assert after[1] > 3 * before[1] and after[2] > 3 * before[2] and after[3] < 2 * before[3]
     assert set(sensitive_layers(model, images)) >= {0, 1, 2}
 
@@ -126,22 +116,17 @@ def test_weights_rounded_together_lose_less_and_lie_on_the_steps_of_a_quantiser(
     )
 
 
-def test_without_the_training_pictures_nothing_is_quantised(made_pt: Path) -> None:
-    with pytest.raises(UserError, match=r"--int8: the dataset that best.pt was trained on is not here.*--data"):
-        export.run(weights=str(made_pt), imgsz=96, int8=True, device="cpu")
-
-
 def test_where_every_layer_is_sensitive_nothing_is_quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = dataset(tmp_path, train=2, val=2, size=64)
     weights = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(data))
     job = ExportJob.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True))
-    monkeypatch.setattr(sensitivity, "MOST", 0.0)
+    monkeypatch.setattr(sensitivity, "MAX_EFFECT", 0.0)
     with pytest.raises(UserError, match=r"--int8: best\.pt .*: 8 bits change the scores too much in every layer"):
         onnx_bytes(job)
 
 
 @pytest.mark.slow
-def test_the_branch_without_suppression_becomes_bytes_too(tmp_path: Path) -> None:
+def test_the_branch_without_nms_is_quantised_too(tmp_path: Path) -> None:
     """Its whole file has no input `iou`. The quantiser finds the steps that the weights were rounded to."""
     data = dataset(tmp_path, train=4, val=2, size=64)
     weights = checkpoint(tmp_path / "best.pt", FREE, data=str(data))
@@ -163,7 +148,7 @@ def test_the_branch_without_suppression_becomes_bytes_too(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_network_that_cuts_up_its_images_first_becomes_bytes_in_openvino(tmp_path: Path) -> None:
+def test_a_network_with_focus_is_quantised_in_openvino(tmp_path: Path) -> None:
     for package in ("onnxruntime", "openvino", "nncf"):
         pytest.importorskip(package)
     data = dataset(tmp_path, train=4, val=2, size=64)
@@ -175,7 +160,7 @@ def test_a_network_that_cuts_up_its_images_first_becomes_bytes_in_openvino(tmp_p
 
 
 @pytest.mark.slow
-def test_bytes_find_nearly_what_the_checkpoint_finds(shared: Path, tmp_path: Path) -> None:
+def test_int8_detects_nearly_what_the_checkpoint_detects(shared: Path, tmp_path: Path) -> None:
     for package in ("onnxruntime", "openvino", "nncf"):
         pytest.importorskip(package)
     source, data = tmp_path / "yolov5n.pt", tmp_path / "coco128.yaml"
@@ -184,15 +169,8 @@ def test_bytes_find_nearly_what_the_checkpoint_finds(shared: Path, tmp_path: Pat
     (tmp_path / "some.txt").write_text("\n".join(map(str, images)))
     content = {"path": str(tmp_path), "train": "some.txt", "val": "some.txt"}
     data.write_text(yaml.safe_dump({**content, "names": list(COCO_NAMES)}))
-    written = export.run(
-        weights=str(source),
-        include=["onnx", "openvino"],
-        int8=True,
-        imgsz=160,
-        data=str(data),
-        device="cpu",
-        max_drop=0.1,
-    )
+    flags = {"include": ["onnx", "openvino"], "int8": True, "imgsz": 160, "max_drop": 0.1}
+    written = export.run(weights=str(source), data=str(data), device="cpu", **flags)
     assert [path.name for path in written] == ["yolov5n-int8.onnx", "yolov5n-int8.xml"]
     assert all(precision_of(path).startswith("int8 9") for path in written)
     assert written[0].stat().st_size < 0.7 * source.stat().st_size

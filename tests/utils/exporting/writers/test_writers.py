@@ -1,4 +1,4 @@
-"""Every format whose packages are here finds what the checkpoint finds, at any size; and says what it is made of."""
+"""Tests of all installed export formats: metadata, dynamic sizes, safetensors."""
 
 from __future__ import annotations
 

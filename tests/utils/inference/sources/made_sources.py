@@ -1,4 +1,4 @@
-"""Sources for tests: a door for pictures, and frames that carry their number."""
+"""Helpers for tests of sources: reading of items, and frames that carry their number."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tessera.utils.inference.sources.sources import open_sources
 
 
 def read(picture: Path | bytes) -> Pixels:
-    """A door that takes files and encoded bytes."""
     if isinstance(picture, Path):
         return read_image(picture)
     image = cv2.imdecode(np.frombuffer(picture, np.uint8), cv2.IMREAD_COLOR) if picture else None
@@ -27,19 +26,20 @@ def read(picture: Path | bytes) -> Pixels:
 
 
 def items(specs: Any, **options: Any) -> list[Frame | SourceEvent]:
-    """All that comes from sources."""
     with open_sources(specs, read=read, **options) as sources:
         return list(sources)
 
 
 def frames(found: Iterable[Frame | SourceEvent]) -> list[Frame]:
-    """The frames among items."""
     return [item for item in found if isinstance(item, Frame)]
 
 
 def events(found: Iterable[Frame | SourceEvent]) -> list[SourceEvent]:
-    """The events among items."""
     return [item for item in found if isinstance(item, SourceEvent)]
+
+
+def kinds(found: Iterable[Frame | SourceEvent]) -> list[str]:
+    return [event.kind for event in events(found)]
 
 
 BITS, STRIPE, HEIGHT = 12, 16, 64
@@ -60,7 +60,6 @@ def number_of(pixels: Pixels) -> int:
 
 
 def write_video(path: Path, numbers: Iterable[int], fps: float = 10, codec: str = "mp4v") -> Path:
-    """A video of barcodes."""
     writer = cv2.VideoWriter(str(path), cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*codec), fps, (WIDTH, HEIGHT))
     assert writer.isOpened()
     for number in numbers:

@@ -1,4 +1,4 @@
-"""A camera on the network that stalls, breaks and returns as a test asks: frames that carry their number, as JPEG."""
+"""Network camera for tests, which stalls, breaks off and returns; its JPEG frames carry their number."""
 
 from __future__ import annotations
 
@@ -57,16 +57,13 @@ class MjpegServer(socketserver.ThreadingTCPServer):
 
     @property
     def url(self) -> str:
-        """Where it is."""
         return f"http://127.0.0.1:{self.server_address[1]}/video"
 
     def next_plan(self) -> Sequence[Step]:
-        """For a new connection."""
         self.connections += 1
         return self.plans.pop(0) if self.plans else REFUSE
 
     def next_frame(self) -> bytes:
-        """A part with the next number."""
         _, jpeg = cv2.imencode(".jpg", barcode(self.sent))
         self.sent += 1
         body = jpeg.tobytes()

@@ -1,14 +1,12 @@
-"""Addresses that answer with a picture, a video, a stream, or something else."""
+"""Tests of URLs that respond with an image, a video, a stream, or something else."""
 
 from __future__ import annotations
 
 import base64
 import tempfile
-from io import TextIOWrapper
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
-from typing import Any
 
-import cv2
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.http_client import NetworkLimits, without_password
 from tessera.utils.inference.sources import urls
 from tessera.utils.inference.sources.frames import Frame
-from tessera.utils.inference.sources.source_arguments import find_origins
+from tessera.utils.inference.sources.source_arguments import parse_sources
 from tessera.utils.inference.sources.urls import read_address
 from tests.data.make import write_image
 from tests.raw_server import raw_server
@@ -43,20 +41,17 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 def answer(body: bytes, what: str = "image/png", *, with_length: bool = True) -> list[bytes | float]:
-    """A server's answer."""
     length = f"Content-Length: {len(body)}\r\n" if with_length else ""
     return [OK + f"Content-Type: {what}\r\n{length}\r\n".encode() + body]
 
 
 @pytest.fixture(scope="module")
 def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A PNG."""
     return write_image(tmp_path_factory.mktemp("picture") / "a.png")
 
 
-@pytest.mark.parametrize("what", ["image/png", "application/octet-stream", "text/plain"])
-@pytest.mark.parametrize("with_length", [True, False])
-def test_a_picture(picture: Path, what: str, with_length: bool) -> None:
+@pytest.mark.parametrize(("what", "with_length"), [("image/png", True), ("text/plain", False)])
+def test_an_image(picture: Path, what: str, with_length: bool) -> None:
     with raw_server(answer(picture.read_bytes(), what, with_length=with_length)) as server:
         address = server.url.replace("data.zip", "pictures/a%20b.png?token=1")
         (frame,) = items(address)
@@ -89,8 +84,8 @@ def test_a_stream_is_left_to_ffmpeg() -> None:
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [
-        (answer(b"<html></html>", "text/html"), "it answers text/html, expected a picture, a video or a stream"),
-        (answer(b"\x1b[2J", "a/\x1b[31mb"), "it answers "),
+        (answer(b"<html></html>", "text/html"), "found the type text/html, expected an image, a video or a stream"),
+        (answer(b"\x1b[2J", "a/\x1b[31mb"), "found the type "),
         ([b"HTTP/1.1 404 Not Found\r\n\r\n"], "404 Not Found"),
         ([b"HTTP/1.1 401 Unauthorized\r\n\r\n"], "401 Unauthorized"),
         (answer(b"", "image/png"), "do not decode"),
@@ -98,7 +93,7 @@ def test_a_stream_is_left_to_ffmpeg() -> None:
         (answer(b"no video" * 99, "video/mp4"), "found 792 bytes that do not decode"),
     ],
 )  # fmt: skip
-def test_answers_that_are_nothing(pieces: list[bytes | float], message: str, picture: Path) -> None:
+def test_invalid_responses(pieces: list[bytes | float], message: str, picture: Path) -> None:
     with raw_server(pieces) as server:
         found = items([server.url, picture])
     assert [isinstance(item, Frame) for item in found] == [False, True], "the rest goes on"
@@ -107,10 +102,10 @@ def test_answers_that_are_nothing(pieces: list[bytes | float], message: str, pic
     assert event.source == server.url and server.url in event.message
 
 
-def test_an_answer_that_breaks_off_is_asked_for_again(picture: Path) -> None:
+def test_a_truncated_response_is_requested_again(picture: Path) -> None:
     body = picture.read_bytes()
     with raw_server([OK + b"Content-Length: %d\r\n\r\n" % len(body) + body[:200]]) as server:
-        with pytest.raises(UserError, match=r"ended after 200 of .*Check the address and the network"):
+        with pytest.raises(UserError, match=r"ended after 200 of .*Check the URL and the network"):
             read_address(f"{server.url}.png")
         assert len(server.requests) == http_client.LIMITS.attempts
 
@@ -143,23 +138,14 @@ def test_addresses_without_their_passwords() -> None:
     assert without_password("rtsp://[") == "rtsp://["
 
 
-def test_nothing_is_asked_for_before_it_is_its_turn(picture: Path) -> None:
+def test_nothing_is_asked_for_before_it_is_its_turn() -> None:
+    with raw_server([]) as server:
+        forms = [origin.form for origin in parse_sources([server.url, "rtsp://h/a", 0])]
+        assert forms == ["address", "stream", "camera"] and server.requests == []
+
+
+def test_a_list_over_standard_input_may_name_addresses(picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with raw_server(answer(picture.read_bytes())) as server:
-        assert [origin.form for origin in find_origins([server.url, "rtsp://h/a", 0])] == [
-            "address",
-            "stream",
-            "camera",
-        ]
-        assert server.requests == []
-
-
-def test_a_list_over_standard_input_may_name_addresses(
-    picture: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    jpeg: Any = cv2.imencode(".jpg", np.zeros((8, 8, 3), np.uint8))[1]
-    with raw_server(answer(jpeg.tobytes(), "image/jpeg")) as server:
-        (tmp_path / "list").write_text(f"{server.url}\n{picture}\n")
-        with (tmp_path / "list").open("rb") as stdin:
-            monkeypatch.setattr("sys.stdin", TextIOWrapper(stdin))
-            found = items("-")
+        monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(f"{server.url}\n{picture}\n".encode())))
+        found = items("-")
     assert [item.source for item in found] == [server.url, str(picture)] and len(frames(found)) == 2

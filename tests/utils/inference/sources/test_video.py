@@ -1,4 +1,4 @@
-"""Videos: frames numbered and timed, turned once, and what is there of a damaged one."""
+"""Tests of video files: numbers, times, rotation, and truncated or damaged files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tessera.utils.inference.sources.frames import SourceEvent
 from tessera.utils.inference.sources.sources import open_sources
 from tests.data.make import write_image
 from tests.raw_server import raw_server
@@ -23,6 +23,7 @@ from tests.utils.inference.sources.made_sources import (
     events,
     frames,
     items,
+    kinds,
     number_of,
     read,
     write_video,
@@ -42,7 +43,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ffmpeg() -> str:
-    """The program; skips where it is not installed."""
     found = shutil.which("ffmpeg")
     if found is None:
         pytest.skip("needs the program ffmpeg, which is not installed")
@@ -50,35 +50,22 @@ def ffmpeg() -> str:
 
 
 def convert(ffmpeg: str, source: Path, target: Path, *flags: str) -> Path:
-    """Let ffmpeg write a file that OpenCV cannot."""
     subprocess.run([ffmpeg, "-nostdin", "-loglevel", "error", "-y", "-i", source, *flags, target], check=True)
     return target
 
 
-def kinds(found: list[Frame | SourceEvent]) -> list[str]:
-    """The kinds of the events, in order."""
-    return [event.kind for event in events(found)]
-
-
-@pytest.mark.parametrize("name", ["a.mp4", "a.avi"])
-def test_frames_are_numbered_and_timed(made: Path, name: str) -> None:
-    found = items(made / name)
+@pytest.mark.parametrize(("name", "stride"), [("a.mp4", 1), ("a.avi", 1), ("a.mp4", 7)])
+def test_frames_are_numbered_and_timed(made: Path, name: str, stride: int) -> None:
+    found, numbers = items(made / name, vid_stride=stride), list(range(0, 40, stride))
     assert kinds(found) == ["opened", "ended"]
     facts = events(found)[0].facts
-    assert facts is not None and facts.size_hw == (HEIGHT, WIDTH) and facts.frames == 40
-    assert facts.fps == pytest.approx(10)
+    assert facts is not None and (facts.size_hw, facts.frames, facts.fps) == ((HEIGHT, WIDTH), 40, pytest.approx(10))
     got = frames(found)
-    assert [frame.frame for frame in got] == [number_of(frame.pixels) for frame in got] == list(range(40))
-    assert [frame.time_s for frame in got] == pytest.approx([n * FRAME_S for n in range(40)], abs=1e-3)
+    assert [frame.frame for frame in got] == [number_of(frame.pixels) for frame in got] == numbers
+    assert [frame.time_s for frame in got] == pytest.approx([n * FRAME_S for n in numbers], abs=1e-3)
     assert {(frame.source, frame.name.name, frame.media, frame.wall_s) for frame in got} == {
         (str(made / name), name, "video", None)
     }
-
-
-def test_stride_keeps_numbers_and_times(made: Path) -> None:
-    got = frames(items(made / "a.mp4", vid_stride=7))
-    assert [frame.frame for frame in got] == [number_of(frame.pixels) for frame in got] == list(range(0, 40, 7))
-    assert [frame.time_s for frame in got] == pytest.approx([n * FRAME_S for n in range(0, 40, 7)], abs=1e-3)
 
 
 def test_channels_are_red_green_blue(tmp_path: Path) -> None:
@@ -155,10 +142,8 @@ def test_a_video_that_is_cut_short(ffmpeg: str, made: Path, tmp_path: Path) -> N
 
 def test_a_clip_trimmed_without_coding_it_anew_is_whole(ffmpeg: str, made: Path, tmp_path: Path) -> None:
     """It has more frames than it shows."""
-    long = convert(ffmpeg, made / "a.mp4", tmp_path / "long.mp4", "-g", "30")
-    path = tmp_path / "trimmed.mp4"
-    command = [ffmpeg, "-nostdin", "-loglevel", "error", "-ss", "2", "-i", long, "-c", "copy", path]
-    subprocess.run(command, check=True)
+    long, path = convert(ffmpeg, made / "a.mp4", tmp_path / "long.mp4", "-g", "30"), tmp_path / "trimmed.mp4"
+    subprocess.run([ffmpeg, "-loglevel", "error", "-ss", "2", "-i", long, "-c", "copy", path], check=True)
     found = items(path)
     assert kinds(found) == ["opened", "ended"]
     got = frames(found)
@@ -215,54 +200,27 @@ def test_a_header_that_lies_ends_nothing_else(made: Path, tmp_path: Path, damage
     assert kinds(found) == ["opened", "damaged"] and frames(found)[-1].name.name == "b.jpg"
 
 
-@pytest.mark.parametrize("suffix", [".mjpeg", ".avi"])
-def test_frames_of_motion_jpeg_have_their_own_sizes(tmp_path: Path, suffix: str) -> None:
-    path, sizes = tmp_path / f"a{suffix}", [(48, 64), (48, 64), (80, 30), (20, 100)]
-    jpegs = [cv2.imencode(".jpg", np.full((*size, 3), 99, np.uint8))[1].tobytes() for size in sizes]
-    if suffix == ".avi":
-        first = tmp_path / "first.avi"
-        writer = cv2.VideoWriter(str(first), cv2.CAP_FFMPEG, cv2.VideoWriter_fourcc(*"MJPG"), 10, (64, 48))
-        for _ in sizes:
-            writer.write(np.full((48, 64, 3), 99, np.uint8))
-        writer.release()
-        path.write_bytes(with_jpegs(first.read_bytes(), jpegs))
-    else:
-        path.write_bytes(b"".join(jpegs))
-    found = items(path)
+def jpeg(height: int = 48, width: int = 64) -> bytearray:
+    return bytearray(cv2.imencode(".jpg", np.full((height, width, 3), 99, np.uint8))[1].tobytes())
+
+
+def test_frames_of_motion_jpeg_have_their_own_sizes(tmp_path: Path) -> None:
+    sizes = [(48, 64), (48, 64), (80, 30), (20, 100)]
+    (tmp_path / "a.mjpeg").write_bytes(b"".join(jpeg(*size) for size in sizes))
+    found = items(tmp_path / "a.mjpeg")
     assert [frame.pixels.shape[:2] for frame in frames(found)] == sizes and kinds(found) == ["opened", "ended"]
 
 
-def with_jpegs(avi: bytes, jpegs: list[bytes]) -> bytes:
-    """The frames of an AVI file replaced, without its index."""
-    start = avi.index(b"movi") + 4
-    chunks = b"".join(b"00dc" + len(jpeg).to_bytes(4, "little") + jpeg + bytes(len(jpeg) % 2) for jpeg in jpegs)
-    head = bytearray(avi[:start])
-    head[start - 8 : start - 4] = (len(chunks) + 4).to_bytes(4, "little")
-    head[4:8] = (len(head) + len(chunks) - 8).to_bytes(4, "little")
-    return bytes(head) + chunks
-
-
-def test_a_frame_that_does_not_decode_is_told(tmp_path: Path) -> None:
-    """A marker of its first header is wrong; FFmpeg itself says nothing of such a frame."""
-    jpegs = [bytearray(cv2.imencode(".jpg", np.full((48, 64, 3), 99, np.uint8))[1].tobytes()) for _ in range(5)]
-    at = jpegs[2].index(b"\xff\xc0")
-    jpegs[2][at + 2 : at + 4] = b"\0\0"
-    (tmp_path / "a.mjpeg").write_bytes(b"".join(jpegs))
-    found = items(tmp_path / "a.mjpeg")
-    assert [frame.frame for frame in frames(found)] == [0, 1, 3, 4] and kinds(found) == ["opened", "damaged"]
-    assert "1 of its 5 frames do not decode" in events(found)[1].message
-
-
 @pytest.mark.parametrize("lost", [0, 2])
-@pytest.mark.parametrize("side", [3000, 65_000])
-def test_a_frame_that_states_a_size_that_it_has_not(
-    tmp_path: Path, side: int, lost: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("offset", "damage"), [(2, b"\0\0"), (5, b"\x0b\xb8\x0b\xb8"), (5, b"\xfd\xe8\xfd\xe8")])
+def test_a_frame_that_does_not_decode_or_states_a_size_that_it_has_not(
+    tmp_path: Path, offset: int, damage: bytes, lost: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not filled with gigabytes, and ends no run."""
+    """Of 3,000 or 65,000 pixels a side: it is not filled with gigabytes, and ends no run."""
     monkeypatch.setenv("TESSERA_MAX_PIXELS", "1000000")
-    jpegs = [bytearray(cv2.imencode(".jpg", np.full((48, 64, 3), 99, np.uint8))[1].tobytes()) for _ in range(5)]
-    at = jpegs[lost].index(b"\xff\xc0") + 5
-    jpegs[lost][at : at + 4] = side.to_bytes(2, "big") * 2
+    jpegs = [jpeg() for _ in range(5)]
+    at = jpegs[lost].index(b"\xff\xc0") + offset
+    jpegs[lost][at : at + len(damage)] = damage
     (tmp_path / "a.mjpeg").write_bytes(b"".join(jpegs))
     found = items(tmp_path / "a.mjpeg")
     assert [frame.frame for frame in frames(found)] == [n for n in range(5) if n != lost]
@@ -304,38 +262,21 @@ def test_a_playlist_in_a_video_s_clothes_reaches_no_server(tmp_path: Path) -> No
         assert server.requests == []
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
 def test_closing_releases_the_file(made: Path) -> None:
+    def is_open() -> bool:
+        return any(os.path.realpath(link) == str(made / "a.mp4") for link in Path("/proc/self/fd").iterdir())
+
     with open_sources(made / "a.mp4", read=read) as sources:
-        assert len(list(islice(iter(sources), 3))) == 3
-        assert holds(made / "a.mp4")
-    assert not holds(made / "a.mp4")
-
-
-def holds(path: Path) -> bool:
-    """Whether this process has a file open."""
-    folder = Path("/proc/self/fd")
-    if not folder.is_dir():
-        pytest.skip("needs /proc")
-    return any(os.path.realpath(link) == str(path) for link in folder.iterdir())
+        assert len(list(islice(iter(sources), 3))) == 3 and is_open()
+    assert not is_open()
 
 
 def test_a_name_that_ffmpeg_could_take_for_something_else(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Or that is no UTF-8: OpenCV 5 ends the process on it."""
     monkeypatch.chdir(tmp_path)
-    for name in ("http:a.mp4", "%03d.avi", "pipe:0.mp4", "é ü.mp4"):
+    for name in ("http:a.mp4", "%03d.avi", "pipe:0.mp4", "é ü.mp4", "\udcff.mp4"):
         shutil.copy(made / ("a.avi" if name.endswith("avi") else "a.mp4"), name)
         assert len(frames(items(name))) == 40, name
-
-
-def test_a_name_that_is_not_utf_8(made: Path, tmp_path: Path) -> None:
-    """OpenCV 5 ends the process on it."""
-    folder = tmp_path / "\udcfe"
-    try:
-        folder.mkdir()
-        shutil.copy(made / "a.mp4", folder / "\udcff.mp4")
-    except OSError as error:
-        pytest.skip(f"this file system takes no such name ({error})")
-    found = items(folder / "\udcff.mp4")
-    assert len(frames(found)) == 40 and kinds(found) == ["opened", "ended"]
-    assert frames(found)[0].source == f"{folder}/\udcff.mp4" and frames(found)[0].name.name == "\udcff.mp4"

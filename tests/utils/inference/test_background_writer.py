@@ -1,4 +1,4 @@
-"""Results are written in a thread as they would be without it."""
+"""Tests of the background writer: order, errors and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import PurePath
 import pytest
 
 from tessera.utils.inference import outputs as outputs_module
-from tessera.utils.inference.outputs import Behind, Output
+from tessera.utils.inference.outputs import BackgroundWriter, Output
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tests.utils.inference.test_outputs import FRAME, result_of
@@ -36,48 +36,40 @@ class Noted(Output):
         self.took.append("closed")
 
 
-def give(behind: Behind, *places: object) -> None:
+def give(behind: BackgroundWriter, *places: object) -> None:
     for place in places:
         behind.add(result_of(FRAME), FRAME, PurePath(str(place)))
 
 
-def test_everything_in_order_and_what_waits_is_written_at_the_end() -> None:
-    before, outputs = threading.active_count(), (Noted(), Noted())
-    behind = Behind(outputs)
-    give(behind, *range(50))
-    behind.event(ENDED)
-    give(behind, 50)
-    behind.close()
-    for output in outputs:
-        assert output.took == [*map(str, range(50)), "ended", "50", "closed"]
-    assert threading.active_count() == before
-
-
-def test_only_a_few_wait() -> None:
-    output = Noted()
-    output.go.clear()
-    behind, given = Behind([output]), list[int]()
+def test_everything_in_order_and_only_a_few_wait() -> None:
+    before, outputs, given = threading.active_count(), (Noted(), Noted()), list[int]()
+    outputs[0].go.clear()
+    behind = BackgroundWriter(outputs)
 
     def run() -> None:
         for number in range(20):
             give(behind, number)
             given.append(number)
+        behind.event(ENDED)
+        give(behind, 20)
 
     giver = threading.Thread(target=run)
     giver.start()
     giver.join(0.3)
     assert len(given) <= 3
-    output.go.set()
+    outputs[0].go.set()
     giver.join(10)
     behind.close()
-    assert output.took == [*map(str, range(20)), "closed"]
+    for output in outputs:
+        assert output.took == [*map(str, range(20)), "ended", "20", "closed"]
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("late", [False, True])
 def test_an_error_is_raised_once_and_nothing_after_it_is_written(late: bool) -> None:
     """By the next results, or where there are none by closing."""
     outputs = (Noted(), Noted(), Noted())
-    behind = Behind(outputs)
+    behind = BackgroundWriter(outputs)
     outputs[1].go.clear()
     give(behind, 0, "full", 2)
     outputs[1].go.set()
@@ -98,7 +90,7 @@ def test_ctrl_c_while_it_waits_loses_neither_a_result_nor_an_error(monkeypatch: 
     whole, failing = Noted(), Noted()
     whole.go.clear()
     failing.go.clear()
-    writing, broken = Behind([whole]), Behind([failing])
+    writing, broken = BackgroundWriter([whole]), BackgroundWriter([failing])
     give(writing, 0, 1, 2)
     give(broken, "full", 1, 2)
     monkeypatch.setattr(outputs_module, "wait", interrupt)
