@@ -83,7 +83,8 @@ def test_answers_that_are_not_http(tmp_path: Path, answer: bytes, message: str) 
 @pytest.mark.parametrize(
     "url",
     ["http://[", "http://a:b/", "http://a:99999/", "http://a/\x1b[31m", "http://a b/", "http://é/", "http://.../",
-     f"http://{'a' * 64}/", f"http://a/{'b' * 5000}", "http://a\ud800/", "https://@/", "http://a/\u202e", "file:///etc/passwd", "ftp://a/b.zip"],
+     f"http://{'a' * 64}/", f"http://a/{'b' * 5000}", "http://a\ud800/", "https://@/", "http://a/\u202e",
+     "file:///etc/passwd", "ftp://a/b.zip"],
 )  # fmt: skip
 def test_addresses_that_are_none(tmp_path: Path, url: str) -> None:
     with pytest.raises(UserError, match="Cannot download") as error:
