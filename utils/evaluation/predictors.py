@@ -211,8 +211,9 @@ class NetworkPredictor:
     ) -> None:
         self._model, self._precision, self._accelerator = model, precision, accelerator
         self._rules = rules_of_network(rules, model.head if isinstance(model, DetectionModel) else model)
-        divides = isinstance(model, Backend) and model.divides_batches
-        self.concurrent_images = model.compute_apart() if divides else 1
+        self.concurrent_images = 1
+        if isinstance(model, Backend) and model.divides_batches:
+            self.concurrent_images = model.compute_apart()
 
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> PendingDetections:
         """Start the computation of a batch; the returned functions may run in several threads and change nothing."""
@@ -243,7 +244,7 @@ class NetworkPredictor:
     def _select(self, decoded: Tensor, clock: Stopwatch) -> Callable[[], list[Callable[[], Detections]]]:
         """Run NMS on a batch: with few operations without a device queue, without waiting with one.
 
-        PendingDetections that are computed concurrently leave NMS to the thread that finishes the batch.
+        Images that are computed concurrently leave NMS to the thread that finishes the batch.
         """
         if self._accelerator.queue_depth:
             copied = self._accelerator.read_back(strongest_candidates(decoded, self._rules))

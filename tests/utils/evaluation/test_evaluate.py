@@ -1,4 +1,4 @@
-"""On a device with a queue of its own a validation measures the same, and waits for it once a batch."""
+"""Distributed evaluation: votes on stopping, and a device with a queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ignored regions: what is found in them counts neither for nor against a detector, as in pycocotools."""
+"""Ignored regions count neither for nor against a detector, as in pycocotools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file with the whole pipeline, and a bare network in a file, are measured as the model that they were made of."""
+"""Exported files, with and without NMS inside, have the metrics of their model."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def measured(model: EvaluatedModel, loader: ValLoader) -> Evaluation:
 
 
 def share_found(expected: ImageResult, found: ImageResult) -> float:
-    """Share of the detections that have an equal among `found`; equal but for rounding."""
+    """Return the fraction of detections that have an equal among `found`, but for rounding."""
     boxes = np.abs(expected.boxes_xyxy[:, None] - found.boxes_xyxy).max(2) < 1e-2
     scores = np.abs(expected.scores[:, None] - found.scores) < 1e-5
     same = boxes & scores & (expected.classes[:, None] == found.classes)

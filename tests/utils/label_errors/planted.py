@@ -1,4 +1,4 @@
-"""Errors planted into label files, so that it is known which there are."""
+"""Label errors planted into label files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rows = NDArray[np.float64]  # (n, 5): class, centre x, centre y, width, height
 
 
 class Planted(NamedTuple):
-    """An error: what it is, the stem of its label file, and the box that is about it, xyxy as shares of the picture."""
+    """A planted error: its kind, the stem of its label file, and its box, xyxy as fractions of the image."""
 
     kind: str
     stem: str
@@ -24,10 +24,9 @@ class Planted(NamedTuple):
 
 
 def plant(folder: Path, share: float, nc: int, seed: int = 0, kinds: Sequence[str] = KINDS) -> list[Planted]:
-    """Change so large a share of the labels below `folder` into errors of each kind; what was planted.
+    """Change a fraction `share` of the labels below `folder` into errors of each kind; return them.
 
-    A missing label is a row less, a spurious one the box of another object where no object is, a shifted one has an IoU
-    of 0.3 to 0.6 with the object, a duplicate lies at an IoU of about 0.85 to 0.95 on another label.
+    A shifted label has an IoU of 0.3 to 0.6 with the object, a duplicate one of 0.85 to 0.95 with another label.
     """
     rng = np.random.default_rng(seed)
     rows: dict[Path, Rows] = {path: _read(path) for path in sorted(folder.rglob("*.txt"))}
@@ -61,7 +60,7 @@ def plant(folder: Path, share: float, nc: int, seed: int = 0, kinds: Sequence[st
 
 
 def corners(rows: Rows) -> Rows:
-    """Rows to boxes xyxy, as shares of the picture."""
+    """Convert rows to boxes xyxy, as fractions of the image."""
     return np.concatenate((rows[:, 1:3] - rows[:, 3:] / 2, rows[:, 1:3] + rows[:, 3:] / 2), 1)
 
 
@@ -85,7 +84,7 @@ def _describe_drift(box: Rows, low: float, high: float, rng: np.random.Generator
 
 
 def _spurious(own: Rows, every: Rows, rng: np.random.Generator) -> Rows:
-    """A box of some other object, where this picture has none."""
+    """Return the box of some other object, where this image has none."""
     for most in np.linspace(0.1, 1, 1000):
         row = every[rng.integers(len(every))].copy()
         row[1:3] = rng.uniform(row[3:] / 2, 1 - row[3:] / 2)

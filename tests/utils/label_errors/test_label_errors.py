@@ -1,4 +1,4 @@
-"""Planted errors are found and ranked first by a detector that is right, and nothing is where there is none."""
+"""Planted label errors are ranked first, and perfect labels have none."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ NO_REGIONS = np.zeros(0, np.int32), np.zeros((0, 4), np.float32)
 
 
 class Scene(NamedTuple):
-    """Objects of a picture: classes and boxes."""
-
     classes: NDArray[np.int32]
     boxes: NDArray[np.float32]
 
 
 def scenes() -> list[Scene]:
-    """Six objects a picture, on a grid of nine cells of 60 pixels, so that they do not meet."""
+    """Make six objects an image, on a grid of nine cells of 60 pixels, so that they do not meet."""
     rng = np.random.default_rng(0)
     found = []
     for _ in range(IMAGES):
@@ -42,7 +40,7 @@ def scenes() -> list[Scene]:
 
 
 def seen(scene: Scene, rng: np.random.Generator) -> Detections:
-    """What a good detector finds: every object, nearly in its place; and faintly all kinds of things."""
+    """Return the detections of a good detector, and some of very low confidence."""
     count = len(scene.classes)
     boxes = np.concatenate((scene.boxes + rng.normal(0, 0.7, (count, 4)), np.tile([[80, 80, 99, 99]], (4, 1))))
     scores = np.concatenate((rng.uniform(0.85, 0.97, count), [0.012, 0.004, 0.002, 0.001]))
@@ -51,7 +49,7 @@ def seen(scene: Scene, rng: np.random.Generator) -> Detections:
 
 
 def listed(labelled: Sequence[Scene], true: Sequence[Scene], regions: object = NO_REGIONS) -> list[LabelError]:
-    """The suspects among labels, by what a good detector finds; whatever two parts the pictures are divided into."""
+    """Return the label errors by a good detector, however the images are divided."""
     rng, index = np.random.default_rng(1), index_of(labelled)
     found = [seen(scene, rng) for scene in true]
 
@@ -69,14 +67,13 @@ def listed(labelled: Sequence[Scene], true: Sequence[Scene], regions: object = N
 
 
 def index_of(labelled: Sequence[Scene]) -> DatasetIndex:
-    """An index with these labels."""
     made = make_index([(SIZE, SIZE)] * len(labelled), classes=[scene.classes.tolist() for scene in labelled])
     made.boxes_xyxy[:] = np.concatenate([scene.boxes for scene in labelled])
     return made
 
 
 def with_error(scene: Scene, kind: LabelErrorKind) -> Scene:
-    """The same labels, with an error in the first, or about it."""
+    """Return the labels with an error in, or about, the first."""
     classes, boxes = scene.classes.copy(), scene.boxes.copy()
     if kind is LabelErrorKind.MISSING:
         return Scene(classes[1:], boxes[1:])

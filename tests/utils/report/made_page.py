@@ -1,4 +1,4 @@
-"""A validation whose page is written: images on the disk, detections around their objects."""
+"""Made data of a report page, and checks of an HTML page."""
 
 from __future__ import annotations
 
@@ -106,12 +106,11 @@ def made_report_data(folder: Path, names: Sequence[str], images: int = 12, *, se
 
 
 def made_results(maps: Sequence[float]) -> pd.DataFrame:
-    """results.csv of so many epochs, with this mAP50-95."""
     table = pd.DataFrame(0.5, index=range(len(maps)), columns=list(result_columns(("box", "obj"))))
     return table.assign(**{"epoch": range(len(maps)), "metrics/mAP_0.5:0.95": maps})
 
 
 def trained(facts: ReportData, maps: Sequence[float]) -> ReportData:
-    """The same at the end of a training with these epochs."""
+    """Return the data at the end of a training with these epochs."""
     origin = Origin(TrainConfig(), "best.pt", 640, "cpu", 2, facts.index, int(np.argmax(maps)))
     return dataclasses.replace(facts, origin=origin, results=made_results(maps))

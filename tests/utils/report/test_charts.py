@@ -1,4 +1,4 @@
-"""Laws of charts: what they show, and that it can be read."""
+"""Properties of charts: what they show, and legibility."""
 
 from __future__ import annotations
 

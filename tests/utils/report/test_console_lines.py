@@ -1,4 +1,4 @@
-"""The lines around a validation."""
+"""Console lines of a validation."""
 
 from __future__ import annotations
 

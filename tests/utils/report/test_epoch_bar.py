@@ -1,4 +1,4 @@
-"""What an epoch prints on a terminal, in a file, and on other ranks."""
+"""Output of an epoch on a terminal, in a log file, and on other ranks."""
 
 from __future__ import annotations
 

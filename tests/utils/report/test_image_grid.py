@@ -1,4 +1,4 @@
-"""Laws of pictures with boxes."""
+"""Properties of image grids with boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts of many classes and many objects: what is drawn and held is bounded, and the picture says what is left out."""
+"""Charts of many classes and objects stay bounded, and say what is left out."""
 
 from __future__ import annotations
 

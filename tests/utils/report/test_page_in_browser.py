@@ -60,12 +60,16 @@ def texts(tab: Tab, query: str) -> list[str]:
     return found
 
 
-def test_it_is_dark_where_that_is_wanted(tab: Tab) -> None:
+def test_it_is_dark_where_that_is_wanted_and_prints_light_without_controls(tab: Tab) -> None:
     pictures = []
     for dark in (False, True):
         tab.resize(768, dark=dark)
         pictures.append(np.asarray(Image.open(io.BytesIO(tab.picture())).convert("L"), float).mean())
     assert pictures[0] > 200 and pictures[1] < 60
+    dark = {"name": "prefers-color-scheme", "value": "dark"}
+    tab.ask("Emulation.setEmulatedMedia", media="print", features=[dark])
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert tab.run("[...document.querySelectorAll('nav, .controls')].every(e => e.offsetHeight === 0)")
 
 
 def test_1203_classes_fit(tmp_path: Path) -> None:
@@ -78,14 +82,6 @@ def test_1203_classes_fit(tmp_path: Path) -> None:
         assert len(texts(tab, "#classes tbody th")) == len(made.found.metrics.class_ids) > 100
         assert tab.run("document.querySelector('[data-group]').length") == 81
         assert tab.said == [] and tab.requested == []
-
-
-def test_it_prints_light_and_without_controls(tab: Tab) -> None:
-    tab.resize(1280, dark=True)
-    dark = {"name": "prefers-color-scheme", "value": "dark"}
-    tab.ask("Emulation.setEmulatedMedia", media="print", features=[dark])
-    assert tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert tab.run("[...document.querySelectorAll('nav, .controls')].every(e => e.offsetHeight === 0)")
 
 
 def test_a_click_on_the_matrix_leads_to_its_pictures(tab: Tab, facts: ReportData) -> None:

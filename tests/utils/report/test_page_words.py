@@ -1,4 +1,4 @@
-"""What the page says in words, and what its charts are made of."""
+"""Sentences and chart data of the report page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of a run, and what happens where it cannot be written."""
+"""Recorder of a run, also where it cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which images of a validation are shown, and where their boxes lie."""
+"""Sample images of a validation: selection, and positions of their boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two sides that measured the same images, for the tests of comparisons."""
+"""Two made detectors on the same images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NC = 3
 
 
 def scene(rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Objects of an image that lie apart: boxes and classes."""
+    """Return boxes and classes of an image whose objects lie apart."""
     count = int(rng.integers(1, 7))
     corner = np.stack((np.arange(count) * 100.0, rng.uniform(0, 50, count)), 1)
     return np.concatenate((corner, corner + rng.uniform(30, 80, (count, 2))), 1), rng.integers(0, NC, count)
@@ -24,7 +24,7 @@ def scene(rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.int
 def detector(
     rng: np.random.Generator, scenes: Sequence[tuple[NDArray[np.float64], NDArray[np.int64]]], skill: float
 ) -> list[Image]:
-    """What a detector finds that misses an object with the probability 1 - skill, and has as many wrong finds."""
+    """Return images on which objects are missed with the probability 1 - skill, with as many false positives."""
     images = []
     for boxes, classes in scenes:
         seen = rng.random(len(boxes)) < skill
@@ -39,14 +39,12 @@ def detector(
 
 
 def two_sides(seed: int, images: int, skill_a: float, skill_b: float) -> tuple[list[Image], list[Image]]:
-    """Two detectors on the same images."""
     rng = np.random.default_rng(seed)
     scenes = [scene(rng) for _ in range(images)]
     return detector(rng, scenes, skill_a), detector(rng, scenes, skill_b)
 
 
 def compared(*pair: list[Image]) -> Differences:
-    """One run a side."""
     shares = [share(side) for side in pair]
     a, b = ([ranked([own])] for own in shares)
     return differences(a, b, (shares[0], shares[1]))

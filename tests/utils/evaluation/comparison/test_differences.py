@@ -1,4 +1,4 @@
-"""A comparison finds what is there and no more: nothing between equals, a planted gain, 5 % by chance."""
+"""Differences of two sides: none between equals, a planted gain, 5 % false alarms."""
 
 from __future__ import annotations
 

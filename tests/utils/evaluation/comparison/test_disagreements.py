@@ -1,4 +1,4 @@
-"""What each side finds at its threshold, and what flips between them."""
+"""Disagreements of two sides by hand, and their detections against single validations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_finds_are_the_matches_of_a_validation(seed: int) -> None:
 
 
 def found(index: int, *objects: int, wrong: int = 0, at: float = 300.0) -> ImageResult:
-    """ImageResult of the objects named, and some wrong ones far from them, on image `index` of `INDEX`."""
+    """Return the detections of the given objects, and some false positives far from them, on an image of `INDEX`."""
     classes, boxes = INDEX.labels(index)
     far = np.array([[at + 50 * i, at, at + 50 * i + 40, at + 40] for i in range(wrong)], np.float32).reshape(-1, 4)
     kinds = np.concatenate((classes[list(objects)], np.zeros(wrong, np.int32)))
