@@ -54,7 +54,7 @@ def classes_of(names: Sequence[str], spec: DatasetSpec, given: str, *, single_cl
     if not known:
         raise UserError(
             f"{given} knows {counted(len(names), 'class')}, but {spec.yaml_path} names {spec.nc}, none of them by the "
-            "same name. Give the dataset YAML of the training (with its `classes`), or ignore classes by --single-cls "
+            "same name. Give the YAML of the training (with its `classes`), or ignore classes with --single-cls "
             f"({called('val.py')}, {called('compare.py')})."
         )
     if found != tuple(range(spec.nc)):
