@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.coco_annotations import category_of, is_crowd, numbers
+from tessera.data.source.annotations.coco_annotations import category_of, is_crowd
 from tessera.data.source.annotations.label_paths import UNBOUNDED, parse_any_labels
+from tessera.data.source.annotations.segmentation import numbers
 from tessera.data.source.checks.results import DatasetCheck, SplitData, fraction_text
 from tessera.data.source.messages import has_no_area
 from tessera.utils.text import counted, first_of
