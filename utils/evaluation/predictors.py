@@ -211,9 +211,7 @@ class NetworkPredictor:
     ) -> None:
         self._model, self._precision, self._accelerator = model, precision, accelerator
         self._rules = rules_of_network(rules, model.head if isinstance(model, DetectionModel) else model)
-        self.concurrent_images = 1
-        if isinstance(model, Backend) and model.divides_batches:
-            self.concurrent_images = model.compute_apart()
+        self.concurrent_images = model.compute_apart() if isinstance(model, Backend) and model.divides_batches else 1
 
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> PendingDetections:
         """Start the computation of a batch; the returned functions may run in several threads and change nothing."""
