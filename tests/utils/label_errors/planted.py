@@ -45,11 +45,11 @@ def plant(folder: Path, share: float, nc: int, seed: int = 0, kinds: Sequence[st
         elif kind == "wrong class":
             own[0] = (own[0] + rng.integers(1, nc)) % nc
         elif kind == "shifted":
-            own[1:] = about[1:] = _describe_drift(own[1:], 0.3, 0.6, rng)
+            own[1:] = about[1:] = _moved(own[1:], 0.3, 0.6, rng)
         else:
             about = _spurious(rows[path], every, rng) if kind == "spurious" else own.copy()
             if kind == "duplicate":
-                about[1:] = _describe_drift(own[1:], 0.85, 0.95, rng)
+                about[1:] = _moved(own[1:], 0.85, 0.95, rng)
             more.setdefault(path, []).append(about[None])
         planted.append(Planted(kind, path.stem, corners(about[None])[0]))
     for path, found in rows.items():
@@ -72,8 +72,8 @@ def _joined(rows: list[Rows] | None) -> Rows:
     return np.concatenate(rows) if rows else np.zeros((0, 5))
 
 
-def _describe_drift(box: Rows, low: float, high: float, rng: np.random.Generator) -> Rows:
-    """A box in the picture whose IoU with `box`, centre and size, is between `low` and `high`."""
+def _moved(box: Rows, low: float, high: float, rng: np.random.Generator) -> Rows:
+    """Return a box in the image whose IoU with `box`, centre and size, is between `low` and `high`."""
     spread = 0.6 * (1 - (low + high) / 2)
     while True:
         size = np.minimum(box[2:] * np.exp(rng.normal(0, spread, 2)), 1)
