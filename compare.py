@@ -31,14 +31,14 @@ import numpy as np
 import torch
 
 from tessera.data.source.index import build_index, index_warnings
-from tessera.models.nms import Suppression
+from tessera.models.nms import NmsSettings
 from tessera.utils.checkpoints.resolve import resolve_run
 from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.comparison.comparison import Comparison, RunMetrics, median_run
 from tessera.utils.evaluation.comparison.differences import differences
 from tessera.utils.evaluation.comparison.disagreements import detections_above, find_disagreements
-from tessera.utils.evaluation.evaluate import Evaluation, measure
+from tessera.utils.evaluation.evaluate import Evaluation, evaluate_split
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.exporting.parity.file_content import size_of
 from tessera.utils.files import sha256
@@ -49,11 +49,11 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.comparison import report_comparison, write_disagreements
 from tessera.utils.report.console import setup_logging
-from tessera.utils.runtime.evaluation_data import check_pixels, classes_of, image_size, read_dataset
-from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
+from tessera.utils.runtime.evaluation_data import check_pixels, image_size, model_classes, read_dataset
+from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, ImageBackend
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Opened(NamedTuple):
     file: Path
     sha256: str
     mb: float
-    model: Backend | PictureBackend
+    model: Backend | ImageBackend
 
 
 class Measured(NamedTuple):
@@ -90,7 +90,7 @@ def compare(config: CompareConfig, world: World) -> Comparison:
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({config.task: index})}, world)
     class_of = {
-        run.called: classes_of(run.model.names, spec, run.called, single_cls=config.single_cls) for run in everyone
+        run.called: model_classes(run.model.names, spec, run.called, single_cls=config.single_cls) for run in everyone
     }
     for run in everyone:
         check_pixels(run.model, spec)
@@ -121,13 +121,13 @@ def compare(config: CompareConfig, world: World) -> Comparison:
             report_comparison(found, folder, verbose=config.verbose)
             return found
 
-        return world.from_main(joined)
+        return world.run_on_main(joined)
 
 
 def open_run(side: str, name: str, config: CompareConfig, world: World) -> Opened:
     """Open a run of a side."""
     with about(side, name):
-        file = world.from_main(lambda: resolve_run(name))
+        file = world.run_on_main(lambda: resolve_run(name))
         model = open_model(
             str(file),
             world,
@@ -136,7 +136,7 @@ def open_run(side: str, name: str, config: CompareConfig, world: World) -> Opene
             end2end=config.end2end,
             trust_file=config.trust_file,
         )
-    digest, size = world.from_main(lambda: (sha256(file), size_of(file)))
+    digest, size = world.run_on_main(lambda: (sha256(file), size_of(file)))
     return Opened(f"--{side} {name}", file, digest, size / 1e6, model)
 
 
@@ -174,7 +174,7 @@ def check_comparable(runs: Sequence[Opened], index: DatasetIndex) -> None:
     """
     if len(index.classes) == 0:
         raise UserError(
-            f"--data: no object in the labels of the {counted(len(index), 'image')} of {index.split!r}, so there is "
+            f"--data: no object in the labels of the {plural(len(index), 'image')} of {index.split!r}, so there is "
             "nothing to compare. Choose another split with --task, or check the labels with train.py --check-data."
         )
     for number, run in enumerate(runs):
@@ -193,7 +193,7 @@ def measure_run(
     work = f"{run.called}: a batch of {config.batch_size} images at {imgsz} px"
     with explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES):
         warm_up(run.model, imgsz, config.batch_size)
-        found = measure(
+        found = evaluate_split(
             Pipeline(run.model, imgsz, config.tile, config.overlap) if config.tile else run.model,
             index,
             world,
@@ -220,10 +220,10 @@ def measure_run(
     return Measured(figures, found)
 
 
-def warm_up(model: Backend | PictureBackend, imgsz: int, batch_size: int) -> None:
+def warm_up(model: Backend | ImageBackend, imgsz: int, batch_size: int) -> None:
     """Predict on an empty image: the first call is much slower, and would count against the first side."""
-    if isinstance(model, PictureBackend):
-        model.detect(np.zeros((imgsz, imgsz, 3), np.uint8), Suppression(DEFAULT_CONF, DEFAULT_IOU, 1))
+    if isinstance(model, ImageBackend):
+        model.detect(np.zeros((imgsz, imgsz, 3), np.uint8), NmsSettings(DEFAULT_CONF, DEFAULT_IOU, 1))
     else:
         size_hw = model.size_hw or (imgsz, imgsz)
         model(torch.zeros(batch_size, 3, *size_hw, device=model.accelerator.device))

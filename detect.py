@@ -33,13 +33,14 @@ if __name__ == "__main__":
 import numpy as np
 from tqdm import tqdm
 
-from tessera.utils.checkpoints.run_directory import first_run, lying_in, new_run, require_apart
+from tessera.utils.checkpoints.run_directory import inside_test, new_run, require_outside, run_path
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.label_files import CROPS, LABELS
 from tessera.utils.files import is_address
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.output_paths import OutputPaths
 from tessera.utils.inference.outputs import (
+    AnnotatedFiles,
     AutoLabelFiles,
     BackgroundWriter,
     CropFiles,
@@ -47,7 +48,6 @@ from tessera.utils.inference.outputs import (
     JsonLines,
     LabelFiles,
     Output,
-    PictureFiles,
     label_classes,
 )
 from tessera.utils.inference.prefetch import detect_ahead, prefetch
@@ -64,7 +64,7 @@ from tessera.utils.ranks.world import World
 from tessera.utils.report.console import plain_folder, print_lines, setup_logging
 from tessera.utils.report.image_grid import Style
 from tessera.utils.runtime.checkpoint import TorchNetwork
-from tessera.utils.text import counted, first_of
+from tessera.utils.text import first_of, plural
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class RunTotals:
         """Return detections per class and speed."""
         order = np.argsort(-self.per_class, kind="stable")
         found = [f"{self.per_class[c]:,} {self._names[c]}" for c in order.tolist() if self.per_class[c]]
-        lines = [f"{counted(self.pictures, 'image')}: {first_of(found, 8) or 'no detections'}"]
+        lines = [f"{plural(self.pictures, 'image')}: {first_of(found, 8) or 'no detections'}"]
         if self.pictures:
             preprocessing, inference, nms = self._speed_ms / self.pictures
             rate = self.pictures / (time.perf_counter() - self._started)
@@ -149,7 +149,7 @@ class RunTotals:
             )
         if self._dropped:
             lines.append(
-                f"{counted(self._dropped, 'frame')} of streams replaced by newer ones (--every-frame keeps all)"
+                f"{plural(self._dropped, 'frame')} of streams replaced by newer ones (--every-frame keeps all)"
             )
         return lines
 
@@ -186,7 +186,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
         config.source, read=detector.read, vid_stride=config.vid_stride, every_frame=config.every_frame
     )
     if config.exist_ok:
-        sources.origins = exclude_results(sources.origins, first_run(config))
+        sources.origins = exclude_results(sources.origins, run_path(config))
     if config.track:
         check_trackable(sources.origins)
     of_files = all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins)  # not live
@@ -208,7 +208,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
         at_once = 1
         if of_files:
             items = stack.enter_context(prefetch(items))
-            at_once = detector.pipeline.backend.compute_apart()
+            at_once = detector.pipeline.backend.enable_concurrency()
         found = stack.enter_context(
             detect_ahead(items, lambda item: detector.detect(item) if isinstance(item, Frame) else None, at_once)
         )
@@ -221,7 +221,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
             result = tracking(result) if tracking else result
             tally.add(result, item.dropped)
             if named_late and item.media != "stream" and item.source != "-" and not is_address(item.source):
-                require_apart(run, [item.source])
+                require_outside(run, [item.source])
             output.add(result, item, places.of(item))
     folder = run if written and run.is_dir() else None
     counts = Counter[str]()  # two classes may have one name
@@ -236,7 +236,7 @@ def exclude_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
 
     Results that were given explicitly stay and are refused later.
     """
-    is_result = lying_in(run)
+    is_result = inside_test(run)
     remaining = [
         origin
         for origin in origins
@@ -244,7 +244,7 @@ def exclude_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
     ]
     if len(remaining) in (0, len(origins)):
         return origins
-    log.info(f"{run}: ignoring {counted(len(origins) - len(remaining), 'file')} of the run directory.")
+    log.info(f"{run}: ignoring {plural(len(origins) - len(remaining), 'file')} of the run directory.")
     return remaining
 
 
@@ -254,14 +254,14 @@ def print_summary(tally: RunTotals, imgsz: int, folder: Path | None) -> None:
     if folder is not None and any(path.is_file() and path.name != LOCK for path in folder.rglob("*")):
         print_lines(f"Results in {folder}")
     if tally.failures:
-        log.warning(f"{counted(len(tally.failures), 'source')} could not be read completely; each is logged above.")
+        log.warning(f"{plural(len(tally.failures), 'source')} could not be read completely; each is logged above.")
 
 
 def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: RunTotals) -> list[Output]:
     outputs: list[Output] = []
     if not config.nosave:
         style = Style(config.line_thickness, not config.hide_labels, not config.hide_conf)
-        outputs.append(PictureFiles(run, style, config.vid_stride, tally.fail))
+        outputs.append(AnnotatedFiles(run, style, config.vid_stride, tally.fail))
     if config.auto_label:
         outputs.append(AutoLabelFiles(run / LABELS, config.weights, *label_classes(detector.names, config.data)))
     elif config.save_txt:

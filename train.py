@@ -7,7 +7,7 @@
     uv run train.py --resume runs/train/exp/weights/last.pt --epochs 200                # more epochs
     uv run train.py --resume auto --name night --data coco128.yaml                      # start or resume
 
-Every rank runs every line; `world` and `journal` hide the difference. The randomness of a sample is a function of
+Every rank runs every line; `world` and `recorder` hide the difference. The randomness of a sample is a function of
 (seed, epoch, position), and the schedule one of the iteration. A run can therefore be resumed on any number of ranks.
 
 From Python: `tessera.train(data="shapes.yaml", epochs=20)` accepts the names of the flags.
@@ -35,7 +35,7 @@ if __name__ == "__main__":
 
 from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.utils.checkpoints.initial_model import head_class, kind_of_start, read_weights
+from tessera.utils.checkpoints.initial_model import head_class, read_weights, start_kind
 from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.engine.divergence import DivergenceGuard
@@ -50,19 +50,19 @@ from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.preflight import preflight
-from tessera.utils.ranks.signals import Interruption
+from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.epoch_bar import EpochBar
 from tessera.utils.report.image_pages.dataset_page import write_data_page
-from tessera.utils.report.run_recorder import EpochFigures, Journal
+from tessera.utils.report.run_recorder import EpochMetrics, RunRecorder
 from tessera.utils.search.evolve import evolve
-from tessera.utils.search.trial import Watch
+from tessera.utils.search.trial import TrialObserver
 from tessera.utils.seeding import init_seeds
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 from tessera.utils.training.data import load_data, open_loaders, reweight
-from tessera.utils.training.result import Ended, recall_result, remember_result
-from tessera.utils.training.resume_target import start_of_run
+from tessera.utils.training.result import TrainingResult, recall_result, remember_result
+from tessera.utils.training.resume_target import resume_target
 from tessera.utils.training.start import open_run
 from tessera.utils.training.validation import Validation
 from tessera.utils.types import Metrics
@@ -76,8 +76,8 @@ def train(
     world: World,
     resumed: ResumedRun | None = None,
     folder: Path | None = None,
-    watch: Watch | None = None,
-) -> Ended:
+    watch: TrialObserver | None = None,
+) -> TrainingResult:
     """Train, validate and save, epoch by epoch; return the result. Every rank calls this.
 
     Args:
@@ -90,8 +90,8 @@ def train(
         Interrupted, Pruned: on every rank, after a stop signal to one, or if the search ends this training.
     """
     with ExitStack() as stack:
-        interruption = stack.enter_context(Interruption("before the first step was done"))
-        stack.enter_context(world.accelerator.choosing_kernels(flags.deterministic))
+        interruption = stack.enter_context(StopSignals("before the first step was done"))
+        stack.enter_context(world.accelerator.deterministic_kernels(flags.deterministic))
         init_seeds(flags.seed + 1 + world.rank)
 
         run, data, state, criterion = open_run(flags, hyp, world, resumed, folder, stack)
@@ -104,7 +104,7 @@ def train(
         schedule = Schedule(run.hyp, run.config.epochs, batches, run.batch_size, run.config.cos_lr)
         report_recipe(run, schedule, state.model.head)
 
-        journal = stack.enter_context(Journal(run, data.train, criterion.names, start_epoch=progress.epoch))
+        recorder = stack.enter_context(RunRecorder(run, data.train, criterion.names, start_epoch=progress.epoch))
         profile = stack.enter_context(open_profile(run.config.profile, run.folder, world))
         model = smart_DDP(state.model, run.config.sync_bn, run.config.compile, dynamic=run.varies_sizes, world=world)
         step = TrainStep(model, state, criterion, run, profile)
@@ -112,7 +112,7 @@ def train(
         saver = stack.enter_context(
             Saver(run, state, data.train_hash, data.spec.pixels, interruption, lambda: guard.note(step.settle()).stop)
         )
-        validation = Validation(run, state, val_loader, criterion, saver, journal, profile, interruption, watch)
+        validation = Validation(run, state, val_loader, criterion, saver, recorder, profile, interruption, watch)
         preflight(world, run.folder)
         log.info(f"{state.precision.name}, {run.batch_size} images a batch; writing to {run.folder}")
 
@@ -126,7 +126,7 @@ def train(
                 f"{epoch}/{run.config.epochs - 1}", batches, world, criterion.names, progress.step_in_epoch
             ) as bar:
                 stream = bar.timed(profile.waited(loader.batches(epoch, progress.step_in_epoch)))
-                stream = world.accelerator.in_advance(journal.show_first(stream))
+                stream = world.accelerator.prefetch(recorder.save_first_batches(stream))
                 while progress.step_in_epoch < batches:
                     iteration = epoch * batches + progress.step_in_epoch
                     window = schedule.window(iteration)
@@ -145,26 +145,26 @@ def train(
             progress.finish_epoch()
             with profile.stage("plots"):
                 times = time.perf_counter() - started, bar.data_wait, bar.batches_per_s * run.batch_size
-                journal.epoch(
+                recorder.epoch(
                     epoch,
-                    EpochFigures(losses.tolist(), metrics, schedule.learning_rates((epoch + 1) * batches - 1), *times),
+                    EpochMetrics(losses.tolist(), metrics, schedule.learning_rates((epoch + 1) * batches - 1), *times),
                 )
             with profile.stage("saving"):
                 saver.after_epoch(epoch, metrics, is_best=state.stopper.best_epoch == epoch, stop=stop)
             profile.epoch(epoch, time.perf_counter() - started)
             if stop:
-                log.info(f"Stopped early: no improvement in the last {counted(state.stopper.patience, 'epoch')}.")
+                log.info(f"Stopped early: no improvement in the last {plural(state.stopper.patience, 'epoch')}.")
                 break
-        interruption.act_at_once(
+        interruption.stop_immediately(
             f"after the last epoch, whose checkpoint is saved; validate {saver.best} with {called('val.py')}"
         )
-        return validation.of_best(data)
+        return validation.validate_best(data)
 
 
 # ------------------------------------------------------------------------------------------------- the command
 
 
-def start(given: Mapping[str, Any]) -> Ended:
+def start(given: Mapping[str, Any]) -> TrainingResult:
     """Join the job and run what the flags name; every rank calls this."""
     config = TrainConfig(**given)
     if config.overlap != TrainConfig.overlap and not (config.tile or config.resume):
@@ -178,10 +178,10 @@ def start(given: Mapping[str, Any]) -> Ended:
             return check_data(config, world)
         if ended := recall_result(world):
             return ended
-        ended = Ended()
+        ended = TrainingResult()
         if config.evolve:
-            ended = (evolve(*start_of_search(config, world), world, train) or ended).of_search()
-        elif begun := start_of_run(given, world, stack):
+            ended = (evolve(*start_of_search(config, world), world, train) or ended).as_search_result()
+        elif begun := resume_target(given, world, stack):
             ended = train(begun.config, begun.hyp, world, begun.resumed, begun.folder)
         remember_result(ended, world)
         return ended
@@ -191,35 +191,35 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
     """Return flags and hyperparameters for the first training of `--evolve`; every rank calls this."""
     if config.hyp:
         return config, load_hyp(config.hyp)
-    weights = world.from_main(lambda: read_weights(config, None))
+    weights = world.run_on_main(lambda: read_weights(config, None))
     data = load_data(config, world)
-    names, start = data.train.names, kind_of_start(config, data.train.names, weights)
+    names, start = data.train.names, start_kind(config, data.train.names, weights)
     return with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
 
 
-def check_data(config: TrainConfig, world: World) -> Ended:
+def check_data(config: TrainConfig, world: World) -> TrainingResult:
     """Print every problem of the dataset for `--check-data`, and with `--tile` the number of tiles.
 
     Raises:
         UserError: the dataset has errors, or the page of `--report` cannot be written.
     """
-    checked = world.from_main(lambda: check_dataset(load_spec(config.data), config.single_cls, imgsz=config.imgsz))
+    checked = world.run_on_main(lambda: check_dataset(load_spec(config.data), config.single_cls, imgsz=config.imgsz))
     if world.is_main:
         print("\n".join(checked.lines()))
     found = checked.as_dict()
     if config.report:
         folder = user_path(config.report, "--report")
-        page = world.from_main(lambda: write_data_page(checked, load_spec(config.data), folder))
+        page = world.run_on_main(lambda: write_data_page(checked, load_spec(config.data), folder))
         if world.is_main:
             print(f"Report: {page}")
     if checked.errors:
         raise UserError(
-            f"--check-data: {config.data} has {counted(len(checked.errors), 'error')}, listed above. Fix them first.",
+            f"--check-data: {config.data} has {plural(len(checked.errors), 'error')}, listed above. Fix them first.",
             details={"checked": found},
         )
     if config.tile:
         load_data(config, world)
-    return Ended(data=config.data, checked=found, exit_code=checked.exit_code)
+    return TrainingResult(data=config.data, checked=found, exit_code=checked.exit_code)
 
 
 @documented(TrainConfig)

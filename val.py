@@ -31,7 +31,7 @@ from tessera.data.source.index import build_index, index_warnings
 from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.coco import results_ids, save_coco_results
-from tessera.utils.evaluation.evaluate import measure
+from tessera.utils.evaluation.evaluate import evaluate_split
 from tessera.utils.evaluation.label_files import LabelFileWriter
 from tessera.utils.evaluation.predictors import DetectionCollector, Settings
 from tessera.utils.label_errors.candidates import EvidenceCollector
@@ -42,10 +42,10 @@ from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import plain_folder, plain_metrics, setup_logging
-from tessera.utils.report.page.page_data import Origin
+from tessera.utils.report.page.page_data import RunInfo
 from tessera.utils.report.sample_images import SHOWN, SampleImageCollector
 from tessera.utils.report.validation import report_errors, report_label_errors, report_validation
-from tessera.utils.runtime.evaluation_data import check_pixels, classes_of, image_size, read_dataset
+from tessera.utils.runtime.evaluation_data import check_pixels, image_size, model_classes, read_dataset
 from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
@@ -98,7 +98,7 @@ def validate(config: ValConfig, world: World) -> Validated:
     for text in index_warnings(index):
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
-    class_of = classes_of(model.names, spec, f"--weights {config.weights}", single_cls=config.single_cls)
+    class_of = model_classes(model.names, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
 
     imgsz = image_size(model, config)
@@ -107,13 +107,13 @@ def validate(config: ValConfig, world: World) -> Validated:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
-        origin = Origin(config, config.weights, imgsz, world.accelerator.name, world.size)
+        origin = RunInfo(config, config.weights, imgsz, world.accelerator.name, world.size)
         labels = LabelFileWriter(run / "labels", index, config.save_conf) if config.save_txt else None
         pictures = SampleImageCollector(index, world.size, SHOWN if world.is_main else 0)
         evidence = EvidenceCollector(index, class_of) if config.find_errors else None
-        sinks: list[DetectionCollector] = [sink for sink in (labels, pictures, evidence) if sink is not None]
+        collectors: list[DetectionCollector] = [sink for sink in (labels, pictures, evidence) if sink is not None]
 
-        found = measure(
+        found = evaluate_split(
             Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
             index,
             world,
@@ -121,11 +121,11 @@ def validate(config: ValConfig, world: World) -> Validated:
             settings_of(config, class_of),
             batch_size=config.batch_size,
             workers=config.workers,
-            sinks=sinks,
+            collectors=collectors,
         )
         if config.save_json:
             target = run / "predictions.json"
-            world.from_main(lambda: save_coco_results(target, found.matches, results_ids(index)))
+            world.run_on_main(lambda: save_coco_results(target, found.matches, results_ids(index)))
         if world.is_main:
             pictures.write(run, found.metrics.confidence)
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
@@ -133,7 +133,7 @@ def validate(config: ValConfig, world: World) -> Validated:
         suspected = None
         if evidence is not None:
             every = Evidence.joined(spec.nc, world.gather(evidence.evidence()))
-            suspected = world.from_main(lambda: report_label_errors(every, index, spec, run, origin, config))
+            suspected = world.run_on_main(lambda: report_label_errors(every, index, spec, run, origin, config))
         world.barrier()
         interval = listed.interval if world.is_main else None
         return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspected)
@@ -149,7 +149,7 @@ def settings_of(config: ValConfig, class_of: tuple[int, ...]) -> Settings:
     return Settings(config.conf_thres, config.iou_thres, config.max_det, class_of=class_of)
 
 
-def without_effect(config: ValConfig, given: Collection[str]) -> list[str]:
+def ignored_flags(config: ValConfig, given: Collection[str]) -> list[str]:
     """Return a message for each flag that has no effect; `given` are the fields that were given."""
     messages = []
     if config.save_conf and not config.save_txt:
@@ -166,7 +166,7 @@ def start(given: dict[str, Any]) -> Validated:
     config = ValConfig(**given)
     with open_world(config.device, config.local_rank, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
-        for text in without_effect(config, given):
+        for text in ignored_flags(config, given):
             log.warning(text)
         return validate(config, world)
 

@@ -19,7 +19,7 @@ from tessera.models.layers.inverted_residual import ConvReLU6, InvertedResidual
 from tessera.models.layers.transformer import C3TR
 from tessera.models.model_yaml import IMAGE, LayerSpec, ModelSpec
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.text import counted, one_line, shown
+from tessera.utils.text import one_line, plural, shown
 
 PROBE_SIZE = 128  # pixels, the largest possible stride
 MAX_PARAMETERS = 10**9  # seven times yolov5x6
@@ -149,7 +149,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
         )
     if len(inputs) != 1 and not kind.joins:
         raise ConfigError(
-            f"{layer.where}: reads {counted(len(inputs), 'layer')}, but takes one. Join them with Concat first."
+            f"{layer.where}: reads {plural(len(inputs), 'layer')}, but takes one. Join them with Concat first."
         )
     values = read.read_arguments(layer.where, layer.arguments, tuple(kind.arguments.items()), kind.required)
     try:

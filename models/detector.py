@@ -110,12 +110,12 @@ class DetectionModel(nn.Module):
                 module.fold_batch_norm(dtype)
         return self
 
-    def fix_statistics(self, layers: int) -> None:
+    def freeze_norm_statistics(self, layers: int) -> None:
         """Freeze the normalisation statistics of the first `layers` layers in training."""
         for layer in self.model[:layers]:
             for module in layer.modules():
                 if isinstance(module, Conv):
-                    module.fixes_statistics = True
+                    module.frozen_statistics = True
 
     def layer_parameters(self, layers: Iterable[int]) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield names (as in the state_dict) and parameters of some layers, by index, for `--freeze`."""

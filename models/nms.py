@@ -22,7 +22,7 @@ _SCORES_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True)
-class Suppression:
+class NmsSettings:
     """NMS settings.
 
     A score is the class probability, times objectness if the head has one. Equal scores keep the order of the
@@ -44,7 +44,7 @@ class Suppression:
         assert 0 <= self.conf <= 1 and 0 <= self.iou <= 1, (self.conf, self.iou)
 
 
-def non_max_suppression(decoded: Tensor, rules: Suppression, widest: torch.dtype = torch.float64) -> list[Detections]:
+def non_max_suppression(decoded: Tensor, rules: NmsSettings, widest: torch.dtype = torch.float64) -> list[Detections]:
     """Apply greedy NMS to each image, independently of the other images.
 
     Args:
@@ -60,10 +60,10 @@ def non_max_suppression(decoded: Tensor, rules: Suppression, widest: torch.dtype
         return [_greedy_nms(_candidates(rows, rules), rules, widest) for rows in decoded]
 
 
-def strongest_candidates(decoded: Tensor, rules: Suppression) -> Tensor:
+def select_candidates(decoded: Tensor, rules: NmsSettings) -> Tensor:
     """Select the candidates of a batch as one tensor whose shape depends on no value, which avoids a synchronisation.
 
-    On the host, the rows of each image then go to `suppress_candidates`. The results equal those of
+    On the host, the rows of each image then go to `nms_of_candidates`. The results equal those of
     `non_max_suppression`.
 
     Returns:
@@ -75,8 +75,8 @@ def strongest_candidates(decoded: Tensor, rules: Suppression) -> Tensor:
         return torch.cat([_select_candidates(part, rules) for part in decoded.split(images)])
 
 
-def suppress_candidates(rows: Tensor, rules: Suppression) -> Detections:
-    """Apply NMS to one image's candidates, float32 (K, 6) from `strongest_candidates`, on the host."""
+def nms_of_candidates(rows: Tensor, rules: NmsSettings) -> Detections:
+    """Apply NMS to one image's candidates, float32 (K, 6) from `select_candidates`, on the host."""
     rows = rows[: int((rows[:, 4] > 0).sum())]
     candidates = rows[:, :4].contiguous(), rows[:, 4].contiguous(), rows[:, 5].long()
     return _greedy_nms(candidates, rules, torch.float64)
@@ -90,13 +90,13 @@ def undo_letterbox(detections: Detections, placement: Tensor, size_hw: tuple[int
     return Detections(clip_boxes(moved, size_hw), detections.scores, detections.classes)
 
 
-def _scores(rows: Tensor, rules: Suppression) -> Tensor:
+def _scores(rows: Tensor, rules: NmsSettings) -> Tensor:
     """Return the scores of all classes, float32 (..., C), with 0 below the class's own threshold."""
     scores = rows[..., 5:].float() * rows[..., 4:5].float() if rules.has_objectness else rows[..., 4:].float()
     return scores * (scores > scores.new_tensor(rules.class_confs)) if rules.class_confs else scores
 
 
-def _candidates(rows: Tensor, rules: Suppression) -> tuple[Tensor, Tensor, Tensor]:
+def _candidates(rows: Tensor, rules: NmsSettings) -> tuple[Tensor, Tensor, Tensor]:
     """Return boxes (K, 4), scores (K,) and classes (K,) of one image, descending by score, K <= max_candidates."""
     # No class probability exceeds 1, so that this removes nearly all rows early.
     bound = rows[:, 4] if rules.has_objectness else rows[:, 4:].amax(1)
@@ -112,7 +112,7 @@ def _candidates(rows: Tensor, rules: Suppression) -> tuple[Tensor, Tensor, Tenso
     return cxcywh_to_xyxy(rows[index, :4].float()), scores, classes
 
 
-def _above_threshold(scores: Tensor, above: Tensor | float, rules: Suppression) -> tuple[Tensor, Tensor, Tensor]:
+def _above_threshold(scores: Tensor, above: Tensor | float, rules: NmsSettings) -> tuple[Tensor, Tensor, Tensor]:
     """Return rows, classes and scores of the candidates among `scores` (n, C) that exceed `above`."""
     if rules.multi_label and scores.shape[1] > 1:
         index, classes = (scores > above).nonzero(as_tuple=True)
@@ -132,8 +132,8 @@ def _top(scores: Tensor, most: int) -> tuple[Tensor, Tensor]:
     return indices, scores[indices]
 
 
-def _select_candidates(decoded: Tensor, rules: Suppression) -> Tensor:
-    """Apply `strongest_candidates` to a few images."""
+def _select_candidates(decoded: Tensor, rules: NmsSettings) -> Tensor:
+    """Apply `select_candidates` to a few images."""
     labels = decoded.shape[2] - (5 if rules.has_objectness else 4) if rules.multi_label else 1
     parts = decoded.split(max(_SCORES_AT_ONCE // max(len(decoded) * decoded.shape[2], 1), 1), 1)
     starts = itertools.accumulate((part.shape[1] * labels for part in parts), initial=0)
@@ -148,7 +148,7 @@ def _select_candidates(decoded: Tensor, rules: Suppression) -> Tensor:
     return torch.cat((boxes, score[..., None], label[..., None].float()), 2)
 
 
-def _keys(rows: Tensor, start: int, rules: Suppression) -> tuple[Tensor, Tensor]:
+def _keys(rows: Tensor, start: int, rules: NmsSettings) -> tuple[Tensor, Tensor]:
     """Return the largest sort keys (B, K) of candidates in `rows` (B, n, 5 + C), and the best classes.
 
     The bits of a positive float are ordered as the float. The position of the candidate, counted from `start`, fills
@@ -164,12 +164,12 @@ def _keys(rows: Tensor, start: int, rules: Suppression) -> tuple[Tensor, Tensor]
     return _largest(keys.mul_(scores > rules.conf), rules), classes
 
 
-def _largest(keys: Tensor, rules: Suppression) -> Tensor:
+def _largest(keys: Tensor, rules: NmsSettings) -> Tensor:
     """Return the `max_candidates` largest of each row, descending, or all."""
     return keys.topk(min(rules.max_candidates, keys.shape[1])).values
 
 
-def _greedy_nms(candidates: tuple[Tensor, Tensor, Tensor], rules: Suppression, widest: torch.dtype) -> Detections:
+def _greedy_nms(candidates: tuple[Tensor, Tensor, Tensor], rules: NmsSettings, widest: torch.dtype) -> Detections:
     """Apply greedy NMS to candidates in descending order of score.
 
     Whether a box survives depends on better boxes alone. The survivors of the first k candidates are therefore the

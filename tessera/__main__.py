@@ -8,7 +8,7 @@ import sys
 from tessera.utils.errors import did_you_mean
 from tessera.utils.flags.options import version_line
 from tessera.utils.flags.program import IS_CLONE
-from tessera.utils.streams import keep_streams
+from tessera.utils.streams import protect_streams
 from tessera.utils.text import shown
 
 COMMANDS = ("train", "val", "detect", "export", "compare")
@@ -25,7 +25,7 @@ def main() -> int:
         del sys.argv[1]
         runpy.run_module(f"tessera.commands.{asked}", run_name="__main__", alter_sys=True)
         return 0
-    keep_streams()
+    protect_streams()
     if asked in ("-h", "--help"):
         print(USAGE)
     elif asked == "--version":

@@ -20,7 +20,7 @@ from PIL import Image, ImageOps
 
 from tessera.utils.errors import ConfigError
 from tessera.utils.files import suffix_of
-from tessera.utils.text import counted, shown
+from tessera.utils.text import plural, shown
 
 Pixels = NDArray[np.uint8]
 Unit = Literal["range", "percentile"]
@@ -50,7 +50,7 @@ def unread_images(paths: Sequence[str]) -> str:
     remedy = f"Convert {them} to PNG or JPEG"
     if {".heic", ".heif"} & counts.keys():
         remedy += "; the package pillow-heif reads HEIC: pip install pillow-heif"
-    return f"{counted(len(paths), 'image')} not read because of {their} suffix: {each}. {remedy}"
+    return f"{plural(len(paths), 'image')} not read because of {their} suffix: {each}. {remedy}"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class PixelRule:
         return f"{self.unit}-{self.low:.15g}-{self.high:.15g}"
 
 
-def brightest_level(levels: NDArray[Any]) -> float:
+def max_finite_level(levels: NDArray[Any]) -> float:
     """Return the largest finite level; at least 0."""
     return float(np.max(levels, where=np.isfinite(levels), initial=0))
 

@@ -39,12 +39,12 @@ def max_pixels() -> int:
     raise ConfigError(f"TESSERA_MAX_PIXELS: found {shown(text)}, expected a number of pixels such as {_MAX_PIXELS}.")
 
 
-def bound_opencv() -> None:
+def limit_opencv_pixels() -> None:
     """Set OpenCV's own pixel limit, for formats whose headers only OpenCV reads; call before OpenCV is imported."""
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(max_pixels()))
 
 
-def quieten_opencv() -> bool:
+def silence_opencv() -> bool:
     """Silence OpenCV and its FFmpeg, and return whether the user has set no log level; call before the import."""
     is_unset = "OPENCV_LOG_LEVEL" not in os.environ
     os.environ.setdefault("OPENCV_LOG_LEVEL", "FATAL")
@@ -72,12 +72,12 @@ def make_cublas_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def quieten_torch() -> None:
+def silence_torch() -> None:
     """Restrict torch's C++ log to errors, without stacks of lost connections; call before the import."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def spin_briefly() -> None:
+def limit_openmp_spinning() -> None:
     """Let waiting OpenMP threads sleep soon, unless the user has set how they wait; call before torch is imported.
 
     By default they spin for milliseconds. Beside another job, or loader workers, that makes a step many times slower.

@@ -1,7 +1,7 @@
 """Exceptions with a message for the user, their exit codes, and explanations of torch's exceptions.
 
 A `UserError` is printed without a traceback. Every other exception is a defect and keeps its traceback, except those
-that `explained` knows.
+that `explain_exception` knows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tessera.utils.text import printable
+from tessera.utils.text import escape_control
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class UserError(ValueError):
     exit_code = 1
 
     def __init__(self, message: str, *, reporter: int | None = None, details: Mapping[str, Any] | None = None) -> None:
-        super().__init__(printable(message))
+        super().__init__(escape_control(message))
         self.reporter, self.details = reporter, details
 
     def reported_by(self, rank: int) -> UserError:
@@ -77,7 +77,7 @@ class Interrupted(KeyboardInterrupt):
         return type(self)(str(self), self._number, saved=self.saved, reporter=rank)
 
 
-def leave_the_report_to_rank_0() -> None:
+def rank_0_reports() -> None:
     """Wait some seconds for the launcher to end this process, after a mistake that rank 0 sees and prints too.
 
     A launcher ends all ranks when the first one ends, which must not be one that has printed nothing.
@@ -112,7 +112,7 @@ _EXPLANATIONS = {
 }
 
 
-def lost_worker(found: str) -> UserError:
+def lost_worker_error(found: str) -> UserError:
     """Return the error for a loader worker that ended too soon."""
     return UserError(
         f"a loader worker is gone ({found}). If memory or /dev/shm ran out, dmesg reports it: use fewer --workers or a "
@@ -120,7 +120,7 @@ def lost_worker(found: str) -> UserError:
     )
 
 
-def explained(error: BaseException) -> UserError | None:
+def explain_exception(error: BaseException) -> UserError | None:
     """Return the user's error behind an exception of torch, or behind one of its causes; None for a defect."""
     link: BaseException | None = error
     while link is not None:
@@ -132,7 +132,7 @@ def explained(error: BaseException) -> UserError | None:
                 message = textwrap.shorten(text, 150, placeholder=" …")
                 return UserError(explanation.format(message=message, found=found[0]))
         if lost := _LOST_WORKER.search(text):  # torch raises it wherever the rank is
-            return lost_worker(lost[0].rstrip(". "))
+            return lost_worker_error(lost[0].rstrip(". "))
         if type(link).__module__.startswith(_COMPILERS):
             message = textwrap.shorten(text, 600, placeholder=" …")
             return UserError(f"--compile: the compiler failed: {message} Leave --compile out, or fix what it names.")
@@ -149,7 +149,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 @contextmanager
-def tolerate(what: str) -> Iterator[None]:
+def warn_on_error(what: str) -> Iterator[None]:
     """Turn an error into a warning that names `what`: for plots and the like, which must not end a run."""
     try:
         yield

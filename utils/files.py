@@ -63,7 +63,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
 
 
-def kept(path: Path, state: bytes, make: Callable[[], bytes]) -> bytes:
+def cached_content(path: Path, state: bytes, make: Callable[[], bytes]) -> bytes:
     """Return the result of `make`, cached in the file `path` while `state` is equal and the file undamaged.
 
     `state` is everything that the content depends on. If the cache cannot be written, a warning is logged.
@@ -144,7 +144,7 @@ def remove_leftovers(folder: Path, *, of_any_host: bool = False) -> None:
                 path.unlink()
 
 
-def is_at(path: Path, file: IO[bytes]) -> bool:
+def is_same_file(path: Path, file: IO[bytes]) -> bool:
     """Return whether `path` still names this open file."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
@@ -235,7 +235,7 @@ def suffix_of(name: str) -> str:
     return name[name.rfind(".") :].lower() if "." in name else ""
 
 
-def special_kind(path: Path) -> str:
+def special_file_kind(path: Path) -> str:
     """Return what a path names other than a plain file, such as "a folder"; "" for a plain file or nothing."""
     try:
         return _kind(path.stat())

@@ -45,7 +45,7 @@ class NetworkLimits:
 LIMITS = NetworkLimits()
 
 
-def without_password(address: str) -> str:
+def redacted(address: str) -> str:
     """Return an address without its password."""
     try:
         parts = urlsplit(address)
@@ -58,14 +58,14 @@ def without_password(address: str) -> str:
     return parts._replace(netloc=f"{account.partition(':')[0]}:***@{host}").geturl()
 
 
-def shown_address(address: str) -> str:
+def redacted_address(address: str) -> str:
     """Return an address as messages name it."""
-    return one_line(without_password(address), 200)
+    return one_line(redacted(address), 200)
 
 
 def check_address(url: str, what: str) -> None:
     """Raise a UserError unless `url` is a usable address; messages start with `what`, as in "Cannot download"."""
-    message = f"{what} '{one_line(without_password(url), 100)}'"
+    message = f"{what} '{one_line(redacted(url), 100)}'"
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and bool(parts.hostname)
@@ -95,7 +95,7 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
     parts = urlsplit(url)
     account, _, host = parts.netloc.rpartition("@")
     sent = {"User-Agent": "tessera", "Accept-Encoding": "identity", **(headers or {})}
-    target, shown_url = parts._replace(netloc=host, fragment="").geturl(), shown_address(url)
+    target, shown_url = parts._replace(netloc=host, fragment="").geturl(), redacted_address(url)
     how: dict[str, Any] = {
         "timeout": Timeout(connect=LIMITS.timeout_s, read=LIMITS.timeout_s),
         **dict.fromkeys(("redirect", "retries", "preload_content", "enforce_content_length"), False),
@@ -144,7 +144,9 @@ def read_blocks(response: BaseHTTPResponse, url: str, total: int | None, most: i
     while True:
         if max(received, stated) > most:
             found = f"{stated:,} bytes, more" if stated > most else "more"
-            raise UserError(f"Cannot download {shown_address(url)}: it has {found} than the limit of {most:,} bytes.")
+            raise UserError(
+                f"Cannot download {redacted_address(url)}: it has {found} than the limit of {most:,} bytes."
+            )
         if time.monotonic() > end:
             raise TransientError(f"it sends less than {LIMITS.least_speed:,.0f} bytes a second")
         try:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 _STREAMS = {"sample": 0, "order": 1, "size": 2, "anchors": 3, "evolve": 4, "bootstrap": 5, "sizes": 6}
 
 
-class HeldOut(NamedTuple):
+class ValFraction(NamedTuple):
     """Fraction of the training images that is held out for validation, and the seed of their choice."""
 
-    share: float
+    fraction: float
     seed: int
 
 
@@ -44,7 +44,7 @@ def sample_rng(seed: int, epoch: int, position: int, stream: str = "sample") -> 
     return np.random.Generator(np.random.Philox(key=np.array([seed % 2**64, counter], np.uint64)))
 
 
-def at_most(most: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def sample_indices(most: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Return at most `most` distinct indices below `count`, ascending, chosen by `rng` if there are more."""
     if count <= most:
         return np.arange(count)

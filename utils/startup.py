@@ -11,11 +11,11 @@ import threading
 from types import FrameType, TracebackType
 from typing import NoReturn
 
-from tessera.utils.environment import Launch, keep_font_list, max_pixels, quieten_torch, spin_briefly
-from tessera.utils.errors import ConfigError, Interrupted, UserError, explained, leave_the_report_to_rank_0
+from tessera.utils.environment import Launch, keep_font_list, limit_openmp_spinning, max_pixels, silence_torch
+from tessera.utils.errors import ConfigError, Interrupted, UserError, explain_exception, rank_0_reports
 from tessera.utils.flags.json_output import answer
 from tessera.utils.flags.options import Options
-from tessera.utils.streams import keep_streams
+from tessera.utils.streams import protect_streams
 from tessera.utils.text import first_line
 
 INTERRUPTED = 128 + signal.SIGINT
@@ -25,14 +25,14 @@ END_S = 30.0  # for exit handlers of libraries
 def check_command_line(options: type[Options]) -> None:
     """Handle `--help` and wrong flags, which exit, before torch is imported; return if the flags are valid.
 
-    Then, until `run_command`, Ctrl-C ends the process without a traceback. Errors of an import that `explained` knows
-    are one message. Garbage collection is off: imports make hundreds of thousands of objects, all of which stay.
+    Then, until `run_command`, Ctrl-C ends the process without a traceback. Import errors known to `explain_exception` are
+    one message. Garbage collection is off: imports make hundreds of thousands of objects, all of which stay.
     """
-    keep_streams()
+    protect_streams()
     answer.open(options.program, sys.argv[1:])
     sys.excepthook = _print_mistake
-    quieten_torch()
-    spin_briefly()
+    silence_torch()
+    limit_openmp_spinning()
     is_main, prefix = True, ""
     try:
         launch = Launch.from_environment()
@@ -48,7 +48,7 @@ def check_command_line(options: type[Options]) -> None:
         if is_main or launch.may_have_own_flags:  # other ranks see the same mistake
             print(f"{prefix}error: {error}", file=sys.stderr)
         else:
-            leave_the_report_to_rank_0()
+            rank_0_reports()
         answer.fail(error.kind, str(error), error.exit_code)
         sys.exit(error.exit_code)
 
@@ -85,7 +85,7 @@ def _end_at_once(exit_code: int) -> NoReturn:
 
 
 def _print_mistake(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    mistake = explained(error) or (error if isinstance(error, UserError) else None)
+    mistake = explain_exception(error) or (error if isinstance(error, UserError) else None)
     if mistake is None:
         sys.__excepthook__(kind, error, traceback)
         answer.fail("defect", first_line(error), 1)

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 _PIPE_BYTES = 1 << 16
 
 
-class LastingStream:
+class FaultTolerantStream:
     """A text stream that switches to the null device after a failed write, with a warning on the other stream."""
 
     def __init__(self, stream: TextIO, name: str, other: TextIO) -> None:
@@ -52,7 +52,7 @@ class LastingStream:
 
 
 @contextmanager
-def words_of_libraries(known: re.Pattern[bytes]) -> Iterator[list[str]]:
+def capture_library_output(known: re.Pattern[bytes]) -> Iterator[list[str]]:
     """Capture the lines that C code prints to stderr and that match `known`; the list is filled at the end.
 
     All other lines are printed at the end. The descriptor belongs to the whole process, so use this only where other
@@ -75,7 +75,7 @@ def words_of_libraries(known: re.Pattern[bytes]) -> Iterator[list[str]]:
             os.close(descriptor)
 
 
-def keep_streams() -> None:
+def protect_streams() -> None:
     """Make stdout and stderr tolerate errors; call this before the process opens a file.
 
     A closed stream becomes the null device. Otherwise the next opened file, such as a checkpoint, would get its
@@ -90,4 +90,4 @@ def keep_streams() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # for file names that its encoding lacks
     out, err = (stream or os.fdopen(number, "w") for number, stream in ((1, sys.stdout), (2, sys.stderr)))
-    sys.stdout, sys.stderr = LastingStream(out, "stdout", err), LastingStream(err, "stderr", out)
+    sys.stdout, sys.stderr = FaultTolerantStream(out, "stdout", err), FaultTolerantStream(err, "stderr", out)

@@ -30,7 +30,7 @@ def first_of(items: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join([*items[:most], *([f"and {more:,} more"] if more > 0 else [])])
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """Return a number and its noun: "1 note", "2 notes", "3 boxes", "4 entries", "1,000 batches"."""
     if number != 1:
         is_y = noun.endswith("y") and noun[-2] not in "aeiou"
@@ -40,7 +40,7 @@ def counted(number: int, noun: str) -> str:
 
 def table_row(name: str, *values: object) -> str:
     """Return a line of a table: the name, cut to its column, and values, floats with three digits."""
-    name = printable(name).replace("\n", "\\n").replace("\t", "\\t")
+    name = escape_control(name).replace("\n", "\\n").replace("\t", "\\t")
     if len(name) > _NAME_WIDTH:
         name = name[: _NAME_WIDTH - 3] + "..."
     cells = (f"{value:.3g}" if isinstance(value, float) else str(value) for value in values)
@@ -62,7 +62,7 @@ def one_line(text: str, most: int) -> str:
     half = most // 2
     if len(text) > most:
         text = f"{text[:half]} … {text[3 + half - most :]}"
-    escaped = printable(text).replace("\n", "\\n").replace("\t", "\\t")
+    escaped = escape_control(text).replace("\n", "\\n").replace("\t", "\\t")
     return escaped if len(escaped) <= most else f"{escaped[: most - 2]} …"
 
 
@@ -76,7 +76,7 @@ def first_line(error: BaseException) -> str:
     return one_line((str(error).strip() or type(error).__name__).splitlines()[0], 200).rstrip(". ")
 
 
-def printable(text: str) -> str:
+def escape_control(text: str) -> str:
     """Return text with control characters, except tabs and line ends, as escapes such as \\x1b."""
     if text.isprintable():
         return text

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.utils.bit_depth import PixelRule
-from tessera.utils.seeding import HeldOut
+from tessera.utils.seeding import ValFraction
 from tessera.utils.text import table_row
 
 Array = TypeVar("Array", float, Any)
@@ -60,7 +60,7 @@ class DatasetSpec:
     names: tuple[str, ...]  # of the classes, by index
     download: tuple[Archive, ...] = ()  # archives, in order
     pixels: PixelRule | None = None  # conversion of more than 8 bits to 8
-    held_out: HeldOut | None = None  # the part of "train" that is "val"; both then have the same entries
+    held_out: ValFraction | None = None  # the part of "train" that is "val"; both then have the same entries
     ignore: tuple[str, ...] = ()  # classes whose objects are ignored regions
     label_names: tuple[str, ...] = ()  # all names in labels, by class number of label files; () = `names`
     parts: tuple[tuple[str, ...], ...] = ()  # names in labels that are merged into each class; () = no merging

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from tessera.data.feed.image_store import FORMAT, ImageStore, Interpolation, image_store
-from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.feed.shared_memory import ShmBudget
 from tessera.utils.config import CacheMode
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
@@ -29,7 +29,7 @@ def open_images(
     cache: CacheMode,
     interpolation: Interpolation,
     world: World,
-    memory: SharedMemory | None = None,
+    memory: ShmBudget | None = None,
 ) -> ImageStore:
     """Open the images of `index`; with a cache, the first rank of each node builds it. All ranks call this together.
 
@@ -42,7 +42,7 @@ def open_images(
     store = image_store(index, imgsz, interpolation)
     if cache == "none":
         return store
-    memory = memory or SharedMemory(world)
+    memory = memory or ShmBudget(world)
     file: IO[bytes] | None = None
     with torch_distributed_zero_first(world.local_rank, world):
         if world.local_rank == 0:
@@ -60,7 +60,7 @@ def open_images(
     return image_store(index, imgsz, interpolation, file or _open_shared(shared))
 
 
-def _build_in_memory(store: ImageStore, memory: SharedMemory, show_progress: bool) -> IO[bytes]:
+def _build_in_memory(store: ImageStore, memory: ShmBudget, show_progress: bool) -> IO[bytes]:
     """Write the cache to an unnamed file in shared memory."""
     folder = memory.folder
     if not memory.exists:

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from tessera.data.feed.image_sizes import loaded_sizes, resized
-from tessera.data.feed.tiles import ViewIndex
+from tessera.data.feed.tiles import TileIndex
 from tessera.data.source.decode import REDUCTIONS, UndecodableImage, read_image
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.files import SharedFile
@@ -202,10 +202,10 @@ class ImageStore:
         return np.frombuffer(mmap.mmap(cache.fileno(), self.nbytes, access=mmap.ACCESS_READ), np.uint8)
 
 
-class ViewStore(ImageStore):
+class TileStore(ImageStore):
     """Views of images (see tiles.py), cropped from the pixels of the whole file."""
 
-    index: ViewIndex
+    index: TileIndex
     noun = "views"
 
     @property
@@ -238,5 +238,5 @@ def image_store(
     index: DatasetIndex, imgsz: int, interpolation: Interpolation, cache: IO[bytes] | None = None
 ) -> ImageStore:
     """Return the store of an index, or of its views; arguments as of ImageStore."""
-    kind = ViewStore if isinstance(index, ViewIndex) else ImageStore
+    kind = TileStore if isinstance(index, TileIndex) else ImageStore
     return kind(index, imgsz, interpolation, cache)

@@ -19,8 +19,8 @@ from tessera.data.feed.decoded_cache import DecodedCache, share_decoded_cache
 from tessera.data.feed.image_sizes import padded_shapes, validation_shapes
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.sampler import BLOCK, EpochOrder, EpochSampler, ShardSampler, near_batches, repeat_factors
-from tessera.data.feed.shared_memory import SharedMemory
-from tessera.data.feed.tiles import ViewIndex
+from tessera.data.feed.shared_memory import ShmBudget
+from tessera.data.feed.tiles import TileIndex
 from tessera.data.feed.workers import (
     PREFETCH,
     WorkerWatchdog,
@@ -30,8 +30,8 @@ from tessera.data.feed.workers import (
 )
 from tessera.data.source.messages import most_undecodable
 from tessera.utils.engine.context import RunContext
-from tessera.utils.errors import UserError, lost_worker
-from tessera.utils.ranks.signals import signals_wait
+from tessera.utils.errors import UserError, lost_worker_error
+from tessera.utils.ranks.signals import delay_signals
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex
 
@@ -72,7 +72,7 @@ class Loader(Generic[S]):
 
     def close(self) -> None:
         """End and join the workers. The loader yields no batches afterwards."""
-        with signals_wait(), ignoring_lost_workers():
+        with delay_signals(), ignoring_lost_workers():
             # These are the only references to torch's iterator, which joins its workers as it goes.
             self._stream = iter(())
             self._loader = None
@@ -95,7 +95,7 @@ class Loader(Generic[S]):
             with self._stopped.waiting():
                 item = next(self._stream)
         except (ConnectionError, EOFError) as error:  # a worker died with a batch ready
-            raise lost_worker("its connection broke") from error
+            raise lost_worker_error("its connection broke") from error
         if isinstance(item, UserError):
             raise item
         self._loaded |= item.loaded
@@ -196,7 +196,7 @@ class ValLoader(Loader[ShardSampler]):
                 yield batch
 
 
-def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory | None = None) -> TrainLoader:
+def build_train_loader(run: RunContext, store: ImageStore, memory: ShmBudget | None = None) -> TrainLoader:
     """Open the training loader of this rank, on a store with "linear" interpolation. All ranks call this together.
 
     `memory` is the node's shared-memory budget; None creates one.
@@ -205,7 +205,7 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory 
         ConfigError: the batch size is not divisible by the number of ranks.
     """
     config, index, world = run.config, store.index, run.world
-    views = index if isinstance(index, ViewIndex) else None
+    views = index if isinstance(index, TileIndex) else None
     repeats = repeat_factors(index) if config.sampling == "balanced" else None
     if repeats is not None:
         own = repeats[views.of_epoch(config.seed, 0)] if views is not None else repeats
@@ -214,7 +214,7 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: SharedMemory 
     shapes_hw = padded_shapes(index.sizes_hw, run.imgsz, run.stride) if config.rect else None
     order = EpochOrder(len(index), run.batch_size, config.seed, run.imgsz, shapes_hw, repeats, views)
     sampler = EpochSampler(order, world.rank, world.size)
-    memory = memory or SharedMemory(world)
+    memory = memory or ShmBudget(world)
     batch_bytes = run.rank_batch_size * run.imgsz**2 * 3
     workers = affordable_workers(config.workers, batch_bytes, world, memory)
     images: ImageStore | DecodedCache = store
@@ -239,7 +239,7 @@ def build_val_loader(
     batch_size: int,
     stride: int,
     workers: int,
-    memory: SharedMemory | None = None,
+    memory: ShmBudget | None = None,
     size_hw: tuple[int, int] | None = None,
     repeats: bool = False,
 ) -> ValLoader:
@@ -257,7 +257,7 @@ def build_val_loader(
     shapes = validation_shapes(store.index.sizes_hw, store.imgsz, stride)
     if size_hw is not None:
         shapes = np.broadcast_to(np.array(size_hw, np.int64), shapes.shape)
-    memory = memory or SharedMemory(world)
+    memory = memory or ShmBudget(world)
     batch_bytes = batch_size * int(shapes.prod(axis=1).max()) * 3
     workers = affordable_workers(workers, batch_bytes, world, memory)
     sampler = ShardSampler(world.rank, world.size, batch_size, shapes)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from tessera.data.feed.tiles import ViewIndex
+from tessera.data.feed.tiles import TileIndex
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import DatasetIndex, Draw
@@ -122,7 +122,7 @@ class EpochOrder:
         imgsz: int,
         shapes_hw: NDArray[np.int64] | None = None,
         repeats: NDArray[np.float64] | None = None,
-        views: ViewIndex | None = None,
+        views: TileIndex | None = None,
     ) -> None:
         assert length > 0 and batch_size > 0, (length, batch_size)
         self.length, self.batch_size, self.seed, self.imgsz = length, batch_size, seed, imgsz

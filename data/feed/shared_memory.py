@@ -12,7 +12,7 @@ from tessera.utils.files import SHARED_MEMORY
 from tessera.utils.ranks.world import World
 
 
-class SharedMemory:
+class ShmBudget:
     """The budget of one run; all ranks open it together, and make the same reservations.
 
     Attributes:

@@ -28,7 +28,7 @@ def check_tiles(tile: int, overlap: float) -> None:
         raise ConfigError(f"overlap: found {overlap:g}, allowed is 0 to {_MOST_OVERLAP:g}, a fraction of a tile.")
 
 
-def windows_of(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:
+def tile_windows(size_hw: tuple[int, int], tile: int, overlap: float) -> list[Tile]:
     """Return the tiles of an image and, last, the whole image; only the whole image if it fits into one tile."""
     whole = Tile(0, 0, size_hw[1], size_hw[0])
     return [whole] if max(size_hw) <= tile else [*cut(size_hw, tile, overlap), whole]

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tessera.data.augment.labels import MIN_SIDE, clip_outlines
-from tessera.data.feed.tile_grid import Tile, check_tiles, windows_of
+from tessera.data.feed.tile_grid import Tile, check_tiles, tile_windows
 from tessera.utils.boxes import clip_boxes
 from tessera.utils.errors import UserError
-from tessera.utils.seeding import at_most, sample_rng
+from tessera.utils.seeding import sample_indices, sample_rng
 from tessera.utils.types import DatasetIndex
 
 MIN_VISIBLE = 0.3  # fraction of an object's area in the image (of its polygon, if any) that a view must show
@@ -34,7 +34,7 @@ _PROGRESS_DELAY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class ViewIndex(DatasetIndex):
+class TileIndex(DatasetIndex):
     """Dataset index whose entries are views; sizes and labels are in pixels of the view."""
 
     whole_images: DatasetIndex
@@ -83,7 +83,7 @@ class ViewIndex(DatasetIndex):
 
     def of_epoch(self, seed: int, epoch: int) -> NDArray[np.int64]:
         """Return the views of an epoch, ascending: a pure function of (seed, epoch)."""
-        chosen = at_most(self.with_objects, len(self.empty_tiles), sample_rng(seed, epoch, 2, "order"))
+        chosen = sample_indices(self.with_objects, len(self.empty_tiles), sample_rng(seed, epoch, 2, "order"))
         return np.sort(np.concatenate((np.flatnonzero(self._always), self.empty_tiles[chosen])))
 
     def __str__(self) -> str:
@@ -109,9 +109,9 @@ class _ImageViews(NamedTuple):
     unseen: int
 
 
-def view_index(
+def build_tile_index(
     images: DatasetIndex, tile: int, overlap: float, imgsz: int, *, show_progress: bool = False
-) -> ViewIndex:
+) -> TileIndex:
     """Build the view index of a dataset that has objects.
 
     Args:
@@ -129,7 +129,7 @@ def view_index(
     title, hidden = f"Splitting {images.split} into views", not show_progress
     sizes = tqdm(images.sizes_hw.tolist(), title, unit="image", delay=_PROGRESS_DELAY_S, disable=hidden)
     for image, (height, width) in enumerate(sizes):
-        windows = windows_of((height, width), tile, overlap)
+        windows = tile_windows((height, width), tile, overlap)
         per_image.append(_tile_views(images, image, windows, imgsz) if len(windows) > 1 else _whole_view(images, image))
     spans = np.array([window for views in per_image for window in views.windows], np.int32)
     outlines = [outline for views in per_image for outline in views.outlines]
@@ -141,7 +141,7 @@ def view_index(
         )
     key = f"{tile} {overlap!r} {MIN_VISIBLE}"
     any_ignored = any(len(views.ignored_classes) for views in per_image)
-    views = ViewIndex(
+    views = TileIndex(
         split=images.split,
         names=images.names,
         path_bytes=images.path_bytes,

@@ -22,10 +22,10 @@ from types import TracebackType
 
 import torch
 
-from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.feed.shared_memory import ShmBudget
 from tessera.utils.environment import loader_timeout_s, peer_timeout_s
 from tessera.utils.machine.resource_limits import open_files_left
-from tessera.utils.ranks.failures import print_without_waiting
+from tessera.utils.ranks.failures import print_nonblocking
 from tessera.utils.ranks.signals import SIGNALS, start_signal_thread
 from tessera.utils.ranks.world import World
 
@@ -37,7 +37,7 @@ _SHARED_MEMORY_FLAGS = "docker run --shm-size=8g, or --ipc=host"
 _FILES = 20  # that a rank opens for each worker: queues, and the tensors of its batches
 
 
-def affordable_workers(workers: int, batch_bytes: int, world: World, memory: SharedMemory) -> int:
+def affordable_workers(workers: int, batch_bytes: int, world: World, memory: ShmBudget) -> int:
     """Return the number of workers for this rank, and reserve shared memory for them. All ranks call this together.
 
     It is the requested number, limited by the rank's processors, open files and shared memory; 0 if processes cannot
@@ -123,7 +123,7 @@ def _exit_with_rank() -> None:
 
 def _exit_if_unsendable(error: Exception, batch: object) -> None:
     """Exit if a batch could not be sent: multiprocessing would drop it, and the rank would wait for it forever."""
-    print_without_waiting(
+    print_nonblocking(
         f"loader worker of process {os.getppid()}: a batch cannot be sent ({type(error).__name__}: {error})"
     )
     os._exit(1)
@@ -203,7 +203,7 @@ class WorkerWatchdog:
             stopped_s = {pid: stopped_s.get(pid, 0.0) + CHECK_S for pid in pids}
             for worker in self._workers:
                 if stopped_s.get(worker.pid, 0.0) > self._timeout_s:
-                    print_without_waiting(
+                    print_nonblocking(
                         f"rank {self._rank}: loader worker {worker.name} (process {worker.pid}) has been stopped for "
                         f"{stopped_s.pop(worker.pid):.0f} s. Killing it."
                     )
@@ -211,7 +211,7 @@ class WorkerWatchdog:
 
     def _kill_all(self, waited_s: float) -> None:
         """Let each worker print its stack, and kill it."""
-        print_without_waiting(
+        print_nonblocking(
             f"rank {self._rank}: the loader workers returned no batch for {waited_s:.0f} s (TESSERA_LOADER_TIMEOUT). "
             "Printing their stacks and killing them. Check that the dataset's storage responds."
         )

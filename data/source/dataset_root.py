@@ -196,7 +196,7 @@ def absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))
 
 
-def read_list(file: str | Path) -> list[str]:
+def read_path_list(file: str | Path) -> list[str]:
     """Return the lines of a list of files, stripped, without blank lines."""
     try:
         with open_plain(file) as content:
@@ -212,7 +212,7 @@ def read_list(file: str | Path) -> list[str]:
     return [line for row in text.splitlines() if (line := row.strip())]
 
 
-def base_of_list(lines: Iterable[str], bases: Sequence[str]) -> str:
+def list_base_dir(lines: Iterable[str], bases: Sequence[str]) -> str:
     """Return the folder that relative lines start in: the first one in which the first such line exists."""
     first = next((line for line in lines if not line.startswith(("./", "/", "~")) and not is_address(line)), None)
     return next((base for base in bases if first and os.path.exists(os.path.join(base, first))), bases[0])

@@ -21,9 +21,9 @@ from tessera.data.source.split_files import stats
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.files import is_address, kept, special_kind, user_path
+from tessera.utils.files import cached_content, is_address, special_file_kind, user_path
 from tessera.utils.flags.program import HOME
-from tessera.utils.seeding import HeldOut
+from tessera.utils.seeding import ValFraction
 from tessera.utils.text import first_of, shown
 from tessera.utils.types import Archive, DatasetSpec
 from tessera.utils.yaml_file import YamlMapping, read_yaml
@@ -100,7 +100,7 @@ def _find_yaml(data: str | Path) -> Path:
                     "file as `train:` or `val:`."
                 )
             return absolute(path)
-    if kind := special_kind(given):
+    if kind := special_file_kind(given):
         raise ConfigError(f"--data {shown(Path(data))}: found {kind}, expected a dataset YAML.")
     known = sorted(path.name for path in _FOLDER.glob("*.yaml"))
     is_bare = given.name == str(given)
@@ -166,14 +166,14 @@ def _category_names(file: Path) -> list[str]:
     """Return the categories of a COCO file, cached, as the file may have hundreds of megabytes."""
     key = hashlib.blake2b(os.fsencode(file), digest_size=10).hexdigest()
     state = f"{file} {stats([str(file)]).tolist()}".encode("utf-8", "surrogateescape")
-    content = kept(
+    content = cached_content(
         cache_dir() / "index" / f"coco-names-{key}", state, lambda: json.dumps(read_category_names(file)).encode()
     )
     names: list[str] = json.loads(content)
     return names
 
 
-def _val_fraction(found: YamlMapping) -> HeldOut | None:
+def _val_fraction(found: YamlMapping) -> ValFraction | None:
     """Parse `val: 0.2`, a fraction of train held out for validation, and `split_seed`."""
     fraction, seed = found.values.get("val"), found.values.get("split_seed", 0)
     if type(seed) is not int or not 0 <= seed < 2**63:
@@ -196,7 +196,7 @@ def _val_fraction(found: YamlMapping) -> HeldOut | None:
         raise ConfigError(
             f"{found.at('val')}: val: {fraction:g} is a fraction of train, which is missing. Add `train:`."
         )
-    return HeldOut(float(fraction), seed)
+    return ValFraction(float(fraction), seed)
 
 
 def _keypoints(found: YamlMapping) -> int:
@@ -212,7 +212,7 @@ def _keypoints(found: YamlMapping) -> int:
     return int(shape[0] * shape[1])
 
 
-def _entries(found: YamlMapping, held_out: HeldOut | None) -> dict[str, tuple[str, ...]]:
+def _entries(found: YamlMapping, held_out: ValFraction | None) -> dict[str, tuple[str, ...]]:
     """Return split → its entries as written; an empty entry counts as missing."""
     entries: dict[str, tuple[str, ...]] = {}
     for split in SPLITS:

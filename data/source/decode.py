@@ -28,7 +28,7 @@ from tessera.data.source.image_header import (
     has_8_bits,
     read_file_header,
     read_header,
-    refuse_large,
+    require_decodable_size,
 )
 from tessera.data.source.tiff import TIFF_STARTS, read_tiff
 from tessera.utils.bit_depth import (
@@ -43,7 +43,7 @@ from tessera.utils.bit_depth import (
 from tessera.utils.errors import LFS_POINTER, ConfigError, UserError, is_lfs_pointer
 from tessera.utils.files import is_address, open_plain, suffix_of
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.streams import words_of_libraries
+from tessera.utils.streams import capture_library_output
 from tessera.utils.text import first_line
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class RefusedImage(UndecodableImage):
     """Error of a file that is not decoded: too many pixels, an unsupported layout, a git-lfs pointer."""
 
 
-class BadImage(Exception):
+class UnusableImage(Exception):
     """Error of an image that cannot be trained on; the message says why."""
 
 
@@ -85,25 +85,25 @@ def image_size(path: str, length: int) -> Size:
         BadImage: the file cannot be used.
     """
     if length == -1 and is_address(path):
-        raise BadImage("it is an address, expected a file")
+        raise UnusableImage("it is an address, expected a file")
     if length in (0, -1):
-        raise BadImage("the file is empty" if length == 0 else "no such file")
+        raise UnusableImage("the file is empty" if length == 0 else "no such file")
     try:
         header = read_file_header(path, length)
-        refuse_large(header, length)
+        require_decodable_size(header, length)
         height, width = header.size_hw if header and header.is_decoded_size else read_image(Path(path)).shape[:2]
     except ConfigError:  # concerns the whole run
         raise
     except RefusedImage as error:
-        raise BadImage(str(error).removeprefix(f"{path}: ").rstrip(".")) from error
+        raise UnusableImage(str(error).removeprefix(f"{path}: ").rstrip(".")) from error
     except UserError as error:
-        raise BadImage("not an image that OpenCV or Pillow can decode, or damaged") from error
+        raise UnusableImage("not an image that OpenCV or Pillow can decode, or damaged") from error
     except OSError as error:
-        raise BadImage(f"cannot be read ({error.strerror})") from error
+        raise UnusableImage(f"cannot be read ({error.strerror})") from error
     except ValueError as error:
-        raise BadImage(str(error)) from error
+        raise UnusableImage(str(error)) from error
     if height < MIN_SIDE or width < MIN_SIDE:
-        raise BadImage(f"{width} x {height} pixels, expected at least {MIN_SIDE} on each side")
+        raise UnusableImage(f"{width} x {height} pixels, expected at least {MIN_SIDE} on each side")
     return height, width
 
 
@@ -140,11 +140,11 @@ def decode_levels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray[Any
     """Decode as `read_levels`, from the content of a file, uint8 (n,); `name` is for messages."""
     header = read_header(encoded.data)
     try:
-        refuse_large(header, len(encoded))
+        require_decodable_size(header, len(encoded))
     except ValueError as error:
         raise RefusedImage(f"{name}: {error}.") from error
     # The libraries print warnings without naming the file.
-    listening = words_of_libraries(_WARNINGS) if get_worker_info() else nullcontext(list[str]())
+    listening = capture_library_output(_WARNINGS) if get_worker_info() else nullcontext(list[str]())
     alone = nullcontext() if header is not None and header.pixels < LARGE else _ONE_LARGE
     with alone, listening as words:
         levels = _read(name, encoded, reduction)
@@ -200,7 +200,7 @@ def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
         with catch_warnings(action="ignore", category=Image.DecompressionBombWarning):  # it does not name the file
             image = Image.open(BytesIO(encoded.data))
         with image:
-            refuse_large(Header((image.height, image.width)), len(encoded))
+            require_decodable_size(Header((image.height, image.width)), len(encoded))
             levels = levels_of_image(image)
     except Image.DecompressionBombError as error:
         raise ValueError(str(error)) from error

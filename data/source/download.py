@@ -16,13 +16,13 @@ from tqdm import tqdm
 
 from tessera.utils import http_client
 from tessera.utils.errors import UserError
-from tessera.utils.files import is_at
+from tessera.utils.files import is_same_file
 from tessera.utils.http_client import (
     TransientError,
     check_address,
     open_address,
     read_blocks,
-    shown_address,
+    redacted_address,
     stated_length,
 )
 from tessera.utils.text import shown
@@ -45,7 +45,7 @@ def locked(path: Path) -> Iterator[None]:
     while True:
         with path.open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            if not is_at(path, file):  # the last holder has removed it
+            if not is_same_file(path, file):  # the last holder has removed it
                 continue
             try:
                 yield
@@ -128,7 +128,7 @@ class _Download:
                 if failures >= http_client.LIMITS.attempts:
                     resumed = " to resume" if _load_state(self.state_file, self.url) else ""
                     raise UserError(
-                        f"Cannot download {shown_address(self.url)}: {error}. Check the network and run the command "
+                        f"Cannot download {redacted_address(self.url)}: {error}. Check the network and run the command "
                         f"again{resumed}, or download the file by other means to {shown(self.target)}."
                     ) from error
                 http_client.LIMITS.wait(failures)

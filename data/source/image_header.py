@@ -51,12 +51,12 @@ Buffer = bytes | memoryview
 Size = tuple[int, int]
 
 
-def holds_picture(head: bytes) -> bool:
+def is_image(head: bytes) -> bool:
     """Return whether the first bytes are of an image format that OpenCV may decode."""
     return _PICTURE.match(head) is not None
 
 
-def holds_video(head: bytes) -> bool:
+def is_video(head: bytes) -> bool:
     """Return whether the first bytes are of a video: MP4, AVI, Matroska, MPEG, Flash, Ogg, GIF, ASF."""
     return _VIDEO.match(head) is not None
 
@@ -145,7 +145,7 @@ def read_file_header(path: str, length: int) -> Header | None:
     return header._replace(is_decoded_size=False) if header and (may_turn or _lacks_end(head, tail)) else header
 
 
-def refuse_large(header: Header | None, length: int) -> None:
+def require_decodable_size(header: Header | None, length: int) -> None:
     """Raise a ValueError if an image exceeds TESSERA_MAX_PIXELS, or what its file of `length` bytes can hold."""
     most = max_pixels()
     if length > _BYTES_A_PIXEL * most:
@@ -160,7 +160,7 @@ def refuse_large(header: Header | None, length: int) -> None:
         raise ValueError(f"the header states {header.pixels:,} pixels, more than {length:,} bytes can hold")
 
 
-def breaks_off(encoded: Path | bytes) -> bool:
+def is_truncated(encoded: Path | bytes) -> bool:
     """Return whether a decoded JPEG or PNG lacks its end mark; False for other formats."""
     if isinstance(encoded, Path):
         try:

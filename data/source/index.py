@@ -36,7 +36,7 @@ from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write, open_plain, remove_leftovers
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.text import counted, first_of
+from tessera.utils.text import first_of, plural
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
 _FORMAT = 10  # increment when the same files give another index
@@ -89,7 +89,7 @@ def _verified_index(path: Path, spec: DatasetSpec, split: str, single_cls: bool)
     if listing.unmatched_annotations:
         raise UserError(first_of(listing.unmatched_annotations, _SHOWN, "\n"))
     listing = select_images(spec, split, listing)
-    logger.info("Scanning %s and labels of %s …", counted(len(listing.images), "image"), split)
+    logger.info("Scanning %s and labels of %s …", plural(len(listing.images), "image"), split)
     scanned = scan(listing, ClassNames.of(spec, single_cls))
     check_usable(spec, split, listing, scanned)
     index = _assemble(spec, split, single_cls, listing, scanned, digest)
@@ -116,7 +116,7 @@ def problem_report(index: DatasetIndex) -> str:
     said = []
     for noun, about, found in (("problem", "with", index.problems), ("note", "on", index.notes)):
         if found:
-            lines, count = first_of(found, _SHOWN, "\n  "), counted(len(found), noun)
+            lines, count = first_of(found, _SHOWN, "\n  "), plural(len(found), noun)
             said.append(f"{index.split}: {count} {about} images or labels (all: --check-data):\n  {lines}")
     return "\n".join(said)
 
@@ -131,7 +131,7 @@ def index_warnings(index: DatasetIndex) -> list[str]:
     if without_area:
         effect = "not learned" if index.split == "train" else "counted as missed objects"
         every = "all " if without_area == len(index.classes) > 1 else ""
-        boxes = counted(without_area, "box")
+        boxes = plural(without_area, "box")
         found.append(f"{index.split}: {every}{boxes} without width or height, {effect}; --check-data lists them")
     if not len(index.classes):
         found.append(without_objects(index.split, len(index)))

@@ -13,7 +13,7 @@ from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, MAX_OVERSHO
 from tessera.data.source.scan import Scan, more_rows
 from tessera.data.source.split_files import MISSING, Listing
 from tessera.utils.errors import UserError, did_you_mean
-from tessera.utils.text import counted, first_of, shown
+from tessera.utils.text import first_of, plural, shown
 from tessera.utils.types import DatasetSpec
 
 _SHOWN, _NEXT, _NEXT_LINE = 4, 3, "\n  "
@@ -30,7 +30,7 @@ def check_usable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan)
     if not scanned.kept.any():
         lines = first_of([*listing.notes, *listing.problems, *scanned.problems], _SHOWN, _NEXT_LINE)
         raise UserError(
-            f"{spec.yaml_path}: {split}: none of {counted(len(listing.images), 'image')} can be used:\n  {lines}"
+            f"{spec.yaml_path}: {split}: none of {plural(len(listing.images), 'image')} can be used:\n  {lines}"
         )
     _require_pixels(listing, scanned)
     if split == "train" and not len(scanned.classes) and len(scanned.left_out_classes):
@@ -44,17 +44,17 @@ def check_usable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan)
 
 def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
     """Return the message for a training split without a labelled object."""
-    images = counted(len(listing.images), "image")
+    images = plural(len(listing.images), "image")
     what = f"{spec.yaml_path}: train: no labels found for {images}"
     crowds = int((scanned.ignored_classes >= 0).sum())
     annotations = sum(len(image.annotations) for _, image, _ in listing.coco.values())
     labelled = sum(map(os.path.isfile, listing.labels))
     if scanned.problems and not crowds and annotations + labelled:
-        found = counted(annotations, "annotation") if annotations else counted(labelled, "label file")
+        found = plural(annotations, "annotation") if annotations else plural(labelled, "label file")
         problems = first_of([*scanned.problems, *listing.problems], _SHOWN, _NEXT_LINE)
         return f"{spec.yaml_path}: train: {found} for {images}, none usable:\n  {problems}"
     if listing.coco:
-        held = f"{counted(crowds, 'crowd')} (iscrowd) and no object" if crowds else "no object"
+        held = f"{plural(crowds, 'crowd')} (iscrowd) and no object" if crowds else "no object"
         return (
             f"{what}: {first_of([*listing.coco_images], _SHOWN, _NEXT_LINE)}: its annotations hold {held}. Label some."
         )
@@ -127,7 +127,7 @@ def _unknown(spec: DatasetSpec, place: str, name: str) -> str:
     ignored = f", the {len(spec.ignore)} to ignore included" if spec.ignore else ""
     known = first_of([shown(name) for name in names], _SHOWN)
     hint = "" if name.isdecimal() else f" It names {known}.{did_you_mean(name[1:-1], names)}"
-    found = f"{place}: class {name}, but {spec.yaml_path.name} names {counted(len(names), 'class')}{ignored}."
+    found = f"{place}: class {name}, but {spec.yaml_path.name} names {plural(len(names), 'class')}{ignored}."
     return f"{found} Fix the label or add the class.{hint}"
 
 
@@ -156,7 +156,7 @@ def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
     by_class = [f"{shown(name)} {count:,}" for name, count in by_count]
     return (
         f"{split}: `classes` excludes {len(spec.left_out):,} of {len(spec.label_names):,} classes with "
-        f"{counted(sum(objects), 'object')} in {counted(int(of_images.sum()), 'image')}, {emptied:,} of which "
+        f"{plural(sum(objects), 'object')} in {plural(int(of_images.sum()), 'image')}, {emptied:,} of which "
         f"{'is' if emptied == 1 else 'are'} background without them: {first_of(by_class, _MOST_LEFT_OUT)}"
     )
 
@@ -164,7 +164,7 @@ def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
 def without_objects(split: str, images: int) -> str:
     """Return the message for a val or test split without a labelled object."""
     return (
-        f"{split}: no object in the labels of its {counted(images, 'image')}, so mAP will be 0. Label some of them, or "
+        f"{split}: no object in the labels of its {plural(images, 'image')}, so mAP will be 0. Label some of them, or "
         f"set `{split}:` to a labelled set."
     )
 
@@ -201,7 +201,7 @@ def shared_labels(listings: Sequence[Listing]) -> list[str]:
     shown_as = listings[0].shown
     named = [f"{shown_as(label)} ({first_of(sorted(map(shown_as, own)), _NEXT)})" for label, own in shared.items()]
     return [
-        f"{counted(len(shared), 'label file')} of several images, each of which gets all boxes: "
+        f"{plural(len(shared), 'label file')} of several images, each of which gets all boxes: "
         f"{first_of(named, _NEXT)}. Keep one image for each label file, or rename the others and label them"
     ]
 

@@ -17,10 +17,10 @@ from tessera.data.source.annotations.coco_annotations import parse_coco
 from tessera.data.source.annotations.label_paths import NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
 from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, ParsedLabels, check_stated_size, parse_labels
-from tessera.data.source.decode import BadImage, image_size
+from tessera.data.source.decode import UnusableImage, image_size
 from tessera.data.source.image_header import Size, read_file_header
 from tessera.data.source.split_files import Listing, list_images
-from tessera.data.source.tiff import unread_pages
+from tessera.data.source.tiff import extra_pages_message
 from tessera.utils.files import open_plain
 from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import first_of
@@ -92,10 +92,10 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
         kept.append(False)
         try:
             size = image_size(image, int(listing.image_stats[index, 0]))
-        except BadImage as error:
+        except UnusableImage as error:
             problems.append(f"{listing.shown(image)}: {error}; image skipped")
             continue
-        if image.lower().endswith((".tif", ".tiff")) and (remark := unread_pages(Path(image))):
+        if image.lower().endswith((".tif", ".tiff")) and (remark := extra_pages_message(Path(image))):
             problems.append(f"{listing.shown(image)}: {remark}")
         objects = read_objects(listing, index, size, names)
         if objects.problems or objects.unknown or objects.duplicates or objects.remarks or objects.notes:
@@ -229,7 +229,7 @@ class ImageLabels(NamedTuple):
         return line, self.ids[row] if 0 <= row < len(self.ids) else None
 
 
-def label_lines(
+def locate_labels(
     spec: DatasetSpec, index: DatasetIndex, images: Iterable[int], *, single_cls: bool = False
 ) -> dict[int, ImageLabels]:
     """Read the labels of these images of the index again; deleted images are omitted."""

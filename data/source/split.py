@@ -16,15 +16,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.decode import REDUCTIONS, BadImage, decode_levels, image_size
+from tessera.data.source.decode import REDUCTIONS, UnusableImage, decode_levels, image_size
 from tessera.data.source.split_files import Listing
 from tessera.utils.bit_depth import Pixels, to_uint8
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
-from tessera.utils.files import kept, open_plain
+from tessera.utils.files import cached_content, open_plain
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.machine.resource_limits import usable_cpus
-from tessera.utils.seeding import HeldOut
+from tessera.utils.seeding import ValFraction
 from tessera.utils.types import DatasetSpec
 
 GRID = 9  # cells a side of the averaged image
@@ -67,16 +67,16 @@ def select_images(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
     return part
 
 
-def _similarity_warning(division: Division, held_out: HeldOut) -> str:
+def _similarity_warning(division: Division, held_out: ValFraction) -> str:
     """Return the warning that similar images are on both sides."""
     together = f"that differ in at most {division.max_bits} of {BITS} bits" if division.max_bits else "that are copies"
     return (
-        f"val: {held_out.share:g} of train: too many images look alike, as frames of a still camera do, so only those "
-        f"{together} stay on one side and metrics will be too good. Set `val:` to a folder of other videos or scenes"
+        f"val: {held_out.fraction:g} of train: too many images look alike, as frames of a still camera do, so only "
+        f"those {together} stay on one side and metrics will be too good. Set `val:` to a folder of other videos or scenes"
     )
 
 
-def _division(spec: DatasetSpec, listing: Listing, held_out: HeldOut) -> Division:
+def _division(spec: DatasetSpec, listing: Listing, held_out: ValFraction) -> Division:
     """Return the split, from the cache if neither images nor settings have changed."""
     fingerprints = _fingerprints(spec, listing)
     count = len(fingerprints.bits)
@@ -85,34 +85,34 @@ def _division(spec: DatasetSpec, listing: Listing, held_out: HeldOut) -> Divisio
         division = hold_out(fingerprints, held_out)
         if division is None:
             raise UserError(
-                f"{spec.yaml_path}: val: {held_out.share:g}: train has too few different images ({count:,} files) to "
-                "hold out that fraction. Set `val:` to a folder of other images."
+                f"{spec.yaml_path}: val: {held_out.fraction:g}: train has too few different images ({count:,} files) "
+                "to hold out that fraction. Set `val:` to a folder of other images."
             )
         return np.concatenate(([division.max_bits], division.is_val, division.groups)).astype("<i8").tobytes()
 
     state = f"{SIMILAR_BITS} {held_out}\0".encode() + fingerprints.contents.tobytes() + fingerprints.bits.tobytes()
-    table = np.frombuffer(kept(_cache_file(spec, "division"), state, divided), "<i8").astype(np.int64)
+    table = np.frombuffer(cached_content(_cache_file(spec, "division"), state, divided), "<i8").astype(np.int64)
     return Division(table[1 : 1 + count].astype(np.bool_), table[1 + count :], int(table[0]))
 
 
-def _summary(division: Division, held_out: HeldOut) -> str:
+def _summary(division: Division, held_out: ValFraction) -> str:
     """Return a summary of a split: images and groups of each side."""
     _, sizes = np.unique(division.groups, return_counts=True)
     in_val = len(np.unique(division.groups[division.is_val]))
     return (
-        f"val: {held_out.share:g} of train with split_seed {held_out.seed}: {int(division.is_val.sum()):,} of "
+        f"val: {held_out.fraction:g} of train with split_seed {held_out.seed}: {int(division.is_val.sum()):,} of "
         f"{len(division.is_val):,} images, {in_val:,} of {len(sizes):,} groups (images that differ in at most "
         f"{division.max_bits} of {BITS} bits stay together; the largest group has {int(sizes.max()):,})"
     )
 
 
-def hold_out(fingerprints: Fingerprints, held_out: HeldOut) -> Division | None:
+def hold_out(fingerprints: Fingerprints, held_out: ValFraction) -> Division | None:
     """Hold out whole groups of similar images, in seeded order, as long as they fit into the fraction.
 
     If less than half of the fraction fits, images must be more similar to stay together; None if nothing fits.
     """
     count = len(fingerprints.bits)
-    wanted = min(max(round(count * held_out.share), 1), count - 1)
+    wanted = min(max(round(count * held_out.fraction), 1), count - 1)
     salt = (held_out.seed % 2**128).to_bytes(16, "little")
     keys = [hashlib.blake2b(own.tobytes(), digest_size=16, salt=salt).digest() for own in fingerprints.contents]
     # Copies of a file are one image, whether it decodes or not.
@@ -199,7 +199,7 @@ def _fingerprints(spec: DatasetSpec, listing: Listing) -> Fingerprints:
             return b"".join(pool.map(lambda place: _row(listing, place), range(count)))
 
     state = "\0".join([f"{BITS} {cv2.__version__}", *listing.images]).encode("utf-8", "surrogateescape")
-    content = kept(_cache_file(spec, "fingerprints"), state + listing.image_stats.tobytes(), rows)
+    content = cached_content(_cache_file(spec, "fingerprints"), state + listing.image_stats.tobytes(), rows)
     table = np.frombuffer(content, np.uint8).reshape(count, _ROW)
     return Fingerprints(table[:, :_DIGEST], table[:, _DIGEST:])
 
@@ -213,7 +213,7 @@ def _row(listing: Listing, place: int) -> bytes:
         with open_plain(path) as file:
             content = file.read()
         pixels = to_uint8(decode_levels(np.frombuffer(content, np.uint8), path, reduction), None)
-    except (BadImage, UserError, OSError):  # training will skip it
+    except (UnusableImage, UserError, OSError):  # training will skip it
         name = listing.shown(path).encode("utf-8", "surrogateescape")
         return hashlib.blake2b(name, digest_size=_DIGEST).digest() + bytes(BITS // 8)
     return hashlib.blake2b(content, digest_size=_DIGEST).digest() + difference_hash(pixels).tobytes()

@@ -17,12 +17,12 @@ from tessera.data.source.annotations.coco import CocoImage, read_coco
 from tessera.data.source.annotations.label_paths import label_path, match_label_files, normalized_stem
 from tessera.data.source.annotations.moved_images import relocate_images
 from tessera.data.source.annotations.voc_folder import voc_folder
-from tessera.data.source.dataset_root import base_of_list, expand_entry, images_and_xmls, read_list, stem_of
+from tessera.data.source.dataset_root import expand_entry, images_and_xmls, list_base_dir, read_path_list, stem_of
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, suffix_of
 from tessera.utils.machine.host import in_chunks
-from tessera.utils.text import counted, first_of, one_line, shown
+from tessera.utils.text import first_of, one_line, plural, shown
 from tessera.utils.types import DatasetSpec
 
 Stat = tuple[int, int, int]  # size in bytes; times of modification, which archives set, and of change, in ns
@@ -117,7 +117,7 @@ def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None 
     listing.coco = {at: collected.coco[image] for at, image in enumerate(listing.images) if image in collected.coco}
     if collected.repeats:
         listing.notes.append(
-            f"{spec.yaml_path.name}: {split} lists {counted(collected.repeats, 'image')} repeatedly; each is used once"
+            f"{spec.yaml_path.name}: {split} lists {plural(collected.repeats, 'image')} repeatedly; each is used once"
         )
     return listing
 
@@ -226,28 +226,28 @@ class _Collector:
             stem_of(image): image for place in reversed(places) if place.is_dir() for image in images_and_xmls(place)[0]
         }
         by_stem.update((stem_of(image), image) for image in images)
-        annotated = {stem_of(xml) for xml in xmls}
-        spelled = {normalized_stem(stem): stem for stem in by_stem.keys() - annotated}
+        draw_annotations = {stem_of(xml) for xml in xmls}
+        spelled = {normalized_stem(stem): stem for stem in by_stem.keys() - draw_annotations}
         orphans = []
         for xml in xmls:
             if (stem := stem_of(xml)) in by_stem:
                 self._put(by_stem[stem], xml)
-            elif (stem := spelled.get(normalized_stem(stem), "")) and stem not in annotated:
-                annotated.add(stem)
+            elif (stem := spelled.get(normalized_stem(stem), "")) and stem not in draw_annotations:
+                draw_annotations.add(stem)
                 self._put(by_stem[stem], f"{Path(xml).parent}/{stem}.xml")  # `match_label_files` resolves the spelling
             else:
                 orphans.append(xml)
         if orphans:
             named = first_of([one_line(os.path.relpath(xml, folder), 60) for xml in orphans], 3)
             looked = ", ".join(map(self.shown, (folder, *places)))
-            count = counted(len(orphans), "XML file")
+            count = plural(len(orphans), "XML file")
             self.listing.problems.append(
                 f"{self.shown(folder)}: {count} without an image of that name in {looked}: {named}"
             )
             self.orphans.update(orphans)
         # Images without an annotation among others with one are background.
         for image in images:
-            if stem_of(image) not in annotated:
+            if stem_of(image) not in draw_annotations:
                 self._put(image, os.path.splitext(image)[0] + ".xml")
 
     def shown(self, folder: Path) -> str:
@@ -255,12 +255,12 @@ class _Collector:
         return shown(folder.relative_to(self.spec.root) if inside else folder)
 
     def _add_list(self, file: Path) -> None:
-        lines = read_list(file)
+        lines = read_path_list(file)
         self.folders.append(str(file.parent))
         if "ImageSets" in file.parts and lines and suffix_of(lines[0].split()[0]) not in _IMAGES:
             self._add_voc_ids(file, [line.split()[0] for line in lines])
             return
-        base = base_of_list(lines, (str(file.parent), str(self.spec.root), str(Path.cwd())))
+        base = list_base_dir(lines, (str(file.parent), str(self.spec.root), str(Path.cwd())))
         for line in lines:
             text = line if is_address(line) else line.replace("\\", "/")
             start = file.parent if text.startswith("./") else base

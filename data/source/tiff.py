@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.files import open_plain
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 
 TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 WIDTH, HEIGHT = 256, 257
@@ -75,7 +75,7 @@ class TiffDirectory(NamedTuple):
         return struct.unpack_from(numbers, self.encoded, min(place, len(self.encoded))) or default
 
 
-def unread_pages(encoded: Path | bytes) -> str:
+def extra_pages_message(encoded: Path | bytes) -> str:
     """Return a message if a decoded TIFF, file or content, has several pages besides thumbnails and masks; else ""."""
     try:
         if isinstance(encoded, Path):
@@ -128,7 +128,7 @@ def read_tiff(encoded: Pixels) -> NDArray[Any] | None:
         return None
     dtype, layout = f"{form}{depth // 8}", (bands, colour)
     name = (
-        f"a TIFF of {counted(bands, 'band')} of {'/'.join(map(str, sorted(depths)))} bits"
+        f"a TIFF of {plural(bands, 'band')} of {'/'.join(map(str, sorted(depths)))} bits"
         f"{' in planes' if is_planar else ''} whose PhotometricInterpretation is {colour}"
     )
     is_read = (

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Starts to sum a tensor over the ranks, in place; the returned function waits for the sum. See `World.sum_later`.
+# Starts to sum a tensor over the ranks, in place; the returned function waits for the sum. See `World.begin_sum`.
 SumOverRanks = Callable[[Tensor], Callable[[], Tensor]]
 
 

@@ -126,7 +126,7 @@ class Head(nn.Module, ABC):
         """
         return
 
-    def keep_inference(self, *, end2end: bool) -> None:
+    def strip_for_inference(self, *, end2end: bool) -> None:
         """Remove what only training needs; `end2end`: decode the branch that predicts each object once, without NMS.
 
         Raises:

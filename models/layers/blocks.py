@@ -70,7 +70,7 @@ def same_padding(kernel: Size, dilation: int = 1) -> Size:
 class Conv(nn.Module):
     """Convolution without bias, batch normalisation, SiLU.
 
-    With `fixes_statistics`, training also normalises by the running statistics, and does not update them. The
+    With `frozen_statistics`, training also normalises by the running statistics, and does not update them. The
     normalisation then costs no time, because it is folded into the convolution; weight, gain and shift are still
     trained.
 
@@ -100,10 +100,10 @@ class Conv(nn.Module):
         self.conv = nn.Conv2d(c_in, c_out, kernel, stride, padding, dilation, groups, bias=False)
         self.bn: nn.Module = nn.BatchNorm2d(c_out, eps=BN_EPS, momentum=BN_MOMENTUM)
         self.act: nn.Module = SILU if act else nn.Identity()
-        self.fixes_statistics = False
+        self.frozen_statistics = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training and self.fixes_statistics:
+        if self.training and self.frozen_statistics:
             conv, (weight, bias) = self.conv, self.folded(self.conv.weight.dtype)
             y = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
             return cast(Tensor, self.act(y))

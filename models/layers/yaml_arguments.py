@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.text import counted, shown
+from tessera.utils.text import plural, shown
 
 # Returns the value of one argument, or raises ValueError with the expected one.
 Reader = Callable[[Any], Any]
@@ -29,7 +29,7 @@ def read_arguments(
         least = "" if required == len(readers) else f"{required} to "
         names = ", ".join(name for name, _ in readers)
         raise ConfigError(
-            f"{where}: has {counted(len(values), 'argument')} {shown(list(values))}, expected "
+            f"{where}: has {plural(len(values), 'argument')} {shown(list(values))}, expected "
             f"{least}{len(readers)}: [{names}]."
         )
     return [

@@ -42,7 +42,7 @@ def main() -> None:
         sync_bn=False,
     ).parse_args()
     with open_world("cpu") as world:
-        index = world.from_main(lambda: indexed(given.data))
+        index = world.run_on_main(lambda: indexed(given.data))
         hyp = load_hyp("hyp.scratch-low.yaml")
         batch = made_batch(index, given.batch, given.imgsz)
 

@@ -21,16 +21,16 @@ import torch
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.exporting.formats import Format, chosen
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.parity.sample_images import gather
+from tessera.utils.exporting.parity.sample_images import sample_images
 from tessera.utils.exporting.parity.table import table
-from tessera.utils.exporting.parity.verify import Judge
+from tessera.utils.exporting.parity.verify import Verifier
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime import openvino
-from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.model import Backend, ImageBackend
 from tessera.utils.runtime.open_model import open_exported, open_model
-from tessera.utils.runtime.pipeline import Pipeline, suppression_of
+from tessera.utils.runtime.pipeline import Pipeline, nms_settings
 from tests.benchmarks.harness import indexed, parser, rounds, show
 
 CONF, IOU, MAX_DET = 0.25, 0.45, 300
@@ -80,9 +80,9 @@ def plain(network: Backend, pictures: Pictures, size: int) -> Callable[[], int]:
     return run
 
 
-def ours(network: Backend | PictureBackend, pictures: Pictures, size: int) -> Callable[[], int]:
+def ours(network: Backend | ImageBackend, pictures: Pictures, size: int) -> Callable[[], int]:
     """Return a run of a file, or of the checkpoint's network, as detect.py does it."""
-    pipeline, rules = Pipeline(network, size), suppression_of(network, conf=CONF, iou=IOU, max_det=MAX_DET)
+    pipeline, rules = Pipeline(network, size), nms_settings(network, conf=CONF, iou=IOU, max_det=MAX_DET)
 
     def run() -> int:
         for picture in pictures:
@@ -92,7 +92,7 @@ def ours(network: Backend | PictureBackend, pictures: Pictures, size: int) -> Ca
     return run
 
 
-def open_in_bfloat16(path: Path, accelerator: Accelerator) -> Backend | PictureBackend:
+def open_in_bfloat16(path: Path, accelerator: Accelerator) -> Backend | ImageBackend:
     """An OpenVINO file, computed as OpenVINO does where it is left to itself."""
     with patch.object(openvino, "PRECISION", "bf16"):
         return open_exported(path, accelerator)
@@ -110,7 +110,7 @@ def main() -> None:
     ).parse_args()
     cpu = Accelerator()
     world, index = World(accelerator=cpu), indexed(given.data, "val")
-    pictures, _ = gather(index, given.imgsz)
+    pictures, _ = sample_images(index, given.imgsz)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(given.folder or scratch)
         folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ def main() -> None:
         rates = rounds({baseline: plain(raw, pictures, given.imgsz), **rivals}, given.rounds)
         show(rates, baseline, unit="pictures/s")
         if given.accuracy:
-            judge = Judge(job(), pictures, world, index, Settings())
+            judge = Verifier(job(), pictures, world, index, Settings())
             print("\n".join(table([judge.network(), *map(judge.file, files.values())])))
 
 

@@ -117,7 +117,7 @@ def decodes_a_sample(index: DatasetIndex, imgsz: int, hyp: str, workers: int) ->
     run = made_run(load_hyp(hyp), imgsz=imgsz, batch_size=16, epochs=2, workers=workers)
     store = CountedStore(index, imgsz, "linear")
     with (
-        mock.patch.object(world_module, "share_of_cpus", lambda *_: workers),
+        mock.patch.object(world_module, "cpus_of_process", lambda *_: workers),
         build_train_loader(run, store) as batches,
     ):
         samples = sum(len(batch) for epoch in range(2) for batch in batches.batches(epoch))

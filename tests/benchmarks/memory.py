@@ -23,7 +23,7 @@ from tessera.data.feed.loader import build_train_loader
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.host import keep_freed_memory
+from tessera.utils.machine.host import keep_malloc_memory
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import torch_distributed_zero_first
 from tests.benchmarks.harness import indexed, machine, parser, repeated
@@ -132,7 +132,7 @@ def peak_program(which: str, data: str, cfg: str) -> None:
     index = indexed(data)
     make = plain_step if which == "plain" else our_step
     if which != "plain":
-        keep_freed_memory()
+        keep_malloc_memory()
     dtype = torch.bfloat16 if which == "bf16" else torch.float32
     model = DetectionModel(cfg, names=index.names)
     step = make(Case(model, made_batch(index, 16, 320), 320, Accelerator()), dtype)

@@ -17,7 +17,7 @@ from tessera.data.feed.image_sizes import validation_shapes
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_val_loader
 from tessera.models.detector import DetectionModel
-from tessera.models.nms import Suppression, non_max_suppression
+from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import load_weights
@@ -29,7 +29,7 @@ from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import ImageMatches, Kind
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.host import keep_freed_memory
+from tessera.utils.machine.host import keep_malloc_memory
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import DatasetIndex
@@ -82,7 +82,7 @@ def plain_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, bat
 
 def our_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, batch: int, precision: Precision):  # type: ignore[no-untyped-def]
     """`evaluate` as val.py calls it, matching and metrics included."""
-    keep_freed_memory()
+    keep_malloc_memory()
     fused, said = fused_copy(model, Accelerator()), []
     store = ImageStore(index, imgsz, "area")
     loader = build_val_loader(store, World(), batch_size=batch, stride=32, workers=0)
@@ -147,7 +147,7 @@ def main() -> None:
         return len(decoded)
 
     def ours() -> int:
-        non_max_suppression(decoded, Suppression(0.001, 0.6))
+        non_max_suppression(decoded, NmsSettings(0.001, 0.6))
         return len(decoded)
 
     print("NMS, untrained model:")

@@ -46,7 +46,7 @@ def test_one_rank_sums_and_averages_with_the_devices_backend(gate: Gate, one_ran
     one_rank.sum(tensor)  # the first message sets up
     with gate.no_waiting():
         one_rank.collectives.all_reduce(tensor)
-        later = one_rank.sum_later(tensor)
+        later = one_rank.begin_sum(tensor)
         average_statistics(norms, one_rank)
         summed = later()
     assert summed.tolist() == tensor.tolist() == [0, 1, 2]

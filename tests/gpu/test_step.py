@@ -20,7 +20,7 @@ def test_the_host_never_waits_for_the_device(gate: Gate, head: str, dtype: torch
     trainer.step([replace(pinned(gate, made_batch(0)), targets=torch.zeros(0, 6))], 1)
     for seed in range(3):
         trainer.step([pinned(gate, made_batch(seed))], 1)
-    batches = gate.accelerator.in_advance(pinned(gate, made_batch(seed)) for seed in range(4))
+    batches = gate.accelerator.prefetch(pinned(gate, made_batch(seed)) for seed in range(4))
     with gate.no_waiting():
         for batch in batches:
             trainer.step([batch], 1)
@@ -28,7 +28,7 @@ def test_the_host_never_waits_for_the_device(gate: Gate, head: str, dtype: torch
 
 def test_batches_arrive_in_order_and_whole(gate: Gate) -> None:
     batches = [made_batch(seed, images=8) for seed in range(6)]
-    arrived = list(gate.accelerator.in_advance(pinned(gate, batch) for batch in batches))
+    arrived = list(gate.accelerator.prefetch(pinned(gate, batch) for batch in batches))
     for sent, got in zip(batches, arrived, strict=True):
         assert got.images.device.type == gate.accelerator.kind
         assert torch.equal(got.images.cpu(), sent.images)
@@ -37,7 +37,7 @@ def test_batches_arrive_in_order_and_whole(gate: Gate) -> None:
 def test_copies_ahead_do_not_pile_up_over_epochs(gate: Gate) -> None:
     held = []
     for _ in range(10):
-        for _ in gate.accelerator.in_advance(pinned(gate, made_batch(seed, images=64)) for seed in range(4)):
+        for _ in gate.accelerator.prefetch(pinned(gate, made_batch(seed, images=64)) for seed in range(4)):
             pass
         held.append(gate.accelerator.reserved_memory())
     assert held[-1] <= held[2]

@@ -27,7 +27,7 @@ from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
-from tessera.utils.training.resume_target import start_of_run
+from tessera.utils.training.resume_target import resume_target
 from tests.hostile.damages import cut, flipped, left_out, named, pickle_changed, repacked
 from tests.hostile.expect import Message, message_or_result
 from tests.utils.checkpoints.made_state import assert_equal
@@ -70,7 +70,7 @@ def take_weights(path: Path) -> str:
 
 def continue_run(path: Path) -> int:
     with ExitStack() as stack:
-        begun = start_of_run({"resume": str(path)}, World(), stack)
+        begun = resume_target({"resume": str(path)}, World(), stack)
     assert begun and begun.hyp and begun.resumed
     config, hyp, resumed = begun.config, begun.hyp, begun.resumed
     resumed.check_classes(NAMES, config)

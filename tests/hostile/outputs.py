@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tessera.commands import detect
-from tessera.utils.inference.outputs import PictureFiles
+from tessera.utils.inference.outputs import AnnotatedFiles
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.streams import keep_streams
+from tessera.utils.streams import protect_streams
 from tests.hostile.campaign import may_mount
 from tests.hostile.damages import named
 from tests.hostile.detections import found, require_whole, weights, write_video
@@ -84,7 +84,7 @@ def _limited(rng: random.Random, folder: Path) -> str:
     """No file may be larger than so much; the system says so to whoever writes."""
     most = rng.choice((1, 40, 300, 1000, 2000, 4096, 10_000, 50_000))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    keep_streams()  # as every command does: what is printed here goes to a file too
+    protect_streams()  # as every command does: what is printed here goes to a file too
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
         outcome = found(source=str(folder / "in"), project=str(folder / "runs"), **_flags(rng))
@@ -127,9 +127,9 @@ def judged(outcome: detect.Summary | str, runs: Path) -> str:
 def _vanished(rng: random.Random, folder: Path) -> str:
     """Somebody removes the folder of results, or makes a file of it, while the run goes on."""
     seen, at, how = [0], rng.randrange(6), rng.choice(("gone", "gone", "a file"))
-    add = PictureFiles.add
+    add = AnnotatedFiles.add
 
-    def removing(self: PictureFiles, *given: Any) -> None:
+    def removing(self: AnnotatedFiles, *given: Any) -> None:
         seen[0] += 1
         if seen[0] == at + 1:
             shutil.rmtree(folder / "runs" / "exp")
@@ -137,7 +137,7 @@ def _vanished(rng: random.Random, folder: Path) -> str:
                 (folder / "runs" / "exp").write_text("x")
         add(self, *given)
 
-    PictureFiles.add = removing  # type: ignore[method-assign]
+    AnnotatedFiles.add = removing  # type: ignore[method-assign]
     flags = {**_flags(rng), "nosave": False}
     outcome = found(source=str(folder / "in"), project=str(folder / "runs"), **flags)
     if isinstance(outcome, str):

@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves
 from torchvision.ops import box_iou
 
 from tessera.models.nms import (
-    Suppression,
+    NmsSettings,
+    nms_of_candidates,
     non_max_suppression,
-    strongest_candidates,
-    suppress_candidates,
+    select_candidates,
     undo_letterbox,
 )
 from tessera.utils.types import Detections
@@ -38,7 +38,7 @@ def crowd(images: int, predictions: int, nc: int, seed: int, levels: int = 0) ->
     return torch.cat((boxes, probabilities), 2)
 
 
-def oracle(rows: Tensor, rules: Suppression) -> list[tuple[int, int, float]]:
+def oracle(rows: Tensor, rules: NmsSettings) -> list[tuple[int, int, float]]:
     """(prediction, class, score) of one image's detections, by plain loops."""
     candidates = []
     for index, row in enumerate(rows):
@@ -61,7 +61,7 @@ def oracle(rows: Tensor, rules: Suppression) -> list[tuple[int, int, float]]:
 
 
 RULES = st.builds(
-    Suppression,
+    NmsSettings,
     conf=st.sampled_from([0.0, 0.1, 0.3]),
     iou=st.sampled_from([0.2, 0.45, 0.7]),
     max_det=st.sampled_from([1, 3, 300]),
@@ -74,7 +74,7 @@ RULES = st.builds(
 
 @settings(max_examples=120, deadline=None)
 @given(st.integers(0, 2**31), st.integers(0, 25), st.integers(1, 4), st.sampled_from([0, 4]), RULES)
-def test_detections_equal_the_oracle(seed: int, predictions: int, nc: int, levels: int, rules: Suppression) -> None:
+def test_detections_equal_the_oracle(seed: int, predictions: int, nc: int, levels: int, rules: NmsSettings) -> None:
     decoded = with_objectness = crowd(2, predictions, nc, seed, levels)
     if not rules.has_objectness:  # the score is the class probability
         with_objectness[..., 4], decoded = 1, with_objectness[..., [0, 1, 2, 3, *range(5, 5 + nc)]]
@@ -110,19 +110,19 @@ def test_candidates_of_a_whole_batch_give_the_same_detections(
     """Bit by bit, ties at the limit included, and whatever part of the batch is done at once."""
     decoded = crowd(5, predictions, nc, 7, levels)
     decoded[1, :, 4] = float("nan")
-    rules = Suppression(conf, 0.45, max_det=20, multi_label=multi_label, max_candidates=most, has_objectness=objectness)
+    rules = NmsSettings(conf, 0.45, max_det=20, multi_label=multi_label, max_candidates=most, has_objectness=objectness)
     if not objectness:
         decoded = decoded[..., [0, 1, 2, 3, *range(5, 5 + nc)]]
     expected = non_max_suppression(decoded, rules)
     for scores_at_once in (1, 2 * predictions * (5 + nc), 2**25):
         monkeypatch.setattr("tessera.models.nms._SCORES_AT_ONCE", scores_at_once)
-        selected = strongest_candidates(decoded, rules)
+        selected = select_candidates(decoded, rules)
         assert selected.shape[:2] == (5, min(most, predictions * (nc if multi_label else 1)))
         for rows, alone in zip(selected, expected, strict=True):
-            found = suppress_candidates(rows, rules)
+            found = nms_of_candidates(rows, rules)
             assert torch.equal(found.boxes_xyxy, alone.boxes_xyxy)
             assert torch.equal(found.scores, alone.scores) and torch.equal(found.classes, alone.classes)
-    assert strongest_candidates(decoded[:0], rules).shape[0] == 0
+    assert select_candidates(decoded[:0], rules).shape[0] == 0
 
 
 class NoWaiting(TorchDispatchMode):
@@ -137,9 +137,9 @@ class NoWaiting(TorchDispatchMode):
 def test_candidates_of_a_batch_are_selected_without_waiting_for_the_device() -> None:
     decoded = crowd(2, 100, 3, 4)
     with NoWaiting():
-        strongest_candidates(decoded, Suppression(0.1, 0.5))
+        select_candidates(decoded, NmsSettings(0.1, 0.5))
     with NoWaiting(), pytest.raises(AssertionError, match="aten"):
-        non_max_suppression(decoded, Suppression(0.1, 0.5))
+        non_max_suppression(decoded, NmsSettings(0.1, 0.5))
 
 
 class LargestTensor(TorchDispatchMode):
@@ -158,21 +158,21 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("multi_label", [True, False])
-@pytest.mark.parametrize("find", [non_max_suppression, strongest_candidates])
+@pytest.mark.parametrize("find", [non_max_suppression, select_candidates])
 def test_memory_does_not_grow_with_the_classes(
-    find: Callable[[Tensor, Suppression], object], multi_label: bool, monkeypatch: pytest.MonkeyPatch
+    find: Callable[[Tensor, NmsSettings], object], multi_label: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Early in training every class of every box is a candidate."""
     monkeypatch.setattr("tessera.models.nms._SCORES_AT_ONCE", 2000)
     decoded = crowd(2, 100, 1000, 5)
     with LargestTensor(decoded) as largest:
-        find(decoded, Suppression(0.001, 0.6, multi_label=multi_label, max_candidates=10))
+        find(decoded, NmsSettings(0.001, 0.6, multi_label=multi_label, max_candidates=10))
     assert largest.bytes <= 8 * 2 * 2000, "of 100,000 scores an image"
 
 
 def test_detections_equal_the_reference(shared: Path) -> None:
     reference = np.load(shared / "reference" / "forward.npz")
-    results = non_max_suppression(torch.from_numpy(reference["decoded"]), Suppression(0.25, 0.45, multi_label=False))
+    results = non_max_suppression(torch.from_numpy(reference["decoded"]), NmsSettings(0.25, 0.45, multi_label=False))
     rows = [
         np.column_stack((np.full(len(found), image), found.boxes_xyxy, found.scores, found.classes))
         for image, found in enumerate(results)
@@ -187,15 +187,15 @@ def test_detections_equal_the_reference(shared: Path) -> None:
 def test_classes_do_not_compete_however_far_out_the_boxes_lie() -> None:
     box = torch.tensor([8000.0, 8000.0, 16000.0, 16000.0])
     rows = torch.stack([torch.cat((box, torch.tensor([0.9]), torch.eye(80)[label])) for label in range(80)])
-    (found,) = non_max_suppression(rows[None], Suppression(0.1, 0.5))
+    (found,) = non_max_suppression(rows[None], NmsSettings(0.1, 0.5))
     assert sorted(found.classes.tolist()) == list(range(80))
-    (found,) = non_max_suppression(rows[None], Suppression(0.1, 0.5, agnostic=True))
+    (found,) = non_max_suppression(rows[None], NmsSettings(0.1, 0.5, agnostic=True))
     assert found.classes.tolist() == [0]
 
 
 def test_broken_numbers_are_no_detections() -> None:
     decoded = torch.full((1, 10, 8), float("nan"))
-    assert len(non_max_suppression(decoded, Suppression(0.001, 0.6))[0]) == 0
+    assert len(non_max_suppression(decoded, NmsSettings(0.001, 0.6))[0]) == 0
 
 
 def test_letterbox_is_undone_and_clipped() -> None:
@@ -214,14 +214,14 @@ def test_classes_have_thresholds_of_their_own(objectness: bool) -> None:
     """What is below its own counts for nothing, in the limits on candidates too; at 1 a class is left out."""
     decoded = crowd(2, 200, 3, seed=9)[..., slice(None) if objectness else [0, 1, 2, 3, 5, 6, 7]]
     each = (0.3, 1.0, 0.6)
-    rules = Suppression(0.3, 0.5, 20, has_objectness=objectness, max_candidates=100, class_confs=each)
+    rules = NmsSettings(0.3, 0.5, 20, has_objectness=objectness, max_candidates=100, class_confs=each)
     first = 5 if objectness else 4
     weight = decoded[..., 4:5] if objectness else 1.0
     passing = decoded.clone()
     passing[..., first:] *= decoded[..., first:] * weight > torch.tensor(each)
     expected = non_max_suppression(passing, dataclasses.replace(rules, class_confs=()))
     found = non_max_suppression(decoded, rules)
-    apart = [suppress_candidates(rows, rules) for rows in strongest_candidates(decoded, rules)]
+    apart = [nms_of_candidates(rows, rules) for rows in select_candidates(decoded, rules)]
     for one, other, third in zip(found, expected, apart, strict=True):
         assert len(one) > 5 and set(one.classes.tolist()) == {0, 2} and bool((one.scores[one.classes == 2] > 0.6).all())
         for same in (other, third):

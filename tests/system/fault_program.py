@@ -37,9 +37,9 @@ PLACES: dict[str, tuple[Any, str]] = {
     "step": (tessera.utils.engine.step.TrainStep, "__call__"),
     "loss": (tessera.models.heads.anchor.loss.DetectionLoss, "__call__"),
     "validation": (tessera.utils.training.validation, "evaluate"),
-    "batch": (tessera.utils.evaluation.predictors.Measurement, "_finish"),
+    "batch": (tessera.utils.evaluation.predictors.ShardEvaluation, "_finish"),
     "save": (tessera.utils.checkpoints.saver, "save_checkpoint"),
-    "end": (tessera.utils.training.validation.Validation, "of_best"),
+    "end": (tessera.utils.training.validation.Validation, "validate_best"),
     "report": (tessera.utils.search.study.SharedStudy, "report"),
 }
 

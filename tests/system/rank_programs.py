@@ -32,13 +32,13 @@ Found = dict[str, object]
 
 def messages(world: World) -> Found:
     total = world.sum(torch.tensor([world.rank + 1.0]))
-    later = world.sum_later(torch.tensor([10.0 * world.rank]))
+    later = world.begin_sum(torch.tensor([10.0 * world.rank]))
     return {
         "broadcast": world.broadcast({"from": world.rank}),
         "gathered": world.all_gather(world.rank * 2),
         "on_main": world.gather("x" * world.rank),
         "first": world.node_first(f"rank {world.rank}"),
-        "main": world.from_main(lambda: world.rank + 100),
+        "main": world.run_on_main(lambda: world.rank + 100),
         "sum": total.item(),
         "later": later().item(),
         "local": [world.local_rank, world.local_size, world.node],
@@ -54,7 +54,7 @@ def foreign_threads(world: World) -> Found:
         world.all_gather(number)
         world.gather(number)
         world.sum(torch.ones(3))
-        world.sum_later(torch.ones(3))()
+        world.begin_sum(torch.ones(3))()
         average_statistics(nn.BatchNorm2d(3), world)
     time.sleep(0.2)  # for a late one to be counted
     return {"entered": _next_thread_state() - before - 1}

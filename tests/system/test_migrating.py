@@ -25,7 +25,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.flags.yolov5_flags import former_flags, without_effect
+from tessera.utils.flags.yolov5_flags import ignored_flags, yolov5_flags
 from tests.system.launch import ROOT, free_port, run_command
 
 SMALL = {
@@ -76,8 +76,8 @@ def test_flags_are_taken_or_refused_as_the_page_says(options: type[Options]) -> 
         assert bool(row.note) or row.verdict == "works", row
         if row.note == IDLE:
             assert options.warning(words), row
-    valued, typed = former_flags(options.program), {row.typed for row in rows}
-    assert {f"{flag} x" if valued[flag] else flag for flag in without_effect(options.program)} <= typed
+    valued, typed = yolov5_flags(options.program), {row.typed for row in rows}
+    assert {f"{flag} x" if valued[flag] else flag for flag in ignored_flags(options.program)} <= typed
 
 
 def test_hyperparameters_are_read_or_not_there_as_the_page_says() -> None:

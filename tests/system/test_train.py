@@ -264,12 +264,12 @@ def test_a_search_leaves_every_rank_its_own_flags(tmp_path: Path) -> None:
     told: list[Any] = []
 
     class First(World):
-        def from_main(self, work: Callable[[], Any]) -> Any:
+        def run_on_main(self, work: Callable[[], Any]) -> Any:
             told.append(work())
             return told[-1]
 
     class Second(World):
-        def from_main(self, work: Callable[[], Any]) -> Any:
+        def run_on_main(self, work: Callable[[], Any]) -> Any:
             return told.pop(0)
 
     here, there = (str(make_data(tmp_path / host, train=2, val=2)) for host in ("here", "there"))

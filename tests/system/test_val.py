@@ -14,7 +14,7 @@ import yaml
 
 from tessera import Detector
 from tessera.commands import train, val
-from tessera.commands.val import without_effect
+from tessera.commands.val import ignored_flags
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights
@@ -187,7 +187,7 @@ def test_an_imgsz_is_one_size_for_checkpoints_and_exported_files(
 )
 def test_flags_without_effect_beside_others(argv: str, idle: str) -> None:
     given = ValConfig.from_args(argv.split())
-    found = without_effect(ValConfig(**given), given)
+    found = ignored_flags(ValConfig(**given), given)
     assert len(found) == bool(idle) and "".join(found).startswith(idle)
 
 
@@ -197,9 +197,9 @@ def test_official_weights_measure_the_same_in_every_batch_and_on_every_number_of
 ) -> None:
     args = ["--weights", str(shared / "weights" / "yolov5n.pt"), "--data", str(coco128), "--device", "cpu"]
     args += ["--project", str(tmp_path), "--verbose"]
-    published = printed_metrics(command(val.main, *args, "--imgsz", "640"))
-    assert float(published[-1]) == pytest.approx(0.367, abs=0.003)
-    assert float(published[-2]) == pytest.approx(0.563, abs=0.004)
+    published_weights = printed_metrics(command(val.main, *args, "--imgsz", "640"))
+    assert float(published_weights[-1]) == pytest.approx(0.367, abs=0.003)
+    assert float(published_weights[-2]) == pytest.approx(0.563, abs=0.004)
     args += ["--imgsz", "320"]
     outcomes = [command(val.main, *args, "--batch", batch) for batch in ("1", "32")]
     outcomes += [torchrun(VAL, *args, ranks=ranks, timeout=600) for ranks in (2, 3, 5)]

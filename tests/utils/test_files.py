@@ -15,7 +15,15 @@ from typing import IO
 import pytest
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.files import UMASK, SharedFile, atomic_write, open_plain, remove_leftovers, special_kind, user_path
+from tessera.utils.files import (
+    UMASK,
+    SharedFile,
+    atomic_write,
+    open_plain,
+    remove_leftovers,
+    special_file_kind,
+    user_path,
+)
 from tests.leftover import leave_behind
 
 
@@ -118,11 +126,11 @@ def test_only_plain_files_and_links_to_them_are_opened(tmp_path: Path) -> None:
         server.bind(str(tmp_path / "s"))
         kinds = {"fifo": "a FIFO", "link": "a FIFO", "s": "a socket", "/dev/null": "a device", ".": "a folder"}
         for name, kind in kinds.items():
-            assert special_kind(tmp_path / name) == kind
+            assert special_file_kind(tmp_path / name) == kind
             with pytest.raises(OSError, match=f"it is {kind}, expected a plain file"):
                 open_plain(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         open_plain(tmp_path / "nothing")
     with open_plain(tmp_path / "plain") as file:
         assert file.read() == b"content"
-    assert [special_kind(tmp_path / name) for name in ("nothing", "file", "plain")] == [""] * 3
+    assert [special_file_kind(tmp_path / name) for name in ("nothing", "file", "plain")] == [""] * 3

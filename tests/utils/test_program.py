@@ -13,7 +13,7 @@ import tessera
 from tessera.utils.config import TrainConfig
 from tessera.utils.flags import options, program
 from tessera.utils.flags.program import git_revision
-from tessera.utils.machine.choose_device import device_by_itself
+from tessera.utils.machine.choose_device import default_device
 
 
 def test_git_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,13 +44,13 @@ def test_version_names_what_runs(
     with pytest.raises(SystemExit, match="0"):
         TrainConfig.from_args(["--version"])
     versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    line = f"tessera {tessera.__version__}{shown}, {versions}, device {device_by_itself()}\n"
+    line = f"tessera {tessera.__version__}{shown}, {versions}, device {default_device()}\n"
     assert capsys.readouterr() == (line, "")
 
 
 def test_the_device_that_a_run_takes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_by_itself() == "cpu"
+    assert default_device() == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert device_by_itself() == "cuda (2 present)"
+    assert default_device() == "cuda (2 present)"

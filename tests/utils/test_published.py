@@ -18,8 +18,8 @@ from tessera.utils.flags.model_zoo import (
     PUBLISHED,
     PublishedWeights,
     licence_of,
-    published,
     published_table,
+    published_weights,
     suggestion,
 )
 from tessera.utils.flags.options import Options
@@ -75,7 +75,7 @@ def test_the_model_of_a_file_is_there_and_as_large_as_said(weights: PublishedWei
     ],
 )
 def test_names(typed: str, name: str | None) -> None:
-    found = published(typed)
+    found = published_weights(typed)
     assert (found and found.name) == name
 
 

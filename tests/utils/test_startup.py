@@ -13,7 +13,7 @@ import pytest
 
 from tessera.utils import startup
 from tessera.utils.config import TrainConfig
-from tessera.utils.environment import spin_briefly
+from tessera.utils.environment import limit_openmp_spinning
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = {"WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -58,10 +58,10 @@ def test_a_wrong_flag_is_printed_once_for_each_command_line(
     for name, value in place.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    monkeypatch.setattr(startup, "keep_streams", lambda: None)
+    monkeypatch.setattr(startup, "protect_streams", lambda: None)
     monkeypatch.setattr(sys, "argv", ["train.py", "--imgsz", "-1"])
     waited: list[bool] = []  # of a rank that says nothing: its end must not be the job's before another one has spoken
-    monkeypatch.setattr(startup, "leave_the_report_to_rank_0", lambda: waited.append(True))
+    monkeypatch.setattr(startup, "rank_0_reports", lambda: waited.append(True))
     with pytest.raises(SystemExit, match="2"):
         startup.check_command_line(TrainConfig)
     found = capsys.readouterr().err
@@ -95,7 +95,7 @@ def test_waiting_threads_sleep_soon_unless_the_user_has_set_how_they_wait(
     given: dict[str, str], spins: str | None
 ) -> None:
     with patch.dict(os.environ, given, clear=True):
-        spin_briefly()
+        limit_openmp_spinning()
         assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 

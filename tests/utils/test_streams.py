@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.utils.streams import words_of_libraries
+from tessera.utils.streams import capture_library_output
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -74,10 +74,10 @@ def test_a_pipe_that_is_full_for_a_moment_loses_what_is_printed_then_and_nothing
 
 
 def test_of_what_libraries_print_only_the_known_lines_are_held_back(capfd: pytest.CaptureFixture[str]) -> None:
-    with words_of_libraries(re.compile(b"Corrupt JPEG")) as words:
+    with capture_library_output(re.compile(b"Corrupt JPEG")) as words:
         os.write(2, b"malloc: caf\xe9\nCorrupt JPEG data: bad\nanother thread")
     assert words == ["Corrupt JPEG data: bad"]
     assert re.fullmatch("malloc: caf.\nanother thread", capfd.readouterr().err)
-    with words_of_libraries(re.compile(b"Corrupt JPEG")) as words:
+    with capture_library_output(re.compile(b"Corrupt JPEG")) as words:
         pass
     assert not words and not capfd.readouterr().err

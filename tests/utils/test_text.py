@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tessera.utils.errors import UserError
-from tessera.utils.text import counted, duration, first_line, one_line, printable, shown, table_row
+from tessera.utils.text import duration, escape_control, first_line, one_line, plural, shown, table_row
 
 
 def nested(depth: int, width: int) -> list[Any]:
@@ -69,10 +69,10 @@ def test_a_long_path_keeps_both_ends() -> None:
 def test_joiners_and_other_scripts_stay_and_control_characters_do_not() -> None:
     family, persian = "\U0001f468\u200d\U0001f469", "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
     for text in (family, persian, "кошка 猫\u3000ネコ\tça\n"):
-        assert printable(text) == text
+        assert escape_control(text) == text
     assert family in table_row(family, 1) and one_line("a\nb\tc", 20) == "a\\nb\\tc"
     turning = "\x1b\x7f\x9b\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\udcff"
-    assert printable(turning) == "".join(ascii(c)[1:-1] for c in turning)
+    assert escape_control(turning) == "".join(ascii(c)[1:-1] for c in turning)
     assert str(UserError("a/\x1b[2J.txt:1: class 3.\n  second line")) == "a/\\x1b[2J.txt:1: class 3.\n  second line"
 
 
@@ -88,13 +88,13 @@ def test_times_as_one_says_them() -> None:
 
 
 def test_a_number_and_its_noun() -> None:
-    assert counted(1, "frame") == "1 frame" and counted(0, "frame") == "0 frames"
-    assert counted(1200, "batch") == "1,200 batches"
-    for noun, plural in {
+    assert plural(1, "frame") == "1 frame" and plural(0, "frame") == "0 frames"
+    assert plural(1200, "batch") == "1,200 batches"
+    for noun, wanted in {
         "box": "boxes",
         "class": "classes",
         "entry": "entries",
         "day": "days",
         "epoch": "epochs",
     }.items():
-        assert counted(2, noun) == f"2 {plural}"
+        assert plural(2, noun) == f"2 {wanted}"

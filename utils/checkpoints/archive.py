@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tessera.utils.checkpoints.restricted_unpickler import Damaged, RestrictedUnpickler, Storage
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile, RestrictedUnpickler, Storage
 from tessera.utils.errors import UserError
 from tessera.utils.text import first_line, first_of, shown
 
 # Errors of damaged archives, and of archives that zipfile cannot read.
 ARCHIVE_ERRORS = (
-    *(Damaged, zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError, struct.error),
+    *(DamagedFile, zipfile.BadZipFile, NotImplementedError, EOFError, UnicodeDecodeError, struct.error),
     *(OSError, OverflowError),  # from seeking to a damaged offset
 )
 _OLD_TORCH = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."  # first bytes of files of torch before 1.6
@@ -76,7 +76,7 @@ class _Archive:
     def read(self) -> tuple[Any, int]:
         order = f"{self._prefix}byteorder"
         if order in self._archive.namelist() and self._archive.read(order) != b"little":
-            raise Damaged("written on a big-endian machine")
+            raise DamagedFile("written on a big-endian machine")
         pickled = self._archive.read(f"{self._prefix}data.pkl")
         return RestrictedUnpickler(self._load, str(self._path)).run(pickled), len(pickled)
 
@@ -90,9 +90,9 @@ class _Archive:
                     "original file again."
                 )
         if sum(info.file_size for info in infos) > self._bytes_left:
-            raise Damaged("its members are larger than the file")
+            raise DamagedFile("its members are larger than the file")
         if len({info.filename for info in infos}) < len(infos):
-            raise Damaged("two of its members have the same name")
+            raise DamagedFile("two of its members have the same name")
 
     def _pickle_entry(self) -> str:
         names = self._archive.namelist()
@@ -111,18 +111,18 @@ class _Archive:
             try:
                 info = self._archive.getinfo(f"{self._prefix}data/{storage.key}")
             except KeyError as error:
-                raise Damaged(f"storage {shown(storage.key)} is missing") from error
+                raise DamagedFile(f"storage {shown(storage.key)} is missing") from error
             expected = storage.numel * storage.dtype.itemsize
             if info.file_size != expected:
-                raise Damaged(f"storage {shown(storage.key)} has {info.file_size} bytes, expected {expected}")
+                raise DamagedFile(f"storage {shown(storage.key)} has {info.file_size} bytes, expected {expected}")
             self._bytes_left -= expected
             if self._bytes_left < 0:
-                raise Damaged("its storages overlap")
+                raise DamagedFile("its storages overlap")
             content = bytearray(self._archive.read(info))
             self._storages[storage.key] = (
                 torch.frombuffer(content, dtype=storage.dtype) if content else torch.empty(0, dtype=storage.dtype)
             )
         flat = self._storages[storage.key]
         if flat.dtype != storage.dtype or flat.numel() != storage.numel:
-            raise Damaged(f"storage {shown(storage.key)} is described in two ways")
+            raise DamagedFile(f"storage {shown(storage.key)} is described in two ways")
         return flat

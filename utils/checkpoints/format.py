@@ -17,10 +17,10 @@ import torch
 
 from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, read_archive, unreadable
 from tessera.utils.checkpoints.foreign.yolov5 import find_module
-from tessera.utils.checkpoints.restricted_unpickler import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
 from tessera.utils.checkpoints.schema import check_values
 from tessera.utils.errors import UserError, did_you_mean
-from tessera.utils.files import atomic_write, special_kind
+from tessera.utils.files import atomic_write, special_file_kind
 from tessera.utils.text import shown
 
 FORMAT = 1  # value of "version"; raised when older readers could not resume from the file
@@ -110,7 +110,7 @@ def read_content(path: Path) -> tuple[Any, int]:
     Raises:
         UserError: no such file, or it is damaged or hostile.
     """
-    if kind := special_kind(path):
+    if kind := special_file_kind(path):
         raise UserError(f"{path}: found {kind}, expected a checkpoint file.")
     if not path.is_file():
         near = did_you_mean(path.name, (p.name for p in path.parent.glob("*.pt"))) if path.parent.is_dir() else ""
@@ -154,7 +154,7 @@ def checked_checkpoint(path: Path, content: Any, most_parts: int) -> dict[str, A
     state = {**content, **{key: None for key in _OPTIONAL_KEYS if key not in content}}
     try:
         check_values(state, most_parts)
-    except Damaged as error:
+    except DamagedFile as error:
         raise UserError(f"{path}: damaged: {error}. Use another checkpoint.") from error
     return state
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tessera.data.source.annotations.class_matching import match_classes, names_say_nothing
+from tessera.data.source.annotations.class_matching import has_placeholder_names, match_classes
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.head import Head
 from tessera.models.model_yaml import read_model
@@ -21,7 +21,7 @@ from tessera.utils.checkpoints.transfer import intersect_weights
 from tessera.utils.checkpoints.weights import Weights, load_weights
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
-from tessera.utils.text import counted, first_of, printable
+from tessera.utils.text import escape_control, first_of, plural
 from tessera.utils.types import Start
 
 log = logging.getLogger(__name__)
@@ -40,14 +40,14 @@ def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | N
     return load_weights(resolve_weights(config.weights))
 
 
-def kind_of_start(config: TrainConfig, names: Sequence[str], weights: Weights | None) -> Start:
+def start_kind(config: TrainConfig, names: Sequence[str], weights: Weights | None) -> Start:
     """Return the kind of weights that a model for the classes `names` starts from; "scratch" for a resumed run."""
     if weights is None:
         return "scratch"
     if weights.family == efficientnet_lite.FAMILY:
         return "body"
     knows_all = -1 not in match_classes(weights.names, names)
-    has_names = not (names_say_nothing(names) or names_say_nothing(weights.names))
+    has_names = not (has_placeholder_names(names) or has_placeholder_names(weights.names))
     own_model = not config.cfg or _layers_of(config.cfg) == _layers_of(weights.model_yaml)
     return "known" if knows_all and has_names and own_model else "new"
 
@@ -107,7 +107,7 @@ def build_model(
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if not trained:
         raise ConfigError(
-            f"{flag}: nothing left to train in {model.name}, which has {counted(layers, 'layer')}, 0 to {layers - 1}. "
+            f"{flag}: nothing left to train in {model.name}, which has {plural(layers, 'layer')}, 0 to {layers - 1}. "
             f"Freeze fewer: --freeze {layers - 1} trains the head alone."
         )
     if frozen:
@@ -134,9 +134,9 @@ def match_class_layers(model: DetectionModel, weights: Weights) -> _MatchedWeigh
     if not layers:
         return _MatchedWeights(weights.state_dict, {}, "")
     names = [name for name, number in zip(model.names, known, strict=True) if number >= 0]
-    by_number = names and (names_say_nothing(weights.names) or names_say_nothing(model.names))
+    by_number = names and (has_placeholder_names(weights.names) or has_placeholder_names(model.names))
     by = "number" if by_number else "name"
-    listed = f" ({printable(first_of(names, 5))})" if names and by == "name" else ""
+    listed = f" ({escape_control(first_of(names, 5))})" if names and by == "name" else ""
     report = f"; class layer: {len(names)} of {model.nc} classes known by {by}{listed}"
     if len(names) == model.nc:
         return _MatchedWeights({**weights.state_dict, **layers}, {}, report)
@@ -144,7 +144,7 @@ def match_class_layers(model: DetectionModel, weights: Weights) -> _MatchedWeigh
     return _MatchedWeights(whole, layers, f"{report}, {model.nc - len(names)} reinitialised")
 
 
-def fix_norms(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Weights | None) -> Hyp:
+def fix_norm_statistics(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Weights | None) -> Hyp:
     """Fix the statistics of the first `hyp.fixed_norms` layers in a run from weights.
 
     Return the hyperparameters with `fixed_norms` reduced to the layers that were loaded completely. For a resumed run,
@@ -160,7 +160,7 @@ def fix_norms(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Wei
             if fits.get(name) != t.shape
         )
         layers = min(layers, next(reinitialised, layers))
-    model.fix_statistics(layers)
+    model.freeze_norm_statistics(layers)
     if any(index >= layers for index in config.frozen_layers):
         log.info("The frozen normalisation layers still update their statistics.")
     return dataclasses.replace(hyp, fixed_norms=float(layers)) if config.weights else hyp

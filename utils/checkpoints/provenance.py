@@ -55,6 +55,6 @@ def describe_metrics(metrics: Metrics | None) -> dict[str, Any]:
     }
 
 
-def written_by() -> dict[str, str | None]:
+def program_version() -> dict[str, str | None]:
     """Return the program's version and git commit, under the names that its files use."""
     return {"tessera_version": __version__, "git": git_revision()}

@@ -12,8 +12,8 @@ from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.checkpoints.foreign.efficientnet_lite import NAME as IMAGENET
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError, did_you_mean
-from tessera.utils.files import sha256, special_kind
-from tessera.utils.flags.model_zoo import PublishedWeights, published, suggestion
+from tessera.utils.files import sha256, special_file_kind
+from tessera.utils.flags.model_zoo import PublishedWeights, published_weights, suggestion
 from tessera.utils.flags.program import called
 from tessera.utils.text import one_line, shown
 
@@ -39,14 +39,14 @@ def resolve_weights(name: str) -> Path:
     if given.is_file():
         return given
     bare = given.name == name
-    known = published(name) if bare and not given.exists() else None
+    known = published_weights(name) if bare and not given.exists() else None
     if known is not None:
         own = Path(known.name)
         return own if own.is_file() else _published_file(known)
     cached = cache_dir() / "weights" / given.name
     if bare and cached.is_file():
         return cached
-    if kind := special_kind(given):
+    if kind := special_file_kind(given):
         best = given / "weights" / "best.pt"
         none = f" There is no {best} either." if given.is_dir() else ""
         hint = f" Its best checkpoint is --weights {best}." if best.is_file() else none
@@ -67,7 +67,7 @@ def _missing(name: str, given: Path, tried: str) -> UserError:
             "detector, such as runs/train/exp/weights/best.pt."
         )
     bare, model = given.name == name, given.stem if given.suffix in (".pt", ".pth", ".yaml") else given.name
-    if bare and published(model) is None and (MODELS_DIR / f"{model}.yaml").is_file():
+    if bare and published_weights(model) is None and (MODELS_DIR / f"{model}.yaml").is_file():
         return UserError(
             f"--weights {name}: no such file; tried {tried}. No weights of {model} are published. Train it from "
             f"scratch with --cfg {model}.yaml and without --weights, or give a checkpoint of a run."

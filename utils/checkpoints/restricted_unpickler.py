@@ -98,7 +98,7 @@ class Storage:
     numel: int
 
 
-class Damaged(Exception):
+class DamagedFile(Exception):
     """A file that breaks a rule of its format; the text says which."""
 
 
@@ -130,8 +130,8 @@ class RestrictedUnpickler:
         except UserError:
             raise
         except (ValueError, IndexError, KeyError, TypeError, RecursionError) as error:
-            raise Damaged(f"its pickle is malformed ({one_line(str(error), 150)})") from error
-        raise Damaged("its pickle has no end")
+            raise DamagedFile(f"its pickle is malformed ({one_line(str(error), 150)})") from error
+        raise DamagedFile("its pickle has no end")
 
     def _step(self, opcode: str, argument: Any, position: int | None) -> None:
         stack = self._stack

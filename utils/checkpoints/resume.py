@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.data.source.annotations.class_matching import moved_classes
+from tessera.data.source.annotations.class_matching import reordered_classes
 from tessera.utils.checkpoints.training_state import restore_state
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
-from tessera.utils.text import counted, one_line, shown
+from tessera.utils.text import one_line, plural, shown
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ class ResumedRun:
         if before != len(names):
             single = " with --single-cls" if config.single_cls else ""
             raise UserError(
-                f"--resume {self.run}: {config.data}{single} has {counted(len(names), 'class')}, the run has {before}. "
+                f"--resume {self.run}: {config.data}{single} has {plural(len(names), 'class')}, the run has {before}. "
                 "Give the data and flags of the run, or start a new run from the checkpoint with --weights."
             )
-        moved = moved_classes(self.checkpoint["names"], names)
+        moved = reordered_classes(self.checkpoint["names"], names)
         if moved:
             raise UserError(
                 f"--resume {self.run}: {config.data} has the classes in another order than the run ({moved}), which "
@@ -70,7 +70,7 @@ class ResumedRun:
                 log.warning(f"--resume: --{flag} {now} from now on, {was} before; results will differ.")
         progress.convert_batches(before.batch_size, config.batch_size, images)  # the data may have shrunk
         if before.batch_size != config.batch_size:
-            was = counted(before.batch_size, "image")
+            was = plural(before.batch_size, "image")
             log.warning(f"--resume: batches of {config.batch_size} instead of {was}; the schedule is rebuilt.")
         log.info(f"Resuming {self.run} in epoch {progress.epoch} after batch {progress.step_in_epoch}")
         self.checkpoint.clear()  # frees two models and the optimizer state

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 import yaml
 
-from tessera.utils.checkpoints.provenance import written_by
+from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import atomic_write, remove_leftovers
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.val import MeasuringConfig
-from tessera.utils.ranks.run_lock import RunLock, hold_run
+from tessera.utils.ranks.run_lock import RunLock, lock_run
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
 
@@ -41,27 +41,27 @@ def new_run(
     Args:
         flags: `project`, `name` and `exist_ok`.
         files: inputs of the run; ConfigError if --exist-ok names a directory that contains one.
-        waits: for another process that writes there, as of `hold_run`, whose errors it raises.
+        waits: for another process that writes there, as of `lock_run`, whose errors it raises.
     """
-    first = first_run(flags)
+    first = run_path(flags)
     with ExitStack() as stack:
         if flags.exist_ok:
-            world.from_main(lambda: require_apart(first, files))
-            run = stack.enter_context(hold_run(first, world, waits=waits))
+            world.run_on_main(lambda: require_outside(first, files))
+            run = stack.enter_context(lock_run(first, world, waits=waits))
         else:
-            run = world.from_main(lambda: stack.enter_context(_make_new(first)).run)
-        world.from_main(lambda: _remove_leftovers(first.parent))
+            run = world.run_on_main(lambda: stack.enter_context(_make_new(first)).run)
+        world.run_on_main(lambda: _remove_leftovers(first.parent))
         yield run
 
 
-def first_run(flags: TrainConfig | MeasuringConfig | DetectConfig) -> Path:
+def run_path(flags: TrainConfig | MeasuringConfig | DetectConfig) -> Path:
     """Return the directory `project/name`, which may not exist yet."""
     return Path(flags.project).expanduser().absolute() / flags.name
 
 
-def require_apart(run: Path, files: Iterable[str | Path]) -> None:
+def require_outside(run: Path, files: Iterable[str | Path]) -> None:
     """Raise ConfigError if an input lies in or below an output directory, which could overwrite it."""
-    lies_there = lying_in(run)
+    lies_there = inside_test(run)
     for file in files:
         if lies_there(file):
             raise ConfigError(
@@ -71,7 +71,7 @@ def require_apart(run: Path, files: Iterable[str | Path]) -> None:
 
 
 # Paths are strings here: 100,000 Path objects take seconds.
-def lying_in(folder: Path) -> Callable[[str | Path], bool]:
+def inside_test(folder: Path) -> Callable[[str | Path], bool]:
     """Return a test whether a file lies in a directory or below it, also through links and bind mounts."""
     try:
         wanted = folder.stat()
@@ -124,7 +124,7 @@ def newest_last_checkpoint(project: str | Path) -> Path:
 
 def write_flags(path: Path, config: TrainConfig) -> None:
     """Write a run's flags as YAML, below a comment with the program's version."""
-    program = {**written_by(), "torch": torch.__version__}
+    program = {**program_version(), "torch": torch.__version__}
     write_yaml(path, config.as_dict(), ", ".join(f"{name} {value}" for name, value in program.items() if value))
 
 

@@ -20,7 +20,7 @@ from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import Interrupted
 from tessera.utils.flags.program import called, git_revision
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.ranks.signals import Interruption
+from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -66,11 +66,11 @@ class Saver:
         state: TrainState[DetectionModel],
         dataset_hash: str,
         pixels: PixelRule | None,
-        interruption: Interruption,
+        interruption: StopSignals,
         settle: Callable[[], bool],
     ) -> None:
         self.folder = context.folder / "weights"
-        has_best = context.resumed and context.world.from_main((self.folder / "best.pt").is_file)
+        has_best = context.resumed and context.world.run_on_main((self.folder / "best.pt").is_file)
         self.best = self.folder / ("best.pt" if has_best else "last.pt")
         self._context, self._state, self._dataset_hash, self._pixels = context, state, dataset_hash, pixels
         self._interruption, self._settle_state = interruption, settle
@@ -89,7 +89,7 @@ class Saver:
     def settle(self) -> None:
         """Settle the state, and wait for the file that is being written."""
         self._settle_state()
-        self._context.world.from_main(self._finish_writing)
+        self._context.world.run_on_main(self._finish_writing)
 
     def after_step(self, stop: bool) -> None:
         """Save within an epoch if it is due or a stop was requested.
@@ -166,7 +166,7 @@ class Saver:
             else:
                 self._writing = files, self._thread.submit(self._write, files)
 
-        world.from_main(write)
+        world.run_on_main(write)
         world.set_activity("training")
         return stop
 
@@ -204,7 +204,7 @@ class Saver:
     def _interrupt(self, where: str) -> NoReturn:
         last = self.folder / "last.pt"
         message = f"Stopped as asked in {where}. Resume with: {called('train.py')} --resume {last}"
-        self._interruption.begin_end()
+        self._interruption.begin_shutdown()
         raise Interrupted(message, self._interruption.requested, saved=True)
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from tessera.data.source.annotations.classes import LONGEST_CLASS_NAME
-from tessera.utils.checkpoints.restricted_unpickler import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
 from tessera.utils.engine.stopping import START
-from tessera.utils.text import counted, shown
+from tessera.utils.text import plural, shown
 
 MIN_IMGSZ, MAX_IMGSZ = 32, 8192  # as of --imgsz
 _DEEPEST = 20
@@ -137,7 +137,7 @@ def check_values(state: Mapping[str, Any], most: int = sys.maxsize) -> None:
     check_parts(state, most)
     for key, (words, test) in _KINDS.items():
         if key in state and not test(state[key]):
-            raise Damaged(f"its `{key}` ({type(state[key]).__name__}) is not {words}")
+            raise DamagedFile(f"its `{key}` ({type(state[key]).__name__}) is not {words}")
 
 
 def check_detector(
@@ -149,14 +149,16 @@ def check_detector(
     """
     for name in names:
         if type(name) is not str or len(name) > LONGEST_CLASS_NAME:
-            raise Damaged(f"it names a class {shown(name, 60)}, expected text of at most {LONGEST_CLASS_NAME} letters")
+            raise DamagedFile(
+                f"it names a class {shown(name, 60)}, expected text of at most {LONGEST_CLASS_NAME} letters"
+            )
     if imgsz is not None and not MIN_IMGSZ <= imgsz <= MAX_IMGSZ:
-        raise Damaged(f"its size is {imgsz} pixels, expected {MIN_IMGSZ} to {MAX_IMGSZ}")
+        raise DamagedFile(f"its size is {imgsz} pixels, expected {MIN_IMGSZ} to {MAX_IMGSZ}")
     for value in (*(() if confidence is None else (confidence,)), *class_confidences):
         if not 0 <= value <= 1:
-            raise Damaged(f"its confidence is {value:g}, expected 0 to 1")
+            raise DamagedFile(f"its confidence is {value:g}, expected 0 to 1")
     if len(class_confidences) not in (0, len(names)):
-        raise Damaged(f"it has {counted(len(class_confidences), 'confidence')} for {counted(len(names), 'class')}")
+        raise DamagedFile(f"it has {plural(len(class_confidences), 'confidence')} for {plural(len(names), 'class')}")
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
@@ -166,7 +168,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
             continue
         extremes = tensor.float().aminmax()  # propagates NaN; one pass, and no copy of float32
         if not all(map(math.isfinite, map(float, extremes))):
-            raise Damaged(f"{shown(name)} has values that are not finite (NaN or infinite)")
+            raise DamagedFile(f"{shown(name)} has values that are not finite (NaN or infinite)")
 
 
 def check_parts(value: Any, most: int) -> None:
@@ -181,12 +183,12 @@ def check_parts(value: Any, most: int) -> None:
             if isinstance(part, (dict, list, tuple)):
                 parts += len(part)
                 if parts > most:
-                    raise Damaged("its values contain each other")
+                    raise DamagedFile("its values contain each other")
                 if isinstance(part, dict) and not all(map(_is_plain, part)):
-                    raise Damaged("it has a key that is neither text nor a number")
+                    raise DamagedFile("it has a key that is neither text nor a number")
                 below += part.values() if isinstance(part, dict) else part
             elif not (_is_plain(part) or type(part) is int or isinstance(part, Tensor)):
-                raise Damaged(f"it holds a value of type {type(part).__name__}, which no checkpoint has")
+                raise DamagedFile(f"it holds a value of type {type(part).__name__}, which no checkpoint has")
         level = below
     if level:
-        raise Damaged(f"its values are nested more than {_DEEPEST} deep")
+        raise DamagedFile(f"its values are nested more than {_DEEPEST} deep")

@@ -13,15 +13,15 @@ from tessera.models.detector import DetectionModel
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.foreign.read import import_foreign
 from tessera.utils.checkpoints.format import WEIGHTS_KEYS, checked_checkpoint, read_content
-from tessera.utils.checkpoints.restricted_unpickler import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
 from tessera.utils.checkpoints.schema import check_detector, check_finite
 from tessera.utils.checkpoints.transfer import tensor_differences
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.program import called
-from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_of
+from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
 from tessera.utils.machine.optional_packages import import_extra
-from tessera.utils.text import counted, first_line, shown, strict_json
+from tessera.utils.text import first_line, plural, shown, strict_json
 
 _SAFETENSORS, _SAFETENSORS_FORMAT = ".safetensors", "tessera-weights 1"
 _USUAL_IMGSZ = 640  # default for files without a training size
@@ -52,7 +52,7 @@ class Weights(NamedTuple):
     checkpoint: Mapping[str, Any] | None = None  # `WEIGHTS_KEYS` of a checkpoint of this program
 
     @property
-    def usual_imgsz(self) -> int:
+    def default_imgsz(self) -> int:
         """Default image size in pixels for validation, detection and export."""
         return self.imgsz or _USUAL_IMGSZ
 
@@ -68,12 +68,12 @@ def load_weights(path: Path) -> Weights:
             f"{path}: an exported file, which only {called('val.py')} and {called('detect.py')} accept. Give the .pt "
             "that it was exported from, such as runs/train/exp/weights/best.pt."
         )
-    with explain_out_of_memory_of(path, Accelerator()):
+    with explain_out_of_memory_loading(path, Accelerator()):
         weights = _read(path)
     try:
         check_detector(weights.names, weights.imgsz, weights.confidence, weights.class_confidences)
         check_finite(weights.state_dict)
-    except Damaged as error:
+    except DamagedFile as error:
         raise UserError(f"{path}: damaged: {error}. Use another checkpoint, such as an earlier one.") from error
     return weights
 
@@ -88,7 +88,7 @@ def _read(path: Path) -> Weights:
         return Weights(imported.state_dict, imported.model_yaml, imported.names, source, family=family)
     state = checked_checkpoint(path, content, length)
     epoch = state["epoch"]
-    done = f"in epoch {epoch}" if state.get("step_in_epoch") else f"after {counted(epoch, 'epoch')}"
+    done = f"in epoch {epoch}" if state.get("step_in_epoch") else f"after {plural(epoch, 'epoch')}"
     data = state["config"].get("data")
     thresholds = state["thresholds"] or {"confidence": None, "class_confidences": ()}
     return Weights(
@@ -145,7 +145,7 @@ def model_of_weights(weights: Weights, given: str) -> DetectionModel:
         UserError: the weights do not fit the architecture.
         ConfigError: the architecture is invalid.
     """
-    with explain_out_of_memory_of(given, Accelerator()):
+    with explain_out_of_memory_loading(given, Accelerator()):
         model = DetectionModel(weights.model_yaml, names=weights.names or None)
     different = tensor_differences(model.state_dict(), weights.state_dict, most=2)
     if different:

@@ -30,7 +30,7 @@ def _floored(size: int, stride: int) -> int:
     return max(size // stride, 1) * stride
 
 
-def least_images(size: int, stride: int) -> int:
+def min_images(size: int, stride: int) -> int:
     """Return how many images of `size` pixels a normalisation needs: a single value has no variance."""
     return 2 if size <= stride else 1
 
@@ -40,7 +40,7 @@ def check_statistics(context: RunContext) -> None:
     config, imgsz, stride, ranks = context.config, context.imgsz, context.stride, context.world.size
     size = smallest_size(imgsz, stride) if config.multi_scale else imgsz
     images = context.batch_size if config.sync_bn else context.rank_batch_size
-    if images >= least_images(size, stride):
+    if images >= min_images(size, stride):
         return
     scaled, enough = (f" --multi-scale, down to {size} px", 4 * stride) if config.multi_scale else ("", 2 * stride)
     each, shared = (" on each rank", ", --sync-bn") if ranks > 1 else ("", "")

@@ -10,7 +10,7 @@ from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
 from tessera.utils.engine.schedule import Schedule, accumulation
-from tessera.utils.text import counted, one_line
+from tessera.utils.text import one_line, plural
 from tessera.utils.types import Start
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ def pretrained_hint(config: TrainConfig, images: int) -> str:
         return ""
     other = " --cfg tessera-lite0.yaml" if config.cfg else ""
     return (
-        f"Training from scratch on {counted(images, 'image')}; pretrained weights usually do better: --weights "
+        f"Training from scratch on {plural(images, 'image')}; pretrained weights usually do better: --weights "
         f"imagenet{other}, or --weights yolox_tiny.pth (docs/models.md)."
     )
 
@@ -80,9 +80,9 @@ def recipe_summary(run: RunContext, schedule: Schedule) -> str:
         else ""
     )
     accumulated = accumulation(hyp, run.batch_size)
-    images = f"{'up to ' if accumulated > 1 else ''}{counted(run.batch_size * accumulated, 'image')}"
+    images = f"{'up to ' if accumulated > 1 else ''}{plural(run.batch_size * accumulated, 'image')}"
     return (
-        f"Recipe {one_line(run.config.hyp, 60)}: {counted(batches, 'batch')}, {counted(steps, 'step')} of {images}; "
+        f"Recipe {one_line(run.config.hyp, 60)}: {plural(batches, 'batch')}, {plural(steps, 'step')} of {images}; "
         f"{run.optimizer}, learning rate {hyp.lr0:g}{by_layer}, warm-up {schedule.warmup_iterations:,} batches, "
         f"{flat}{fall} to {hyp.lr0 * hyp.lrf:g}; EMA over the last {horizon:,.1f} steps; {mosaic}{fixed}"
     )
@@ -110,7 +110,7 @@ def recipe_warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str
         elif mostly_warm:
             helps += ["a lower warmup_epochs in --hyp"]
         found.append(
-            f"{counted(steps, 'optimizer step')}, {warming} of {counted(schedule.iterations, 'batch')} in the warm-up: "
+            f"{plural(steps, 'optimizer step')}, {warming} of {plural(schedule.iterations, 'batch')} in the warm-up: "
             f"{'too few for a model from scratch' if few else 'most of the run'}. Use {'; or '.join(helps)}."
         )
     return found

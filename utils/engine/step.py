@@ -100,7 +100,7 @@ class TrainStep:
         self._stage = (profile or NoProfile()).stage
 
     def __call__(
-        self, batches: Iterable[Batch], window: int, asked_to_stop: Callable[[], bool] = lambda: False
+        self, batches: Iterable[Batch], window: int, stop_requested: Callable[[], bool] = lambda: False
     ) -> StepResult:
         """Train on the next `window` batches of the epoch, and count them in the progress."""
         progress = self._state.progress
@@ -113,7 +113,7 @@ class TrainStep:
             last = number + 1 == window
             sharing: AbstractContextManager[Any] = nullcontext() if last else gradients_stay_local(self._model)
             with sharing:
-                losses, votes = self._accumulate(batch, progress.step_in_epoch + number, asked_to_stop)
+                losses, votes = self._accumulate(batch, progress.step_in_epoch + number, stop_requested)
             total += losses
             objects = int((batch.targets[:, 1] >= 0).sum())
             indices += batch.indices.tolist()
@@ -133,7 +133,7 @@ class TrainStep:
             self._state.ema.undo_update()
         return flags
 
-    def _accumulate(self, batch: Batch, number: int, asked_to_stop: Callable[[], bool]) -> tuple[Tensor, Tensor]:
+    def _accumulate(self, batch: Batch, number: int, stop_requested: Callable[[], bool]) -> tuple[Tensor, Tensor]:
         """Add the gradient of the epoch's batch `number`; return its losses and the number of stop requests."""
         device, precision = self._world.device, self._state.precision
         with self._stage("copy"):
@@ -143,14 +143,14 @@ class TrainStep:
             size_hw = (images.shape[2], images.shape[3])
             # Counts depend on the labels alone: the all-reduce overlaps with the forward.
             assignment = self._accelerator.send(self._criterion.assign(targets, len(batch), size_hw))
-            wish = torch.full((1,), float(asked_to_stop()), device=device)
-            summing = self._world.sum_later(torch.cat((assignment.counts.flatten(), wish)))
+            wish = torch.full((1,), float(stop_requested()), device=device)
+            summing = self._world.begin_sum(torch.cat((assignment.counts.flatten(), wish)))
         with self._stage("forward"), precision.autocast():
             predictions = self._model(images)
         with self._stage("loss"):
             counts = summing()
             global_counts = counts[:-1].view_as(assignment.counts)
-            loss, losses = self._criterion(predictions, assignment, global_counts, self._world.sum_later)
+            loss, losses = self._criterion(predictions, assignment, global_counts, self._world.begin_sum)
             scaled = precision.scaler.scale(loss * (self._context.batch_size * self._world.size))
         with self._stage("backward"):
             scaled.backward()
@@ -174,7 +174,7 @@ class TrainStep:
         with self._stage("EMA"):
             self._statistics.restore_unless(finite)
             average_statistics(self._model, self._world)
-            state.ema.update(state.model, self._accelerator.decided(finite))
+            state.ema.update(state.model, self._accelerator.host_flag(finite))
         return finite
 
 

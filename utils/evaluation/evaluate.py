@@ -19,16 +19,16 @@ from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.error_counts import Errors, count_errors
 from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.predictors import DetectionCollector, EvaluatedModel, Measurement, Settings, Stopwatch
+from tessera.utils.evaluation.predictors import DetectionCollector, EvaluatedModel, Settings, ShardEvaluation, Stopwatch
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.model import Backend, ImageBackend
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.types import Batch, DatasetIndex, Metrics
 
 VOTE_S = 5.0  # seconds between two votes on stopping
 
 
-class Abandoned(Exception):
+class EvaluationStopped(Exception):
     """A rank was asked to stop, and all ranks have ended the validation."""
 
 
@@ -46,8 +46,8 @@ class Evaluation:
     matches: Matches
 
 
-def measure(
-    model: Backend | PictureBackend | Pipeline,
+def evaluate_split(
+    model: Backend | ImageBackend | Pipeline,
     index: DatasetIndex,
     world: World,
     imgsz: int,
@@ -55,7 +55,7 @@ def measure(
     *,
     batch_size: int,
     workers: int,
-    sinks: Sequence[DetectionCollector] = (),
+    collectors: Sequence[DetectionCollector] = (),
 ) -> Evaluation:
     """Evaluate an opened model, or a pipeline around it, on a split.
 
@@ -76,7 +76,7 @@ def measure(
             size_hw=backend.size_hw if isinstance(backend, Backend) else None,
         ) as loader,
     ):
-        return evaluate(model, loader, world, settings, sinks=sinks)
+        return evaluate(model, loader, world, settings, collectors=collectors)
 
 
 def evaluate(
@@ -86,7 +86,7 @@ def evaluate(
     settings: Settings | None = None,
     *,
     criterion: Criterion[Any] | None = None,
-    sinks: Sequence[DetectionCollector] = (),
+    collectors: Sequence[DetectionCollector] = (),
 ) -> Evaluation:
     """Evaluate `model` on this rank's images, and gather the results of all ranks.
 
@@ -101,13 +101,13 @@ def evaluate(
     settings = settings or Settings()
     accelerator = world.accelerator
     precision = settings.precision or Precision(accelerator, torch.float32)
-    found = Measurement(model, loader.index, world, settings, precision, criterion)
-    with accelerator.untuned():
-        found.add(_voting(accelerator.in_advance(loader), settings.asked_to_stop, world), sinks)
+    found = ShardEvaluation(model, loader.index, world, settings, precision, criterion)
+    with accelerator.without_kernel_benchmark():
+        found.add(_voting(accelerator.prefetch(loader), settings.stop_requested, world), collectors)
     return _joined(found, loader.index, world)
 
 
-def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, world: World) -> Iterator[Batch]:
+def _voting(batches: Iterator[Batch], stop_requested: Callable[[], bool] | None, world: World) -> Iterator[Batch]:
     """Yield the batches; after the first, and then about every `VOTE_S`, the ranks vote on stopping.
 
     A rank that has no batch left keeps voting until all are done. Each vote sets the number of batches until the next
@@ -116,7 +116,7 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
     Raises:
         Abandoned: on every rank, where one was asked to stop.
     """
-    if asked_to_stop is None:
+    if stop_requested is None:
         yield from batches
         return
     count, busy = 1, True
@@ -126,14 +126,14 @@ def _voting(batches: Iterator[Batch], asked_to_stop: Callable[[], bool] | None, 
             yield batch
             taken += 1
         pace = (time.monotonic() - started) / max(taken, 1)  # seconds a batch
-        stops, taken_by_rank, paces = zip(*world.all_gather((asked_to_stop(), taken, pace)), strict=True)
+        stops, taken_by_rank, paces = zip(*world.all_gather((stop_requested(), taken, pace)), strict=True)
         if any(stops):
-            raise Abandoned
+            raise EvaluationStopped
         busy = max(taken_by_rank) == count
         count = max(1, int(VOTE_S / max(max(paces), 1e-9)))
 
 
-def _joined(found: Measurement, index: DatasetIndex, world: World) -> Evaluation:
+def _joined(found: ShardEvaluation, index: DatasetIndex, world: World) -> Evaluation:
     """Gather the results of all ranks on rank 0, and broadcast the metrics."""
     totals = None if found.meter is None else found.meter.total()
     shares = world.gather((Matches.joined(found.matches), totals, found.clock.seconds()))

@@ -48,18 +48,18 @@ def output_stems(paths: Sequence[Path]) -> list[str]:
     absolute = [os.path.abspath(path) for path in paths]  # noqa: PTH100 - removes "..", which Path.absolute keeps
     root = os.path.commonpath([os.path.dirname(path) for path in absolute])  # noqa: PTH120
     relative = [Path(path).relative_to(root) for path in absolute]
-    shortened = [usable_place(path.with_suffix("")).as_posix() for path in relative]
+    shortened = [output_path(path.with_suffix("")).as_posix() for path in relative]
     if _all_differ(shortened):
         return shortened
     taken: set[str] = set()
-    return [numbered(usable_place(path).as_posix(), taken) for path in relative]
+    return [unique_name(output_path(path).as_posix(), taken) for path in relative]
 
 
 def _all_differ(names: Sequence[str]) -> bool:
     return len({name_key(name) for name in names}) == len(names)
 
 
-def numbered(name: str, taken: set[str]) -> str:
+def unique_name(name: str, taken: set[str]) -> str:
     """Return the name, with a number if it is `taken`, and add it to `taken`."""
     free = next(
         text for number in count(1) if name_key(text := f"{name}-{number}" if number > 1 else name) not in taken
@@ -68,7 +68,7 @@ def numbered(name: str, taken: set[str]) -> str:
     return free
 
 
-def usable_place(name: PurePath) -> PurePath:
+def output_path(name: PurePath) -> PurePath:
     """Return a relative path for results: short enough, and no folder of it named like a result file."""
     *folders, last = ("_" if part == ".." else part for part in name.parts)
     for i, folder in enumerate(folders):

@@ -25,24 +25,24 @@ from tessera.data.source.decode import read_image
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.nms import (
-    Suppression,
+    NmsSettings,
+    nms_of_candidates,
     non_max_suppression,
-    strongest_candidates,
-    suppress_candidates,
+    select_candidates,
     undo_letterbox,
 )
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import ImageMatches, match_image
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.host import threads_apart
+from tessera.utils.machine.host import single_threaded_pool
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.model import Backend, PictureBackend
-from tessera.utils.runtime.pipeline import Pipeline, rules_of_network
+from tessera.utils.runtime.model import Backend, ImageBackend
+from tessera.utils.runtime.pipeline import Pipeline, network_nms
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 _MOST_THREADS = 4  # more would wait for each other: only NMS runs without the GIL
-EvaluatedModel = DetectionModel | Backend | PictureBackend | Pipeline
+EvaluatedModel = DetectionModel | Backend | ImageBackend | Pipeline
 # Waits for a batch; returns a function per image, whose detections are on the host in pixels of the original image.
 PendingDetections = Callable[[], Sequence[Callable[[], Detections]]]
 
@@ -82,7 +82,7 @@ class Stopwatch:
     def seconds(self) -> dict[str, float]:
         """Wait for the device and return the totals."""
         for stage, start, end in self._laps:
-            self._seconds[stage] += self._accelerator.seconds_between(start, end)
+            self._seconds[stage] += self._accelerator.elapsed_s(start, end)
         self._laps.clear()
         return dict(self._seconds)
 
@@ -105,11 +105,11 @@ class Settings:
     max_det: int = 300
     precision: Precision | None = None
     errors: bool = True
-    asked_to_stop: Callable[[], bool] | None = None
+    stop_requested: Callable[[], bool] | None = None
     class_of: tuple[int, ...] = ()
 
 
-class Measurement:
+class ShardEvaluation:
     """Evaluation of this rank's images; arguments as of `evaluate`, `index` is the whole split.
 
     Attributes:
@@ -133,14 +133,14 @@ class Measurement:
         self.settings, self._index, self._accelerator = settings, index, world.accelerator
         self._class_of = torch.tensor(settings.class_of) if settings.class_of else None
         one_class = set(settings.class_of or range(len(index.names))) == {0}  # several classes of a box are duplicates
-        rules = Suppression(
+        rules = NmsSettings(
             settings.conf,
             settings.iou,
             settings.max_det,
             multi_label=not one_class,
             agnostic=one_class,
         )
-        if isinstance(model, PictureBackend):
+        if isinstance(model, ImageBackend):
             model = Pipeline(model, model.imgsz)
         self._predictor = (
             ImagePredictor(model, rules, index)
@@ -151,24 +151,28 @@ class Measurement:
         self._threads = 1 if self._finishes_in_thread else min(_MOST_THREADS, world.cpus)
 
     @torch.no_grad()
-    def add(self, batches: Iterable[Batch], sinks: Sequence[DetectionCollector] = ()) -> None:
+    def add(self, batches: Iterable[Batch], collectors: Sequence[DetectionCollector] = ()) -> None:
         """Evaluate batches whose images are on the device, or on their way to it."""
         waiting: deque[Callable[[], None]] = deque()
         with ThreadPoolExecutor(self._threads, "evaluation") as pool:  # without work it starts no thread
             for batch in batches:
                 found = self._predictor.launch(batch, self.clock, self.meter)
                 if self._finishes_in_thread:
-                    waiting.append(pool.submit(self._finish, batch, found, map, sinks).result)
+                    waiting.append(pool.submit(self._finish, batch, found, map, collectors).result)
                 else:
                     apply = pool.map if self._accelerator.queue_depth else map
-                    waiting.append(partial(self._finish, batch, found, apply, sinks))
+                    waiting.append(partial(self._finish, batch, found, apply, collectors))
                 if len(waiting) > max(self._accelerator.queue_depth, int(self._finishes_in_thread)):
                     waiting.popleft()()
             while waiting:
                 waiting.popleft()()
 
     def _finish(
-        self, batch: Batch, found: PendingDetections, apply: Callable[..., Any], sinks: Sequence[DetectionCollector]
+        self,
+        batch: Batch,
+        found: PendingDetections,
+        apply: Callable[..., Any],
+        collectors: Sequence[DetectionCollector],
     ) -> None:
         """Match a batch's detections, in the order of its images."""
         images = batch.indices.tolist()
@@ -176,7 +180,7 @@ class Measurement:
         for image, (_, matches, seconds) in zip(images, results, strict=True):
             self.matches.append(Matches.of_image(image, matches, keep_boxes=self.settings.errors))
             self.clock.add("nms", seconds)
-        for sink in sinks:
+        for sink in collectors:
             sink.add(batch, [detections for detections, *_ in results])
 
     def _image(self, image: int, predict: Callable[[], Detections]) -> tuple[Detections, ImageMatches, float]:
@@ -207,11 +211,13 @@ class NetworkPredictor:
     """
 
     def __init__(
-        self, model: DetectionModel | Backend, rules: Suppression, precision: Precision, accelerator: Accelerator
+        self, model: DetectionModel | Backend, rules: NmsSettings, precision: Precision, accelerator: Accelerator
     ) -> None:
         self._model, self._precision, self._accelerator = model, precision, accelerator
-        self._rules = rules_of_network(rules, model.head if isinstance(model, DetectionModel) else model)
-        self.concurrent_images = model.compute_apart() if isinstance(model, Backend) and model.divides_batches else 1
+        self._rules = network_nms(rules, model.head if isinstance(model, DetectionModel) else model)
+        self.concurrent_images = (
+            model.enable_concurrency() if isinstance(model, Backend) and model.splits_batches else 1
+        )
 
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> PendingDetections:
         """Start the computation of a batch; the returned functions may run in several threads and change nothing."""
@@ -245,9 +251,9 @@ class NetworkPredictor:
         Images that are computed concurrently leave NMS to the thread that finishes the batch.
         """
         if self._accelerator.queue_depth:
-            copied = self._accelerator.read_back(strongest_candidates(decoded, self._rules))
+            copied = self._accelerator.read_back(select_candidates(decoded, self._rules))
             clock.lap("nms")
-            return lambda: [partial(suppress_candidates, rows, self._rules) for rows in copied()]
+            return lambda: [partial(nms_of_candidates, rows, self._rules) for rows in copied()]
         if self.concurrent_images > 1:
             return lambda: self._nms_on_host(decoded, clock)
         found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
@@ -264,9 +270,9 @@ class NetworkPredictor:
 class ImagePredictor:
     """A per-image pipeline, with images decoded as for training; interface of NetworkPredictor."""
 
-    def __init__(self, pipeline: Pipeline, rules: Suppression, index: DatasetIndex) -> None:
+    def __init__(self, pipeline: Pipeline, rules: NmsSettings, index: DatasetIndex) -> None:
         self._pipeline, self._rules, self._index = pipeline, rules, index
-        self.concurrent_images = pipeline.backend.compute_apart()
+        self.concurrent_images = pipeline.backend.enable_concurrency()
 
     def launch(self, batch: Batch, clock: Stopwatch, meter: LossMeter | None) -> PendingDetections:
         """Detect on the images of a batch, as many concurrently as the pipeline allows."""
@@ -275,7 +281,7 @@ class ImagePredictor:
         if self.concurrent_images == 1:
             predicted = [self._predict(image) for image in images]
         else:
-            with threads_apart(self.concurrent_images, "prediction") as pool:
+            with single_threaded_pool(self.concurrent_images, "prediction") as pool:
                 predicted = list(pool.map(self._predict, images))
         clock.add("inference", sum(seconds for _, seconds in predicted) / self.concurrent_images)
         return lambda: [lambda one=one: one for one, _ in predicted]  # type: ignore[misc]

@@ -22,7 +22,7 @@ from tessera.utils.exporting.onnx_file import write_onnx, write_openvino
 from tessera.utils.exporting.parity.file_content import files_of
 from tessera.utils.files import atomic_write
 from tessera.utils.flags.export import ExportConfig
-from tessera.utils.machine.optional_packages import explain_failures, import_extra
+from tessera.utils.machine.optional_packages import explain_library_errors, import_extra
 from tessera.utils.text import shown
 
 
@@ -68,7 +68,7 @@ class Format:
             with tempfile.TemporaryDirectory() as folder:
                 staged = Path(folder) / path.name
                 modules = (*self.packages, self.quantiser) if job.config.int8 else self.packages
-                with explain_failures(f"--include {self.name}", modules, self.extra):
+                with explain_library_errors(f"--include {self.name}", modules, self.extra):
                     self.write(job, staged)
                 for made, target in reversed([*zip(files_of(staged), files_of(path), strict=True)]):
                     with made.open("rb") as source, atomic_write(target) as file:

@@ -27,9 +27,9 @@ from tessera.utils.exporting.quantized.sensitivity import N_IMAGES, sensitive_la
 from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import parsed_confidence
-from tessera.utils.runtime.evaluation_data import classes_of
+from tessera.utils.runtime.evaluation_data import model_classes
 from tessera.utils.runtime.model import DEFAULT_CONF
-from tessera.utils.runtime.pipeline import fit_picture, network_input
+from tessera.utils.runtime.pipeline import letterbox_image, network_input
 from tessera.utils.types import DatasetIndex
 
 CALIBRATION = 128  # training images, spread evenly
@@ -73,9 +73,9 @@ class ExportJob:
         model = model_of_weights(weights, str(path))
         if model.channels != 3:
             raise UserError(f"--weights {path}: reads images of {model.channels} channels, expected 3: images are RGB.")
-        model.head.keep_inference(end2end=config.end2end)
+        model.head.strip_for_inference(end2end=config.end2end)
         size_hw = _fixed_size(config, model)
-        requested = config.imgsz[0] if config.imgsz else weights.usual_imgsz
+        requested = config.imgsz[0] if config.imgsz else weights.default_imgsz
         imgsz = max(size_hw) if size_hw else usable_imgsz(requested, model.stride)
         requested_conf = parsed_confidence(config.conf_thres)
         conf = (weights.confidence or DEFAULT_CONF) if requested_conf is None else requested_conf
@@ -99,7 +99,7 @@ class ExportJob:
     def images(self, split: str) -> tuple[DatasetIndex | None, tuple[int, ...]]:
         """Return a split of `--data`, or of the training dataset where that exists here, and the classes of val.
 
-        The classes are those of `classes_of`; other splits have (). Nothing is downloaded without `--data`.
+        The classes are those of `model_classes`; other splits have (). Nothing is downloaded without `--data`.
 
         Raises:
             UserError: `--data` is missing, invalid, or has none of the model's classes.
@@ -110,7 +110,7 @@ class ExportJob:
         try:
             spec = load_spec(given or self.weights.data, obtain=bool(given))
             index, source = build_index(spec, split, single_cls=single_cls), f"--weights {self.path}"
-            return index, classes_of(self.model.names, spec, source, single_cls=single_cls) if split == "val" else ()
+            return index, model_classes(self.model.names, spec, source, single_cls=single_cls) if split == "val" else ()
         except UserError as error:
             if given:
                 raise
@@ -140,7 +140,7 @@ class ExportJob:
     def calibration_images(self, count: int = CALIBRATION) -> Iterator[Tensor]:
         """Yield calibration images as network input, float32 (1, 3, h, w)."""
         for pixels in self.raw_calibration_images(count):
-            canvas, _ = fit_picture(pixels, self.imgsz, self.model.stride, self.size_hw)
+            canvas, _ = letterbox_image(pixels, self.imgsz, self.model.stride, self.size_hw)
             yield network_input(canvas, torch.device("cpu")).contiguous()
 
     @cached_property

@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from tessera.utils.checkpoints.provenance import written_by
+from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.exporting.job import ExportJob
-from tessera.utils.flags.model_zoo import licence_of, published
+from tessera.utils.flags.model_zoo import licence_of, published_weights
 from tessera.utils.runtime.exported import BARE, WHOLE
 from tessera.utils.text import one_line, strict_json
 
@@ -57,7 +57,7 @@ def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
         "weights_sha256": job.sha256,
         "data": weights.data,
         "data_hash": state.get("dataset_hash", ""),
-        **written_by(),
+        **program_version(),
         "torch_version": torch.__version__,
         "license": job.config.license or f"{_GRAPH_LICENSE}; {_of_weights(weights.family, state)}",
     }
@@ -72,7 +72,7 @@ def _of_weights(family: str, state: Mapping[str, Any]) -> str:
     if not given or not isinstance(given, str):
         return text
     name = Path(given).name
-    of = f", the name of a file of {_published_by(known.family)}" if (known := published(name)) else ""
+    of = f", the name of a file of {_published_by(known.family)}" if (known := published_weights(name)) else ""
     return f"{text}; from {one_line(name, 80)}{of}"
 
 

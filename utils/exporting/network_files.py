@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run, written_by
+from tessera.utils.checkpoints.provenance import describe_metrics, describe_run, program_version
 from tessera.utils.checkpoints.weights import save_safetensors
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.job import ExportJob
@@ -85,7 +85,7 @@ def write_small_pt(job: ExportJob, path: Path) -> None:
     if not content:  # another program's; its file name tells the licence of the weights
         run = describe_run(job.model, {"weights": job.path.name}, {}, job.imgsz, "")
         state = {"ema": dict(job.weights.state_dict), "epoch": 0, "imgsz": job.weights.imgsz}
-        content = {**run, **written_by(), **describe_metrics(None), **state}
+        content = {**run, **program_version(), **describe_metrics(None), **state}
     if job.config.half:
         floats = {name: tensor for name, tensor in content["ema"].items() if tensor.is_floating_point()}
         content["ema"] = {**content["ema"], **{name: tensor.half() for name, tensor in floats.items()}}

@@ -24,7 +24,7 @@ class BareNetwork(nn.Module):
     """A fused copy of a model that maps images to predictions.
 
     Args:
-        model: unfused, after its head's `keep_inference`.
+        model: unfused, after its head's `strip_for_inference`.
         half: compute weights and features in float16; decoding stays float32.
         joined: multiply class scores by objectness where the head has one.
     """
@@ -55,7 +55,7 @@ class BareNetwork(nn.Module):
 
 def _inference_copy(model: DetectionModel, *, half: bool) -> DetectionModel:
     copied = DetectionModel(model.yaml, names=model.names)
-    copied.head.keep_inference(end2end=not model.head.needs_suppression)
+    copied.head.strip_for_inference(end2end=not model.head.needs_suppression)
     copied.load_state_dict(model.state_dict())
     copied = copied.eval().fuse().requires_grad_(False)
     if half:  # but what decoding reads

@@ -22,7 +22,7 @@ def headed(program: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {"schema": f"tessera.{program.removesuffix('.py')}/{SCHEMA}", "version": __version__, **values}
 
 
-class Answer:
+class JsonOutput:
     """The JSON object of this process; without `--json` it does nothing.
 
     From `open` on, all other output to stdout goes to stderr, also that of libraries and child processes.
@@ -81,11 +81,11 @@ class Answer:
         self.give(details or {}, exit_code, {"kind": kind, "message": message})
 
 
-answer = Answer()  # a process has one stdout
+answer = JsonOutput()  # a process has one stdout
 
 
 @contextmanager
-def answering(program: str, argv: Sequence[str]) -> Iterator[None]:
+def json_output_of(program: str, argv: Sequence[str]) -> Iterator[None]:
     """Open `answer` within the context if `--json` is given, unless the process has opened it."""
     opened = answer.open(program, argv)
     try:

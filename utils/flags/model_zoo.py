@@ -82,7 +82,7 @@ PUBLISHED = (
 )
 
 
-def published(name: str) -> PublishedWeights | None:
+def published_weights(name: str) -> PublishedWeights | None:
     """Return the published file of a name, or None.
 
     A name is the file's ("yolox_s.pth") or the model's ("yolox-s", "yolov9-t"), with or without .pt or .pth.

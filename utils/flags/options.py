@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, ClassVar, NoReturn
 
-from tessera.utils.environment import quieten_torch
+from tessera.utils.environment import silence_torch
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import user_path
 from tessera.utils.flags.json_output import FLAG
 from tessera.utils.flags.model_zoo import published_table
 from tessera.utils.flags.program import called, git_revision
 from tessera.utils.flags.version import __version__
-from tessera.utils.flags.yolov5_flags import FORMER_WORDS, former_flags, meaning, parted, without_effect
+from tessera.utils.flags.yolov5_flags import YOLOV5_VALUES, ignored_flags, replaced_flags, split_flags, yolov5_flags
 from tessera.utils.text import one_line, shown
 
 log = logging.getLogger(__name__)
@@ -135,8 +135,10 @@ class Options:
             ConfigError: an unknown name.
         """
         names = {flag.lstrip("-").replace("-", "_"): f.name for f in dataclasses.fields(cls) for flag in flags_of(f)}
-        former = {flag.lstrip("-").replace("-", "_"): flag for flag in former_flags(cls.program)}
-        given, idle = meaning(cls.program, [former[key] for key, value in kwargs.items() if key in former and value])
+        former = {flag.lstrip("-").replace("-", "_"): flag for flag in yolov5_flags(cls.program)}
+        given, idle = replaced_flags(
+            cls.program, [former[key] for key, value in kwargs.items() if key in former and value]
+        )
         if idle:
             log.warning(idle)
         for key, value in kwargs.items():
@@ -174,17 +176,17 @@ class Options:
                     "--version", const=version_line, help="print versions and device, and exit", **report
                 )
                 group.add_argument("-h", "--help", action="help", help="show this help, and exit")
-            if title == COMPATIBILITY and (ignored := without_effect(cls.program)):
+            if title == COMPATIBILITY and (ignored := ignored_flags(cls.program)):
                 group.description = f"YOLOv5 flags accepted with a warning and ignored: {' '.join(ignored)}"
-        words, former = parted(cls.program, argv)
+        words, former = split_flags(cls.program, argv)
         given = vars(parser.parse_intermixed_args(words))
         given.pop(FLAG, None)  # `JsonOutput` has read it before
-        return {**meaning(cls.program, former)[0], **given}
+        return {**replaced_flags(cls.program, former)[0], **given}
 
     @classmethod
     def warning(cls, argv: Sequence[str]) -> str:
         """Return one line that names the ignored flags of a command line, or ""."""
-        return meaning(cls.program, parted(cls.program, argv)[1])[1]
+        return replaced_flags(cls.program, split_flags(cls.program, argv)[1])[1]
 
     @property
     def given(self) -> dict[str, Any]:
@@ -229,7 +231,7 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
         return value
     if kind is str:
         value = "" if value is None else str(value)
-        value = FORMER_WORDS.get((flag, value), value)
+        value = YOLOV5_VALUES.get((flag, value), value)
         user_path(value, flag)
         if not m["choices"]:
             return value
@@ -305,9 +307,9 @@ def _add_flag(parser: argparse._ArgumentGroup, f: dataclasses.Field[Any]) -> Non
 
 def version_line() -> str:
     """Return the versions of Tessera (with its git revision), Python and torch, and the default device."""
-    quieten_torch()
+    silence_torch()
     choose = import_module("tessera.utils.machine.choose_device")
     revision = git_revision()
     program = f"tessera {__version__}" + (f" (git {revision})" if revision else "")
     torch = import_module("torch").__version__
-    return f"{program}, Python {platform.python_version()}, torch {torch}, device {choose.device_by_itself()}"
+    return f"{program}, Python {platform.python_version()}, torch {torch}, device {choose.default_device()}"

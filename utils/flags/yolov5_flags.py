@@ -32,20 +32,20 @@ _FLAGS: Mapping[str, Mapping[str, Mapping[str, Any] | str]] = {
         "--topk-all=": "give --max-det instead.",
     },
 }
-FORMER_WORDS = {("--cache", "images"): "ram"}  # flag and value of YOLOv5 → value here
+YOLOV5_VALUES = {("--cache", "images"): "ram"}  # flag and value of YOLOv5 → value here
 
 
-def former_flags(program: str) -> dict[str, bool]:
+def yolov5_flags(program: str) -> dict[str, bool]:
     """Return a command's YOLOv5 flags, each with whether a value may follow."""
     return {flag.rstrip("="): flag.endswith("=") for flag in _FLAGS.get(program, {})}
 
 
-def without_effect(program: str) -> list[str]:
+def ignored_flags(program: str) -> list[str]:
     """Return the YOLOv5 flags that a command ignores."""
     return [flag.rstrip("=") for flag, instead in _FLAGS.get(program, {}).items() if not instead]
 
 
-def meaning(program: str, flags: Iterable[str]) -> tuple[dict[str, Any], str]:
+def replaced_flags(program: str, flags: Iterable[str]) -> tuple[dict[str, Any], str]:
     """Return the fields that YOLOv5 flags set, and a warning that names the ignored ones, or "".
 
     Raises:
@@ -65,9 +65,9 @@ def meaning(program: str, flags: Iterable[str]) -> tuple[dict[str, Any], str]:
     return fields, f"{' '.join(idle)}: YOLOv5 flags that have no effect." if idle else ""
 
 
-def parted(program: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_flags(program: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a command line into words without YOLOv5 flags, with dashes for underscores, and these flags."""
-    former = former_flags(program)
+    former = yolov5_flags(program)
     words: list[str] = []
     found: list[str] = []
     may_follow = False  # a value of the last flag found

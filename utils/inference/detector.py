@@ -11,8 +11,8 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from tessera.data.feed.tile_grid import DEFAULT_OVERLAP
-from tessera.data.source.image_header import breaks_off
-from tessera.models.nms import Suppression
+from tessera.data.source.image_header import is_truncated
+from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
@@ -23,9 +23,9 @@ from tessera.utils.inference.sources.sources import BROKEN_OFF, Sources, open_so
 from tessera.utils.inference.tracking import NO_VIDEO, Tracking, check_trackable
 from tessera.utils.machine.choose_device import choose_accelerator
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, PictureBackend
+from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, ImageBackend
 from tessera.utils.runtime.open_model import open_model
-from tessera.utils.runtime.pipeline import Pipeline, image_hw, suppression_of
+from tessera.utils.runtime.pipeline import Pipeline, image_hw, nms_settings
 from tessera.utils.text import first_of, shown
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Detector:
 
     def __init__(
         self,
-        weights: str | Path | Backend | PictureBackend = "yolov5n.pt",
+        weights: str | Path | Backend | ImageBackend = "yolov5n.pt",
         *,
         trust_file: bool = False,
         imgsz: int | None = None,
@@ -85,14 +85,14 @@ class Detector:
         _check(imgsz, conf_thres, iou_thres, max_det)
         if overlap != DEFAULT_OVERLAP and not tile:
             log.warning(f"overlap {overlap:g}: without effect, as images are not split into tiles. Give tile too.")
-        if isinstance(weights, (Backend, PictureBackend)):
+        if isinstance(weights, (Backend, ImageBackend)):
             model = weights
         else:
             world = World(accelerator=choose_accelerator(device, Launch()))
             model = open_model(str(weights), world, augment=augment, half=half, trust_file=trust_file)
         self.names, self.imgsz = model.names, model.usable_imgsz(imgsz or 0)
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
-        self.rules = suppression_of(
+        self.rules = nms_settings(
             model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs
         )
         self.pipeline = Pipeline(model, self.imgsz, tile, overlap)
@@ -150,7 +150,7 @@ class Detector:
         """Read an image file with the `pixels` rule of the weights."""
         return to_pixels(picture, pixels=self.pipeline.backend.pixels, note=self._note)
 
-    def detect(self, frame: Frame, *, keep_picture: bool = False, rules: Suppression | None = None) -> Result:
+    def detect(self, frame: Frame, *, keep_picture: bool = False, rules: NmsSettings | None = None) -> Result:
         """Detect objects in one frame; `rules` replace those of the detector."""
         found, speed_ms = self.pipeline(frame.pixels, rules or self.rules)
         return Result(
@@ -175,7 +175,7 @@ class Detector:
                 frame = Frame(self.read(picture := Path(picture)), str(picture))
             else:
                 frame = Frame(to_pixels(picture, color=color, pixels=rule, note=self._note), f"picture {number}")
-            if isinstance(picture, (Path, bytes)) and breaks_off(picture):
+            if isinstance(picture, (Path, bytes)) and is_truncated(picture):
                 log.warning(f"{frame.source}: {BROKEN_OFF}")
             yield self.detect(frame, keep_picture=keep)
 
@@ -203,7 +203,7 @@ class Detector:
 
 
 def thresholds(
-    model: Backend | PictureBackend, conf_thres: Confidence, classes: tuple[int, ...] | None
+    model: Backend | ImageBackend, conf_thres: Confidence, classes: tuple[int, ...] | None
 ) -> tuple[float, tuple[float, ...]]:
     """Return the confidence threshold and those of each class, () = the same."""
     best = model.confidence or DEFAULT_CONF

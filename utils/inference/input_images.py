@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Tensor
 
 from tessera.data.source.decode import decode_levels, read_levels
-from tessera.utils.bit_depth import DARK, PixelRule, Pixels, brightest_level, levels_of_image, to_uint8
+from tessera.utils.bit_depth import DARK, PixelRule, Pixels, levels_of_image, max_finite_level, to_uint8
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.text import counted, shown
+from tessera.utils.text import plural, shown
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class DarkImageWarning:
         """Warn where the levels of an image became dark pixels."""
         if self._is_logged or levels.dtype == np.uint8 or (byte := int(pixels.max())) >= DARK:
             return
-        level = brightest_level(levels)
+        level = max_finite_level(levels)
         if level > 0:
             self._is_logged = True
             log.warning(
@@ -76,7 +76,7 @@ def to_pixels(
     if isinstance(picture, (str, Path)):
         return _eight_bits(read_levels(Path(picture)), pixels, note, str(picture))
     if isinstance(picture, (bytes, bytearray, memoryview)):
-        name = counted(len(picture), "byte")
+        name = plural(len(picture), "byte")
         return _eight_bits(decode_levels(np.frombuffer(picture, np.uint8), name), pixels, note, name)
     if isinstance(picture, Image.Image):
         return _of_array(_array_of_image(picture), "rgb", pixels, "PIL image", note)
@@ -111,7 +111,7 @@ def _of_array(
             f"found an image of {array.dtype}, expected uint8, uint16, or floats in 0 to 1. Convert it first."
         )
     if rule is None and np.issubdtype(array.dtype, np.floating):
-        largest = brightest_level(array)
+        largest = max_finite_level(array)
         if largest > _MAX_FLOAT:
             raise UserError(
                 f"found an image of {array.dtype} up to {largest:g}, expected floats in 0 to 1. Divide it by its "

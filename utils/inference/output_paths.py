@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.label_files import MOST_BYTES, name_key, numbered, usable_place
+from tessera.utils.evaluation.label_files import MOST_BYTES, name_key, output_path, unique_name
 from tessera.utils.files import short_name
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.text import shown
@@ -64,8 +64,8 @@ class OutputPaths:
         raise AssertionError("the candidates never end")
 
     def _candidates(self, name: PurePath) -> Iterator[PurePath]:
-        whole = usable_place(name)
-        stem = usable_place(name.with_name(os.path.splitext(name.name)[0]))  # noqa: PTH122 - "..jpg" has no suffix
+        whole = output_path(name)
+        stem = output_path(name.with_name(os.path.splitext(name.name)[0]))  # noqa: PTH122 - "..jpg" has no suffix
         yield stem
         yield whole
         while True:
@@ -77,7 +77,7 @@ def class_folders(names: Sequence[str]) -> dict[str, str]:
     """Return a unique folder for each class name."""
     taken: set[str] = set()
     plain = {name: short_name(_NOT_IN_NAMES.sub("_", name).strip(" .") or "_", MOST_BYTES) for name in names}
-    return {name: numbered(folder, taken) for name, folder in plain.items()}
+    return {name: unique_name(folder, taken) for name, folder in plain.items()}
 
 
 def with_ending(folder: Path, place: PurePath, ending: str) -> Path:

@@ -21,7 +21,7 @@ from tessera.data.source.annotations import auto_labels
 from tessera.data.source.annotations.class_matching import match_classes
 from tessera.data.source.dataset_yaml import load_label_names
 from tessera.utils.bit_depth import Pixels
-from tessera.utils.checkpoints.provenance import written_by
+from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.label_files import save_txt
 from tessera.utils.files import sha256, write_whole
@@ -31,7 +31,7 @@ from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.video_writer import NoCodecError, VideoWriter
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.report.image_grid import Style
-from tessera.utils.text import first_of, harmless_cell, printable, strict_json
+from tessera.utils.text import escape_control, first_of, harmless_cell, strict_json
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class BackgroundWriter(Output):
             self._is_whole = True
 
 
-class PictureFiles(Output):
+class AnnotatedFiles(Output):
     """Annotated images and videos: `folder`/place with the source's suffix, .mp4 for videos and streams.
 
     `fail` receives a message for each video that cannot be written.
@@ -235,7 +235,7 @@ class JsonLines(LineFile):
 
     def __init__(self, path: Path, run: Mapping[str, Any]) -> None:
         super().__init__(path)
-        self._write({"schema": SCHEMA, **run, **written_by()})
+        self._write({"schema": SCHEMA, **run, **program_version()})
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         self._write(result.to_dict())
@@ -260,7 +260,7 @@ class AutoLabelFiles(LineFile):
         folder.mkdir(parents=True, exist_ok=True)
         earlier = path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
         super().__init__(path)
-        run = {"schema": auto_labels.SCHEMA, "weights": weights, "names": list(names), **written_by()}
+        run = {"schema": auto_labels.SCHEMA, "weights": weights, "names": list(names), **program_version()}
         self.append(earlier + strict_json(run) + "\n")
 
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
@@ -292,7 +292,7 @@ def label_classes(names: Sequence[str], data: str) -> tuple[Sequence[str], tuple
             "the dataset to be labelled."
         )
     if left_out:
-        log.info(f"--auto-label: ignoring classes that are not in {data}: {printable(first_of(left_out, 5))}.")
+        log.info(f"--auto-label: ignoring classes that are not in {data}: {escape_control(first_of(left_out, 5))}.")
     return wanted, class_of
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import count, islice, takewhile
 from typing import Any, TypeVar
 
-from tessera.utils.machine.host import threads_apart
+from tessera.utils.machine.host import single_threaded_pool
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -42,7 +42,7 @@ def detect_ahead(items: Iterable[T], find: Callable[[T], R], at_once: int) -> It
     if at_once == 1:
         yield ((item, find(item)) for item in items)
         return
-    with threads_apart(at_once, "finding ahead") as pool:
+    with single_threaded_pool(at_once, "finding ahead") as pool:
         yield _results(_begun(pool, items, find), at_once)
 
 

@@ -18,8 +18,8 @@ from tessera.utils.bit_depth import PixelRule, Pixels
 from tessera.utils.errors import UserError
 from tessera.utils.inference.input_images import Picture, to_pixels
 from tessera.utils.inference.sources.frames import Media
-from tessera.utils.report.image_grid import Annotations, Style, annotated
-from tessera.utils.text import printable
+from tessera.utils.report.image_grid import Annotations, Style, draw_annotations
+from tessera.utils.text import escape_control
 from tessera.utils.types import Detections
 
 
@@ -88,7 +88,7 @@ class Result:
         place = self.source if self.frame is None else f"{self.source} frame {self.frame}"
         counts = np.bincount(self.classes, minlength=len(self.names)) if len(self) else np.zeros(0, np.int64)
         found = ", ".join(f"{counts[c]} {self.names[c]}" for c in np.flatnonzero(counts).tolist())
-        return printable(f"{place}: {found or 'nothing'}")
+        return escape_control(f"{place}: {found or 'nothing'}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON (docs/detect.md); numbers have all digits of float32."""
@@ -125,7 +125,7 @@ class Result:
             labels, scores: draw names, and confidences with them.
         """
         marks = Annotations(self.boxes_xyxy, self.classes, self.scores, self.track_ids)
-        return annotated(self._picture(picture), marks, self.names, Style(line_width, labels, scores))
+        return draw_annotations(self._picture(picture), marks, self.names, Style(line_width, labels, scores))
 
     def crops(self, picture: Picture | None = None) -> list[Pixels]:
         """Return crops of the boxes, uint8 (h, w, 3) RGB, at least one pixel; `picture` as of `draw`."""

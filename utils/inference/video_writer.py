@@ -18,8 +18,8 @@ from tessera.utils.errors import UserError
 from tessera.utils.files import part_of
 from tessera.utils.inference.output_paths import unwritable
 from tessera.utils.inference.sources.capture import Capture
-from tessera.utils.machine.opencv import cv2, in_utf8
-from tessera.utils.streams import words_of_libraries
+from tessera.utils.machine.opencv import cv2, utf8_path
+from tessera.utils.streams import capture_library_output
 from tessera.utils.text import shown
 
 log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class VideoWriter:
 @cache
 def _writes_h264() -> bool:
     """Return whether OpenCV can encode H.264 here, tried once in silence."""
-    with tempfile.TemporaryDirectory(prefix="tessera-") as folder, words_of_libraries(_WORDS):
+    with tempfile.TemporaryDirectory(prefix="tessera-") as folder, capture_library_output(_WORDS):
         path = Path(folder) / "probe.mp4"
         writer = _writer(path, _H264, _DEFAULT_FPS, (_PROBED_PX, _PROBED_PX))
         for level in (0, 255):
@@ -157,7 +157,7 @@ def _writes_h264() -> bool:
 
 
 def _writer(path: Path, codec: str, fps: float, size_wh: tuple[int, int]) -> cv2.VideoWriter:
-    with in_utf8(str(path)) as name:
+    with utf8_path(str(path)) as name:
         return cv2.VideoWriter(name, cv2.CAP_FFMPEG, cv2.VideoWriter.fourcc(*codec), fps, size_wh)
 
 

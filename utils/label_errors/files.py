@@ -9,7 +9,7 @@ from tessera.data.source.scan import ImageLabels
 from tessera.utils.files import atomic_write
 from tessera.utils.label_errors.evidence import LabelErrorKind
 from tessera.utils.label_errors.ranking import LabelError
-from tessera.utils.text import counted, strict_json
+from tessera.utils.text import plural, strict_json
 from tessera.utils.types import DatasetIndex
 
 FILE = "label_errors.jsonl"
@@ -77,14 +77,14 @@ def label_error_table(suspects: Sequence[LabelError], labels: int, images: int, 
         labels, images: numbers that were checked.
         left_out: labels of classes that the weights do not know.
     """
-    among = f"among {counted(labels, 'label')} of {counted(images, 'image')}"
+    among = f"among {plural(labels, 'label')} of {plural(images, 'image')}"
     if left_out:
-        among += f" (left out: {counted(left_out, 'label')} of classes that the weights do not know)"
+        among += f" (left out: {plural(left_out, 'label')} of classes that the weights do not know)"
     if not suspects:
         return [f"Label errors: none suspected {among}."]
     rows = counts(suspects)
     lines = [
-        f"Label errors: {counted(len(suspects), 'suspect')} {among}, {sum(likely for *_, likely in rows):,} with a "
+        f"Label errors: {plural(len(suspects), 'suspect')} {among}, {sum(likely for *_, likely in rows):,} with a "
         f"score of {LIKELY:g} and more:",
         f"{'kind':>22}{'suspects':>11}{f'from {LIKELY:g}':>11}",
     ]

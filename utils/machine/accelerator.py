@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tessera.utils.errors import UserError
 from tessera.utils.machine.batch_norm import BatchNormParts
-from tessera.utils.machine.host import cpuinfo, keep_freed_memory
+from tessera.utils.machine.host import cpuinfo, keep_malloc_memory
 from tessera.utils.text import gib
 from tessera.utils.types import Batch
 
@@ -64,7 +64,7 @@ class Accelerator:
 
     def activate(self) -> None:
         """Prepare this process for computing on the device."""
-        keep_freed_memory()
+        keep_malloc_memory()
 
     @property
     def name(self) -> str:
@@ -93,7 +93,7 @@ class Accelerator:
         torch.use_deterministic_algorithms(on, warn_only=True)
 
     @contextmanager
-    def choosing_kernels(self, deterministic: bool) -> Iterator[None]:
+    def deterministic_kernels(self, deterministic: bool) -> Iterator[None]:
         """Apply `set_deterministic` inside the body, and restore torch's settings afterwards."""
         cudnn = torch.backends.cudnn
         before = cudnn.benchmark, cudnn.deterministic
@@ -136,7 +136,7 @@ class Accelerator:
 
     # Copies
 
-    def in_advance(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches with images on the device, copied as uint8 while it computes on the previous batch."""
         # A yielded batch is not referenced here: after the last one a validation needs its memory.
         ahead: deque[tuple[Batch, Callable[[], Tensor]]] = deque()
@@ -170,7 +170,7 @@ class Accelerator:
         """Start to copy `tensor` to the host; the returned function waits for the copy and returns it."""
         return lambda: tensor.cpu()
 
-    def decided(self, flag: Tensor) -> Tensor | bool:
+    def host_flag(self, flag: Tensor) -> Tensor | bool:
         """Return a flag, bool (), on the host, or on the device if reading it would block the host."""
         return flag if self.queue_depth else bool(flag)
 
@@ -182,15 +182,15 @@ class Accelerator:
         """Wait for all queued work."""
 
     def record_event(self) -> Any:
-        """Return an event for `seconds_between`; a device with a queue does not block the host."""
+        """Return an event for `elapsed_s`; a device with a queue does not block the host."""
         self.synchronize()
         return time.perf_counter()
 
-    def seconds_between(self, start: Any, end: Any) -> float:
+    def elapsed_s(self, start: Any, end: Any) -> float:
         """Wait for event `end`, and return the seconds between the events."""
         return float(end - start)
 
-    def untuned(self) -> AbstractContextManager[None]:
+    def without_kernel_benchmark(self) -> AbstractContextManager[None]:
         """Disable benchmarking of kernels inside, which costs more than it gains when shapes vary."""
         return nullcontext()
 
@@ -242,7 +242,7 @@ def explain_out_of_memory(accelerator: Accelerator, work: str, remedies: str) ->
         raise UserError(f"out of memory on {accelerator.name}: {work}{free}. {remedies}") from error
 
 
-def explain_out_of_memory_of(weights: str | Path, accelerator: Accelerator) -> AbstractContextManager[None]:
+def explain_out_of_memory_loading(weights: str | Path, accelerator: Accelerator) -> AbstractContextManager[None]:
     """Turn exhausted memory while the model of a file is loaded into a UserError."""
     remedies = "Use a smaller model, or free memory that other processes hold."
     return explain_out_of_memory(accelerator, f"the model of {weights}", remedies)

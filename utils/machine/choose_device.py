@@ -8,7 +8,7 @@ from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.cuda import Cuda, Metal
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 
 
 def choose_accelerator(device: str, launch: Launch) -> Accelerator:
@@ -42,14 +42,14 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
     place = 0 if launch.size == 1 or len(numbers) == 1 else launch.local_rank
     if place >= len(numbers):
         raise ConfigError(
-            f"local rank {place} has no device: this node has {counted(len(numbers), 'device')}. Start at most "
-            f"{counted(len(numbers), 'rank')} per node, or use --device cpu.",
+            f"local rank {place} has no device: this node has {plural(len(numbers), 'device')}. Start at most "
+            f"{plural(len(numbers), 'rank')} per node, or use --device cpu.",
             reporter=launch.rank,  # other ranks have devices
         )
     return Cuda(torch.device("cuda", numbers[place]))
 
 
-def device_by_itself() -> str:
+def default_device() -> str:
     """Return the device of a run without `--device`, for `--help`; no device is initialised."""
     present = _cuda_devices()
     return f"cuda ({present} present)" if present else "cpu"

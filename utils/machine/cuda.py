@@ -132,12 +132,12 @@ class Cuda(Accelerator):
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def seconds_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    def elapsed_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         end.synchronize()  # elapsed_time raises for an event that is not complete
         return start.elapsed_time(end) / 1000
 
     @contextmanager
-    def untuned(self) -> Iterator[None]:
+    def without_kernel_benchmark(self) -> Iterator[None]:
         before = torch.backends.cudnn.benchmark
         torch.backends.cudnn.benchmark = False
         try:

@@ -33,7 +33,7 @@ def at_once() -> int:
 
 
 @contextmanager
-def threads_apart(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
+def single_threaded_pool(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
     """Yield a pool of `count` threads, in each of which torch uses one thread; on exit cancel pending work."""
     before = torch.get_num_threads()
     pool = ThreadPoolExecutor(count, name, torch.set_num_threads, (1,))
@@ -44,7 +44,7 @@ def threads_apart(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
         torch.set_num_threads(before)  # new threads start with the number that any thread has set last
 
 
-def keep_freed_memory() -> None:
+def keep_malloc_memory() -> None:
     """Let glibc's malloc keep freed memory for the next step; do nothing without glibc.
 
     By default it maps every large block anew, and the kernel zeroes activations and gradients page by page in each

@@ -10,12 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tessera.utils.environment import bound_opencv, quieten_opencv
+from tessera.utils.environment import limit_opencv_pixels, silence_opencv
 from tessera.utils.errors import UserError
 from tessera.utils.text import first_line
 
-bound_opencv()
-_is_level_unset = quieten_opencv()
+limit_opencv_pixels()
+_is_level_unset = silence_opencv()
 try:
     import cv2 as cv2
 except ImportError as error:
@@ -32,7 +32,7 @@ if _is_level_unset:  # a program that has imported OpenCV before the variable wa
 
 
 @contextmanager
-def in_utf8(path: str) -> Iterator[str]:
+def utf8_path(path: str) -> Iterator[str]:
     """Yield a UTF-8 path of the same file: `path` or a temporary link. OpenCV 5 aborts on other paths."""
     if path.isascii() or not any("\ud800" <= c <= "\udfff" for c in path):
         yield path

@@ -13,7 +13,7 @@ from importlib import metadata
 from typing import Any
 
 from tessera.utils.environment import forbid_telemetry
-from tessera.utils.errors import UserError, explained
+from tessera.utils.errors import UserError, explain_exception
 from tessera.utils.flags.program import installed_by
 from tessera.utils.text import first_line
 
@@ -46,10 +46,10 @@ def import_extra(module: str, extra: str, what: str) -> Any:
 
 
 @contextmanager
-def explain_failures(what: str, modules: Sequence[str], extra: str) -> Iterator[None]:
+def explain_library_errors(what: str, modules: Sequence[str], extra: str) -> Iterator[None]:
     """Turn an exception of a library into a UserError with the versions of the packages.
 
-    Exceptions of our own code, of the disk, and those that `explained` knows pass unchanged.
+    Exceptions of our own code, of the disk, and those that `explain_exception` knows pass unchanged.
 
     Args:
         what: the task, for the message, such as "--include onnx".
@@ -63,7 +63,7 @@ def explain_failures(what: str, modules: Sequence[str], extra: str) -> Iterator[
     except Exception as error:
         library = _raised_in(error)
         of_disk = isinstance(error, OSError) and error.errno in _DISK
-        if library is None or of_disk or explained(error) is not None:
+        if library is None or of_disk or explain_exception(error) is not None:
             raise
         log.debug(f"{what}: {library} failed", exc_info=error)
         remedy = f"Install what it needs with: {installed_by(extra)}; else report it." if extra else "Please report it."

@@ -17,7 +17,7 @@ _SPARE_FILES = 16  # for results, images, checkpoints
 def usable_cpus() -> int:
     """Return the processors of this process by its affinity and the quota of its control groups, at least 1."""
     mine = affinity()
-    return share_of_cpus(mine, [mine], cpu_quota())
+    return cpus_of_process(mine, [mine], cpu_quota())
 
 
 def affinity() -> frozenset[int]:
@@ -33,7 +33,7 @@ def cpu_quota() -> float:
     return min(quotas, default=math.inf)
 
 
-def share_of_cpus(mine: frozenset[int], sharing: Sequence[frozenset[int]], quota: float) -> int:
+def cpus_of_process(mine: frozenset[int], sharing: Sequence[frozenset[int]], quota: float) -> int:
     """Return the processors for one of several processes of a machine, the one with affinity `mine`, at least 1.
 
     Each processor is divided among the processes that may run on it. The quota is divided among all of them, since

@@ -14,9 +14,9 @@ from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import UserError
 from tessera.utils.files import sha256
 from tessera.utils.flags.options import Options
-from tessera.utils.ranks.rendezvous import by_value
+from tessera.utils.ranks.rendezvous import ranks_by_value
 from tessera.utils.ranks.world import World
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 from tessera.utils.types import DatasetIndex
 
 # Flags that may differ between ranks: settings of one rank, and paths, whose content is compared.
@@ -101,7 +101,7 @@ def data_fingerprint(indexes: Mapping[str, DatasetIndex]) -> dict[str, str]:
 def _content_of(index: DatasetIndex) -> str:
     rule = f", `pixels: {index.pixels}`" if index.pixels else ""
     regions = f", {len(index.ignored_classes)} ignored regions" if len(index.ignored_classes) else ""
-    return f"{counted(len(index), 'image')}, {index.content_hash()}{rule}{regions}"
+    return f"{plural(len(index), 'image')}, {index.content_hash()}{rule}{regions}"
 
 
 def require_agreement(mine: Mapping[str, str], world: World) -> None:
@@ -116,7 +116,7 @@ def _differences(everyone: Sequence[Mapping[str, str]]) -> dict[str, str]:
     for name in dict.fromkeys(name for theirs in everyone for name in theirs):
         values = [theirs.get(name, "missing") for theirs in everyone]
         if len(set(values)) > 1:
-            lines[name] = f"{name}: {by_value(values)}"
+            lines[name] = f"{name}: {ranks_by_value(values)}"
     return lines
 
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from torch._C._distributed_c10d import Store
 
 from tessera.utils.environment import Launch
-from tessera.utils.errors import ConfigError, Interrupted, UserError, explained, leave_the_report_to_rank_0
-from tessera.utils.flags.json_output import answer, answering
+from tessera.utils.errors import ConfigError, Interrupted, UserError, explain_exception, rank_0_reports
+from tessera.utils.flags.json_output import answer, json_output_of
 from tessera.utils.flags.options import Options
-from tessera.utils.ranks.signals import Interruption, start_signal_thread
+from tessera.utils.ranks.signals import StopSignals, start_signal_thread
 from tessera.utils.ranks.store import read
 from tessera.utils.text import first_line
 
@@ -82,7 +82,7 @@ def run_command(options: type[Options], argv: Sequence[str], start: Callable[[di
     if not gc.isenabled():  # since `check_command_line`
         gc.freeze()
         gc.enable()
-    with answering(options.program, argv):
+    with json_output_of(options.program, argv):
         code, result = run_rank(lambda: start(options.from_args(argv)))
         if result is not None:
             code = result.exit_code
@@ -98,8 +98,8 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     prints the stacks of its threads.
 
     Returns:
-        The exit code, and the result of `body` (None after a failure). A UserError, or an error that `explained` knows,
-        is printed as one message; any other exception is a defect and printed with its traceback.
+        The exit code, and the result of `body` (None after a failure). A UserError, or an error known to `explain_exception`, is
+        printed as one message; any other exception is a defect and printed with its traceback.
     """
     try:
         launch = Launch.from_environment()
@@ -109,7 +109,7 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         answer.leave_to_rank_0()
     end_signal_thread = start_signal_thread(f"rank {launch.rank}")
     try:
-        with Interruption():
+        with StopSignals():
             return 0, body()
     except (Exception, KeyboardInterrupt) as error:
         return _report(error, launch), None
@@ -124,7 +124,7 @@ def _report(caught: Exception | KeyboardInterrupt, launch: Launch) -> int:
         error = caught
     elif isinstance(caught, KeyboardInterrupt):
         error = Interrupted("interrupted", signal.SIGINT)
-    elif known := explained(caught):
+    elif known := explain_exception(caught):
         error = known.reported_by(launch.rank)
     else:
         print(prefix + "".join(traceback.format_exception(caught)), file=sys.stderr, flush=True)
@@ -135,22 +135,22 @@ def _report(caught: Exception | KeyboardInterrupt, launch: Launch) -> int:
     is_reporter = launch.rank == (error.reporter or 0)
     if isinstance(error, UserError) and not isinstance(error, PeerError) and (is_reporter or error.reporter is None):
         if not is_reporter:
-            leave_the_report_to_rank_0()  # ends this process, unless rank 0 does not see the mistake
+            rank_0_reports()  # ends this process, unless rank 0 does not see the mistake
         print(f"{prefix}error: {error}", file=sys.stderr, flush=True)
     elif isinstance(error, Interrupted) and is_reporter:
         print(error, file=sys.stderr, flush=True)
     return error.exit_code
 
 
-def exit_at_once(rank: int, message: str, exit_code: int) -> None:
+def exit_immediately(rank: int, message: str, exit_code: int) -> None:
     """Print `message`, if there is one, and end this process at once, whatever its other threads do."""
     if message:
-        print_without_waiting(f"rank {rank}: error: {message}")
+        print_nonblocking(f"rank {rank}: error: {message}")
     answer.fail(UserError.kind if message else PeerError.kind, message or "another rank reports the failure", exit_code)
     os._exit(exit_code)
 
 
-def print_without_waiting(line: str) -> None:
+def print_nonblocking(line: str) -> None:
     """Print a line to stderr from another thread, since writing to a pipe that nobody reads blocks."""
     thread = threading.Thread(target=lambda: print(line, file=sys.stderr, flush=True), daemon=True)
     thread.start()

@@ -26,8 +26,8 @@ from tessera.utils.ranks.rendezvous import (
     require_own_devices,
     server_of,
 )
-from tessera.utils.ranks.signals import ignore_sigterm_at_the_end
-from tessera.utils.ranks.store import Memory
+from tessera.utils.ranks.signals import ignore_sigterm
+from tessera.utils.ranks.store import RestartMemory
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_line
 
@@ -49,7 +49,7 @@ def open_world(
         device: `--device`: "", "cpu", "mps", "0" or "0,1".
         local_rank: `--local-rank` of torch.distributed.launch; environment variables take precedence.
         batch_size: images in a global batch, checked before any rank waits; 0 or -1 = not checked.
-        call: description of the work, the same after a restart; see `Memory`.
+        call: description of the work, the same after a restart; see `RestartMemory`.
         threads: CPU threads of this rank's computation; 0 = one per processor of the rank.
         launch: rank and size of this process; None = from the environment.
     """
@@ -73,7 +73,7 @@ def open_world(
 def _single(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: str) -> Iterator[World]:
     """Join as a single rank, which torchrun can restart: an elastic job may have lost its other ranks."""
     try:
-        memory = Memory(watchdog.watched(connect_to_store(launch, watchdog)), call)
+        memory = RestartMemory(watchdog.watched(connect_to_store(launch, watchdog)), call)
         yield World(launch, accelerator, memory=memory)
     except dist.DistNetworkError as error:
         raise UserError(STORE_LOST, reporter=launch.rank) from error
@@ -92,7 +92,7 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
         session = agree_on_session(watchdog.watched(for_groups), launch.rank, launch.size, join_timeout_s())
         of_job = connect_to_store(launch, watchdog)
         store = watchdog.watched(PrefixStore(f"tessera/{session}", of_job))
-        memory = Memory(watchdog.watched(of_job), call)
+        memory = RestartMemory(watchdog.watched(of_job), call)
         heartbeat = Heartbeat(store, launch.rank, launch.size)
     except RuntimeError as error:
         raise UserError(STORE_LOST, reporter=launch.rank) from error
@@ -108,13 +108,13 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
             collectives.all_gather(None)  # no watchdog must end a rank that still closes its trackers
         failed = False
     except Interrupted as stopped:
-        ignore_sigterm_at_the_end()
+        ignore_sigterm()
         failed = not stopped.saved
         raise (stopped if stopped.saved else _with_reporter(stopped, launch.rank, store, heartbeat)) from None
     except PeerError:
         raise
     except Exception as error:
-        ignore_sigterm_at_the_end()
+        ignore_sigterm()
         settled = _with_reporter(error, launch.rank, store, heartbeat)
         if settled is error:
             raise

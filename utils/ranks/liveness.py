@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from tessera.utils.environment import peer_timeout_s
 from tessera.utils.machine.host import namespace
-from tessera.utils.ranks.failures import FirstFailure, exit_at_once, print_without_waiting
+from tessera.utils.ranks.failures import FirstFailure, exit_immediately, print_nonblocking
 
 INTERVAL_S = 1.0  # of both threads
 NOTICE_S = 5.0
@@ -105,14 +105,14 @@ class Watchdog:
             for call in list(self._calls):
                 call.waited_s += passed
                 if call.notice and call.waited_s > NOTICE_S:
-                    print_without_waiting(call.notice)
+                    print_nonblocking(call.notice)
                     call.notice = ""
                 if call.waited_s > call.timeout_s:
                     if not call.peer and self.server_pid is not None:
                         _kill(self.server_pid)
                     peer = call.peer or self._server
                     message = f"{peer} has not answered for {call.waited_s:.0f} s: stopped, cut off or gone."
-                    exit_at_once(self._rank, message, 1)
+                    exit_immediately(self._rank, message, 1)
                     return
 
 
@@ -252,7 +252,7 @@ class Heartbeat:
         """Report a killed rank, unless a failure is reported already, and end this process."""
         first = self._me.claim(self._store)
         if first == self._me:
-            print_without_waiting(f"rank {self._rank}: error: {lost_ranks_message([(rank, status)])}")
+            print_nonblocking(f"rank {self._rank}: error: {lost_ranks_message([(rank, status)])}")
         self._end_after_grace("", first.exit_code)
 
     def _report_silent(self, rank: int, status: Status | None, seconds: float) -> None:
@@ -267,12 +267,12 @@ class Heartbeat:
                 f"rank {rank} on {status.host} has not answered for {seconds:.0f} s; its last activity: "
                 f"{status.activity}. The job is ended; resume it with --resume."
             )
-        exit_at_once(self._rank, message if first == self._me else "", first.exit_code)
+        exit_immediately(self._rank, message if first == self._me else "", first.exit_code)
 
     def _end_after_grace(self, message: str, exit_code: int) -> None:
         """End the process by force if the main thread does not end it in time."""
         if not self._closed.wait(GRACE_S):
-            exit_at_once(self._rank, message, exit_code)
+            exit_immediately(self._rank, message, exit_code)
 
 
 def describe_rank(rank: int, status: Status | None) -> str:

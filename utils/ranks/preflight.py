@@ -15,7 +15,7 @@ import torch
 from tessera.utils.environment import cache_dir
 from tessera.utils.files import SHARED_MEMORY
 from tessera.utils.ranks.world import World
-from tessera.utils.text import counted, gib
+from tessera.utils.text import gib, plural
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def preflight(world: World, folder: Path) -> None:
     if not world.is_main:
         return
     ranks = ", ".join(f"{count} on {name}" for name, count in Counter(host.name for host in hosts).items())
-    line = f"{counted(world.size, 'rank')} ({ranks}), {', '.join(sorted({host.device for host in hosts}))}"
+    line = f"{plural(world.size, 'rank')} ({ranks}), {', '.join(sorted({host.device for host in hosts}))}"
     if world.size > 1:
         line += f", {world.accelerator.backend} all-reduce {speed:,.0f} MiB/s"
     shm = min((h.shm_free for h in hosts if h.shm_free is not None), default=None)

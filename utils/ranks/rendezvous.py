@@ -14,7 +14,7 @@ from tessera.utils.environment import Launch, join_timeout_s
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import namespace
-from tessera.utils.ranks.failures import print_without_waiting
+from tessera.utils.ranks.failures import print_nonblocking
 from tessera.utils.ranks.liveness import NOTICE_S, Watchdog
 from tessera.utils.ranks.store import Backoff, read
 from tessera.utils.text import first_line
@@ -184,7 +184,7 @@ def _wait(
         if waited > NOTICE_S and not noticed:
             noticed = True
             if names := missing():
-                print_without_waiting(f"Waiting for {names}, for at most {timeout_s:.0f} s (TESSERA_JOIN_TIMEOUT).")
+                print_nonblocking(f"Waiting for {names}, for at most {timeout_s:.0f} s (TESSERA_JOIN_TIMEOUT).")
         pauses.wait(timeout_s if noticed else NOTICE_S)
     return found
 
@@ -196,8 +196,8 @@ def require_own_devices(store: Store, rank: int, size: int, accelerator: Acceler
     networks, backends, devices = zip(*(value.decode().split(" ", 2) for value in values), strict=True)
     if len(set(backends)) > 1:
         raise ConfigError(
-            f"the ranks compute on different kinds of devices and cannot exchange gradients: {by_value(backends)}. "
-            f"Check that every host sees its GPUs, or give the same --device on all hosts."
+            f"the ranks compute on different kinds of devices, so they cannot exchange gradients: "
+            f"{ranks_by_value(backends)}. Check that every host sees its GPUs, or give the same --device on all hosts."
         )
     for device, ranks in _ranks_by_value(devices).items():
         if device and len(ranks) > 1:
@@ -215,7 +215,7 @@ def _ranks_by_value(values: Iterable[str]) -> dict[str, list[int]]:
     return found
 
 
-def by_value(values: Iterable[str]) -> str:
+def ranks_by_value(values: Iterable[str]) -> str:
     """Return a list of values with their ranks, such as "gloo on rank 0, 2; nccl on rank 1"."""
     groups = _ranks_by_value(values).items()
     return "; ".join(f"{value} on rank {', '.join(map(str, ranks))}" for value, ranks in groups)

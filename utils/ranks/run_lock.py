@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tessera.utils.environment import lock_timeout_s
 from tessera.utils.errors import UserError
-from tessera.utils.files import is_at
+from tessera.utils.files import is_same_file
 from tessera.utils.ranks.world import World
 from tessera.utils.text import one_line, shown
 
@@ -30,7 +30,7 @@ _ROUND_S, _POLL_S = 1.0, 0.1
 _HELD: set[tuple[int, int, int]] = set()
 
 
-class RunTakenError(UserError):
+class RunLockedError(UserError):
     """Another process still writes to the run directory after the wait."""
 
     kind = "taken"
@@ -101,7 +101,7 @@ class RunLock:
                 f"{self.run}: this file system has no locks ({error.strerror}). Start no second command for this run "
                 "while this one is running: both would write there."
             )
-        return "" if is_at(self._path, file) else _ENDING
+        return "" if is_same_file(self._path, file) else _ENDING
 
     def __enter__(self) -> RunLock:
         return self
@@ -113,7 +113,7 @@ class RunLock:
         _HELD.discard(_key(os.fstat(self._file.fileno())))
         # A failing disk has ended the run with its own error. A lock file that stays behind is harmless.
         with contextlib.suppress(OSError), self._file:
-            if is_at(self._path, self._file):
+            if is_same_file(self._path, self._file):
                 self._path.unlink()
         if self._made:
             remove_if_empty(self.run)
@@ -140,7 +140,7 @@ def remove_if_empty(run: Path) -> None:
 
 
 @contextmanager
-def hold_run(run: Path, world: World, *, waits: bool = True, instead: str = "give another --name") -> Iterator[Path]:
+def lock_run(run: Path, world: World, *, waits: bool = True, instead: str = "give another --name") -> Iterator[Path]:
     """Hold the lock on a run directory, which is made if it is missing. All ranks enter this; rank 0 has the lock.
 
     Args:
@@ -162,13 +162,13 @@ def hold_run(run: Path, world: World, *, waits: bool = True, instead: str = "giv
             if holder and time.monotonic() >= end:
                 after = f", after {timeout_s:g} s" if waits else ""
                 longer = "; TESSERA_LOCK_TIMEOUT (seconds) waits longer" if waits else ""
-                raise RunTakenError(
+                raise RunLockedError(
                     f"{shown(run)} is still being written by {holder}{after}; expected no other writer. Wait for its "
                     f"end or stop it, or {instead}{longer}."
                 )
             return holder
 
-        while holder := world.from_main(wait):
+        while holder := world.run_on_main(wait):
             if not warned:
                 log.warning(f"{shown(run)} is being written by {holder}: waiting up to {timeout_s:g} s for its end.")
             warned = True

@@ -30,7 +30,7 @@ _END = b"\0"  # not the number of a signal
 _JOIN_S = 5.0
 
 
-class Interruption:
+class StopSignals:
     """Signal handler that stops the run; a context manager that installs itself.
 
     At first a signal raises `Interrupted`, "Stopped by SIGTERM `when`.", in the main thread. After `defer` it is only
@@ -47,7 +47,7 @@ class Interruption:
         self._ending_since: float | None = None
         self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> Interruption:
+    def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
@@ -57,7 +57,7 @@ class Interruption:
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
-            if isinstance(handler, Interruption):
+            if isinstance(handler, StopSignals):
                 handler.requested = handler.requested or self.requested  # a second signal must not disturb the shutdown
                 handler._ending_since = self._ending_since
             if signal.getsignal(number) is self:
@@ -70,7 +70,7 @@ class Interruption:
         if self.requested:
             is_ending = self._ending_since is not None and time.monotonic() - self._ending_since < GRACE_S
             if number == signal.SIGINT and not is_ending:
-                self.begin_end()
+                self.begin_shutdown()
                 raise KeyboardInterrupt
             return
         self.requested = number
@@ -80,7 +80,7 @@ class Interruption:
         if not self._deferred:
             raise self._end()
 
-    def begin_end(self) -> None:
+    def begin_shutdown(self) -> None:
         """Start the shutdown: ignore Ctrl-C for GRACE_S seconds."""
         self._ending_since = time.monotonic()
 
@@ -92,14 +92,14 @@ class Interruption:
         """Only store signals from now on."""
         self._deferred = True
 
-    def act_at_once(self, when: str) -> None:
+    def stop_immediately(self, when: str) -> None:
         """Stop immediately on signals from now on, and now if one is stored: "Stopped by SIGTERM `when`."."""
         self._when, self._deferred = when, False
         if self.requested:
             raise self._end()
 
     def _end(self) -> Interrupted:
-        self.begin_end()
+        self.begin_shutdown()
         name = signal.Signals(self.requested).name
         return Interrupted(f"Stopped by {name}{' ' if self._when else ''}{self._when}.", self.requested)
 
@@ -111,8 +111,8 @@ def _write_line(text: str) -> None:
 
 
 @contextmanager
-def signals_wait() -> Iterator[None]:
-    """Delay the signals that an `Interruption` handles to the end of the body, where the first is raised again.
+def delay_signals() -> Iterator[None]:
+    """Delay the signals that an `StopSignals` handles to the end of the body, where the first is raised again.
 
     For cleanup that must complete: the exception would leave the rest open, and be lost inside a `__del__`.
     """
@@ -125,8 +125,8 @@ def signals_wait() -> Iterator[None]:
             signal.raise_signal(first)
 
 
-def signals_end_at_once() -> AbstractContextManager[None]:
-    """Let the system end the process, without a message, on the signals that an `Interruption` handles.
+def default_signal_handlers() -> AbstractContextManager[None]:
+    """Let the system end the process, without a message, on the signals that an `StopSignals` handles.
 
     For library calls that may never return nor release the interpreter lock, while there is nothing to save.
     """
@@ -135,9 +135,9 @@ def signals_end_at_once() -> AbstractContextManager[None]:
 
 @contextmanager
 def _handled_by(other: Any) -> Iterator[None]:
-    """Install another handler for the signals that an `Interruption` handles; do nothing outside the main thread."""
+    """Install another handler for the signals that an `StopSignals` handles; do nothing outside the main thread."""
     numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
-    before = {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), Interruption)}
+    before = {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), StopSignals)}
     for number in before:
         signal.signal(number, other)
     try:
@@ -147,13 +147,13 @@ def _handled_by(other: Any) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def ignore_sigterm_at_the_end() -> None:
-    """Ignore SIGTERM from now on, in a process whose signals an `Interruption` handles.
+def ignore_sigterm() -> None:
+    """Ignore SIGTERM from now on, in a process whose signals an `StopSignals` handles.
 
     torchrun sends SIGTERM to all ranks when one is gone; a rank that is about to end needs time to report why.
     """
     is_main = threading.current_thread() is threading.main_thread()
-    if is_main and isinstance(signal.getsignal(signal.SIGTERM), Interruption):
+    if is_main and isinstance(signal.getsignal(signal.SIGTERM), StopSignals):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -162,7 +162,7 @@ def start_signal_thread(who: str) -> Callable[[], None]:
 
     On SIGUSR2 it prints the stacks of all threads to stderr, under the name `who`. It holds the interpreter lock
     meanwhile: faulthandler, which does not, can crash a process with busy threads. If the main thread has not handled a
-    signal of an `Interruption` after STUCK_S seconds, and it is not deferred, the thread ends the process.
+    signal of an `StopSignals` after STUCK_S seconds, and it is not deferred, the thread ends the process.
 
     Nothing is started outside the main thread or without a stderr. A forked process must call this itself.
     """
@@ -193,7 +193,7 @@ def _act_on_signals(who: str, numbers: int, stderr: int) -> None:
     delay_s = STUCK_S
     while _END not in (received := os.read(numbers, 4096)):
         for number in received:
-            if isinstance(handler := signal.getsignal(number), Interruption):  # not SIGCHLD of a worker
+            if isinstance(handler := signal.getsignal(number), StopSignals):  # not SIGCHLD of a worker
                 timer = threading.Timer(delay_s, _end_if_stuck, (number, handler))
                 timer.daemon = True
                 timer.start()
@@ -203,7 +203,7 @@ def _act_on_signals(who: str, numbers: int, stderr: int) -> None:
                 os.write(stderr, _stacks(who).encode(errors="backslashreplace"))  # one write, not interleaved
 
 
-def _end_if_stuck(number: int, handler: Interruption) -> None:
+def _end_if_stuck(number: int, handler: StopSignals) -> None:
     if not handler.asked() and not handler._deferred and signal.getsignal(number) is handler:
         name = signal.Signals(number).name
         _write_line(f"{name}: ended during a call that does not return.")

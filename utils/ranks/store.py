@@ -48,7 +48,7 @@ class Backoff:
         self._seconds = min(self._seconds * self._GROWTH, self._LONGEST_S)
 
 
-class Memory:
+class RestartMemory:
     """Texts that rank 0 stores for a restart of the ranks by torchrun, such as the run directory of a call.
 
     The scope is one call of `open_world`, identified by its description and its number among equal calls, which a

@@ -22,11 +22,11 @@ from torch.distributed.distributed_c10d import _get_default_store
 from tessera.utils.environment import Launch, control_timeout_s
 from tessera.utils.errors import Interrupted, UserError, exit_code_of
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.resource_limits import affinity, cpu_quota, share_of_cpus
+from tessera.utils.machine.resource_limits import affinity, cpu_quota, cpus_of_process
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.failures import PeerError
 from tessera.utils.ranks.liveness import Heartbeat, describe_rank
-from tessera.utils.ranks.store import Backoff, Memory, read
+from tessera.utils.ranks.store import Backoff, RestartMemory, read
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class World:
         node: number of this node, from 0 in the order of ranks.
         first_of_node: the first rank on this node.
         store: the store of this session; None for a single rank.
-        cpus: processors of this rank, at least 1; see `share_of_cpus`.
+        cpus: processors of this rank, at least 1; see `cpus_of_process`.
         device: torch device of the accelerator.
     """
 
@@ -51,7 +51,7 @@ class World:
         collectives: Collectives | None = None,
         store: Store | None = None,
         heartbeat: Heartbeat | None = None,
-        memory: Memory | None = None,
+        memory: RestartMemory | None = None,
     ) -> None:
         launch = launch or Launch()
         self.rank, self.size = launch.rank, launch.size
@@ -71,7 +71,7 @@ class World:
         self.node = firsts.index(self.first_of_node)
         self._node_ranks = [rank for rank, first in enumerate(node_firsts) if first == self.first_of_node]
         self.local_size = len(self._node_ranks)
-        self.cpus = share_of_cpus(mine, [affinities[rank] for rank in self._node_ranks], cpu_quota())
+        self.cpus = cpus_of_process(mine, [affinities[rank] for rank in self._node_ranks], cpu_quota())
         if memory is not None:
             memory.agree(self.broadcast)
 
@@ -146,7 +146,7 @@ class World:
         """Wait until every rank has called this."""
         self.all_gather(None)
 
-    def from_main(self, work: Callable[[], T]) -> T:
+    def run_on_main(self, work: Callable[[], T]) -> T:
         """Run `work` on rank 0 while the others wait; return its result, or raise its error, on every rank."""
         result, failed = None, None
         if self.is_main:
@@ -166,7 +166,7 @@ class World:
         """Sum `tensor` over the ranks, in place, and return it."""
         return self.collectives.all_reduce(tensor) if self.size > 1 else tensor
 
-    def sum_later(self, tensor: Tensor) -> Callable[[], Tensor]:
+    def begin_sum(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Start to sum `tensor` over the ranks, in place; the returned function waits for the result."""
         return self.collectives.begin_all_reduce(tensor) if self.size > 1 else lambda: tensor
 

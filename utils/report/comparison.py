@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tessera.data.source.decode import read_image
-from tessera.utils.errors import tolerate
+from tessera.utils.errors import warn_on_error
 from tessera.utils.evaluation.comparison.comparison import Comparison, RunMetrics, p_value
 from tessera.utils.evaluation.comparison.differences import Difference
 from tessera.utils.evaluation.comparison.disagreements import Disagreements, ImageDisagreements, ImageResult
@@ -19,7 +19,7 @@ from tessera.utils.flags.compare import CompareConfig, Requirement
 from tessera.utils.flags.json_output import headed
 from tessera.utils.report.console import print_lines
 from tessera.utils.report.image_grid import Annotations, save_grid
-from tessera.utils.text import counted, one_line, strict_json, table_row
+from tessera.utils.text import one_line, plural, strict_json, table_row
 from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
 def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
     for side, runs in (("A", found.a), ("B", found.b)):
         yield from (f"{side}: {_described(one)}" for one in runs)
-    yield table_row(f"{counted(found.differences.images, 'image')}", "A", "B", "B - A", "from", "to", "p")
+    yield table_row(f"{plural(found.differences.images, 'image')}", "A", "B", "B - A", "from", "to", "p")
     yield _interval_row("mAP50-95", found.map)
     yield _interval_row("mAP50", found.map50)
     named = {"precision": "P", "recall": "R", "ms": "ms an image, once", "mb": "MB"}
@@ -94,7 +94,7 @@ def write_disagreements(
     """Write `flips/worse_01.jpg` … and `flips/better_01.jpg` …, the strongest disagreements first."""
     for kind, images in (("worse", flips.worse), ("better", flips.better)):
         for number, one in enumerate(images, 1):
-            with tolerate(f"image of disagreements {kind}_{number:02}"):
+            with warn_on_error(f"image of disagreements {kind}_{number:02}"):
                 _write_image(
                     folder / "flips" / f"{kind}_{number:02}.jpg", index, flips, one, a[one.image], b[one.image]
                 )

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tessera.utils.ranks.run_lock import LOCK
-from tessera.utils.text import printable
+from tessera.utils.text import escape_control
 from tessera.utils.types import Metrics
 
 # In a clone a command may be imported by its file's name too, as users of YOLOv5 do.
@@ -37,7 +37,7 @@ def setup_logging(rank: int, size: int) -> None:
 
 def print_lines(*lines: str) -> None:
     """Print lines to stdout with terminal control characters escaped."""
-    print("\n".join(map(printable, lines)), flush=True)
+    print("\n".join(map(escape_control, lines)), flush=True)
 
 
 class _Console(logging.Handler):
@@ -59,7 +59,7 @@ class _Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno <= logging.INFO else f"{record.levelname}: "
-        return f"{self._prefix}{level}{printable(super().format(record))}"
+        return f"{self._prefix}{level}{escape_control(super().format(record))}"
 
 
 def _is_shown(record: logging.LogRecord) -> bool:

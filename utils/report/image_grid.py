@@ -83,7 +83,7 @@ def save_grid(
         image.save(file, "JPEG", quality=92, subsampling=0)
 
 
-def annotated(picture: Pixels, marks: Annotations, names: Sequence[str], style: Style) -> Pixels:
+def draw_annotations(picture: Pixels, marks: Annotations, names: Sequence[str], style: Style) -> Pixels:
     """Return a copy of an image, uint8 (h, w, 3) RGB, with boxes and labels."""
     copy = np.array(picture, np.uint8, order="C")
     longest = max(copy.shape)

@@ -11,7 +11,7 @@ from pathlib import Path
 from tessera.utils.checkpoints.run_directory import write_flags, write_yaml
 from tessera.utils.engine.context import RunContext
 from tessera.utils.error_analysis.files import ERRORS
-from tessera.utils.errors import UserError, tolerate
+from tessera.utils.errors import UserError, warn_on_error
 from tessera.utils.files import remove_leftovers
 from tessera.utils.report.charts.labels import plot_labels
 from tessera.utils.report.charts.training import plot_results
@@ -19,7 +19,7 @@ from tessera.utils.report.image_grid import render_targets
 from tessera.utils.report.results import ResultsTable, read_results, result_columns
 from tessera.utils.report.sample_images import SampleImageCollector
 from tessera.utils.report.trackers.loggers import Loggers
-from tessera.utils.text import counted, duration
+from tessera.utils.text import duration, plural
 from tessera.utils.types import Batch, DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ PREDICTIONS, PREDICTED = 10, 4  # epochs whose predictions are drawn, and images
 
 
 @dataclass(frozen=True)
-class EpochFigures:
+class EpochMetrics:
     """Values of an epoch for results.csv.
 
     Attributes:
@@ -48,7 +48,7 @@ class EpochFigures:
     images_per_s: float
 
 
-class Journal:
+class RunRecorder:
     """Recorder of a run; a context manager. Ranks other than 0 write nothing.
 
     Args:
@@ -80,20 +80,20 @@ class Journal:
         flags |= {f"hyp_{key}" if key in flags else key: value for key, value in run.hyp.as_dict().items()}
         self._table: ResultsTable | None = None
         # The others wait on the host, not in a collective of the device, and fail with rank 0.
-        run.world.from_main(lambda: self._open(run, start_epoch))
+        run.world.run_on_main(lambda: self._open(run, start_epoch))
         trackers = run.config.logger_names if run.world.is_main else ()
         self._loggers = Loggers(trackers, run.folder, flags, resume=run.resumed)
         if self.renders and not run.resumed:
             with self._start_image("labels") as path:
                 plot_labels(index, path)
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> RunRecorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._loggers.__exit__(kind)
 
-    def show_first(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def save_first_batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches, and draw the first few of the run with their boxes."""
         for batch in batches:
             if self._rendered < TRAIN_BATCHES:
@@ -103,7 +103,7 @@ class Journal:
                 self._rendered += 1
             yield batch
 
-    def picture_sinks(self, index: DatasetIndex, epoch: int | None = None) -> list[SampleImageCollector]:
+    def image_collectors(self, index: DatasetIndex, epoch: int | None = None) -> list[SampleImageCollector]:
         """Return collectors of validation images: a few in up to ten epochs of the run, for `predictions.jpg`.
 
         Args:
@@ -118,7 +118,7 @@ class Journal:
         self._samples = SampleImageCollector(index, self._world.size) if shown else None
         return [sink for sink in (self._predictions, self._samples) if sink is not None]
 
-    def epoch(self, epoch: int, figures: EpochFigures) -> None:
+    def epoch(self, epoch: int, figures: EpochMetrics) -> None:
         """Add the row of an epoch to results.csv and trackers; log the remaining time after the first.
 
         Raises:
@@ -131,14 +131,14 @@ class Journal:
         speed = times if figures.images_per_s else (nan,) * len(times)
         cells = (epoch, *figures.losses, *measured, *val_losses, *figures.rates, *speed)
         row = dict(zip(result_columns(self._loss_names), cells, strict=True))
-        self._world.from_main(lambda: self._append(row))
+        self._world.run_on_main(lambda: self._append(row))
         self._loggers.scalars(row, epoch)
         left = self._epochs - epoch - 1
         if epoch == self._start_epoch and left and figures.images_per_s:
-            log.info(f"{counted(left, 'more epoch')} at this pace: about {duration(left * figures.seconds)}")
+            log.info(f"{plural(left, 'more epoch')} at this pace: about {duration(left * figures.seconds)}")
         sink, self._predictions = self._predictions, None
         if sink is not None and len(sink) and metrics is not None:
-            with tolerate("predictions.jpg"):
+            with warn_on_error("predictions.jpg"):
                 own = self.run / f"predictions_epoch{epoch}.jpg"  # a tracker may read it many epochs later
                 for path in (own, self.run / "predictions.jpg"):
                     sink.write_predictions(path, metrics.confidence)
@@ -155,7 +155,7 @@ class Journal:
         if self._samples is not None:
             self._samples.write(self.run, confidence)
         if self.renders:
-            with tolerate("results.png"):
+            with warn_on_error("results.png"):
                 plot_results(read_results(self.run / "results.csv"), self.run / "results.png")
             for path in sorted(self.run.glob("*.png")) + sorted(self.run.glob("val_batch*.jpg")):
                 self._loggers.image(path.stem, path, epoch)
@@ -195,6 +195,6 @@ class Journal:
     def _start_image(self, name: str) -> Iterator[Path]:
         """Yield the path of an image of the run's start, and send the image to the trackers."""
         path = self.run / f"{name}.jpg"
-        with tolerate(path.name):
+        with warn_on_error(path.name):
             yield path
             self._loggers.image(name, path, 0)

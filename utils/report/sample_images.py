@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tessera.utils.bit_depth import Pixels
-from tessera.utils.errors import tolerate
+from tessera.utils.errors import warn_on_error
 from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.report.image_grid import MAX_IMAGES, MAX_SIDE, Annotations, labelled, save_grid
@@ -48,7 +48,7 @@ class SampleImageCollector(DetectionCollector):
 
     def add(self, batch: Batch, found: Sequence[Detections]) -> None:
         """Collect the sampled images of a batch."""
-        with tolerate("sample images of the validation"):
+        with warn_on_error("sample images of the validation"):
             for image in range(len(batch)):
                 if self._seen % self._every == 0 and len(self._taken) < self._most:
                     self._taken.append(self._take(batch, image, found[image]))
@@ -60,7 +60,7 @@ class SampleImageCollector(DetectionCollector):
         for number in range(grids):
             taken = self._taken[number::grids]
             images, labels, _, captions = zip(*taken, strict=True)
-            with tolerate(f"val_batch{number} images"):
+            with warn_on_error(f"val_batch{number} images"):
                 save_grid(images, labels, self._index.names, captions, folder / f"val_batch{number}_labels.jpg")
                 self.write_predictions(folder / f"val_batch{number}_pred.jpg", confidence, taken)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tessera.data.source.scan import ImageLabels, label_lines
+from tessera.data.source.scan import ImageLabels, locate_labels
 from tessera.utils.error_analysis.files import ERRORS, error_items, error_table, write_errors, write_images
 from tessera.utils.error_analysis.tide_gains import error_gains
-from tessera.utils.errors import tolerate
+from tessera.utils.errors import warn_on_error
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
@@ -23,7 +23,7 @@ from tessera.utils.report.console import print_lines
 from tessera.utils.report.image_pages.label_errors_page import PAGE, label_errors_page
 from tessera.utils.report.page.advice import interval_line, speed_line
 from tessera.utils.report.page.page import NAME, page
-from tessera.utils.report.page.page_data import Origin, ReportData
+from tessera.utils.report.page.page_data import ReportData, RunInfo
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
@@ -37,7 +37,7 @@ def report_validation(
     index: DatasetIndex,
     spec: DatasetSpec,
     run: Path,
-    origin: Origin,
+    origin: RunInfo,
     *,
     verbose: bool,
     plots: bool = True,
@@ -69,15 +69,15 @@ def report_validation(
         print_lines(*error_table(found.errors, gains))
     items = error_items(found.errors, gains, index)
     labels: dict[int, ImageLabels] = {}
-    with tolerate("label lines"):
+    with warn_on_error("label lines"):
         images = sorted({item.image for item in items})
-        labels = label_lines(spec, index, images, single_cls=origin.config.single_cls)
+        labels = locate_labels(spec, index, images, single_cls=origin.config.single_cls)
     if plots:
-        with tolerate("plots of the validation"):
+        with warn_on_error("plots of the validation"):
             plot_validation(run, found.curves, found.errors.confusion, index.names)
     facts = ReportData(found, index, interval, gains, items, labels, origin, run)
     if not origin.config.noreport:
-        with tolerate(NAME):
+        with warn_on_error(NAME):
             write_whole(run / NAME, page(replace(facts, results=epochs and epochs())).encode())
             print_lines(f"Report: {run / NAME}")
     print_lines(f"Results in {run}")
@@ -86,13 +86,13 @@ def report_validation(
 
 def report_errors(facts: ReportData) -> None:
     """Write images.csv and errors.jsonl, the last of a run's files, on rank 0."""
-    with tolerate(f"images.csv and {ERRORS}"):
+    with warn_on_error(f"images.csv and {ERRORS}"):
         write_images(facts.run / "images.csv", facts.found.errors, facts.index)
         write_errors(facts.run / ERRORS, facts.items, facts.index, facts.labels)
 
 
 def report_label_errors(
-    evidence: Evidence, index: DatasetIndex, spec: DatasetSpec, run: Path, origin: Origin, config: ValConfig
+    evidence: Evidence, index: DatasetIndex, spec: DatasetSpec, run: Path, origin: RunInfo, config: ValConfig
 ) -> dict[str, Any]:
     """Print the table of label errors, and write the list and the page, on rank 0.
 
@@ -105,14 +105,14 @@ def report_label_errors(
     judged = int(evidence.counts.supports.sum())
     print_lines(*label_error_table(listed, judged, len(index), len(index.classes) - judged))
     labels: dict[int, ImageLabels] = {}
-    with tolerate("label lines"):
-        labels = label_lines(spec, index, sorted({suspect.image for suspect in listed}))
-    with tolerate(FILE):
+    with warn_on_error("label lines"):
+        labels = locate_labels(spec, index, sorted({suspect.image for suspect in listed}))
+    with warn_on_error(FILE):
         write_label_errors(run / FILE, listed, index, labels)
         said["file"] = str(run / FILE)
         print_lines(f"Suspects: {run / FILE}")
     if not config.noreport:
-        with tolerate(PAGE):
+        with warn_on_error(PAGE):
             write_whole(run / PAGE, label_errors_page(run.name, listed, index, labels, origin).encode())
             said["page"] = str(run / PAGE)
             print_lines(f"Page: {run / PAGE}")

@@ -12,7 +12,7 @@ from tessera.models.summary import count_parameters, summary
 from tessera.models.tta import predict_augmented
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.engine.precision import Precision, half_precision
-from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_of
+from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
 from tessera.utils.machine.host import at_once
 from tessera.utils.runtime.model import Backend
 
@@ -54,16 +54,16 @@ class TorchNetwork(TrainedNetwork):
         augment: bool = False,
         half: bool = False,
     ) -> None:
-        with explain_out_of_memory_of(weights.source, accelerator):
+        with explain_out_of_memory_loading(weights.source, accelerator):
             fused = fused_copy(model, accelerator)
         precision = half_precision(accelerator) if half else None
-        super().__init__(fused, round_imgsz(weights.usual_imgsz, model.stride), accelerator, precision)
+        super().__init__(fused, round_imgsz(weights.default_imgsz, model.stride), accelerator, precision)
         trained = f"was trained at {weights.imgsz}" if weights.imgsz else "does not say at which size it was trained"
         self.source, self.imgsz_origin, self.data = weights.source, trained, weights.data
         self.confidence, self.class_confidences = weights.confidence, weights.class_confidences
         self.pixels, self._augment = weights.pixels, augment
 
-    def compute_apart(self) -> int:
+    def enable_concurrency(self) -> int:
         return at_once() if self.accelerator.is_host else 1
 
 

@@ -11,7 +11,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.flags.program import called
 from tessera.utils.flags.val import MeasuringConfig
 from tessera.utils.runtime.model import Model
-from tessera.utils.text import counted, first_of, printable
+from tessera.utils.text import escape_control, first_of, plural
 from tessera.utils.types import DatasetSpec
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def read_dataset(data: str, weights: str, trained_on: str) -> DatasetSpec:
         raise UserError(f"{error} {weights} was trained on it; give another dataset with --data.") from error
 
 
-def classes_of(names: Sequence[str], spec: DatasetSpec, given: str, *, single_cls: bool) -> tuple[int, ...]:
+def model_classes(names: Sequence[str], spec: DatasetSpec, given: str, *, single_cls: bool) -> tuple[int, ...]:
     """Return the dataset class of each class of a model, matched by name; -1 = missing in the dataset.
 
     Differences are logged. Where no name matches but the number of classes does, classes are matched by index, with a
@@ -53,7 +53,7 @@ def classes_of(names: Sequence[str], spec: DatasetSpec, given: str, *, single_cl
         return tuple(range(len(names)))
     if not known:
         raise UserError(
-            f"{given} knows {counted(len(names), 'class')}, but {spec.yaml_path} names {spec.nc}, none of them by the "
+            f"{given} knows {plural(len(names), 'class')}, but {spec.yaml_path} names {spec.nc}, none of them by the "
             "same name. Give the YAML of the training (with its `classes`), or ignore classes with --single-cls "
             f"({called('val.py')}, {called('compare.py')})."
         )
@@ -65,7 +65,7 @@ def classes_of(names: Sequence[str], spec: DatasetSpec, given: str, *, single_cl
         if left_out:
             report += f"; detections of the model's other {left_out} are ignored"
         if unknown:
-            listed = printable(first_of(unknown, 5))
+            listed = escape_control(first_of(unknown, 5))
             report += f"; unknown (an AP of 0 in the mean for each with labels): {listed}"
         log.log(logging.WARNING if unknown else logging.INFO, f"{report}.")
     return found

@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.models.nms import Suppression
+from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import PixelRule
-from tessera.utils.checkpoints.restricted_unpickler import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
 from tessera.utils.checkpoints.schema import MAX_IMGSZ, check_detector
 from tessera.utils.errors import UserError
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.runtime.model import Backend, Model, PictureBackend
+from tessera.utils.runtime.model import Backend, ImageBackend, Model
 from tessera.utils.runtime.output_checks import checked_detections, checked_rows
 from tessera.utils.text import first_line, one_line, shown
 from tessera.utils.types import Detections
@@ -41,7 +41,7 @@ class MissingDevice(UserError):
 
 @contextmanager
 def runtime_errors(runtime: str, path: Path, does: str) -> Iterator[None]:
-    """Convert errors of a runtime, and `Damaged`, to a UserError about the file; out-of-memory errors pass.
+    """Convert errors of a runtime, and `DamagedFile`, to a UserError about the file; out-of-memory errors pass.
 
     Each runtime has error classes of its own without a common base. `does`: "load" or "compute".
     """
@@ -49,7 +49,7 @@ def runtime_errors(runtime: str, path: Path, does: str) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except Damaged as error:
+    except DamagedFile as error:
         raise UserError(
             f"{path}: damaged, or no sound export: {error}. Use the checkpoint, or export it without --half."
         ) from error
@@ -119,8 +119,8 @@ class Description:
             pixels = PixelRule.from_plain(rule, "pixels")
             check_detector(names, imgsz, confidence, class_confidences)
             _check_sizes(names, imgsz, stride, size_hw)
-        except (Damaged, KeyError, ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
-            text = ("" if isinstance(error, Damaged) else f"{type(error).__name__}: ") + first_line(error)
+        except (DamagedFile, KeyError, ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
+            text = ("" if isinstance(error, DamagedFile) else f"{type(error).__name__}: ") + first_line(error)
             raise UserError(f"{path}: its metadata is damaged ({text}). Export again.") from error
         whole, end2end = kind == WHOLE, strings.get("end2end", "").lower() in ("true", "1")
         sizes, data = (imgsz, stride, size_hw), strings.get("data", "")
@@ -130,12 +130,14 @@ class Description:
 def _check_sizes(names: tuple[str, ...], imgsz: int, stride: int, size_hw: tuple[int, int] | None) -> None:
     """Raise Damaged for values that export.py does not write."""
     if not names:
-        raise Damaged("it names no class")
+        raise DamagedFile("it names no class")
     if not (0 < stride <= _MULTIPLE and _MULTIPLE % stride == 0) and not _MULTIPLE < stride <= _WIDEST_STRIDE:
-        raise Damaged(f"its stride is {stride}, expected a divisor of {_MULTIPLE}, or up to {_WIDEST_STRIDE}")
+        raise DamagedFile(f"its stride is {stride}, expected a divisor of {_MULTIPLE}, or up to {_WIDEST_STRIDE}")
     for side in (imgsz, *(size_hw or ())):
         if side % stride or not 0 < side <= MAX_IMGSZ:
-            raise Damaged(f"it takes {side} pixels, expected a multiple of its stride {stride}, at most {MAX_IMGSZ}")
+            raise DamagedFile(
+                f"it takes {side} pixels, expected a multiple of its stride {stride}, at most {MAX_IMGSZ}"
+            )
 
 
 class _Exported(Model):
@@ -147,15 +149,17 @@ class _Exported(Model):
         compute_apart: as in Model; None = not supported.
     """
 
-    def __init__(self, description: Description, runtime: str, compute_apart: Callable[[], int] | None = None) -> None:
-        self.description, self.runtime, self._compute_apart = description, runtime, compute_apart
+    def __init__(
+        self, description: Description, runtime: str, enable_concurrency: Callable[[], int] | None = None
+    ) -> None:
+        self.description, self.runtime, self._compute_apart = description, runtime, enable_concurrency
         self.source, self.names, self.data = description.path.name, description.names, description.data
         self.imgsz, self.stride, self.size_hw = description.imgsz, description.stride, description.size_hw
         self.imgsz_origin = f"was made for {description.imgsz}"
         self.confidence, self.class_confidences = description.confidence, description.class_confidences
         self.pixels = description.pixels
 
-    def compute_apart(self) -> int:
+    def enable_concurrency(self) -> int:
         return self._compute_apart() if self._compute_apart else 1
 
     def describe(self, imgsz: int) -> str:
@@ -179,11 +183,11 @@ class ExportedNetwork(_Exported, Backend):
         accelerator: Accelerator,
         predict: Callable[[NDArray[np.float32]], Any],
         batch: int | None = None,
-        compute_apart: Callable[[], int] | None = None,
+        enable_concurrency: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(description, runtime, compute_apart)
+        super().__init__(description, runtime, enable_concurrency)
         self.accelerator, self.needs_suppression = accelerator, not description.end2end
-        self.divides_batches = compute_apart is not None
+        self.splits_batches = enable_concurrency is not None
         self._predict, self._batch = predict, batch
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -203,7 +207,7 @@ class ExportedNetwork(_Exported, Backend):
         return torch.from_numpy(np.concatenate(rows)[: len(array)]).to(self.accelerator.device)
 
 
-class ExportedDetector(_Exported, PictureBackend):
+class ExportedDetector(_Exported, ImageBackend):
     """An exported detector: image in, boxes in its pixels out; thresholds are inputs.
 
     Args:
@@ -220,9 +224,9 @@ class ExportedDetector(_Exported, PictureBackend):
         run: Callable[[dict[str, NDArray[Any]]], Sequence[NDArray[Any]]],
         ranks: Mapping[str, int],
         picture: str = "image",
-        compute_apart: Callable[[], int] | None = None,
+        enable_concurrency: Callable[[], int] | None = None,
     ) -> None:
-        super().__init__(description, runtime, compute_apart)
+        super().__init__(description, runtime, enable_concurrency)
         self._run, self._ranks, self._picture = run, ranks, picture
         needed = {picture, "conf", "max_det"}.union(() if description.end2end else ("iou",))
         if missing := needed - ranks.keys():
@@ -231,7 +235,7 @@ class ExportedDetector(_Exported, PictureBackend):
                 "Export again."
             )
 
-    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    def detect(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
         """As PictureBackend; a UserError for rules that the file does not support."""
         if self.nc > 1 and (rules.agnostic or not rules.multi_label):
             raise UserError(

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.data.feed.tile_grid import Tile
-from tessera.models.nms import Suppression, suppress_candidates
+from tessera.models.nms import NmsSettings, nms_of_candidates
 from tessera.utils.types import Detections
 
 _EDGE, _LEAST_EDGE = 0.01, 2.0  # a box this near to a seam touches it: fraction of the tile, pixels
@@ -30,7 +30,7 @@ Boxes = NDArray[np.float32]
 
 
 def join(
-    tiles: Sequence[Tile], parts: Sequence[Detections], size_hw: tuple[int, int], rules: Suppression
+    tiles: Sequence[Tile], parts: Sequence[Detections], size_hw: tuple[int, int], rules: NmsSettings
 ) -> Detections:
     """Return one detection per object, descending by score, by the `iou`, `agnostic` and `max_det` of `rules`.
 
@@ -60,7 +60,7 @@ def join(
     groups = _groups(len(boxes), sorted(pairs, key=lambda pair: -pair[0]), tile_of)
     rows = [_one(boxes[group], scores[group], classes[group], touches[group]) for group in groups]
     table = torch.tensor(np.array(rows, np.float32).reshape(-1, 6))
-    return suppress_candidates(table[table[:, 4].argsort(descending=True, stable=True)], rules)
+    return nms_of_candidates(table[table[:, 4].argsort(descending=True, stable=True)], rules)
 
 
 def _touches(boxes: Boxes, tile: Tile, size_hw: tuple[int, int]) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.models.detector import usable_imgsz
-from tessera.models.nms import Suppression
+from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.types import Detections
@@ -69,7 +69,7 @@ class Model(ABC):
             log.warning(f"--imgsz {imgsz}: {self.source} was exported for another size; using {self.fixed_imgsz}.")
         return self.fixed_imgsz
 
-    def compute_apart(self) -> int:
+    def enable_concurrency(self) -> int:
         """Compute several images concurrently from now on, one thread each, where that is faster; return how many."""
         return 1
 
@@ -85,13 +85,13 @@ class Backend(Model):
         accelerator: computes the network.
         has_objectness: rows have an objectness between box and classes that scores do not include.
         needs_suppression: several rows may predict an object.
-        divides_batches: after `compute_apart` it divides a batch among its own threads.
+        divides_batches: after `enable_concurrency` it divides a batch among its own threads.
     """
 
     accelerator: Accelerator
     has_objectness: bool = False
     needs_suppression: bool = True
-    divides_batches: bool = False
+    splits_batches: bool = False
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class Backend(Model):
         """
 
 
-class PictureBackend(Model):
+class ImageBackend(Model):
     """A file with the whole pipeline, from an image to boxes in its pixels."""
 
     @property
@@ -114,5 +114,5 @@ class PictureBackend(Model):
         return self.imgsz
 
     @abstractmethod
-    def detect(self, image: NDArray[np.uint8], rules: Suppression) -> Detections:
+    def detect(self, image: NDArray[np.uint8], rules: NmsSettings) -> Detections:
         """Detect objects in uint8 (H, W, 3) RGB; thread-safe. Detections are on the host, descending by score."""

@@ -31,7 +31,7 @@ class _Session:
         self.opened = open_with(self._threads)
         self._pool: ThreadPoolExecutor | None = None
 
-    def compute_apart(self) -> int:
+    def enable_concurrency(self) -> int:
         """As Model: small networks are hardly faster on two threads than on one."""
         at_once = min(self._threads, MOST_AT_ONCE)
         if at_once > 1 and self._pool is None:
@@ -43,7 +43,7 @@ class _Session:
         return np.asarray(self.opened.run(None, {name: images})[0])
 
     def rows_apart(self, name: str, images: NDArray[Any]) -> NDArray[Any]:
-        """Return the rows, image by image after `compute_apart`."""
+        """Return the rows, image by image after `enable_concurrency`."""
         if self._pool is None or len(images) == 1:
             return self.rows(name, images)
         return np.concatenate([*self._pool.map(partial(self.rows, name), np.split(images, len(images)))])
@@ -83,7 +83,7 @@ def open_onnx(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exporte
     inputs = "; ".join(f"{value.name} {value.type} {value.shape}" for value in opened.get_inputs())
     strings = dict(opened.get_modelmeta().custom_metadata_map)
     description = Description.read(strings, path, f"its inputs: {inputs}")
-    runtime, apart = f"ONNX Runtime, {opened.get_providers()[0]}", session.compute_apart
+    runtime, apart = f"ONNX Runtime, {opened.get_providers()[0]}", session.enable_concurrency
     if not description.whole:
         first = opened.get_inputs()[0]
         batch = first.shape[0] if isinstance(first.shape[0], int) else None

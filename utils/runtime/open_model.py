@@ -9,8 +9,8 @@ from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import EXPORTED, load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.flags.program import called
-from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_of
-from tessera.utils.ranks.signals import signals_end_at_once
+from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
+from tessera.utils.ranks.signals import default_signal_handlers
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork, MissingDevice, runtime_errors
@@ -56,11 +56,11 @@ def open_model(
                     "the checkpoint."
                 )
         return open_exported(weights, world.accelerator, trust_file=trust_file)
-    loaded = world.from_main(lambda: load_weights(resolve_weights(weights)))
+    loaded = world.run_on_main(lambda: load_weights(resolve_weights(weights)))
     model = model_of_weights(loaded, weights)
     if model.channels != 3:
         raise UserError(f"--weights {weights}: reads images of {model.channels} channels, expected 3: images are RGB.")
-    model.head.keep_inference(end2end=end2end)
+    model.head.strip_for_inference(end2end=end2end)
     return TorchNetwork(model, loaded, world.accelerator, augment=augment, half=half)
 
 
@@ -95,7 +95,7 @@ def open_exported(
         raise MissingDevice(f"--weights {name}: this format runs on the CPU only. Give --device cpu.")
     with (
         runtime_errors(EXPORTED[suffix], path, "load"),
-        explain_out_of_memory_of(path, accelerator),
-        signals_end_at_once(),  # a runtime may hang on a file
+        explain_out_of_memory_loading(path, accelerator),
+        default_signal_handlers(),  # a runtime may hang on a file
     ):
         return _OPENERS[suffix](path, accelerator)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.checkpoints.restricted_unpickler import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
 
 _BEYOND = 1.0  # pixels beyond the image that rounding may cause
 _ABOVE = 1e-3  # above a score of 1 that rounding may cause
@@ -21,7 +21,7 @@ def checked_rows(found: Any, images: int, classes: int) -> NDArray[np.float32]:
     """Return the rows of a bare network as float32 (B, A, 4 + C); Damaged for another shape or no finite numbers."""
     rows = _numbers("rows", found)
     if rows.ndim != 3 or rows.shape[0] != images or rows.shape[2] != 4 + classes:
-        raise Damaged(f"it computes rows of the shape {_shape(rows)}, expected ({images}, any, {4 + classes})")
+        raise DamagedFile(f"it computes rows of the shape {_shape(rows)}, expected ({images}, any, {4 + classes})")
     return rows.astype(np.float32, copy=False)
 
 
@@ -37,27 +37,27 @@ def checked_detections(
     count = scores.size
     if boxes.shape != (count, 4) or scores.ndim != 1 or kinds.shape != (count,):
         shapes = ", ".join(map(_shape, (boxes, scores, kinds)))
-        raise Damaged(f"it computes boxes, scores and classes of the shapes {shapes}, expected (n, 4), (n,), (n,)")
+        raise DamagedFile(f"it computes boxes, scores and classes of the shapes {shapes}, expected (n, 4), (n,), (n,)")
     if count > max_det:
-        raise Damaged(f"it computes {count:,} boxes, expected {max_det:,} at most")
+        raise DamagedFile(f"it computes {count:,} boxes, expected {max_det:,} at most")
     height, width = size_hw
     limits = np.array((width, height, width, height)) + _BEYOND
     if not ((boxes >= -_BEYOND) & (boxes <= limits)).all() or not (boxes[:, :2] <= boxes[:, 2:]).all():
-        raise Damaged(f"it computes a box outside the image of {width} × {height} pixels")
+        raise DamagedFile(f"it computes a box outside the image of {width} × {height} pixels")
     if len(odd := kinds[(kinds < 0) | (kinds >= classes) | (kinds != np.floor(kinds))]):
-        raise Damaged(f"it computes the class {odd[0]:g}, expected 0 to {classes - 1}")
+        raise DamagedFile(f"it computes the class {odd[0]:g}, expected 0 to {classes - 1}")
     if not ((scores >= 0) & (scores <= 1 + _ABOVE)).all():
-        raise Damaged(f"it computes scores from {scores.min():g} to {scores.max():g}, expected 0 to 1")
+        raise DamagedFile(f"it computes scores from {scores.min():g} to {scores.max():g}, expected 0 to 1")
     return boxes.astype(np.float32, copy=False), scores.astype(np.float32, copy=False), kinds.astype(np.int64)
 
 
 def _numbers(what: str, found: Any) -> NDArray[Any]:
     values = np.asarray(found)
     if values.dtype.kind not in "fiu":
-        raise Damaged(f"it computes {what} of {values.dtype}, expected numbers")
+        raise DamagedFile(f"it computes {what} of {values.dtype}, expected numbers")
     # The extremes are NaN where one number is; this makes no copy.
     if values.size and not (np.isfinite(values.min()) and np.isfinite(values.max())):
-        raise Damaged(f"it computes {what} with numbers that are not finite (NaN or infinite)")
+        raise DamagedFile(f"it computes {what} with numbers that are not finite (NaN or infinite)")
     return values
 
 

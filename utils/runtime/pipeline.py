@@ -17,18 +17,18 @@ from torch import Tensor
 
 from tessera.data.augment.mosaic import Placement, letterbox
 from tessera.data.feed.image_sizes import loaded_sizes, resized, validation_shapes
-from tessera.data.feed.tile_grid import DEFAULT_OVERLAP, check_tiles, windows_of
+from tessera.data.feed.tile_grid import DEFAULT_OVERLAP, check_tiles, tile_windows
 from tessera.models.heads.head import Head
 from tessera.models.nms import (
-    Suppression,
+    NmsSettings,
+    nms_of_candidates,
     non_max_suppression,
-    strongest_candidates,
-    suppress_candidates,
+    select_candidates,
     undo_letterbox,
 )
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.merge_tiles import join
-from tessera.utils.runtime.model import Backend, Model, PictureBackend
+from tessera.utils.runtime.model import Backend, ImageBackend, Model
 from tessera.utils.types import Detections, Sample
 
 _NO_BOXES, _NO_CLASSES = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
@@ -55,18 +55,18 @@ class Pipeline:
     """
 
     def __init__(
-        self, backend: Backend | PictureBackend, imgsz: int, tile: int = 0, overlap: float = DEFAULT_OVERLAP
+        self, backend: Backend | ImageBackend, imgsz: int, tile: int = 0, overlap: float = DEFAULT_OVERLAP
     ) -> None:
         if tile:
             check_tiles(tile, overlap)
         self.backend, self.imgsz, self._tile, self._overlap = backend, imgsz, tile, overlap
 
-    def __call__(self, image: NDArray[np.uint8], rules: Suppression) -> TimedDetections:
+    def __call__(self, image: NDArray[np.uint8], rules: NmsSettings) -> TimedDetections:
         """Detect objects in uint8 (H, W, 3) RGB; settings that follow from the network are added to `rules`."""
         if isinstance(self.backend, Backend):
-            rules = rules_of_network(rules, self.backend)
+            rules = network_nms(rules, self.backend)
         size_hw = image_hw(image)
-        tiles = windows_of(size_hw, self._tile, self._overlap) if self._tile else []
+        tiles = tile_windows(size_hw, self._tile, self._overlap) if self._tile else []
         if len(tiles) < 2:
             return self._untiled(image, rules)
         parts, spent = [], np.zeros(3)
@@ -81,13 +81,13 @@ class Pipeline:
         preprocessing, inference, nms = spent.tolist()
         return TimedDetections(joined, (preprocessing, inference, nms))
 
-    def _untiled(self, image: NDArray[np.uint8], rules: Suppression) -> TimedDetections:
+    def _untiled(self, image: NDArray[np.uint8], rules: NmsSettings) -> TimedDetections:
         started = time.perf_counter()
-        if isinstance(self.backend, PictureBackend):
+        if isinstance(self.backend, ImageBackend):
             detections = self.backend.detect(image, rules)
             return TimedDetections(detections, (0.0, 1000 * (time.perf_counter() - started), 0.0))
         accelerator = self.backend.accelerator
-        canvas, placement = fit_picture(image, self.imgsz, self.backend.stride, self.backend.size_hw)
+        canvas, placement = letterbox_image(image, self.imgsz, self.backend.stride, self.backend.size_hw)
         with torch.no_grad():  # ends before a caller has the result
             images = network_input(canvas, accelerator.device)
             prepared = time.perf_counter()
@@ -101,21 +101,21 @@ class Pipeline:
         return TimedDetections(placed, (preprocessing, inference, nms))
 
 
-def _apply_nms(decoded: Tensor, rules: Suppression, accelerator: Accelerator) -> Detections:
+def _apply_nms(decoded: Tensor, rules: NmsSettings, accelerator: Accelerator) -> Detections:
     """Return the detections of a batch of one image on the host."""
     if accelerator.queue_depth:  # as in a validation, the host waits for one copy
-        return suppress_candidates(strongest_candidates(decoded, rules).cpu()[0], rules)
+        return nms_of_candidates(select_candidates(decoded, rules).cpu()[0], rules)
     (found,) = non_max_suppression(decoded, rules, accelerator.widest)
     return Detections(found.boxes_xyxy.cpu(), found.scores.cpu(), found.classes.cpu())
 
 
-def rules_of_network(rules: Suppression, network: Backend | Head) -> Suppression:
+def network_nms(rules: NmsSettings, network: Backend | Head) -> NmsSettings:
     """Add to the rules whether the network needs NMS and has an objectness."""
     iou = rules.iou if network.needs_suppression else 1.0
     return replace(rules, iou=iou, has_objectness=network.has_objectness)
 
 
-def suppression_of(
+def nms_settings(
     model: Model,
     *,
     conf: float,
@@ -123,16 +123,16 @@ def suppression_of(
     max_det: int,
     agnostic: bool = False,
     class_confs: tuple[float, ...] = (),
-) -> Suppression:
+) -> NmsSettings:
     """Return the NMS settings of a model: multi-label as in a validation, unless there is one class."""
     one_class = len(model.names) == 1
-    rules = Suppression(
+    rules = NmsSettings(
         conf, iou, max_det, multi_label=not one_class, agnostic=agnostic or one_class, class_confs=class_confs
     )
-    return rules_of_network(rules, model) if isinstance(model, Backend) else rules
+    return network_nms(rules, model) if isinstance(model, Backend) else rules
 
 
-def fit_picture(
+def letterbox_image(
     image: NDArray[np.uint8], imgsz: int, stride: int, size_hw: tuple[int, int] | None = None
 ) -> tuple[NDArray[np.uint8], Placement]:
     """Resize uint8 (H, W, 3) RGB to a long side of `imgsz` and letterbox it to multiples of `stride`, or to `size_hw`.

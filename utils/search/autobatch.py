@@ -17,14 +17,14 @@ from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
-from tessera.utils.engine.multi_scale import least_images
+from tessera.utils.engine.multi_scale import min_images
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.predictors import Measurement, Settings
+from tessera.utils.evaluation.predictors import Settings, ShardEvaluation
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import fused_copy
@@ -150,7 +150,7 @@ class Trial:
         accelerator.reset_peak_memory()
         held = accelerator.allocated_memory()
         try:
-            return self._peaks(max(images, least_images(self._size, self._context.stride)), held)
+            return self._peaks(max(images, min_images(self._size, self._context.stride)), held)
         finally:
             self._model.zero_grad(set_to_none=True)
             self._model.load_state_dict(before)
@@ -169,7 +169,7 @@ class Trial:
         config = dataclasses.replace(context.config, batch_size=images, multi_scale=False)
         step = TrainStep(model, state, self._criterion, dataclasses.replace(context, config=config))
         model.train()
-        batches = accelerator.in_advance(made_up_batch(images, self._size) for _ in range(3))
+        batches = accelerator.prefetch(synthetic_batch(images, self._size) for _ in range(3))
         step([next(batches)], 1)
         accelerator.reset_peak_memory()  # the first step also tried cuDNN kernels that need more memory
         step([next(batches)], 1)
@@ -187,15 +187,15 @@ class Trial:
         world, imgsz = self._context.world, self._context.imgsz
         accelerator = world.accelerator
         square = validation_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self._context.stride)
-        fused, index = fused_copy(state.ema.model, accelerator), made_up_index(images, imgsz, self._model.names)
+        fused, index = fused_copy(state.ema.model, accelerator), synthetic_index(images, imgsz, self._model.names)
         precision = Precision(accelerator, torch.float32)
-        measurement = Measurement(fused, index, world, Settings(), precision, self._criterion)
-        with accelerator.untuned():
-            measurement.add(accelerator.in_advance(made_up_batch(images, int(square.max())) for _ in range(2)))
+        measurement = ShardEvaluation(fused, index, world, Settings(), precision, self._criterion)
+        with accelerator.without_kernel_benchmark():
+            measurement.add(accelerator.prefetch(synthetic_batch(images, int(square.max())) for _ in range(2)))
         accelerator.synchronize()
 
 
-def made_up_batch(images: int, size: int) -> Batch:
+def synthetic_batch(images: int, size: int) -> Batch:
     """Return noise images with one object each."""
     pixels = torch.randint(0, 256, (images, size, size, 3), dtype=torch.uint8, generator=torch.Generator())
     targets: Tensor = torch.tensor([[i, 0, 0, 0, size / 2, size / 2] for i in range(images)])
@@ -204,7 +204,7 @@ def made_up_batch(images: int, size: int) -> Batch:
     return Batch(pixels, targets, torch.arange(images), sizes_hw, placements)
 
 
-def made_up_index(images: int, size: int, names: Sequence[str]) -> DatasetIndex:
+def synthetic_index(images: int, size: int, names: Sequence[str]) -> DatasetIndex:
     """Return an index of `images` images with one object each."""
     return DatasetIndex(
         split="val",

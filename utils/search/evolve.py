@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tessera.utils.config import Hyp, TrainConfig
-from tessera.utils.errors import Diverged, Interrupted, tolerate
+from tessera.utils.errors import Diverged, Interrupted, warn_on_error
 from tessera.utils.flags.objective import parse_objective
 from tessera.utils.ranks.world import World
 from tessera.utils.search.plan import Job, Plan
 from tessera.utils.search.search_directory import open_search
-from tessera.utils.search.trial import Pruned, Watch
+from tessera.utils.search.trial import Pruned, TrialObserver
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -43,21 +43,21 @@ def evolve(config: TrainConfig, start: Hyp, world: World, train: Callable[..., T
     result: T | None = None
     with open_search(config, world) as folder, ExitStack() as stack:
         plan = Plan(folder, config, start)
-        world.from_main(lambda: stack.enter_context(plan))
+        world.run_on_main(lambda: stack.enter_context(plan))
         while job := _next(plan, world):
             log.info(job.title)
             flags = dataclasses.replace(config, **_TRIAL_FLAGS, project=str(folder), name=job.run.name, seed=job.seed)
-            watch = Watch(world, parse_objective(config.objective), plan.report)
+            watch = TrialObserver(world, parse_objective(config.objective), plan.report)
             with _training(plan, watch, world, folder):
                 result = train(flags, job.hyp, world, folder=job.run, watch=watch)
-        log.info(world.from_main(plan.conclude))
+        log.info(world.run_on_main(plan.conclude))
     return result
 
 
 def _next(plan: Plan, world: World) -> Job | None:
     """Wait for the next training; return None when the search is over."""
     logged = ""
-    while isinstance(job := world.from_main(plan.next), str):
+    while isinstance(job := world.run_on_main(plan.next), str):
         if job != logged:
             log.info(job)
         logged = job
@@ -65,7 +65,7 @@ def _next(plan: Plan, world: World) -> Job | None:
 
 
 @contextmanager
-def _training(plan: Plan, watch: Watch, world: World, folder: Path) -> Iterator[None]:
+def _training(plan: Plan, watch: TrialObserver, world: World, folder: Path) -> Iterator[None]:
     """Write the result of a training to the journal; leave an interrupted one to another worker."""
     end = "measured"
     try:
@@ -81,7 +81,7 @@ def _training(plan: Plan, watch: Watch, world: World, folder: Path) -> Iterator[
         raise Interrupted(message, error.exit_code - 128, saved=error.saved, reporter=error.reporter) from error
     except Exception:
         if world.is_main:
-            with tolerate("recording the failure"):
+            with warn_on_error("recording the failure"):
                 plan.study.fail()
         raise
-    world.from_main(lambda: plan.finish(watch, end))
+    world.run_on_main(lambda: plan.finish(watch, end))

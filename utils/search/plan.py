@@ -16,9 +16,9 @@ from tessera.utils.search.report import Report, Row, best_first, write_rows
 from tessera.utils.search.search_directory import BEST, JOURNAL, REPORT, TABLE
 from tessera.utils.search.space import hyp_of, ranges
 from tessera.utils.search.study import SharedStudy, load_optuna
-from tessera.utils.search.trial import Watch
+from tessera.utils.search.trial import TrialObserver
 from tessera.utils.search.verdict import SEEDS, judge
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 
 SETS = 3  # best sets, which are trained again
 _WAIT_S = 5.0
@@ -35,7 +35,7 @@ class Job(NamedTuple):
 
 def _wait(running: Sequence[Any]) -> str:
     time.sleep(_WAIT_S)
-    return f"Waiting for {counted(len(running), 'training')} of other workers"
+    return f"Waiting for {plural(len(running), 'training')} of other workers"
 
 
 class Plan:
@@ -91,7 +91,7 @@ class Plan:
         prunes = self.study is self._trials and epoch + 1 < self._config.epochs
         return self.study.report(epoch, value, prunes=prunes)
 
-    def finish(self, watch: Watch, end: str) -> None:
+    def finish(self, watch: TrialObserver, end: str) -> None:
         """Record the current training; `end` is as in Row, and "diverged" without a finite value."""
         value = watch.value if end == "measured" and math.isfinite(watch.value) else None
         end = "diverged" if end == "measured" and value is None else end

@@ -15,7 +15,7 @@ from tessera.utils.config import Hyp
 from tessera.utils.files import atomic_write
 from tessera.utils.search.search_directory import BEST
 from tessera.utils.search.verdict import SEEDS, Gain, Standing
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 
 _METRICS = ("fitness", "precision", "recall", "mAP_0.5", "mAP_0.5:0.95")
 
@@ -95,7 +95,7 @@ class Report:
         ends = ", ".join(f"{count} {end}" for end, count in Counter(row.end for row in self.trials).items())
         page = (
             f"# Search\n\n**{self.summary()}**\n\n"
-            f"Objective: `{self.objective}`, the higher the better. {counted(len(self.trials), 'trial')}: {ends}.\n"
+            f"Objective: `{self.objective}`, the higher the better. {plural(len(self.trials), 'trial')}: {ends}.\n"
         )
         if not self.sets:
             return page

@@ -46,11 +46,11 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
     if earlier:
         folder = Path(earlier)
     elif config.resume:
-        folder = world.from_main(lambda: _continued(config))
+        folder = world.run_on_main(lambda: _continued(config))
         log.info(f"Continuing the search in {folder}")
     else:
         with new_run(dataclasses.replace(config, project=_project(config)), world) as folder:
-            began = world.from_main(lambda: _begin(config, folder))
+            began = world.run_on_main(lambda: _begin(config, folder))
     world.remember("search", str(folder))
     try:
         yield folder

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tessera.utils.errors import UserError, tolerate
+from tessera.utils.errors import UserError, warn_on_error
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.ranks.run_lock import RunLock
 from tessera.utils.search.search_directory import BEST, JOURNAL, turn
@@ -142,7 +142,7 @@ class SharedStudy:
         """Remove the run directory and its lock; another worker may then claim an unfinished trial."""
         if self._lock is None:
             return
-        with tolerate(f"removing {self._lock.run}"):  # network disks may keep files open
+        with warn_on_error(f"removing {self._lock.run}"):  # network disks may keep files open
             shutil.rmtree(self._lock.run)
         self._lock.__exit__()
         self._lock = None

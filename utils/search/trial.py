@@ -19,7 +19,7 @@ class Pruned(Exception):
 
 
 @dataclass
-class Watch:
+class TrialObserver:
     """Observer of the validations of one training."""
 
     world: World
@@ -36,7 +36,7 @@ class Watch:
             self.value = self.objective.value(lambda figure: measure(evaluation, figure))
             return self.report(epoch, self.value)
 
-        return self.world.from_main(report)
+        return self.world.run_on_main(report)
 
     @property
     def figures(self) -> tuple[float, ...]:

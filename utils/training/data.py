@@ -15,8 +15,8 @@ from tessera.data.feed.cache import open_images
 from tessera.data.feed.image_store import Interpolation
 from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from tessera.data.feed.sampler import image_weights
-from tessera.data.feed.shared_memory import SharedMemory
-from tessera.data.feed.tiles import ViewIndex, view_index
+from tessera.data.feed.shared_memory import ShmBudget
+from tessera.data.feed.tiles import TileIndex, build_tile_index
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
 from tessera.models.detector import round_imgsz
@@ -26,7 +26,7 @@ from tessera.utils.engine.state import Progress
 from tessera.utils.errors import UserError
 from tessera.utils.flags.program import called
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tessera.utils.seeding import at_most, sample_rng
+from tessera.utils.seeding import sample_indices, sample_rng
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
 MOST_SIZES = 200_000  # boxes for statistics, which then have an error of 0.1 %
@@ -46,7 +46,7 @@ class TrainingData:
     @property
     def images_per_epoch(self) -> int:
         """Number of samples in an epoch."""
-        return self.train.images_per_epoch if isinstance(self.train, ViewIndex) else len(self.train)
+        return self.train.images_per_epoch if isinstance(self.train, TileIndex) else len(self.train)
 
 
 def load_data(config: TrainConfig, world: World) -> TrainingData:
@@ -80,7 +80,7 @@ def training_samples(images: DatasetIndex, config: TrainConfig, *, show_progress
         return images
     # The choice of the recipe needs the number of tiles before there is a model, whose stride rounds the size later.
     imgsz = round_imgsz(config.imgsz, stride=1)
-    views = view_index(images, config.tile, config.overlap, imgsz, show_progress=show_progress)
+    views = build_tile_index(images, config.tile, config.overlap, imgsz, show_progress=show_progress)
     log.info(f"--tile {config.tile}: {views}.")
     if len(views) == len(images):
         log.warning(f"--tile {config.tile}: no image of {images.split} is larger; training on whole images.")
@@ -97,18 +97,18 @@ def warn_of_problems(data: str, *indexes: DatasetIndex) -> None:
 
 def open_loaders(run: RunContext, data: TrainingData, stack: ExitStack) -> tuple[TrainLoader, ValLoader]:
     """Return the training loader, and the loader of this rank's part of the validation; `stack` closes them."""
-    memory = SharedMemory(run.world)
+    memory = ShmBudget(run.world)
     return open_train_loader(run, data.train, memory, stack), _open_val_loader(run, data.val, memory, stack)
 
 
-def open_train_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> TrainLoader:
+def open_train_loader(run: RunContext, index: DatasetIndex, memory: ShmBudget, stack: ExitStack) -> TrainLoader:
     """Return the training loader; `stack` closes it and its images."""
     interpolation: Interpolation = "area" if run.config.tile else "linear"  # "area" as in detection with tiles
     store = open_images(index, run.imgsz, run.config.cache, interpolation, run.world, memory)
     return stack.enter_context(build_train_loader(run, stack.enter_context(store), memory))
 
 
-def _open_val_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory, stack: ExitStack) -> ValLoader:
+def _open_val_loader(run: RunContext, index: DatasetIndex, memory: ShmBudget, stack: ExitStack) -> ValLoader:
     # With --tile the loader is for images of the report alone; the evaluation reads the files.
     tile, noval = run.config.tile, run.config.noval
     store = open_images(index, run.imgsz, "none" if noval or tile else run.config.cache, "area", run.world, memory)
@@ -129,7 +129,7 @@ def _open_val_loader(run: RunContext, index: DatasetIndex, memory: SharedMemory,
 
 def box_sizes(index: DatasetIndex, imgsz: int) -> NDArray[np.float64]:
     """Return widths and heights of boxes (m, 2), in pixels of images whose long side is `imgsz`; at most MOST_SIZES."""
-    chosen = at_most(MOST_SIZES, len(index.boxes_xyxy), sample_rng(0, 0, 0, "sizes"))
+    chosen = sample_indices(MOST_SIZES, len(index.boxes_xyxy), sample_rng(0, 0, 0, "sizes"))
     boxes = index.boxes_xyxy[chosen]
     scale = (imgsz / index.sizes_hw.max(1))[np.searchsorted(index.box_offsets, chosen, side="right") - 1]
     sizes: NDArray[np.float64] = (boxes[:, 2:] - boxes[:, :2]) * scale[:, None]

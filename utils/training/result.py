@@ -23,7 +23,7 @@ _ARRAYS = {
 
 
 @dataclass(frozen=True)
-class Ended:
+class TrainingResult:
     """Result of a training; of a search, of its last training here. Values that do not apply are None."""
 
     metrics: Metrics | None = None  # of the best epoch
@@ -35,7 +35,7 @@ class Ended:
     checked: dict[str, Any] | None = None  # result of `--check-data`
     exit_code: int = 0
 
-    def of_search(self) -> Ended:
+    def as_search_result(self) -> TrainingResult:
         """Return the result with the directory of the search instead of the run."""
         return replace(self, run=self.run.parent if self.run else None)
 
@@ -54,13 +54,13 @@ class Ended:
         }
 
 
-def remember_result(ended: Ended, world: World) -> None:
+def remember_result(ended: TrainingResult, world: World) -> None:
     """Store the result of this call with the launcher: a restarted call must not train again."""
     plain = {**vars(ended), "metrics": ended.metrics and vars(ended.metrics), "run": ended.run and str(ended.run)}
     world.remember("ended", json.dumps(plain, default=np.ndarray.tolist))
 
 
-def recall_result(world: World) -> Ended | None:
+def recall_result(world: World) -> TrainingResult | None:
     """Return the result that this call had before the launcher restarted the ranks, or None. Every rank calls this."""
     stored = world.recall("ended")
     if stored is None:
@@ -68,7 +68,7 @@ def recall_result(world: World) -> Ended | None:
     log.info("Restarted by the launcher: this training had ended; returning its result.")
     plain = json.loads(stored)
     run = plain["run"] and Path(plain["run"])
-    return Ended(**{**plain, "run": run, "metrics": plain["metrics"] and _metrics(plain["metrics"])})
+    return TrainingResult(**{**plain, "run": run, "metrics": plain["metrics"] and _metrics(plain["metrics"])})
 
 
 def _metrics(values: dict[str, Any]) -> Metrics:

@@ -12,16 +12,16 @@ from typing import Any, NamedTuple
 
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
 from tessera.utils.checkpoints.resume import Difference, ResumedRun, run_of_checkpoint, saved_config
-from tessera.utils.checkpoints.run_directory import first_run, new_run, newest_last_checkpoint
+from tessera.utils.checkpoints.run_directory import new_run, newest_last_checkpoint, run_path
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.error_analysis.files import ERRORS
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import user_path
 from tessera.utils.ranks.launch import check_batch_size
-from tessera.utils.ranks.run_lock import LOCK, hold_run
+from tessera.utils.ranks.run_lock import LOCK, lock_run
 from tessera.utils.ranks.world import World
-from tessera.utils.text import counted, one_line, shown
+from tessera.utils.text import one_line, plural, shown
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class TrainTarget(NamedTuple):
     folder: Path | None  # run directory, whose lock is held; None = to be created
 
 
-def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> TrainTarget | None:
+def resume_target(given: Mapping[str, Any], world: World, stack: ExitStack) -> TrainTarget | None:
     """Return a new run, the target of `--resume`, or the restarted run of this call; every rank calls this.
 
     None if the run of `--resume auto` is finished and evaluated. A checkpoint is read under the run's lock, as the
@@ -61,7 +61,7 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Tr
         ConfigError: a flag with which the run cannot be resumed.
     """
     flags, earlier = TrainConfig(**given), world.recall("run")
-    folder = stack.enter_context(hold_run(Path(earlier), world)) if earlier else None
+    folder = stack.enter_context(lock_run(Path(earlier), world)) if earlier else None
     # Without "saved", a checkpoint there is older than this call.
     found = _after_restart(folder, world) if folder and world.recall("saved") else None
     restarted = found is not None
@@ -69,21 +69,21 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Tr
     if auto:
         if "name" not in given:
             raise ConfigError("--resume auto without --name: give the --name of the run, which every start looks for.")
-        folder = folder or stack.enter_context(hold_run(first_run(flags), world))
+        folder = folder or stack.enter_context(lock_run(run_path(flags), world))
         found = _own_checkpoint(folder, given, flags, world)
     elif found is None and flags.resume:
         last = _given_checkpoint(given, flags.resume, world)
         if folder != last.parent.parent:
             instead = f"begin a new run from it with --weights {shown(last)}"
-            folder = stack.enter_context(hold_run(last.parent.parent, world, instead=instead))
-        found = ResumeCheckpoint(last, world.from_main(lambda: load_checkpoint(last)))
+            folder = stack.enter_context(lock_run(last.parent.parent, world, instead=instead))
+        found = ResumeCheckpoint(last, world.run_on_main(lambda: load_checkpoint(last)))
     if found is not None:
         config, hyp, resumed = run_of_checkpoint(
             given, found.path, found.checkpoint, world, restarted=restarted or auto, others=found.others
         )
         if not restarted and _has_ended(resumed.checkpoint, config):
             epochs = resumed.checkpoint["epoch"]
-            if world.from_main(lambda: (resumed.run / ERRORS).is_file()):
+            if world.run_on_main(lambda: (resumed.run / ERRORS).is_file()):
                 if not auto:
                     early = epochs < config.epochs
                     end = f"stopped early by --patience {config.patience}" if early else f"--epochs {config.epochs}"
@@ -92,11 +92,11 @@ def start_of_run(given: Mapping[str, Any], world: World, stack: ExitStack) -> Tr
                         f"further, give a larger {'--patience, or 0 to disable it' if early else '--epochs'}."
                     )
                 log.info(
-                    f"--resume auto: the run in {resumed.run} is finished, after {counted(epochs, 'epoch')}. "
+                    f"--resume auto: the run in {resumed.run} is finished, after {plural(epochs, 'epoch')}. "
                     "To train further, give a larger --epochs."
                 )
                 return None
-            log.info(f"--resume: {resumed.run} has finished its {counted(epochs, 'epoch')}; evaluating the best one.")
+            log.info(f"--resume: {resumed.run} has finished its {plural(epochs, 'epoch')}; evaluating the best one.")
         check_batch_size(config.batch_size, world.size)
         return TrainTarget(config, hyp, resumed, folder)
     if auto:
@@ -149,7 +149,7 @@ def _given_checkpoint(given: Mapping[str, Any], resume: str, world: World) -> Pa
             )
         return path
 
-    found = world.from_main(find)
+    found = world.run_on_main(find)
     ignored = [flag for flag in ("project", "name") if flag in given and (flag, resume) != ("project", NEWEST)]
     if ignored:
         log.warning(f"--resume: the run stays in {found.parent.parent}; ignored: --{', --'.join(ignored)}.")
@@ -170,7 +170,7 @@ def _own_checkpoint(run: Path, given: Mapping[str, Any], flags: TrainConfig, wor
         before = saved_config(found.checkpoint, found.path)
         return found._replace(others=[*_other_files(given, flags, before)])
 
-    found = world.from_main(read)
+    found = world.run_on_main(read)
     if found is None:
         log.info(f"--resume auto: no checkpoint in {run}; starting the run.")
     return found

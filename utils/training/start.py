@@ -15,10 +15,10 @@ from tessera.models.heads.criterion import Criterion
 from tessera.models.summary import summary
 from tessera.utils.checkpoints.initial_model import (
     build_model,
-    fix_norms,
+    fix_norm_statistics,
     head_class,
-    kind_of_start,
     read_weights,
+    start_kind,
     with_frozen_layers,
 )
 from tessera.utils.checkpoints.resume import ResumedRun
@@ -37,7 +37,7 @@ from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
 from tessera.utils.report.trackers.loggers import check_trackers
 from tessera.utils.search.autobatch import Trial, auto_batch_size
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 from tessera.utils.training.class_weights import class_weights
 from tessera.utils.training.data import TrainingData, box_sizes, load_data, warn_of_problems
 
@@ -72,10 +72,10 @@ def open_run(
     accelerator = world.accelerator
     building = f"the model at {flags.imgsz} px, before its first batch"
     with explain_out_of_memory(accelerator, building, OUT_OF_MEMORY_REMEDIES):
-        world.from_main(lambda: check_trackers(flags.logger_names))
+        world.run_on_main(lambda: check_trackers(flags.logger_names))
         # Check the flags before reading the dataset, which may take minutes.
         folder = folder or stack.enter_context(new_run(flags, world))
-        weights = world.from_main(lambda: read_weights(flags, resumed))
+        weights = world.run_on_main(lambda: read_weights(flags, resumed))
         data = load_data(flags, world)
         warn_of_problems(flags.data, data.images, data.val)
         if resumed:
@@ -83,7 +83,7 @@ def open_run(
 
         world.set_activity("building the model")
         config, names = flags, data.train.names
-        start = kind_of_start(config, names, weights)
+        start = start_kind(config, names, weights)
         if hyp is None:
             config, hyp = with_recipe(flags, head_class(flags, names, weights), start, data.images_per_epoch)
         if not resumed and (offer := pretrained_hint(flags, len(data.images))):
@@ -91,7 +91,7 @@ def open_run(
         config = config if resumed else with_frozen_layers(config, hyp)
         by_class = class_weights(hyp, data.images)
         model = build_model(config, hyp, names, weights, resumed)
-        hyp = fix_norms(model, config, hyp, weights)
+        hyp = fix_norm_statistics(model, config, hyp, weights)
         del weights  # frees memory for AutoBatch
         require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
         imgsz = usable_imgsz(config.imgsz, model.stride)
@@ -110,7 +110,7 @@ def open_run(
             config = dataclasses.replace(config, batch_size=auto_batch_size(trial, data.images_per_epoch, world))
             run = dataclasses.replace(run, config=config)
     scale = f" (up to {largest} px)" if config.multi_scale else ""
-    work = f"a batch of {counted(run.rank_batch_size, 'image')} a rank at {run.imgsz} px{scale}"
+    work = f"a batch of {plural(run.rank_batch_size, 'image')} a rank at {run.imgsz} px{scale}"
     stack.enter_context(explain_out_of_memory(accelerator, work, OUT_OF_MEMORY_REMEDIES))
     check_statistics(run)
     return run, data, fresh_state(run, model, criterion, precision), criterion

@@ -20,19 +20,19 @@ from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import TrainState
 from tessera.utils.engine.stopping import START
-from tessera.utils.evaluation.evaluate import Abandoned, Evaluation, evaluate
+from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, evaluate
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.flags.program import started
-from tessera.utils.ranks.signals import Interruption
-from tessera.utils.report.page.page_data import Origin
+from tessera.utils.ranks.signals import StopSignals
+from tessera.utils.report.page.page_data import RunInfo
 from tessera.utils.report.results import read_results
-from tessera.utils.report.run_recorder import Journal
+from tessera.utils.report.run_recorder import RunRecorder
 from tessera.utils.report.validation import report_errors, report_validation, table_header, validation_line
 from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
 from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.search.trial import Pruned, Watch
+from tessera.utils.search.trial import Pruned, TrialObserver
 from tessera.utils.training.data import TrainingData
-from tessera.utils.training.result import Ended
+from tessera.utils.training.result import TrainingResult
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -47,10 +47,10 @@ class Validation:
     loader: ValLoader  # this rank's part of the validation images
     criterion: Criterion[Any]
     saver: Saver  # last.pt of a run stopped here resumes with this validation
-    journal: Journal
+    recorder: RunRecorder
     profile: NoProfile
-    interruption: Interruption
-    watch: Watch | None = None  # observer of a search
+    interruption: StopSignals
+    watch: TrialObserver | None = None  # observer of a search
     _last: Evaluation | None = None  # of the last epoch
 
     def before_training(self) -> None:
@@ -69,7 +69,7 @@ class Validation:
     def after_epoch(self, epoch: int) -> Metrics | None:
         """Return the metrics of `epoch`, from 0; None with --noval, except for the last epoch.
 
-        The last epoch also collects errors, as `of_best` does, which can then reuse it.
+        The last epoch also collects errors, as `validate_best` does, which can then reuse it.
 
         Raises:
             UserError: last.pt could not be written; on every rank.
@@ -79,27 +79,29 @@ class Validation:
         world, is_last = self.run.world, epoch + 1 == self.run.config.epochs
         if self.run.config.noval and not is_last:
             return None
-        settings = Settings(asked_to_stop=self.interruption.asked, errors=is_last)
+        settings = Settings(stop_requested=self.interruption.asked, errors=is_last)
         self.loader.begin()  # forks workers, which must not happen during a write
         self.saver.before_validation()
         world.set_activity(f"validating epoch {epoch}")
         with self.profile.stage("validation"):
             predictor = self._predictor(self.state.ema.model)
             criterion = None if self.run.config.tile else self.criterion
-            sinks = self.journal.picture_sinks(self.loader.index, epoch)
+            collectors = self.recorder.image_collectors(self.loader.index, epoch)
             try:
-                found = evaluate(predictor, self.loader, world, settings, criterion=criterion, sinks=sinks)
-            except Abandoned:
+                found = evaluate(predictor, self.loader, world, settings, criterion=criterion, collectors=collectors)
+            except EvaluationStopped:
                 self.saver.stop_validation()
         self._last = found if is_last else None
         self.state.progress.class_maps = found.metrics.class_maps()
         log.info(f"{table_header()}\n{validation_line(found.metrics)}")
         if self.watch and self.watch.after_epoch(epoch, found):
-            self.interruption.act_at_once(f"after epoch {epoch}, the last of a training that the search ended early")
+            self.interruption.stop_immediately(
+                f"after epoch {epoch}, the last of a training that the search ended early"
+            )
             raise Pruned
         return found.metrics
 
-    def of_best(self, data: TrainingData) -> Ended:
+    def validate_best(self, data: TrainingData) -> TrainingResult:
         """Validate the best checkpoint, write its tables, images and report, and log where they are.
 
         If it has the weights of the last epoch, bit by bit, the last evaluation is reused. For a search, whose runs are
@@ -111,18 +113,18 @@ class Validation:
             return self._ended(self.watch.metrics)
         run, best, epoch = self.run, self.saver.best, self.state.stopper.best_epoch
         index, model = self.loader.index, self.state.model
-        model.load_state_dict(run.world.from_main(lambda: load_weights(best).state_dict))
+        model.load_state_dict(run.world.run_on_main(lambda: load_weights(best).state_dict))
         found = self._last_evaluation_of(model)
         source = f"; validated in the last epoch: {best}" if found else f"; validated again: {best}"
         if found is None:
-            sinks = self.journal.picture_sinks(index)
-            found = evaluate(self._predictor(model), self.loader, run.world, sinks=sinks)
+            collectors = self.recorder.image_collectors(index)
+            found = evaluate(self._predictor(model), self.loader, run.world, collectors=collectors)
         if run.world.is_main:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than the initial weights"}
             print(f"\n{none.get(epoch, f'Best epoch {epoch}')}{source}")
-            verbose, plots = len(index.names) <= 20, self.journal.renders
+            verbose, plots = len(index.names) <= 20, self.recorder.renders
             device, skipped = run.world.accelerator.name, self.state.progress.skipped_steps
-            origin = Origin(run.config, str(best), run.imgsz, device, run.world.size, data.images, epoch, skipped)
+            origin = RunInfo(run.config, str(best), run.imgsz, device, run.world.size, data.images, epoch, skipped)
             epochs = functools.partial(read_results, run.folder / "results.csv")
             listed = report_validation(
                 found, index, data.spec, run.folder, origin, verbose=verbose, plots=plots, epochs=epochs
@@ -130,7 +132,7 @@ class Validation:
             tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
             print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
             print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
-        self.journal.finish(max(epoch or 0, 0), best, found.metrics.confidence)
+        self.recorder.finish(max(epoch or 0, 0), best, found.metrics.confidence)
         if run.world.is_main:
             report_errors(listed)
         run.world.barrier()
@@ -144,10 +146,10 @@ class Validation:
             return None
         return dataclasses.replace(self._last, metrics=dataclasses.replace(self._last.metrics, losses=()))
 
-    def _ended(self, metrics: Metrics) -> Ended:
+    def _ended(self, metrics: Metrics) -> TrainingResult:
         config, epochs, stopper = self.run.config, self.state.progress.epoch, self.state.stopper
         best = None if stopper.best_epoch == START else stopper.best_epoch
-        return Ended(metrics, self.run.folder, config.data, epochs, best, stopper.has_stopped(epochs))
+        return TrainingResult(metrics, self.run.folder, config.data, epochs, best, stopper.has_stopped(epochs))
 
     def _predictor(self, model: DetectionModel) -> DetectionModel | Pipeline:
         """Return a fused copy of the model, with `--tile` in the pipeline of val.py."""

@@ -34,14 +34,14 @@ def match_classes(known: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...
     return tuple(found)
 
 
-def names_say_nothing(names: Sequence[str]) -> bool:
+def has_placeholder_names(names: Sequence[str]) -> bool:
     """Return whether the names are only class numbers, or the single class of --single-cls."""
     return _are_numbers(names) or list(names) == [SINGLE_CLASS]
 
 
 def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
     """Return the classes whose names differ at the same index, if they are the majority; else ""."""
-    if len(before) != len(now) or names_say_nothing(before):
+    if len(before) != len(now) or has_placeholder_names(before):
         return ""
     pairs = enumerate(zip(before, now, strict=True))
     renamed = [
@@ -52,7 +52,7 @@ def renamed_classes(before: Sequence[str], now: Sequence[str]) -> str:
     return first_of(renamed, 3) if 2 * len(renamed) > len(now) else ""
 
 
-def moved_classes(before: Sequence[str], now: Sequence[str]) -> str:
+def reordered_classes(before: Sequence[str], now: Sequence[str]) -> str:
     """Return the classes with another index in `now`: "'cat' is 0 in the checkpoint and 1 in the data"."""
     places = {name.strip().casefold(): number for number, name in enumerate(now)}
     moved = [

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.text import counted, first_of, is_one_line, shown
+from tessera.utils.text import first_of, is_one_line, plural, shown
 from tessera.utils.yaml_file import Row, YamlMapping
 
 LONGEST_CLASS_NAME = 200  # must fit tables, plots and file names
@@ -94,7 +94,7 @@ def _numbered_names(found: YamlMapping, key: str, first: int) -> dict[int, str]:
     nc = found.values.get("nc")
     if key == "names" and nc is not None and (type(nc) is not int or nc != len(names)):
         raise ConfigError(
-            f"{found.at('nc')}: nc is {shown(nc)}, but names has {counted(len(names), 'class')}. Make them "
+            f"{found.at('nc')}: nc is {shown(nc)}, but names has {plural(len(names), 'class')}. Make them "
             "agree, or leave nc out."
         )
     return numbered

@@ -14,7 +14,7 @@ from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, ParsedLabels, parse_labels
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.files import open_plain, suffix_of
-from tessera.utils.text import counted, first_of, one_line
+from tessera.utils.text import first_of, one_line, plural
 
 UNBOUNDED = 1 << 24  # pixels, larger than any box; float64 fractions of it still resolve a pixel
 NO_CLASS_LIMIT = 2**31 - 1
@@ -67,11 +67,11 @@ def match_label_files(
     if spelled:
         # Escaped, as composed and decomposed accents look alike.
         pairs = [ascii(f"{shown(Path(at))} for {os.path.basename(label)}")[1:-1] for label, at in spelled.items()]
-        notes.append(f"{counted(len(pairs), 'label file')} matched by a differently spelled name: {first_of(pairs, 3)}")
+        notes.append(f"{plural(len(pairs), 'label file')} matched by a differently spelled name: {first_of(pairs, 3)}")
     own = {image: spelled.get(label, label) for image, label in labels.items()}
     for folder, names in unmatched_label_files(own, accounted_for).items():
         where, first = shown(Path(folder)), first_of([one_line(name, 60) for name in names], 3)
-        count = counted(len(names), "label file")
+        count = plural(len(names), "label file")
         unused.append(f"{where}: {count} without an image, objects not used: {first}")
     return own, notes, unused
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.errors import UserError
 from tessera.utils.files import files_below, is_address
-from tessera.utils.text import counted, first_of, one_line
+from tessera.utils.text import first_of, one_line, plural
 
 _SPLIT = re.compile(  # folder names such as val2017, valid, images_train or obj_train_data
     r"(?:(?:data|images?|imgs?|obj)[-_]?)?(train|val|test)(?:id|idation|ing)?(?:[-_]?(?:\d{4}|data|images?|imgs?|set))?",
@@ -55,7 +55,7 @@ def relocate_images(
     places = {path: paths[0] for path, (paths, _) in found.items() if len(paths) == 1}
     if len(places) == len(lost) and not taken & set(places.values()) and len(set(places.values())) == len(lost):
         pair = f"{_shown_path(places[lost[0]], folders)} is used instead of {_shown_path(lost[0], folders)}"
-        count = counted(len(lost), "image")
+        count = plural(len(lost), "image")
         return places, f"{split}: {count} missing at the listed path, relocated by the end of the path: {pair}"
     if not any(map(any, found.values())):
         return {}, ""
@@ -65,7 +65,7 @@ def relocate_images(
         own, of_others = (first_of([_shown_path(at, folders) for at in paths], _SHOWN, " or ") for paths in candidates)
         where = own or (f"only {of_others}, in the folder of another split" if of_others else "nowhere")
         named.append(f"{_shown_path(path, folders)} ({where})")
-    note = f"{split}: {counted(len(lost), 'image')} missing at the listed path, without a unique match for each"
+    note = f"{split}: {plural(len(lost), 'image')} missing at the listed path, without a unique match for each"
     return {}, f"{note}: {first_of(named, _SHOWN)}"
 
 

@@ -13,7 +13,7 @@ from tessera.data.source.annotations.label_paths import UNBOUNDED, parse_any_lab
 from tessera.data.source.annotations.segmentation import numbers
 from tessera.data.source.checks.results import DatasetCheck, SplitData, fraction_text
 from tessera.data.source.messages import has_no_area
-from tessera.utils.text import counted, first_of
+from tessera.utils.text import first_of, plural
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # fraction of a side, and pixels, by which rounding may exceed the image
 _MOST_SHOWN = 10.0  # largest fraction of a side in messages
@@ -36,14 +36,14 @@ def check_boxes(check: DatasetCheck, part: SplitData) -> None:
         *np.unique(part.owners[has_no_area(part.scanned.boxes_xyxy)], return_counts=True), strict=True
     ):
         where = part.listing.label_location(int(place))(None)
-        check.problems.append(f"{where}: {counted(int(count), 'box')} without width or height")
+        check.problems.append(f"{where}: {plural(int(count), 'box')} without width or height")
     rotated = [
         place for place, (_, image, _) in part.listing.coco.items() for _, row in image.annotations if _turn(row)
     ]
     if rotated:
         places = [part.listing.label_location(place)(None) for place in dict.fromkeys(rotated)]
         check.problems.append(
-            f"{part.split}: {counted(len(rotated), 'rotated box')} (attributes.rotation), used without rotation: "
+            f"{part.split}: {plural(len(rotated), 'rotated box')} (attributes.rotation), used without rotation: "
             f"{first_of(places, 3)}. Export polygons instead"
         )
     written = _written(part)

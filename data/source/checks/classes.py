@@ -9,7 +9,7 @@ import numpy as np
 from tessera.data.source.checks.results import DatasetCheck, SplitCounts, SplitData
 from tessera.data.source.index import class_names
 from tessera.data.source.messages import counts_from_one, unknown_classes
-from tessera.utils.text import counted, first_of, one_line, printable, shown, table_row
+from tessera.utils.text import escape_control, first_of, one_line, plural, shown, table_row
 from tessera.utils.types import DatasetSpec
 
 _MOST_ROWS = 100
@@ -42,7 +42,7 @@ def check_classes(check: DatasetCheck, part: SplitData) -> None:
     used = {*part.scanned.classes.tolist(), *([0] if counts_from_one(part.spec, part.scanned) else [])}
     missing = [shown(name) for number, name in enumerate(part.spec.names) if number not in used and name not in absent]
     if part.split == "train" and missing and used:
-        check.notes.append(f"train: {counted(len(missing), 'class')} without an object: {first_of(missing, 8)}")
+        check.notes.append(f"train: {plural(len(missing), 'class')} without an object: {first_of(missing, 8)}")
 
 
 def _absent_categories(check: DatasetCheck, part: SplitData) -> set[str]:
@@ -69,9 +69,9 @@ def ignored_regions(part: SplitData) -> list[str]:
         return []
     kinds = {"crowds and difficult objects": int((classes >= 0).sum()), "rows of class -1": int((classes == -1).sum())}
     kinds |= {shown(name): int((classes == -2 - number).sum()) for number, name in enumerate(part.spec.ignore)}
-    images = counted(int((part.scanned.ignored_counts > 0).sum()), "image")
+    images = plural(int((part.scanned.ignored_counts > 0).sum()), "image")
     found = ", ".join(f"{kind} {count:,}" for kind, count in kinds.items() if count)
-    regions = counted(len(classes), "ignored region")
+    regions = plural(len(classes), "ignored region")
     return [f"{part.split}: {regions} in {images}, neither object nor background: {found}"]
 
 
@@ -90,6 +90,6 @@ def table(names: Sequence[str], counts: Sequence[SplitCounts]) -> list[str]:
         return []
     heads = [f"{own.split} {noun}" for own in counts for noun in ("img", "obj")]
     columns = [column for own in counts for column in (own.class_images, own.class_objects)]
-    rows = [table_row(one_line(printable(name), 60), *row) for name, *row in zip(names, *columns, strict=True)]
+    rows = [table_row(one_line(escape_control(name), 60), *row) for name, *row in zip(names, *columns, strict=True)]
     more = len(rows) - _MOST_ROWS
     return [table_row("class", *heads), *rows[:_MOST_ROWS], *([f"and {more:,} more classes"] if more > 0 else [])]

@@ -10,7 +10,7 @@ from tessera.data.source.annotations.label_paths import parse_any_labels
 from tessera.data.source.checks.results import DatasetCheck, SplitData, fraction_text
 from tessera.data.source.messages import missing_labels, unlabelled, without_objects
 from tessera.utils.files import sha256
-from tessera.utils.text import counted, first_of, shown
+from tessera.utils.text import first_of, plural, shown
 
 
 def check_label_files(check: DatasetCheck, part: SplitData) -> None:
@@ -19,11 +19,11 @@ def check_label_files(check: DatasetCheck, part: SplitData) -> None:
     missing = unlabelled(listing, scanned)
     lost = missing_labels(part.split, listing, scanned)
     if part.split == "val" and missing and len(missing) == len(scanned.counts):
-        lost = [f"val: none of its {counted(len(missing), 'image')} has a label file, such as {missing[0]}"]
+        lost = [f"val: none of its {plural(len(missing), 'image')} has a label file, such as {missing[0]}"]
     check.problems += lost
     if missing and not lost:
         check.notes.append(
-            f"{part.split}: {counted(len(missing), 'image')} without a label file, used as background: "
+            f"{part.split}: {plural(len(missing), 'image')} without a label file, used as background: "
             f"{first_of(missing, 3)}"
         )
     objects = int((scanned.counts > 0).sum())
@@ -33,7 +33,7 @@ def check_label_files(check: DatasetCheck, part: SplitData) -> None:
     without = len(scanned.counts) - objects - regions
     alone = f"{regions:,} with ignored regions alone; " if regions else ""
     check.facts.append(
-        f"{part.split}: {counted(len(scanned.counts), 'image')}: {objects:,} with objects; {alone}as background, "
+        f"{part.split}: {plural(len(scanned.counts), 'image')}: {objects:,} with objects; {alone}as background, "
         f"{without - len(missing):,} whose labels hold no object and {len(missing):,} without a label file"
     )
 

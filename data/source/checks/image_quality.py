@@ -14,15 +14,15 @@ from tqdm import tqdm
 
 from tessera.data.source.checks.results import DatasetCheck, Remark, SplitData
 from tessera.data.source.decode import decode_levels
-from tessera.data.source.image_header import breaks_off, read_header
+from tessera.data.source.image_header import is_truncated, read_header
 from tessera.data.source.messages import most_undecodable
 from tessera.data.source.split import GRID, difference_hash
-from tessera.utils.bit_depth import DARK, PixelRule, Pixels, brightest_level, to_uint8
+from tessera.utils.bit_depth import DARK, PixelRule, Pixels, max_finite_level, to_uint8
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_plain
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.machine.resource_limits import usable_cpus
-from tessera.utils.text import counted, first_of
+from tessera.utils.text import first_of, plural
 
 SMALL = 2 * GRID  # side of the thumbnail
 DIM, GLARING = 20, 240  # mean level (of 255) of dark and bright images
@@ -85,7 +85,7 @@ def check_images(check: DatasetCheck, part: SplitData) -> list[Fingerprint | Non
     check.objects -= int(part.scanned.counts[~decodes].sum())
     if undecodable and undecodable > most_undecodable(len(fingerprints), len(fingerprints)):
         check.errors.append(
-            f"{part.split}: {undecodable:,} of {counted(len(fingerprints), 'image')} do not decode, more than training "
+            f"{part.split}: {undecodable:,} of {plural(len(fingerprints), 'image')} do not decode, more than training "
             "skips. Restore these files."
         )
     deep = [
@@ -96,7 +96,7 @@ def check_images(check: DatasetCheck, part: SplitData) -> list[Fingerprint | Non
     level, byte = max(deep, default=(0.0, 0))
     if level > 0 and max(byte for _, byte in deep) < DARK:
         check.notes.append(
-            f"{part.split}: of {counted(len(deep), 'image')} with more than 8 bits, the brightest level is {level:g}, "
+            f"{part.split}: of {plural(len(deep), 'image')} with more than 8 bits, the brightest level is {level:g}, "
             f"which becomes {byte} of 255. Write `pixels: {{range: [0, {level:g}]}}` into {part.spec.yaml_path.name}"
         )
     _remark(check, part, fingerprints)
@@ -128,8 +128,8 @@ def fingerprint_of(levels: NDArray[np.generic], raw: bytes, rule: PixelRule | No
         bits=difference_hash(coloured),
         mean=float(means.mean()),
         most=int(pixels.max()),
-        brightest=None if levels.dtype == np.uint8 else brightest_level(levels),
-        is_cut=breaks_off(raw),
+        brightest=None if levels.dtype == np.uint8 else max_finite_level(levels),
+        is_cut=is_truncated(raw),
         is_grey=bool(np.ptp(means, axis=2).max() <= _TINT),
         orientation=header.orientation if header else 1,
     )
@@ -152,7 +152,7 @@ def _remark(check: DatasetCheck, part: SplitData, fingerprints: Sequence[Fingerp
         check.remarks += remarks
         if remarks and kind not in (CUT, DEEP):  # reported above
             named = first_of([remark.shown for remark in remarks], 3)
-            check.notes.append(f"{part.split}: {counted(len(remarks), 'image')} {kind} ({KINDS[kind]}): {named}")
+            check.notes.append(f"{part.split}: {plural(len(remarks), 'image')} {kind} ({KINDS[kind]}): {named}")
 
 
 def _kinds_of(fingerprint: Fingerprint) -> list[tuple[str, str]]:

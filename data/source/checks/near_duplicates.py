@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tessera.data.source.checks.image_quality import Fingerprint
 from tessera.data.source.checks.results import DatasetCheck, NearDuplicates, SplitData
 from tessera.data.source.split import SIMILAR_BITS, similar
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 
 _ALIKE = SIMILAR_BITS[0]  # maximum number of different bits of near-duplicates
 _CROWD = 50  # similar images of a split to compare with; more are frames of a still camera
@@ -42,7 +42,7 @@ def check_copies(check: DatasetCheck, fingerprints: Fingerprints) -> None:
                 continue
             number = sum(len(own[second]) for own in shared)
             example = " = ".join(dict.fromkeys(_shown(part, shared[0][part][0]) for part in (first, second)))
-            images = counted(len(second.places), "image")
+            images = plural(len(second.places), "image")
             line = f"{number:,} of the {images} of {second.split} {'is' if number == 1 else 'are'} in {first.split} too"
             if first.split == "train":
                 check.problems.append(f"{line}, such as {example}: {_SEEN}")
@@ -61,7 +61,7 @@ def _report_twice(check: DatasetCheck, part: SplitData, copies: list[list[int]])
     ):
         if found:
             example = " = ".join(_shown(part, one) for one in found[0][:3])
-            images = counted(len(found), "image")
+            images = plural(len(found), "image")
             lines.append(f"{part.split}: {images} with several files {which}, such as {example}{remedy}")
 
 
@@ -101,7 +101,7 @@ def check_near_duplicates(check: DatasetCheck, fingerprints: Fingerprints) -> No
                 continue
             number = len({pair.paths[1] for pair in pairs})
             line = (
-                f"{counted(number, 'near-duplicate')} in {second_split} of images in {first_split}, such as "
+                f"{plural(number, 'near-duplicate')} in {second_split} of images in {first_split}, such as "
                 f"{pairs[0].shown[0]} ~ {pairs[0].shown[1]}"
             )
             if first_split == "train" != second_split:

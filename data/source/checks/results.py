@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tessera.data.source.scan import Scan
 from tessera.data.source.split_files import Listing
-from tessera.utils.text import counted, first_of, one_line
+from tessera.utils.text import first_of, one_line, plural
 from tessera.utils.types import DatasetSpec
 
 
@@ -117,10 +117,10 @@ class DatasetCheck:
         parts = ["no errors, no problems" if not errors + problems else "no errors"]
         if errors:
             make = "makes" if errors == 1 else "make"
-            parts = [f"{counted(errors, 'error')} {make} training refuse the dataset or learn wrong labels"]
+            parts = [f"{plural(errors, 'error')} {make} training refuse the dataset or learn wrong labels"]
         if problems:
-            parts.append(f"{counted(problems, 'problem')} cost{'s' * (problems == 1)} labels or trust in the metrics")
-        return "; ".join([*parts, *([counted(notes, "note")] if notes else [])])
+            parts.append(f"{plural(problems, 'problem')} cost{'s' * (problems == 1)} labels or trust in the metrics")
+        return "; ".join([*parts, *([plural(notes, "note")] if notes else [])])
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name, for JSON."""
@@ -140,13 +140,13 @@ class DatasetCheck:
         left_out = ""
         if self.left_out:
             named = first_of([one_line(name, 70) for name in self.left_out], 3)
-            left_out = f"; {counted(len(self.left_out), 'image')} skipped ({named})"
+            left_out = f"; {plural(len(self.left_out), 'image')} skipped ({named})"
         return [
             *(f"error: {line}" for line in self.errors),
             *(f"problem: {line}" for line in self.problems),
             *(f"note: {line}" for line in self.notes),
             *self.facts,
-            f"{counted(self.images, 'image')} with {counted(self.objects, 'object')} can be used{left_out}: "
+            f"{plural(self.images, 'image')} with {plural(self.objects, 'object')} can be used{left_out}: "
             f"{self.verdict()}",
         ]
 
@@ -154,4 +154,4 @@ class DatasetCheck:
 def fraction_text(part: int, whole: int, noun: str) -> str:
     """Return text such as `3 of 60 boxes (5 %)`."""
     percent = f"{100 * part / whole:.2g}" if whole and part < whole else str(100 * bool(whole))
-    return f"{part:,} of {counted(whole, noun)} ({percent} %)"
+    return f"{part:,} of {plural(whole, noun)} ({percent} %)"

@@ -25,7 +25,7 @@ from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.world import World
 from tessera.utils.seeding import sample_rng
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +94,8 @@ class Detect(Head):
         anchors = spec.keys["anchors"]
         if not isinstance(anchors, int) and len(anchors) != len(spec.channels):
             raise ConfigError(
-                f"{spec.where}: reads {counted(len(spec.channels), 'layer')}, but `anchors` has "
-                f"{counted(len(anchors), 'row')}. Give one row per layer."
+                f"{spec.where}: reads {plural(len(spec.channels), 'layer')}, but `anchors` has "
+                f"{plural(len(anchors), 'row')}. Give one row per layer."
             )
         return cls(spec.nc, anchors, spec.channels, spec.strides)
 
@@ -154,7 +154,7 @@ class Detect(Head):
         if config.noautoanchor:
             return
         rng = sample_rng(config.seed, 0, 0, "anchors")
-        anchors_px, message = world.from_main(lambda: check_anchors(self, labels_wh, hyp.anchor_t, rng))
+        anchors_px, message = world.run_on_main(lambda: check_anchors(self, labels_wh, hyp.anchor_t, rng))
         log.info(message)
         set_anchors(self, anchors_px)
 

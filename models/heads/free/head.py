@@ -133,9 +133,9 @@ class DetectFree(Head):
             for level, branch in enumerate(cast(Branches, branches).cls)
         ]
 
-    def keep_inference(self, *, end2end: bool) -> None:
+    def strip_for_inference(self, *, end2end: bool) -> None:
         if self.one_to_one is None:
-            super().keep_inference(end2end=end2end)
+            super().strip_for_inference(end2end=end2end)
         self.needs_suppression = not end2end
         if end2end:
             self.one_to_many = None

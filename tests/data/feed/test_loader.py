@@ -43,7 +43,7 @@ EPOCHS = 3
 
 @pytest.fixture(autouse=True)
 def many_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world_module, "share_of_cpus", lambda *_: 16)
+    monkeypatch.setattr(world_module, "cpus_of_process", lambda *_: 16)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import build_train_loader, build_val_loader
-from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.workers import affordable_workers
 from tessera.utils.config import load_hyp
 from tessera.utils.errors import UserError
@@ -39,11 +39,11 @@ def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
 
 
 def test_train_workers_then_the_cache_of_the_validation(index: DatasetIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world_module, "share_of_cpus", lambda *_: 2)
+    monkeypatch.setattr(world_module, "cpus_of_process", lambda *_: 2)
     room = 6 * BATCH_BYTES + CACHE_BYTES - 1  # two workers hold two batches each and the rank two: one byte too few
     for size in (room, room + 1):
         free(monkeypatch, size)
-        memory = SharedMemory(World())
+        memory = ShmBudget(World())
         run = made_run(load_hyp("hyp.scratch-low.yaml"), imgsz=64, batch_size=4, epochs=1, workers=2)
         with open_images(index, 64, "none", "linear", World(), memory) as store:
             build_train_loader(run, store, memory).close()
@@ -57,10 +57,10 @@ def test_train_workers_then_the_cache_of_the_validation(index: DatasetIndex, mon
 def test_caches_then_the_workers_of_the_validation(
     index: DatasetIndex, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(world_module, "share_of_cpus", lambda *_: 2)
+    monkeypatch.setattr(world_module, "cpus_of_process", lambda *_: 2)
     padded = 4 * 96 * 96 * 3
     free(monkeypatch, 2 * CACHE_BYTES + 3 * padded)  # one worker takes four batches
-    memory = SharedMemory(World())
+    memory = ShmBudget(World())
     stores = [open_images(index, 64, "ram", kind, World(), memory) for kind in ("linear", "area")]
     with build_val_loader(stores[1], World(), batch_size=4, stride=32, workers=2, memory=memory) as loader:
         assert loader._loader is not None and loader._loader.num_workers == 0
@@ -71,14 +71,14 @@ def test_caches_then_the_workers_of_the_validation(
 
 def test_promises_of_all_ranks_of_the_node_count_and_kept_ones_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 1000)
-    memory = SharedMemory(rank(0, 2))
+    memory = ShmBudget(rank(0, 2))
     assert affordable_workers(2, 50, rank(0, 2), memory) == 2
     assert memory.reserved == 2 * 6 * 50 and memory.available == 400 and memory.available_per_rank == 200
     free(monkeypatch, 400)  # the workers have taken what they were promised
     assert memory.available == 400
     free(monkeypatch, 300)  # and others something as well
     assert memory.available == 300
-    assert SharedMemory(rank(1, 2, lambda _: 1000)).available == 300
+    assert ShmBudget(rank(1, 2, lambda _: 1000)).available == 300
     memory.reserved += 500
     assert memory.available == 0
 
@@ -91,6 +91,6 @@ def test_ranks_with_different_workers_promise_what_each_of_them_takes(
     for mine, other in ((first, second), (second, first)):
         world = rank(0, 2)
         world.node_gather = lambda n, other=other: [n, (2 * other + 2) * 50 if other else 0]
-        memory = SharedMemory(world)
+        memory = ShmBudget(world)
         assert affordable_workers(mine, 50, world, memory) == mine
         assert (memory.reserved, memory.available) == (promised * 50, 2000 - promised * 50)

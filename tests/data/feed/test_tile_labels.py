@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.labels import MIN_SIDE
-from tessera.data.feed.tile_grid import windows_of
-from tessera.data.feed.tiles import MIN_VISIBLE, view_index
+from tessera.data.feed.tile_grid import tile_windows
+from tessera.data.feed.tiles import MIN_VISIBLE, build_tile_index
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
 from tests.data.made_index import make_index
@@ -49,7 +49,7 @@ def expected_labels(
     height, width = index.sizes_hw[number].tolist()
     classes, boxes = index.labels(number)
     rows = list(zip(classes.tolist(), boxes.tolist(), strict=True))
-    windows = windows_of((height, width), tile, overlap)
+    windows = tile_windows((height, width), tile, overlap)
     if len(windows) == 1:
         return [([(c, *box) for c, box in rows], [])]
     found = []
@@ -76,9 +76,9 @@ def test_labels_are_cut_to_the_window_and_kept_by_what_it_shows(
     expected = [view for number in range(len(index)) for view in expected_labels(index, number, tile, overlap, imgsz)]
     if not any(kept for kept, _ in expected):
         with pytest.raises(UserError, match=f"no view of train has an object: at --imgsz {imgsz}"):
-            view_index(index, tile, overlap, imgsz)
+            build_tile_index(index, tile, overlap, imgsz)
         return
-    views = view_index(index, tile, overlap, imgsz)
+    views = build_tile_index(index, tile, overlap, imgsz)
     assert len(views) == len(expected)
     whole = set((views.view_offsets[1:] - 1).tolist())
     assert views.empty_tiles.tolist() == [v for v, rows in enumerate(expected) if rows == ([], []) and v not in whole]
@@ -96,7 +96,7 @@ def test_labels_are_cut_to_the_window_and_kept_by_what_it_shows(
 
 def test_an_object_smaller_than_the_overlap_is_whole_in_a_tile() -> None:
     boxes = [[x, y, x + 12, y + 12] for x in range(0, 388, 4) for y in range(0, 288, 24)]
-    views = view_index(labelled([(300, 400)], [boxes]), TILE, OVERLAP, IMGSZ)
+    views = build_tile_index(labelled([(300, 400)], [boxes]), TILE, OVERLAP, IMGSZ)
     whole = set()
     for view in range(len(views) - 1):
         _, found = views.labels(view)
@@ -110,7 +110,7 @@ def test_of_a_polygon_its_own_area_counts_and_its_box_shrinks_to_what_is_seen() 
     index = labelled([(64, 100)], [[[30, 10, 90, 50], [62, 10, 92, 40]]], polygons=True)
     corners = [[(30, 10), (90, 10), (30, 50)], [(62, 10), (92, 10), (62, 40)]]
     index = replace(index, segment_points=np.array(corners, np.float32).reshape(-1, 2))
-    views = view_index(index, 64, 0.2, 64)
+    views = build_tile_index(index, 64, 0.2, 64)
     assert views.windows.tolist() == [[0, 0, 64, 64], [36, 0, 100, 64], [0, 0, 100, 64]]
     boxes = [views.labels(view)[1].tolist() for view in range(3)]
     assert boxes[0] == [[30, 10, 64, 50]], "81 % of the first; of the second 13 %, though its box is 7 % of it"
@@ -126,7 +126,7 @@ def test_of_few_polygons_the_other_objects_keep_their_boxes() -> None:
     index = labelled([(64, 100), (20, 20)], [[[30, 10, 90, 50], [2, 2, 20, 20]], [[1, 1, 9, 9]]])
     points = np.array([(30, 10), (90, 10), (30, 50), (1, 1), (9, 1), (1, 9)], np.float32)
     index = replace(index, segment_offsets=np.array([0, 3, 3, 6]), segment_points=points)
-    views = view_index(index, 64, 0.2, 64)
+    views = build_tile_index(index, 64, 0.2, 64)
     assert [list(map(len, views.segments(view))) for view in range(4)] == [[4, 0], [3], [3, 0], [3]]
     assert views.labels(0)[1].tolist() == [[30, 10, 64, 50], [2, 2, 20, 20]]
 
@@ -138,7 +138,7 @@ def test_ignored_regions_are_cut_too() -> None:
         ignored_classes=np.array([1, 2, 0], np.int32),
         ignored_boxes_xyxy=np.array([[60, 0, 100, 64], [0, 0, 10, 10], [3, 3, 5, 5]], np.float32),
     )
-    views = view_index(index, 64, 0.2, 64)
+    views = build_tile_index(index, 64, 0.2, 64)
     rows = [(classes.tolist(), boxes.tolist()) for classes, boxes in map(views.ignored, range(4))]
     assert rows == [
         ([1, 2], [[60, 0, 64, 64], [0, 0, 10, 10]]),
@@ -150,7 +150,7 @@ def test_ignored_regions_are_cut_too() -> None:
 
 def test_the_inside_of_a_large_object_is_no_background() -> None:
     boxes = [[[10, 10, 390, 390]], [[x, 0, x + 20, 20] for x in range(0, 400, 40)]]
-    views = view_index(labelled([(400, 400)] * 2, boxes), 96, 0.2, 96)
+    views = build_tile_index(labelled([(400, 400)] * 2, boxes), 96, 0.2, 96)
     inside = [view for view in views.views_of_image(0)[:-1] if len(views.ignored(view)[0])]
     assert len(inside) == len(views.views_of_image(0)) - 1, "each tile shows less than 30 % of it"
     in_epochs = {int(view) for epoch in range(20) for view in views.of_epoch(0, epoch)}
@@ -161,6 +161,6 @@ def test_the_inside_of_a_large_object_is_no_background() -> None:
 def test_objects_larger_than_tiles_are_refused_where_they_are_most() -> None:
     boxes: list[list[float]] = [[0, 0, 90, 20], [0, 0, 20, 70], [5, 5, 15, 15]]
     with pytest.raises(UserError, match=r"--tile 64: 2 of 3 boxes of train are larger than a tile.*long side 70 pix"):
-        view_index(labelled([(300, 400)], [boxes]), TILE, OVERLAP, IMGSZ)
-    views = view_index(labelled([(300, 400)], [boxes[1:]]), TILE, OVERLAP, 320)
+        build_tile_index(labelled([(300, 400)], [boxes]), TILE, OVERLAP, IMGSZ)
+    views = build_tile_index(labelled([(300, 400)], [boxes[1:]]), TILE, OVERLAP, 320)
     assert views.labels(len(views) - 1)[1].tolist() == boxes[1:], "the whole picture shows it"

@@ -21,7 +21,7 @@ from tessera.data.feed.image_sizes import resized
 from tessera.data.feed.image_store import ImageStore, image_store
 from tessera.data.feed.loader import TrainLoader, build_train_loader
 from tessera.data.feed.sampler import RUN, EpochOrder
-from tessera.data.feed.tiles import ViewIndex, view_index
+from tessera.data.feed.tiles import TileIndex, build_tile_index
 from tessera.data.source.decode import read_image
 from tessera.utils.config import CacheMode, Hyp
 from tessera.utils.ranks.world import World
@@ -46,17 +46,17 @@ def pictures(tmp_path: Path) -> DatasetIndex:
 
 
 def test_what_is_trained_on_has_a_hash_and_a_cache_of_its_own(pictures: DatasetIndex) -> None:
-    made = [view_index(pictures, tile, overlap, IMGSZ) for tile, overlap in ((64, 0.25), (64, 0.3), (70, 0.25))]
+    made = [build_tile_index(pictures, tile, overlap, IMGSZ) for tile, overlap in ((64, 0.25), (64, 0.3), (70, 0.25))]
     for key in ({index.content_hash() for index in (pictures, *made)}, {index.digest for index in (pictures, *made)}):
         assert len(key) == 4
-    assert view_index(pictures, 64, 0.25, 96).content_hash() == made[0].content_hash(), "the same labels"
-    fewer = view_index(pictures, 64, 0.25, 32)
+    assert build_tile_index(pictures, 64, 0.25, 96).content_hash() == made[0].content_hash(), "the same labels"
+    fewer = build_tile_index(pictures, 64, 0.25, 32)
     assert fewer.content_hash() != made[0].content_hash() and fewer.digest == made[0].digest, "the same pixels"
 
 
 @pytest.mark.parametrize("imgsz", [64, 48])
 def test_pixels_are_those_of_the_window(pictures: DatasetIndex, imgsz: int) -> None:
-    views = view_index(pictures, TILE, OVERLAP, imgsz)
+    views = build_tile_index(pictures, TILE, OVERLAP, imgsz)
     store, whole = image_store(views, imgsz, "area"), ImageStore(pictures, imgsz, "area")
     for view in range(len(views)):
         number, (left, top, right, bottom) = int(views.owners[view]), views.windows[view].tolist()
@@ -72,7 +72,7 @@ def test_pixels_are_those_of_the_window(pictures: DatasetIndex, imgsz: int) -> N
 
 def test_a_jpeg_is_decoded_in_full_where_a_window_of_it_is_shown(tmp_path: Path) -> None:
     path = write_image(tmp_path / "a.jpg", (400, 400))
-    views = view_index(labelled([(400, 400)], [[[2, 2, 30, 30]]], paths=[path]), 200, 0.0, 25)
+    views = build_tile_index(labelled([(400, 400)], [[[2, 2, 30, 30]]], paths=[path]), 200, 0.0, 25)
     np.testing.assert_array_equal(
         image_store(views, 25, "linear").load(3), resized(read_image(path)[200:, 200:], (25, 25), area=False)
     )
@@ -84,11 +84,11 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
     counts: Counter[Path] = Counter()
     read = images_module.read_image
 
-    def counted(path: Path, *args: Any) -> NDArray[np.uint8]:
+    def plural(path: Path, *args: Any) -> NDArray[np.uint8]:
         counts[path] += 1
         return read(path, *args)
 
-    monkeypatch.setattr(images_module, "read_image", counted)
+    monkeypatch.setattr(images_module, "read_image", plural)
     return counts
 
 
@@ -97,7 +97,7 @@ def test_a_cache_holds_views_and_decodes_a_picture_once(
     pictures: DatasetIndex, cache: CacheMode, decoded: Counter[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    views = view_index(pictures, TILE, OVERLAP, 48)
+    views = build_tile_index(pictures, TILE, OVERLAP, 48)
     plain = image_store(views, 48, "area")
     with open_images(views, 48, cache, "area", World()) as cached:
         assert set(decoded.values()) == {1} and len(decoded) == len(pictures)
@@ -137,7 +137,7 @@ def batches(made: TrainLoader) -> list[tuple[bytes, ...]]:
 
 @pytest.mark.parametrize("flags", [{}, {"rect": True}], ids=["mosaic", "rect"])
 def test_the_stream_is_the_same_on_any_workers_ranks_and_caches(pictures: DatasetIndex, flags: dict[str, Any]) -> None:
-    views = view_index(pictures, TILE, OVERLAP, IMGSZ)
+    views = build_tile_index(pictures, TILE, OVERLAP, IMGSZ)
     plain = image_store(views, IMGSZ, "area")
     alone = batches(loader(views, plain, **flags))
     assert batches(loader(views, plain, workers=2, **flags)) == alone
@@ -148,11 +148,11 @@ def test_the_stream_is_the_same_on_any_workers_ranks_and_caches(pictures: Datase
         assert whole[0] == first[0] + second[0] and whole[2] == first[2] + second[2]
 
 
-def many(tmp_path: Path, count: int, background: int = 0) -> ViewIndex:
+def many(tmp_path: Path, count: int, background: int = 0) -> TileIndex:
     """Views of pictures of 200 x 200 pixels, 17 each; the object of each is in the corner and in the whole."""
     sizes = [(200, 200)] * (count + background)
     boxes: list[list[list[float]]] = [[[2, 2, 14, 14]]] * count + [[]] * background
-    return view_index(labelled(sizes, boxes, paths=write_images(tmp_path / "many", sizes)), 64, 0.2, 64)
+    return build_tile_index(labelled(sizes, boxes, paths=write_images(tmp_path / "many", sizes)), 64, 0.2, 64)
 
 
 def test_a_picture_is_decoded_once_for_the_views_that_are_near(
@@ -199,6 +199,6 @@ def test_a_damaged_picture_counts_once(
     pictures: DatasetIndex, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_data(pictures.path(0))
-    views = view_index(pictures, TILE, OVERLAP, IMGSZ)
+    views = build_tile_index(pictures, TILE, OVERLAP, IMGSZ)
     batches(loader(views, image_store(views, IMGSZ, "area")))
     assert caplog.text.count("did not decode") == 1 and "1 of 6 images did not decode so far" in caplog.text

@@ -26,10 +26,10 @@ import torch
 
 from tessera.data.feed import workers
 from tessera.data.feed.loader import Loader
-from tessera.data.feed.shared_memory import SharedMemory
+from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.workers import affordable_workers, print_unless_disconnected
 from tessera.utils.errors import Interrupted
-from tessera.utils.ranks.signals import Interruption
+from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.types import Draw
 from tests.data.feed.made_rank import rank
 
@@ -82,7 +82,7 @@ class Late:
 
 def test_a_signal_while_the_workers_are_ended_comes_afterwards() -> None:
     """Raised within torch's `__del__` it was lost, and so were the workers, for which the rank waited at its end."""
-    with pytest.raises(Interrupted), Interruption():
+    with pytest.raises(Interrupted), StopSignals():
         loader = started(Drawing())
         loader._stream = Late(loader._stream)  # type: ignore[assignment]
         workers_before = multiprocessing.active_children()
@@ -172,7 +172,7 @@ def test_workers_are_capped_by_shared_memory(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, batches: int, workers: int
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=batches * 1000 * 2))
-    memory = SharedMemory(rank(0, 2))
+    memory = ShmBudget(rank(0, 2))
     with caplog.at_level(logging.WARNING):
         assert affordable_workers(8, 1000, rank(0, 2), memory) == workers
     assert ("--shm-size" in caplog.text) == (workers < 8)
@@ -221,5 +221,5 @@ def test_workers_are_as_many_as_the_system_allows(
     limit(monkeypatch, tmp_path)
     world = rank(0, 2)
     for _ in range(2):
-        assert affordable_workers(8, 1000, world, SharedMemory(world)) == workers
+        assert affordable_workers(8, 1000, world, ShmBudget(world)) == workers
     assert warning in caplog.text and not list(tmp_path.rglob("pymp*"))

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from tessera.data.source import decode
-from tessera.data.source.decode import BadImage, RefusedImage, UndecodableImage, image_size, read_image
-from tessera.data.source.image_header import read_header, refuse_large
+from tessera.data.source.decode import RefusedImage, UndecodableImage, UnusableImage, image_size, read_image
+from tessera.data.source.image_header import read_header, require_decodable_size
 from tessera.utils.errors import ConfigError, UserError
 from tests.data.make import write_dataset, write_image
 from tests.data.source.made_yaml import build, check
@@ -57,7 +57,7 @@ def test_an_image_of_one_colour_fits_its_file() -> None:
         encoded = cv2.imencode(suffix, np.zeros((6000, 6000), np.uint8), options)[1].tobytes()
         header = read_header(encoded)
         assert header is not None and header.pixels == 6000**2
-        refuse_large(header, len(encoded))
+        require_decodable_size(header, len(encoded))
 
 
 MANY = r"[\d,]+ pixels, expected at most 268,435,456"
@@ -81,7 +81,7 @@ def test_what_is_too_large_is_not_decoded(
     path.write_bytes(raw)
     with pytest.raises(RefusedImage, match=rf"a\.png: {said}"):
         read_image(path)
-    with pytest.raises(BadImage, match=f"^{said}"):
+    with pytest.raises(UnusableImage, match=f"^{said}"):
         image_size(str(path), len(raw))
 
 

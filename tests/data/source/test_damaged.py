@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, features
 
 from tessera.data.source.decode import UndecodableImage, read_image
-from tessera.data.source.tiff import unread_pages
+from tessera.data.source.tiff import extra_pages_message
 from tests.data.source.made_tiff import tiff
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)
@@ -44,7 +44,7 @@ def test_a_damaged_file_is_an_image_or_one_message(tmp_path: Path, kind: str) ->
     outcomes = set()
     for _ in range(150):
         path.write_bytes(damaged(raw, rng))
-        unread_pages(path)
+        extra_pages_message(path)
         try:
             outcomes.add(read_image(path).ndim)
         except UndecodableImage as error:
@@ -62,7 +62,7 @@ def test_places_beyond_every_file_are_damage(tmp_path: Path, place: int | str) -
     else:
         struct.pack_into("<Q", raw, 8, BIG)
     path.write_bytes(raw)
-    assert unread_pages(path) == ""
+    assert extra_pages_message(path) == ""
     with pytest.raises(UndecodableImage):
         read_image(path)
 

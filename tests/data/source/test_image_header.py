@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.source.decode import BadImage, image_size, read_image
+from tessera.data.source.decode import UnusableImage, image_size, read_image
 from tessera.data.source.image_header import read_file_header
 from tests.data.make import write_image
 
@@ -129,7 +129,7 @@ def test_not_an_image(tmp_path: Path, content: bytes | None, what: str) -> None:
     path = tmp_path / "a.jpg"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(BadImage, match=what):
+    with pytest.raises(UnusableImage, match=what):
         image_size(str(path), -1 if content is None else len(content))
 
 
@@ -142,7 +142,7 @@ def test_any_bytes_end_in_a_size_or_a_reason(
     path.write_bytes(start + rest)
     try:
         height, width = size_of(path)
-    except BadImage:
+    except UnusableImage:
         return
     assert height >= 10 and width >= 10
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.scan import ImageLabels, label_lines
+from tessera.data.source.scan import ImageLabels, locate_labels
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc_object, write_voc
 from tests.data.source.made_yaml import build, coco_set
@@ -16,7 +16,7 @@ TEXT = "\n0 0.5 0.5 0.5 0.5\n-1 0.25 0.5 0.5 1\n1 0.5 0.5 0.25 0.25\n0 0.5 0.5 0
 
 def labels(yaml: Path, split: str = "train", **options: bool) -> list[ImageLabels]:
     index = build(yaml, split, **options)
-    found = label_lines(load_spec(yaml), index, range(len(index)), **options)
+    found = locate_labels(load_spec(yaml), index, range(len(index)), **options)
     return [found[image] for image in range(len(index))]
 
 
@@ -35,7 +35,7 @@ def test_a_file_that_has_changed_has_no_lines(tmp_path: Path) -> None:
     folder = tmp_path / "pets" / "labels" / "train"
     (folder / "a.txt").write_text("0 0.5 0.5 0.5 0.4\n")
     (tmp_path / "pets" / "images" / "train" / "b.jpg").unlink()
-    found = label_lines(load_spec(yaml), index, [0, 1])
+    found = locate_labels(load_spec(yaml), index, [0, 1])
     assert found[0].place(0) == (None, None) and found[0].file == str(folder / "a.txt")
     assert 1 not in found
 

@@ -16,7 +16,7 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
 from tessera.data.source.split import SIMILAR_BITS, Fingerprints, difference_hash, group_similar, hold_out
 from tessera.utils.errors import UserError
-from tessera.utils.seeding import HeldOut
+from tessera.utils.seeding import ValFraction
 from tessera.utils.types import DatasetIndex
 from tests.data.make import write_image
 from tests.data.source.annotations.test_voc import voc, voc_object
@@ -89,8 +89,10 @@ def test_the_same_wherever_it_lies_and_whatever_it_is_called(tmp_path: Path, mon
 def test_images_are_compared_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls: list[HeldOut] = []
-    monkeypatch.setattr(split, "hold_out", lambda looks, share: (calls.append(share), hold_out(looks, share))[1])
+    calls: list[ValFraction] = []
+    monkeypatch.setattr(
+        split, "hold_out", lambda looks, fraction: (calls.append(fraction), hold_out(looks, fraction))[1]
+    )
     yaml = write_pictures(tmp_path / "set")
     with caplog.at_level(logging.INFO):
         first = parts(yaml)
@@ -98,7 +100,7 @@ def test_images_are_compared_once(
     assert "of 36 groups (images that differ in at most 14 of 144 bits stay together; the largest" in caplog.text
     monkeypatch.setattr(split, "difference_hash", lambda *_: pytest.fail("compared again"))
     (tmp_path / "set/labels/7.txt").write_text(BOX * 2)  # the pictures are what they were
-    assert parts(yaml) == first and calls == [HeldOut(0.2, 0)], "train and val share the division"
+    assert parts(yaml) == first and calls == [ValFraction(0.2, 0)], "train and val share the division"
     (looks,) = (tmp_path / "cache/index").glob("*-fingerprints-*")
     looks.write_bytes(looks.read_bytes()[:-1] + b"?")
     monkeypatch.undo()
@@ -164,9 +166,9 @@ def test_a_camera_that_stands_still_can_be_divided(caplog: pytest.LogCaptureFixt
     bits = np.repeat(np.random.default_rng(0).random((1, 144)) < 0.5, 50, 0)
     for at in range(50):
         bits[at, 2 * at : 2 * at + 2] ^= True  # 4 bits from each other
-    found = hold_out(prints_of(bits), HeldOut(0.2, 0))
+    found = hold_out(prints_of(bits), ValFraction(0.2, 0))
     assert found is not None and found.max_bits == 3 and found.is_val.sum() == 10
-    assert hold_out(prints_of(np.repeat(bits[:1], 50, 0)), HeldOut(0.2, 0)) is None
+    assert hold_out(prints_of(np.repeat(bits[:1], 50, 0)), ValFraction(0.2, 0)) is None
 
 
 def test_a_run_is_warned_where_both_sides_look_alike(tmp_path: Path) -> None:
@@ -188,12 +190,12 @@ def test_a_run_is_warned_where_both_sides_look_alike(tmp_path: Path) -> None:
 def test_shares_are_met_and_seeds_differ() -> None:
     looks = prints_of(np.random.default_rng(0).random((200, 144)) < 0.5)
     chosen = []
-    for share in (0.01, 0.1, 0.2, 0.5, 0.9, 0.999):
-        found = hold_out(looks, HeldOut(share, 0))
-        assert found is not None and found.is_val.sum() == min(round(200 * share), 199)
+    for fraction in (0.01, 0.1, 0.2, 0.5, 0.9, 0.999):
+        found = hold_out(looks, ValFraction(fraction, 0))
+        assert found is not None and found.is_val.sum() == min(round(200 * fraction), 199)
         chosen.append(found.is_val)
     assert all((less <= more).all() for less, more in pairwise(chosen)), "a larger share holds the smaller one"
-    other = hold_out(looks, HeldOut(0.2, 1))
+    other = hold_out(looks, ValFraction(0.2, 1))
     assert other is not None and not np.array_equal(other.is_val, chosen[2])
 
 

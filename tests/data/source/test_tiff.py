@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source.decode import BadImage, RefusedImage, decode_levels, image_size, read_image
-from tessera.data.source.tiff import unread_pages
+from tessera.data.source.decode import RefusedImage, UnusableImage, decode_levels, image_size, read_image
+from tessera.data.source.tiff import extra_pages_message
 from tessera.utils.bit_depth import PixelRule, to_uint8
 from tessera.utils.inference.input_images import to_pixels
 from tessera.utils.inference.sources.sources import open_sources
@@ -92,7 +92,7 @@ def test_other_layouts_are_named(tmp_path: Path, made: bytes, said: str) -> None
     with pytest.raises(RefusedImage, match=f"a.tif: a TIFF of {said}"):
         decoded(made)
     (tmp_path / "a.tif").write_bytes(made)
-    with pytest.raises(BadImage, match=f"^a TIFF of {said}"):
+    with pytest.raises(UnusableImage, match=f"^a TIFF of {said}"):
         image_size(str(tmp_path / "a.tif"), len(made))
 
 
@@ -108,9 +108,11 @@ def test_pages_are_counted_without_thumbnails_and_masks() -> None:
     image = levels("u1", height=10)
     said = "the first of 3 pages is used, the other 2 are skipped; save each page as a file"
     assert (
-        unread_pages(tiff(image, image, image)) == unread_pages(tiff(image, image, image, big=True, order=">")) == said
+        extra_pages_message(tiff(image, image, image))
+        == extra_pages_message(tiff(image, image, image, big=True, order=">"))
+        == said
     )
-    assert "2 pages is used, the other is skipped" in unread_pages(tiff(image, image))
+    assert "2 pages is used, the other is skipped" in extra_pages_message(tiff(image, image))
     itself = bytearray(tiff(image))
     itself[-4:] = itself[4:8]
     for made in (
@@ -121,7 +123,7 @@ def test_pages_are_counted_without_thumbnails_and_masks() -> None:
         bytes(itself),
         *(b"", b"\xff\xd8\xff", b"II*\0"),
     ):
-        assert unread_pages(made) == ""
+        assert extra_pages_message(made) == ""
 
 
 def test_counting_pages_that_overlap_ends_soon() -> None:
@@ -133,7 +135,7 @@ def test_counting_pages_that_overlap_ends_soon() -> None:
         struct.pack_into("<HHHI", made, at, entries, 254, 3, entries)
         struct.pack_into("<I", made, at + 2 + 12 * entries, at + 14)
     started = time.monotonic()
-    assert unread_pages(bytes(made)).startswith("the first of 10,000 or more pages is used")
+    assert extra_pages_message(bytes(made)).startswith("the first of 10,000 or more pages is used")
     assert time.monotonic() - started < 5
 
 

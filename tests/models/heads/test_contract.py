@@ -13,7 +13,7 @@ from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import LossMeter
 from tessera.models.heads.head import HeadSpec
 from tessera.models.model_yaml import HEADS
-from tessera.models.nms import Suppression, non_max_suppression
+from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.models.tta import predict_augmented
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
@@ -74,7 +74,7 @@ def test_wrong_arguments_of_a_head(kind: str, arguments: list[object], complaint
 @pytest.mark.parametrize("name", ROWS)
 def test_a_head_without_branches_that_predict_once_says_so(name: str) -> None:
     with pytest.raises(ConfigError, match=f"--end2end: this model's {name} has no one-to-one branch. Leave the"):
-        made(name).head.keep_inference(end2end=True)
+        made(name).head.strip_for_inference(end2end=True)
 
 
 @each_head
@@ -86,7 +86,7 @@ def test_decoded_rows_are_boxes_and_probabilities(name: str) -> None:
     columns = 4 + head.has_objectness + head.nc
     assert decoded.shape == (2, sum(head.rows_per_level(SIZE_HW)), columns) and decoded.dtype == torch.float32
     assert ((decoded[..., 4:] >= 0) & (decoded[..., 4:] <= 1)).all()
-    found = non_max_suppression(decoded, Suppression(0.0, 0.6, has_objectness=head.has_objectness))
+    found = non_max_suppression(decoded, NmsSettings(0.0, 0.6, has_objectness=head.has_objectness))
     assert all(int(d.classes.max()) < head.nc for d in found)
     assert predict_augmented(model, images(2)).shape[2] == columns
 

@@ -33,7 +33,7 @@ def test_fixed_statistics_train_as_an_evaluated_normalisation_does() -> None:
     """Outputs, and gradients of weight, gain, shift and input; the statistics stay as they are."""
     fixed = randomised(Conv(4, 8, 3)).train()
     evaluated = copy.deepcopy(fixed).eval()
-    fixed.fixes_statistics = True
+    fixed.frozen_statistics = True
     before = copy.deepcopy(dict(fixed.named_buffers()))
     x = torch.rand(2, 4, 6, 6).requires_grad_()
     outputs = [fixed(x), evaluated(x)]
@@ -44,13 +44,13 @@ def test_fixed_statistics_train_as_an_evaluated_normalisation_does() -> None:
     ]
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
     assert all(torch.equal(buffer, before[name]) for name, buffer in fixed.named_buffers())
-    fixed.fixes_statistics = False
+    fixed.frozen_statistics = False
     fixed(x)
     assert not torch.equal(fixed.bn.running_mean, before["bn.running_mean"])
 
 
 def test_only_the_first_layers_of_a_model_fix_theirs() -> None:
     model = DetectionModel("tessera-lite0.yaml", nc=2)
-    model.fix_statistics(8)
-    fixed = {name.split(".")[1] for name, m in model.named_modules() if isinstance(m, Conv) and m.fixes_statistics}
+    model.freeze_norm_statistics(8)
+    fixed = {name.split(".")[1] for name, m in model.named_modules() if isinstance(m, Conv) and m.frozen_statistics}
     assert fixed == set("01234567")

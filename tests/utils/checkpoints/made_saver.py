@@ -14,7 +14,7 @@ from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import TrainState
-from tessera.utils.ranks.signals import Interruption
+from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Metrics
 
@@ -38,7 +38,7 @@ METRICS = Metrics(
 def open_saver(folder: Path, state: TrainState[Any], **flags: Any) -> Saver:
     config = TrainConfig(epochs=9, **flags)
     context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, folder)
-    return Saver(context, state, "abc", None, Interruption(), lambda: False)
+    return Saver(context, state, "abc", None, StopSignals(), lambda: False)
 
 
 class SlowDisk:

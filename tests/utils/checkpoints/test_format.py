@@ -18,7 +18,7 @@ import torch
 import tessera
 from tessera.utils.checkpoints import provenance
 from tessera.utils.checkpoints.format import FORMAT, KEYS, copy_checkpoint, load_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.restricted_unpickler import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import assert_equal, full, make_state, train
@@ -34,7 +34,7 @@ def test_keys_are_those_of_the_format() -> None:
 
 def test_a_file_says_which_program_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(provenance, "git_revision", lambda: "c0ffee")
-    assert provenance.written_by() == {"tessera_version": tessera.__version__, "git": "c0ffee"}
+    assert provenance.program_version() == {"tessera_version": tessera.__version__, "git": "c0ffee"}
     assert full(make_state())["tessera_version"] == tessera.__version__
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_read_back_is_not_written(tmp_path: Path) -> None:
         ("model_yaml", {(1, 2): 3}, "a key that is neither text"),
         ("epoch", -1, r"`epoch` \(int\) is not a whole number"),
     ):
-        with pytest.raises(Damaged, match=where):
+        with pytest.raises(DamagedFile, match=where):
             save_checkpoint(tmp_path / "last.pt", {**state, key: value})
     with pytest.raises(AssertionError, match=r"missing \{'git'\}"):
         save_checkpoint(tmp_path / "last.pt", {k: v for k, v in state.items() if k != "git"})

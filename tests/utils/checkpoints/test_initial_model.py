@@ -13,9 +13,9 @@ from tessera.models.model_yaml import find_model_yaml
 from tessera.utils.checkpoints import initial_model
 from tessera.utils.checkpoints.initial_model import (
     build_model,
-    fix_norms,
+    fix_norm_statistics,
     head_class,
-    kind_of_start,
+    start_kind,
     with_frozen_layers,
 )
 from tessera.utils.checkpoints.weights import Weights
@@ -91,13 +91,13 @@ def test_only_completely_loaded_layers_keep_their_statistics(
     config = TrainConfig(cfg=cfg, weights=weights)
     hyp = dataclasses.replace(HYP, fixed_norms=float(asked))
     model = DetectionModel(cfg or "tessera-n.yaml", nc=nc)
-    found = fix_norms(model, config, hyp, Weights(trained.state_dict(), trained.yaml, NAMES, "a file"))
+    found = fix_norm_statistics(model, config, hyp, Weights(trained.state_dict(), trained.yaml, NAMES, "a file"))
     again = DetectionModel(cfg or "tessera-n.yaml", nc=nc)
-    assert found == fix_norms(again, config, found, None)
+    assert found == fix_norm_statistics(again, config, found, None)
     assert found.fixed_norms == (fixed if weights else asked)
     for one in (model, again):
         convolutions = ((int(name.split(".")[1]), m) for name, m in one.named_modules() if isinstance(m, Conv))
-        assert all(m.fixes_statistics == (layer < fixed) for layer, m in convolutions)
+        assert all(m.frozen_statistics == (layer < fixed) for layer, m in convolutions)
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_only_completely_loaded_layers_keep_their_statistics(
 def test_kind_of_start(cfg: str, before: tuple[str, ...], now: tuple[str, ...], start: Start, tmp_path: Path) -> None:
     trained = DetectionModel("tessera-n.yaml", nc=len(before))
     weights = Weights({}, trained.yaml, before, "a file")
-    assert kind_of_start(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start
+    assert start_kind(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start
     own = tmp_path / "tessera-n.yaml"  # a name is not enough
     own.write_text(find_model_yaml("yolov5n-free.yaml").read_text())
-    assert kind_of_start(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
+    assert start_kind(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
 
 
 def test_freeze_overrides_the_recipe() -> None:

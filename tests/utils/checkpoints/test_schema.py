@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tessera.utils.checkpoints.format import KEYS, load_checkpoint
-from tessera.utils.checkpoints.restricted_unpickler import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
 from tessera.utils.checkpoints.schema import check_values
 from tessera.utils.checkpoints.training_state import restore_state
 from tessera.utils.errors import UserError
@@ -26,7 +26,7 @@ def test_a_wrong_value_is_named(tmp_path: Path) -> None:
         for value in WRONG:
             try:
                 check_values({key: value})
-            except Damaged as error:
+            except DamagedFile as error:
                 assert str(error).startswith(f"its `{key}` ({type(value).__name__}) is not ")
                 refused += 1
         assert refused >= len(WRONG) - 1, key  # a number or a tensor is right in a few places

@@ -16,7 +16,7 @@ from torch import Tensor
 from tessera.data.feed.loader import ValLoader
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
-from tessera.utils.evaluation.evaluate import Abandoned, Evaluation, _voting, evaluate
+from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, _voting, evaluate
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
@@ -47,7 +47,7 @@ class Queued(StandIn):
         return super().read_back(tensor)
 
     @contextmanager
-    def untuned(self) -> Iterator[None]:
+    def without_kernel_benchmark(self) -> Iterator[None]:
         self.tuned = False
         yield
         self.tuned = True
@@ -108,7 +108,7 @@ def test_ranks_with_more_or_fewer_batches_vote_equally_often(
             for _ in _voting(iter([cast(Batch, None)] * batches[rank]), asked, worlds[rank]):
                 time.sleep(VOTE_S / 2)  # slow enough for a vote every other batch
                 taken[rank] += 1
-        except Abandoned:
+        except EvaluationStopped:
             gave_up[rank] = True
 
     with ThreadPoolExecutor(3) as pool:
@@ -122,8 +122,8 @@ def test_ranks_with_more_or_fewer_batches_vote_equally_often(
 def test_a_stop_gives_the_validation_up_after_a_batch(model: DetectionModel, loader: ValLoader) -> None:
     seen: list[Tensor] = []
     hook = model.head.register_forward_hook(lambda _, __, output: seen.append(output))
-    with pytest.raises(Abandoned):
-        measured(model, loader, Accelerator(), asked_to_stop=lambda: True)
+    with pytest.raises(EvaluationStopped):
+        measured(model, loader, Accelerator(), stop_requested=lambda: True)
     hook.remove()
     assert len(seen) == 1
 

@@ -15,13 +15,13 @@ from tessera.data.feed.cache import open_images
 from tessera.data.feed.image_sizes import validation_shapes
 from tessera.data.feed.loader import ValLoader, build_val_loader
 from tessera.models.detector import DetectionModel
-from tessera.models.nms import Suppression, non_max_suppression, undo_letterbox
+from tessera.models.nms import NmsSettings, non_max_suppression, undo_letterbox
 from tessera.utils.evaluation.comparison.disagreements import ImageResult, detections_above
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate
 from tessera.utils.evaluation.predictors import EvaluatedModel, Settings
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.model import Backend, ImageBackend
 from tessera.utils.types import Detections, Sample
 
 IMGSZ = 64
@@ -38,7 +38,7 @@ class Rows(Backend):
         return torch.cat((decoded[..., :4], decoded[..., 5:] * decoded[..., 4:5]), -1)
 
 
-class Whole(PictureBackend):
+class Whole(ImageBackend):
     """The whole pipeline around it, picture by picture."""
 
     imgsz = IMGSZ
@@ -47,7 +47,7 @@ class Whole(PictureBackend):
         self._rows = Rows(model)
         self.seen: list[tuple[int, ...]] = []
 
-    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    def detect(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
         self.seen.append(picture.shape)
         height, width = picture.shape[:2]
         ratio = IMGSZ / max(height, width)

@@ -13,11 +13,11 @@ import yaml
 from numpy.typing import NDArray
 
 from tessera.models.detector import DetectionModel
-from tessera.models.nms import Suppression, non_max_suppression, undo_letterbox
+from tessera.models.nms import NmsSettings, non_max_suppression, undo_letterbox
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.runtime.pipeline import fit_picture
+from tessera.utils.runtime.pipeline import letterbox_image
 from tessera.utils.types import Detections
 from tests.system.tiny import make_data
 
@@ -79,8 +79,8 @@ def picture(height: int, width: int, seed: int = 0, *, gray: bool = False) -> ND
     return np.repeat(image[..., :1], 3, 2) if gray else image
 
 
-def pipeline(model: DetectionModel, image: NDArray[np.uint8], imgsz: int, rules: Suppression) -> Detections:
-    canvas, placement = fit_picture(image, imgsz, model.stride)
+def pipeline(model: DetectionModel, image: NDArray[np.uint8], imgsz: int, rules: NmsSettings) -> Detections:
+    canvas, placement = letterbox_image(image, imgsz, model.stride)
     with torch.no_grad():
         decoded = model(torch.from_numpy(canvas)[None].permute(0, 3, 1, 2).float().div_(255))[0]
     (found,) = non_max_suppression(decoded, rules)

@@ -20,7 +20,7 @@ import tessera
 from tessera.commands import export
 from tessera.data.source.decode import read_image
 from tessera.models.detector import DetectionModel
-from tessera.models.nms import Suppression
+from tessera.models.nms import NmsSettings
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.onnx_file import write_onnx
@@ -57,7 +57,7 @@ def assert_equal(
     session: Any, model: DetectionModel, image: np.ndarray, conf: float, max_det: int = 300, iou: float = IOU
 ) -> int:
     """What the pipeline finds is found, and nothing else; returns how much that is."""
-    rules = Suppression(conf, iou, max_det, has_objectness=model.head.has_objectness)
+    rules = NmsSettings(conf, iou, max_det, has_objectness=model.head.has_objectness)
     expected = pipeline(model, image, IMGSZ, rules)
     found = detections(session, image, conf, max_det)
     assert differing(expected, found, conf) == 0
@@ -141,7 +141,7 @@ def test_a_file_of_an_earlier_export_whose_thresholds_have_defaults_still_runs(m
         content.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     onnx.save(content, tmp_path / "best.onnx")
     for conf, max_det in ((0.1, 300), (0.1, 5), (0.6, 300)):
-        rules = Suppression(conf, IOU, max_det)
+        rules = NmsSettings(conf, IOU, max_det)
         found = [open_onnx(path, Accelerator()).detect(image, rules) for path in (made_onnx, tmp_path / "best.onnx")]
         assert torch.equal(found[0].boxes_xyxy, found[1].boxes_xyxy) and len(found[0].scores) > 0
 
@@ -187,7 +187,7 @@ def test_the_anchor_free_head(tmp_path: Path, end2end: bool) -> None:
     path = checkpoint(tmp_path / "free.pt", FREE)
     (exported,) = export.run(weights=str(path), imgsz=IMGSZ, end2end=end2end, device="cpu")
     model = model_of_weights(load_weights(path), "free.pt")
-    model.head.keep_inference(end2end=end2end)
+    model.head.strip_for_inference(end2end=end2end)
     model = model.eval().fuse()
     kinds = {node.op_type for node in onnx.load(str(exported)).graph.node}
     assert ("NonMaxSuppression" in kinds) != end2end
@@ -202,7 +202,7 @@ def test_half_is_half_where_it_may_be(made_pt: Path, made_onnx: Path, model: Det
     path = tmp_path / "best-half.onnx"
     write_onnx(ExportJob.read(ExportConfig(weights=str(made_pt), imgsz=(IMGSZ,), half=True)), path)
     assert precision_of(path).startswith("float16") and path.stat().st_size < made_onnx.stat().st_size
-    expected = pipeline(model, picture(96, 96), IMGSZ, Suppression(0.2, IOU))
+    expected = pipeline(model, picture(96, 96), IMGSZ, NmsSettings(0.2, IOU))
     found = detections(open_session(path), picture(96, 96), conf=0.2)
     # Ten bits of a feature: a hundredth of a score, a part of a pixel.
     assert len(unmatched(expected, found, px=2, score=0.02)) <= len(expected.scores) // 5
@@ -221,7 +221,7 @@ def test_official_weights_on_real_images(shared: Path, tmp_path: Path) -> None:
         image = read_image(file)
         if size_hw:
             image = np.asarray(cv2.resize(image, size_hw[::-1], interpolation=cv2.INTER_CUBIC), np.uint8)
-        expected = pipeline(model, image, 640, Suppression(0.25, 0.45))
+        expected = pipeline(model, image, 640, NmsSettings(0.25, 0.45))
         found = detections(session, image, conf=0.25)
         assert differing(expected, found, 0.25, margin=1e-3) == 0, (file.name, size_hw)
         seen += len(expected.scores)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.models.nms import Suppression, non_max_suppression
+from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.exporting.graph import Nodes, typed_value
 from tessera.utils.exporting.postprocessing import Limits, batch_detections, detect, single_detections
 from tests.utils.exporting.conftest import session_of
@@ -81,7 +81,7 @@ def test_detections_equal_the_suppressions(
     seed: int,
 ) -> None:
     decoded = predictions(rows, nc, objectness, seed)
-    rules = Suppression(
+    rules = NmsSettings(
         conf, iou if suppress else 1.0, max_det, multi_label=nc > 1, has_objectness=objectness, max_candidates=10**6
     )
     (expected,) = non_max_suppression(decoded, rules)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tessera.utils.exporting.graph import Nodes, typed_value
 from tessera.utils.exporting.preprocessing import preprocess
-from tessera.utils.runtime.pipeline import fit_picture
+from tessera.utils.runtime.pipeline import letterbox_image
 from tests.utils.exporting.conftest import session_of
 from tests.utils.exporting.made import picture
 
@@ -33,7 +33,7 @@ def small() -> Any:
 
 def difference(session: Any, image: np.ndarray, imgsz: int) -> tuple[float, float]:
     """Largest difference in levels, and the share of values that differ at all."""
-    expected, _ = fit_picture(image, imgsz, STRIDE)
+    expected, _ = letterbox_image(image, imgsz, STRIDE)
     (found,) = session.run(None, {"pictures": image[None]})
     assert found.dtype == np.float32
     levels = np.abs(found[0].transpose(1, 2, 0) * 255 - expected.astype(np.float32))

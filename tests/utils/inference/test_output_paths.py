@@ -31,7 +31,7 @@ def files_of(places: OutputPaths, source: str, name: str, media: Media) -> list[
     return list(dict.fromkeys(found))
 
 
-def require_apart(files: list[str]) -> None:
+def require_outside(files: list[str]) -> None:
     """No two are one file on any file system, none lies in a file, and each name is short enough."""
     keys = [name_key(file) for file in files]
     assert len(set(keys)) == len(keys), sorted(files)
@@ -58,7 +58,7 @@ def test_each_result_has_a_name_of_its_own(names: list[str]) -> None:
     places, files = OutputPaths(), list[str]()
     for number, name in enumerate(names):
         files += files_of(places, f"{number}/{name}", name, "video" if name.endswith((".mp4", ".avi")) else "picture")
-    require_apart(files)
+    require_outside(files)
 
 
 _PART = st.sampled_from(
@@ -74,7 +74,7 @@ def test_so_it_is_in_any_order(sources: list[tuple[list[str], str]]) -> None:
         name = "/".join(parts)[: 250 - len(suffix)] + suffix
         files += files_of(places, f"{number}", name, "video" if suffix in (".mp4", "") else "picture")
     if files:
-        require_apart(files)
+        require_outside(files)
 
 
 def test_a_video_that_is_given_again_has_another_path() -> None:

@@ -18,13 +18,13 @@ from tessera.data.source.annotations import auto_labels
 from tessera.utils.errors import UserError
 from tessera.utils.files import sha256
 from tessera.utils.inference.outputs import (
+    AnnotatedFiles,
     AutoLabelFiles,
     CropFiles,
     CsvFile,
     JsonLines,
     LabelFiles,
     Output,
-    PictureFiles,
     label_classes,
 )
 from tessera.utils.inference.results import Result
@@ -59,7 +59,7 @@ def result_of(frame: Frame, names: tuple[str, ...] = ("car",), score: float = 0.
 
 
 def test_of_two_videos_the_other_one_is_finished(tmp_path: Path) -> None:
-    outputs = PictureFiles(tmp_path, Style(), 1, lambda message: None)
+    outputs = AnnotatedFiles(tmp_path, Style(), 1, lambda message: None)
     for number in range(30):
         for name in ("noise.mp4", "grey.mp4"):
             level = np.random.default_rng(number).integers(0, 256, (64, 64, 3), np.uint8)
@@ -78,7 +78,7 @@ def test_of_two_videos_the_other_one_is_finished(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["pictures", "labels", "crops"])
 def test_a_file_that_does_not_fit_is_not_there(tmp_path: Path, kind: str) -> None:
-    images = PictureFiles(tmp_path, Style(), 1, print)
+    images = AnnotatedFiles(tmp_path, Style(), 1, print)
     output = {"pictures": images, "labels": LabelFiles(tmp_path, True), "crops": CropFiles(tmp_path, ["car"])}[kind]
     with pytest.raises(UserError, match=r"a.*: cannot be written .*Free space"), files_of_at_most(10):
         output.add(result_of(FRAME), FRAME, PLACE)
@@ -106,7 +106,7 @@ def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path: Path) -> No
     (out := tmp_path / "out").mkdir()
     for name in ("a.jpg", "a.txt", "p.csv", "p.jsonl"):
         (out / name).symlink_to(original)
-    images = PictureFiles(out, Style(), 1, print)
+    images = AnnotatedFiles(out, Style(), 1, print)
     for output in (images, LabelFiles(out, True), CsvFile(out / "p.csv"), JsonLines(out / "p.jsonl", {})):
         output.add(result_of(FRAME), FRAME, PLACE)
         output.close()
@@ -185,7 +185,7 @@ def test_cells_are_no_formulas_and_numbers_stay(tmp_path: Path) -> None:
 
 def test_an_image_that_its_format_cannot_hold_is_a_png_and_such_a_video_a_failure(tmp_path: Path) -> None:
     said: list[str] = []
-    outputs = PictureFiles(tmp_path, Style(1, False, False), 1, said.append)
+    outputs = AnnotatedFiles(tmp_path, Style(1, False, False), 1, said.append)
     frame = Frame(np.zeros((1, 70_000, 3), np.uint8), "a.jpg", name=PurePath("a.jpg"))
     outputs.add(result_of(frame), frame, PLACE)
     for number in range(3):

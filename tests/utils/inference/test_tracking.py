@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tessera.commands import detect
-from tessera.models.nms import Suppression
+from tessera.models.nms import NmsSettings
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import SourceEvent
 from tessera.utils.inference.tracking import Tracking
 from tessera.utils.inference.video_writer import VideoWriter
-from tessera.utils.runtime.model import PictureBackend
+from tessera.utils.runtime.model import ImageBackend
 from tessera.utils.types import Detections
 from tests.utils.exporting.made import ANCHORED, checkpoint, picture
 
@@ -36,12 +36,12 @@ Boxes = list[tuple[int, int, int]]  # left, top, channel of the colour
 needs_trackers = pytest.mark.skipif(find_spec("trackers") is None, reason="the package trackers is not installed")
 
 
-class Shapes(PictureBackend):
+class Shapes(ImageBackend):
     """Finds the red, the green and the blue square; red and green ones are of one class."""
 
     source, names, imgsz, stride, confidence = "shapes", ("warm", "blue"), 256, 32, 0.5
 
-    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    def detect(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
         found = []
         for channel in range(3):
             ys, xs = np.nonzero(picture[..., channel].astype(int) - picture.min(axis=2) > 100)

@@ -147,9 +147,9 @@ class StandIn(Accelerator):
         self._events += 1
         return Recorded(self._events, time.perf_counter())
 
-    def seconds_between(self, start: Recorded, end: Recorded) -> float:
+    def elapsed_s(self, start: Recorded, end: Recorded) -> float:
         if end.number > self._passed:
-            self.wait("seconds_between")
+            self.wait("elapsed_s")
         return end.time - start.time
 
     def free_memory(self) -> int:

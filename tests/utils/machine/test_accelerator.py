@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tessera.models.layers.blocks import Conv
-from tessera.models.nms import Suppression, non_max_suppression
+from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory
 from tessera.utils.machine.cuda import Cuda, Metal
@@ -46,7 +46,7 @@ def test_cuda_knows_every_kind_of_out_of_memory(error: Exception) -> None:
 def test_cuda_waits_for_an_event_before_it_asks_for_its_time() -> None:
     start, end = MagicMock(), MagicMock()
     start.elapsed_time = lambda event: 2000 if event.synchronize.called else None
-    assert Cuda().seconds_between(start, end) == 2
+    assert Cuda().elapsed_s(start, end) == 2
 
 
 @pytest.mark.parametrize("accelerator", [Accelerator(), Cuda(), Metal()], ids=lambda found: found.kind)
@@ -69,12 +69,12 @@ def test_metal_computes_nothing_in_float64(monkeypatch: pytest.MonkeyPatch) -> N
     block.eval().fold_batch_norm(Metal.widest)
     torch.testing.assert_close(block(images), exact(images))
     boxes = torch.tensor([[[20.0, 20, 10, 10, 1, 0.9, 0.1], [21, 20, 10, 10, 1, 0.8, 0.1]]])
-    assert len(non_max_suppression(boxes, Suppression(0.2, 0.5), Metal.widest)[0]) == 1
+    assert len(non_max_suppression(boxes, NmsSettings(0.2, 0.5), Metal.widest)[0]) == 1
 
 
 def test_cuda_tunes_no_kernel_where_shapes_vary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    with Cuda().untuned():
+    with Cuda().without_kernel_benchmark():
         assert not torch.backends.cudnn.benchmark
     assert torch.backends.cudnn.benchmark
 
@@ -106,7 +106,7 @@ def test_the_choice_of_kernels_ends_with_the_run(on: bool) -> None:
         return cudnn.benchmark, cudnn.deterministic, torch.are_deterministic_algorithms_enabled(), warn_only
 
     before = state()
-    with pytest.raises(ZeroDivisionError), Accelerator().choosing_kernels(on):
+    with pytest.raises(ZeroDivisionError), Accelerator().deterministic_kernels(on):
         assert state()[:3] == (not on, on, on)
         raise ZeroDivisionError
     assert state() == before

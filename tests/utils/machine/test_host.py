@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tessera.utils.machine.host import threads_apart
+from tessera.utils.machine.host import single_threaded_pool
 
 PROGRAM = """
 import resource
@@ -52,10 +52,10 @@ def test_each_of_the_threads_apart_computes_alone_and_those_after_them_as_before
 
     real(3)
     try:
-        with threads_apart(2, "apart") as pool:
+        with single_threaded_pool(2, "apart") as pool:
             assert pool.submit(torch.get_num_threads).result() == 1 and torch.get_num_threads() == 3
         monkeypatch.setattr(torch, "set_num_threads", late)
-        with threads_apart(2, "apart") as pool:
+        with single_threaded_pool(2, "apart") as pool:
             pool.submit(int)
         with ThreadPoolExecutor(1) as later:
             assert later.submit(torch.get_num_threads).result() == 3

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tessera.utils.machine import resource_limits
-from tessera.utils.machine.resource_limits import available_memory, share_of_cpus, usable_cpus
+from tessera.utils.machine.resource_limits import available_memory, cpus_of_process, usable_cpus
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -73,7 +73,7 @@ def test_memory_is_the_least_of_machine_and_groups(tmp_path: Path) -> None:
 )
 def test_processors_are_divided_among_those_that_may_run_on_them(sharing: list[range], quota: float, cpus: int) -> None:
     affinities = [frozenset(found) for found in sharing]
-    assert share_of_cpus(affinities[0], affinities, quota) == cpus
+    assert cpus_of_process(affinities[0], affinities, quota) == cpus
 
 
 def test_the_limit_of_open_files_is_raised_where_it_may_be() -> None:

@@ -76,7 +76,7 @@ def test_memory_ends_and_comes_back() -> None:
 def test_the_last_batch_is_free_once_it_was_used() -> None:
     """An epoch's stream stays open while its model is validated."""
     with StandIn() as device:
-        stream = device.in_advance([made_batch(seed) for seed in range(3)])
+        stream = device.prefetch([made_batch(seed) for seed in range(3)])
         for _ in range(3):
             images = weakref.ref(next(stream).images)
             assert images() is None
@@ -90,9 +90,9 @@ def test_an_event_that_was_not_waited_for_stalls() -> None:
         arrived, end = device.read_back(value), device.record_event()
         with device.no_waiting():
             with pytest.raises(RuntimeError, match="the host waits for the device: seconds_between"):
-                device.seconds_between(start, middle)
+                device.elapsed_s(start, middle)
             arrived()
-            assert device.seconds_between(start, middle) >= 0
+            assert device.elapsed_s(start, middle) >= 0
             with pytest.raises(RuntimeError, match="the host waits for the device: seconds_between"):
-                device.seconds_between(start, end)
-        assert device.seconds_between(start, end) >= 0 and device.waits == 1
+                device.elapsed_s(start, end)
+        assert device.elapsed_s(start, end) >= 0 and device.waits == 1

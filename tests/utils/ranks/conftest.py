@@ -22,7 +22,7 @@ SERVER = "rank 0 on a, which keeps the job's store,"
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Messages with which the process would have ended; both threads act every 20 ms."""
     messages: list[str] = []
-    monkeypatch.setattr(liveness, "exit_at_once", lambda rank, message, code: messages.append(message))
+    monkeypatch.setattr(liveness, "exit_immediately", lambda rank, message, code: messages.append(message))
     for name, seconds in {"INTERVAL_S": 0.02, "NOTICE_S": 0.05, "GRACE_S": 0.1}.items():
         monkeypatch.setattr(liveness, name, seconds)
     return messages

@@ -21,7 +21,7 @@ from tessera.utils.ranks import store as store_module
 from tessera.utils.ranks.failures import PeerError, run_rank
 from tessera.utils.ranks.launch import _make_groups, _with_reporter
 from tessera.utils.ranks.liveness import STORE_LOST
-from tessera.utils.ranks.store import Memory
+from tessera.utils.ranks.store import RestartMemory
 from tessera.utils.ranks.world import World
 
 NOBODY: Any = SimpleNamespace(silent_ranks=list)
@@ -87,7 +87,7 @@ def test_a_mistake_that_rank_0_does_not_meet_is_printed(
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     said: list[str] = []  # until nobody has ended this rank, whose mistake may be everyone's
-    monkeypatch.setattr(failures, "leave_the_report_to_rank_0", lambda: said.append(capsys.readouterr().err))
+    monkeypatch.setattr(failures, "rank_0_reports", lambda: said.append(capsys.readouterr().err))
 
     def body() -> None:
         raise ConfigError("--device 3: there is no such device")
@@ -130,9 +130,9 @@ def test_so_many_threads_compute_as_were_asked_for_and_afterwards_as_before() ->
 def test_a_call_is_recalled_by_whichever_rank_is_the_first_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_calls", Counter())
     store = HashStore()
-    first = Memory(store, "on one host")
+    first = RestartMemory(store, "on one host")
     World(memory=first).remember("run", "exp")
-    Memory(store, "on another host").agree(lambda noted: first._id)
+    RestartMemory(store, "on another host").agree(lambda noted: first._id)
     monkeypatch.setattr(store_module, "_calls", Counter())
-    assert World(memory=Memory(store, "on another host")).recall("run") == "exp"
-    assert World(memory=Memory(store, "of another call")).recall("run") is None
+    assert World(memory=RestartMemory(store, "on another host")).recall("run") == "exp"
+    assert World(memory=RestartMemory(store, "of another call")).recall("run") is None

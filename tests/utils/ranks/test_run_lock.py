@@ -20,14 +20,14 @@ from tessera.utils.errors import UserError
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.ranks import run_lock
-from tessera.utils.ranks.run_lock import LOCK, RunLock, RunTakenError, hold_run
+from tessera.utils.ranks.run_lock import LOCK, RunLock, RunLockedError, lock_run
 from tessera.utils.ranks.world import World
 from tests.data.feed.another_process import another_process, in_another_process
 
 
 def holding(run: Path) -> Callable[[Connection], None]:
     def hold(pipe: Connection) -> None:
-        with hold_run(run, World()):
+        with lock_run(run, World()):
             if (child := os.fork()) == 0:
                 time.sleep(20)
                 os._exit(0)
@@ -54,7 +54,7 @@ def test_a_second_process_is_refused_and_leaves_nothing_and_a_kill_frees_the_loc
         child, who = pipe.recv(), rf"process {process.pid} on {socket.gethostname()} since 20\d\d-\d\d-\d\d \d\d:"
         before = sorted(tmp_path.rglob("*")), (tmp_path / "night" / LOCK).read_text()
         message = f"night is still being written by {who}.*after 0.3 s.*--name"
-        with pytest.raises(RunTakenError, match=message) as error, new_run(asked, World()):
+        with pytest.raises(RunLockedError, match=message) as error, new_run(asked, World()):
             pass
         assert error.value.exit_code == 4
         assert (sorted(tmp_path.rglob("*")), (tmp_path / "night" / LOCK).read_text()) == before
@@ -68,13 +68,13 @@ def test_a_second_process_is_refused_and_leaves_nothing_and_a_kill_frees_the_loc
 
 def test_a_process_has_the_lock_as_often_as_it_asks_and_leaves_no_empty_directory(tmp_path: Path) -> None:
     for _ in range(2):
-        with hold_run(tmp_path / "runs" / "night", World()) as run:
+        with lock_run(tmp_path / "runs" / "night", World()) as run:
             assert (run / LOCK).is_file()
             (run / "weights").mkdir()
         assert not run.exists()
-    with hold_run(run, World()):
+    with lock_run(run, World()):
         (run / "opt.yaml").touch()
-    with hold_run(run, World()):
+    with lock_run(run, World()):
         pass
     assert [path.name for path in run.iterdir()] == ["opt.yaml"]
 
@@ -118,7 +118,7 @@ def test_a_file_system_without_locks_is_a_warning(
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(run_lock.fcntl, "lockf", refused)
-    with hold_run(tmp_path / "night", World()) as run:
+    with lock_run(tmp_path / "night", World()) as run:
         (run / "opt.yaml").touch()
     assert [path.name for path in run.iterdir()] == ["opt.yaml"]
     (record,) = caplog.records
@@ -129,12 +129,12 @@ def test_a_file_system_without_locks_is_a_warning(
 def test_a_link_to_a_disk_that_is_not_there_is_refused_at_once(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("no directory")
     message = r"Run directory .*file: cannot be made or written to \(Not a directory\).*--project"
-    with pytest.raises(UserError, match=message), hold_run(tmp_path / "file", World()):
+    with pytest.raises(UserError, match=message), lock_run(tmp_path / "file", World()):
         pass
     (tmp_path / "project").symlink_to(tmp_path / ("unmounted" if name == "project" else "."))
     (tmp_path / "night").symlink_to(tmp_path / "unmounted" / "night")
     message = r"night: cannot be made or written to \(the link .* leads to .*unmounted.*, which is not there\)"
-    with pytest.raises(UserError, match=message), hold_run(tmp_path / "project" / "night", World()):
+    with pytest.raises(UserError, match=message), lock_run(tmp_path / "project" / "night", World()):
         pass
     if name == "project":  # where a new run looks for a free name
         with (
@@ -148,21 +148,21 @@ def test_a_failing_disk_at_the_end_hides_no_error(tmp_path: Path, monkeypatch: p
     def broken(*_: Any) -> bool:
         raise OSError(errno.EIO, "Input/output error")
 
-    with pytest.raises(KeyError, match="the run's own"), hold_run(tmp_path / "night", World()):
-        monkeypatch.setattr(run_lock, "is_at", broken)
+    with pytest.raises(KeyError, match="the run's own"), lock_run(tmp_path / "night", World()):
+        monkeypatch.setattr(run_lock, "is_same_file", broken)
         raise KeyError("the run's own")
     monkeypatch.undo()
-    with hold_run(tmp_path / "night", World()):
+    with lock_run(tmp_path / "night", World()):
         pass
 
 
 @pytest.mark.usefixtures("short")
 def test_a_process_does_not_get_a_lock_that_it_has(tmp_path: Path) -> None:
-    with hold_run(tmp_path / "night", World()):
-        with pytest.raises(RunTakenError, match="by this process"), hold_run(tmp_path / "night", World()):
+    with lock_run(tmp_path / "night", World()):
+        with pytest.raises(RunLockedError, match="by this process"), lock_run(tmp_path / "night", World()):
             pass
         begun = time.monotonic()
-        with pytest.raises(RunTakenError), hold_run(tmp_path / "night", World(), waits=False):
+        with pytest.raises(RunLockedError), lock_run(tmp_path / "night", World(), waits=False):
             pass
         assert time.monotonic() - begun < 0.3
         assert in_another_process(lambda _: RunLock(tmp_path / "night").take()).startswith(f"process {os.getpid()} ")
@@ -172,5 +172,5 @@ def test_who_may_write_into_a_directory_may_lock_it_after_another_user(tmp_path:
     for mode in (0o770, 0o755):
         (tmp_path / "night").mkdir(exist_ok=True)
         (tmp_path / "night").chmod(mode)
-        with hold_run(tmp_path / "night", World()) as run:
+        with lock_run(tmp_path / "night", World()) as run:
             assert (run / LOCK).stat().st_mode & 0o777 == mode & 0o666

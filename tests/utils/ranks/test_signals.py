@@ -14,7 +14,7 @@ import pytest
 
 from tessera.utils.errors import Interrupted
 from tessera.utils.ranks import signals
-from tessera.utils.ranks.signals import SIGNALS, Interruption, ignore_sigterm_at_the_end, signals_end_at_once
+from tessera.utils.ranks.signals import SIGNALS, StopSignals, default_signal_handlers, ignore_sigterm
 from tests.system.launch import ROOT
 from tests.utils.ranks.conftest import until
 
@@ -44,7 +44,7 @@ def send(number: int) -> None:
 )
 def test_at_first_a_signal_ends_the_run_at_once(number: signal.Signals, code: int) -> None:
     sentence = rf"^Stopped by {number.name} before the first step\.$"
-    with pytest.raises(Interrupted, match=sentence) as caught, Interruption("before the first step"):
+    with pytest.raises(Interrupted, match=sentence) as caught, StopSignals("before the first step"):
         send(number)
     assert caught.value.exit_code == code and not caught.value.saved
 
@@ -52,7 +52,7 @@ def test_at_first_a_signal_ends_the_run_at_once(number: signal.Signals, code: in
 def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with Interruption() as interruption:
+        with StopSignals() as interruption:
             send(signal.SIGHUP)
             assert not interruption.asked() and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
@@ -60,17 +60,17 @@ def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
 
 
 def test_a_deferred_signal_is_noted_for_the_step_and_ends_the_run_after_the_last() -> None:
-    with Interruption() as interruption:
+    with StopSignals() as interruption:
         interruption.defer()
         send(signal.SIGUSR1)
         send(signal.SIGTERM)
         assert interruption.requested == signal.SIGUSR1
         with pytest.raises(Interrupted, match="Stopped by SIGUSR1 after the last step"):
-            interruption.act_at_once("after the last step")
+            interruption.stop_immediately("after the last step")
 
 
 def test_a_second_ctrl_c_always_ends_at_once() -> None:
-    with Interruption() as interruption:
+    with StopSignals() as interruption:
         interruption.defer()
         send(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -83,7 +83,7 @@ def test_the_first_signal_is_acknowledged_at_once_by_rank_0(
     for rank, said in (("0", "\nSIGUSR1: stopping soon; Ctrl-C ends at once.\n"), ("1", "")):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", "2")
-        with Interruption() as interruption:
+        with StopSignals() as interruption:
             interruption.defer()
             send(signal.SIGUSR1)
             assert capfd.readouterr().err == said
@@ -93,8 +93,8 @@ def test_the_first_signal_is_acknowledged_at_once_by_rank_0(
 
 def test_an_end_that_has_begun_is_not_cut_off_unless_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """A KeyboardInterrupt in the middle of closing loaders left "a loader worker is gone" behind."""
-    with Interruption() as outer:
-        with pytest.raises(Interrupted), Interruption() as inner:
+    with StopSignals() as outer:
+        with pytest.raises(Interrupted), StopSignals() as inner:
             try:
                 send(signal.SIGINT)
             finally:
@@ -109,19 +109,19 @@ def test_an_end_that_has_begun_is_not_cut_off_unless_it_takes_long(monkeypatch: 
 
 def test_handlers_are_restored() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
-    with Interruption():
-        assert all(isinstance(signal.getsignal(number), Interruption) for number in SIGNALS)
+    with StopSignals():
+        assert all(isinstance(signal.getsignal(number), StopSignals) for number in SIGNALS)
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_outside_the_main_thread_signals_stay_as_they_are() -> None:
     def work() -> bool:
         before = signal.getsignal(signal.SIGTERM)
-        with Interruption() as interruption:
+        with StopSignals() as interruption:
             interruption.defer()
             is_same = signal.getsignal(signal.SIGTERM) is before
-            interruption.act_at_once("later")
-        ignore_sigterm_at_the_end()
+            interruption.stop_immediately("later")
+        ignore_sigterm()
         return is_same
 
     with ThreadPoolExecutor(1) as pool:
@@ -131,18 +131,18 @@ def test_outside_the_main_thread_signals_stay_as_they_are() -> None:
 def test_a_process_that_ends_ignores_sigterm_for_good() -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with Interruption():
-            ignore_sigterm_at_the_end()
+        with StopSignals():
+            ignore_sigterm()
             send(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
-    ignore_sigterm_at_the_end()
+    ignore_sigterm()
     assert signal.getsignal(signal.SIGTERM) is before, "a program of its own keeps its handlers"
 
 
 def test_a_forked_worker_leaves_the_decision_to_its_rank() -> None:
-    with Interruption() as interruption:
+    with StopSignals() as interruption:
         child = os.fork()
         if child == 0:
             send(signal.SIGTERM)
@@ -173,15 +173,15 @@ def test_a_signal_that_is_noted_or_handled_ends_nothing_later(monkeypatch: pytes
     """A training saves and ends after its step, however long that takes; a later run is not the one that was meant."""
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    with Interruption() as deferred:
+    with StopSignals() as deferred:
         deferred.defer()
         signals._end_if_stuck(signal.SIGTERM, deferred)
-    with pytest.raises(Interrupted), Interruption() as handled:
+    with pytest.raises(Interrupted), StopSignals() as handled:
         try:
             send(signal.SIGTERM)
         finally:
             signals._end_if_stuck(signal.SIGTERM, handled)
-    with Interruption() as later:
+    with StopSignals() as later:
         signals._end_if_stuck(signal.SIGTERM, handled)
         assert ended == []
         signals._end_if_stuck(signal.SIGTERM, later)
@@ -195,7 +195,7 @@ def test_what_is_no_signal_to_end_costs_no_patience(monkeypatch: pytest.MonkeyPa
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     end = signals.start_signal_thread("the one")
     try:
-        with Interruption() as interruption:
+        with StopSignals() as interruption:
             interruption.defer()
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGTERM):
                 send(number)
@@ -207,10 +207,10 @@ def test_what_is_no_signal_to_end_costs_no_patience(monkeypatch: pytest.MonkeyPa
 
 
 def test_while_a_library_may_hold_pythons_lock_signals_end_the_process() -> None:
-    with Interruption() as interruption:
-        with signals_end_at_once():
+    with StopSignals() as interruption:
+        with default_signal_handlers():
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert signal.getsignal(signal.SIGTERM) is interruption
     before = signal.getsignal(signal.SIGTERM)
-    with signals_end_at_once():
+    with default_signal_handlers():
         assert signal.getsignal(signal.SIGTERM) is before, "a program of its own keeps its handlers"

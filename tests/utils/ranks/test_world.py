@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tessera.utils.environment import Launch
-from tessera.utils.evaluation.predictors import Measurement, Settings
+from tessera.utils.evaluation.predictors import Settings, ShardEvaluation
 from tessera.utils.ranks import world as world_module
 from tessera.utils.ranks.preflight import Host, advise
 from tessera.utils.ranks.world import World
@@ -66,7 +66,7 @@ def test_workers_of_a_rank_with_processors_of_its_own(monkeypatch: pytest.Monkey
     model: Any = SimpleNamespace(has_objectness=True, needs_suppression=True)
     index: Any = SimpleNamespace(names=["a", "b"])
     precision: Any = None
-    assert Measurement(model, index, world, Settings(), precision, None)._threads == min(cpus, 4)
+    assert ShardEvaluation(model, index, world, Settings(), precision, None)._threads == min(cpus, 4)
 
 
 @pytest.mark.usefixtures("quota")

@@ -18,7 +18,7 @@ from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.page.page_data import Origin, ReportData
+from tessera.utils.report.page.page_data import ReportData, RunInfo
 from tessera.utils.report.results import result_columns
 from tessera.utils.seeding import sample_rng
 from tests.data.made_index import write_images
@@ -99,7 +99,7 @@ def made_report_data(folder: Path, names: Sequence[str], images: int = 12, *, se
         gains,
         error_items(errors, gains, index),
         {},
-        Origin(ValConfig(data="some.yaml"), "best.pt", 640, "cpu"),
+        RunInfo(ValConfig(data="some.yaml"), "best.pt", 640, "cpu"),
         folder,
     )
     return dataclasses.replace(facts, **more)
@@ -112,5 +112,5 @@ def made_results(maps: Sequence[float]) -> pd.DataFrame:
 
 def trained(facts: ReportData, maps: Sequence[float]) -> ReportData:
     """Return the data at the end of a training with these epochs."""
-    origin = Origin(TrainConfig(), "best.pt", 640, "cpu", 2, facts.index, int(np.argmax(maps)))
+    origin = RunInfo(TrainConfig(), "best.pt", 640, "cpu", 2, facts.index, int(np.argmax(maps)))
     return dataclasses.replace(facts, origin=origin, results=made_results(maps))

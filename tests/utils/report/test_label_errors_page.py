@@ -11,12 +11,12 @@ from tessera.utils.label_errors.evidence import LabelErrorKind
 from tessera.utils.label_errors.ranking import LabelError
 from tessera.utils.report.image_pages.label_errors_page import label_errors_page
 from tessera.utils.report.page.error_gallery import MOST, chosen
-from tessera.utils.report.page.page_data import Origin
+from tessera.utils.report.page.page_data import RunInfo
 from tessera.utils.types import DatasetIndex
 from tests.data.made_index import make_index, write_images
 from tests.utils.report.made_page import HOSTILE, assert_safe
 
-ORIGIN = Origin(ValConfig(find_errors=True), "best.pt", 640, "cpu")
+ORIGIN = RunInfo(ValConfig(find_errors=True), "best.pt", 640, "cpu")
 
 
 def made_label_errors(folder: Path, count: int) -> tuple[list[LabelError], DatasetIndex, dict[int, ImageLabels]]:

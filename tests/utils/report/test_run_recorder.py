@@ -21,7 +21,7 @@ from tessera.utils.evaluation.curves import summarize
 from tessera.utils.files import atomic_write
 from tessera.utils.ranks.world import World
 from tessera.utils.report.results import read_results
-from tessera.utils.report.run_recorder import EpochFigures, Journal
+from tessera.utils.report.run_recorder import EpochMetrics, RunRecorder
 from tessera.utils.report.sample_images import SampleImageCollector
 from tessera.utils.report.trackers.loggers import Loggers
 from tests.data.made_index import make_index
@@ -29,20 +29,20 @@ from tests.utils.evaluation.made_images import accumulate
 
 HYP = load_hyp("hyp.scratch-low.yaml")
 INDEX = make_index([])
-EPOCH = EpochFigures((0.1, 0.2, 0.3), None, (0.01, 0.01, 0.01), seconds=1.0, data_wait=0.5, images_per_s=10.0)
+EPOCH = EpochMetrics((0.1, 0.2, 0.3), None, (0.01, 0.01, 0.01), seconds=1.0, data_wait=0.5, images_per_s=10.0)
 
 
-def open_journal(run: Path, start_epoch: int = 0, hyp: Hyp = HYP, **flags: Any) -> Journal:
+def open_journal(run: Path, start_epoch: int = 0, hyp: Hyp = HYP, **flags: Any) -> RunRecorder:
     context = RunContext(TrainConfig(loggers="none", **flags), hyp, World(), 64, 32, run, resumed=start_epoch > 0)
-    return Journal(context, INDEX, ("box", "obj", "cls"), start_epoch=start_epoch)
+    return RunRecorder(context, INDEX, ("box", "obj", "cls"), start_epoch=start_epoch)
 
 
 def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
-    with open_journal(tmp_path, noplots=True) as journal:
+    with open_journal(tmp_path, noplots=True) as recorder:
         for epoch in range(3):
-            journal.epoch(epoch, EPOCH)
-    with open_journal(tmp_path, noplots=True, start_epoch=2) as journal:
-        journal.epoch(2, dataclasses.replace(EPOCH, seconds=7.0))
+            recorder.epoch(epoch, EPOCH)
+    with open_journal(tmp_path, noplots=True, start_epoch=2) as recorder:
+        recorder.epoch(2, dataclasses.replace(EPOCH, seconds=7.0))
     table = read_results(tmp_path / "results.csv")
     assert table["epoch"].tolist() == [0, 1, 2]
     assert table["time/epoch_s"].tolist() == [1, 1, 7]
@@ -54,9 +54,9 @@ def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
 
 def test_the_first_epoch_says_how_long_the_others_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    with open_journal(tmp_path, noplots=True, start_epoch=2, epochs=10) as journal:
+    with open_journal(tmp_path, noplots=True, start_epoch=2, epochs=10) as recorder:
         for epoch in (2, 3):
-            journal.epoch(epoch, dataclasses.replace(EPOCH, seconds=30.0))
+            recorder.epoch(epoch, dataclasses.replace(EPOCH, seconds=30.0))
     assert [text for text in caplog.messages if "pace" in text] == ["7 more epochs at this pace: about 4 min"]
 
 
@@ -74,19 +74,19 @@ def test_trackers_get_the_optimizer_that_is_used_and_both_of_two_values_of_one_n
 def test_other_ranks_write_no_picture_and_start_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.rank = 1
-    monkeypatch.setattr(World, "from_main", lambda self, action: None)
+    monkeypatch.setattr(World, "run_on_main", lambda self, action: None)
     before = threading.active_count()
-    with Journal(RunContext(TrainConfig(), HYP, world, 64, 32, tmp_path), INDEX, ("box",)) as journal:
-        journal.epoch(0, dataclasses.replace(EPOCH, losses=(0.1,)))
-        journal.finish(0, tmp_path / "best.pt", 0.5)
-        assert not journal.renders and threading.active_count() == before
+    with RunRecorder(RunContext(TrainConfig(), HYP, world, 64, 32, tmp_path), INDEX, ("box",)) as recorder:
+        recorder.epoch(0, dataclasses.replace(EPOCH, losses=(0.1,)))
+        recorder.finish(0, tmp_path / "best.pt", 0.5)
+        assert not recorder.renders and threading.active_count() == before
     assert not list(tmp_path.iterdir())
 
 
 def test_an_epoch_that_a_resumed_run_only_validates_has_no_times(tmp_path: Path) -> None:
     """Those of a validation would pass for a whole epoch's."""
-    with open_journal(tmp_path, noplots=True) as journal:
-        journal.epoch(0, dataclasses.replace(EPOCH, seconds=0.1, data_wait=0.0, images_per_s=0.0))
+    with open_journal(tmp_path, noplots=True) as recorder:
+        recorder.epoch(0, dataclasses.replace(EPOCH, seconds=0.1, data_wait=0.0, images_per_s=0.0))
     row = pd.read_csv(tmp_path / "results.csv").iloc[0]
     assert row[["time/epoch_s", "time/data_wait", "images_per_s"]].isna().all()
     assert row["train/box_loss"] == 0.1 and row["x/lr0"] == 0.01
@@ -106,8 +106,8 @@ def test_of_hidden_files_only_what_a_killed_run_was_writing_goes(tmp_path: Path)
 
 def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path: Path) -> None:
     events = tmp_path / "events.out.tfevents.1"
-    with open_journal(tmp_path, noplots=True) as journal:
-        journal.epoch(0, EPOCH)
+    with open_journal(tmp_path, noplots=True) as recorder:
+        recorder.epoch(0, EPOCH)
     events.touch()
     with open_journal(tmp_path, noplots=True, start_epoch=1):
         assert events.is_file()
@@ -122,11 +122,11 @@ def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path:
 
 def test_predictions_are_rendered_in_ten_epochs_of_a_run(tmp_path: Path) -> None:
     """The last epoch may be the best, of which all pictures are."""
-    with open_journal(tmp_path, start_epoch=1, epochs=95) as journal:
-        assert [epoch for epoch in range(95) if journal.picture_sinks(INDEX, epoch)] == [*range(0, 95, 10), 94]
-        assert journal.picture_sinks(INDEX)
-    with open_journal(tmp_path / "noplots", noplots=True) as journal:
-        assert not journal.picture_sinks(INDEX) and not journal.picture_sinks(INDEX, 0)
+    with open_journal(tmp_path, start_epoch=1, epochs=95) as recorder:
+        assert [epoch for epoch in range(95) if recorder.image_collectors(INDEX, epoch)] == [*range(0, 95, 10), 94]
+        assert recorder.image_collectors(INDEX)
+    with open_journal(tmp_path / "noplots", noplots=True) as recorder:
+        assert not recorder.image_collectors(INDEX) and not recorder.image_collectors(INDEX, 0)
 
 
 def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_them(
@@ -141,11 +141,11 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
         "write_predictions",
         lambda self, path, confidence: path.write_text(f"{epochs[-1]}, {confidence}"),
     )
-    with open_journal(tmp_path, start_epoch=1, epochs=2) as journal:
+    with open_journal(tmp_path, start_epoch=1, epochs=2) as recorder:
         for epoch in range(2):
             epochs.append(epoch)
-            assert journal.picture_sinks(INDEX, epoch)
-            journal.epoch(epoch, dataclasses.replace(EPOCH, metrics=measured))
+            assert recorder.image_collectors(INDEX, epoch)
+            recorder.epoch(epoch, dataclasses.replace(EPOCH, metrics=measured))
     assert [path.read_text() for path in handed] == ["0, 0.0", "1, 0.0"]
     assert (tmp_path / "predictions.jpg").read_text() == "1, 0.0"
 
@@ -154,8 +154,8 @@ def test_a_folder_or_a_row_that_cannot_be_written_is_explained(tmp_path: Path) -
     (tmp_path / "exp").write_text("a file")
     with pytest.raises(UserError, match=r"exp: not writable .*--project"):
         open_journal(tmp_path / "exp", noplots=True)
-    with open_journal(tmp_path, noplots=True) as journal:
+    with open_journal(tmp_path, noplots=True) as recorder:
         (tmp_path / "results.csv").unlink()
         (tmp_path / "results.csv").mkdir()
         with pytest.raises(UserError, match=r"not writable .*--resume"):
-            journal.epoch(0, EPOCH)
+            recorder.epoch(0, EPOCH)

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tessera.data.feed.tile_grid import Tile, cut
-from tessera.models.nms import Suppression
+from tessera.models.nms import NmsSettings
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.inference.detector import Detector
 from tessera.utils.runtime.merge_tiles import join
-from tessera.utils.runtime.model import PictureBackend
+from tessera.utils.runtime.model import ImageBackend
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.types import Detections
 
-RULES = Suppression(0.25, 0.45)
+RULES = NmsSettings(0.25, 0.45)
 LEAST = 8  # pixels of an object that are found
 
 
@@ -57,7 +57,7 @@ def drawn(size_hw: tuple[int, int], boxes: list[tuple[int, int, int, int]]) -> N
     return picture
 
 
-class WhiteBoxes(PictureBackend):
+class WhiteBoxes(ImageBackend):
     """A detector of white boxes that finds no less than 8 pixels of one, and is surer of large ones.
 
     Args:
@@ -70,7 +70,7 @@ class WhiteBoxes(PictureBackend):
         self.seen: list[NDArray[np.uint8]] = []
         self._largest = largest
 
-    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    def detect(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
         self.seen.append(picture)
         _, _, stats, _ = cv2.connectedComponentsWithStats(picture[..., 0])
         rows = [
@@ -123,7 +123,7 @@ LEFT, RIGHT = Tile(0, 0, 640, 640), Tile(512, 0, 1152, 640)
 
 
 def joined(
-    left: list[tuple[float, ...]], right: list[tuple[float, ...]], rules: Suppression = RULES
+    left: list[tuple[float, ...]], right: list[tuple[float, ...]], rules: NmsSettings = RULES
 ) -> list[tuple[list[float], float, int]]:
     """Rows x1, y1, x2, y2, score, class of two tiles, joined."""
     parts = []
@@ -140,7 +140,7 @@ def test_which_detections_are_one_object() -> None:
     assert joined([(560, 100, 639, 200, 0.9, 0)], [(560, 100, 700, 200, 0.6, 0)]) == [([560, 100, 700, 200], 0.6, 0)]
     left, right = [(560, 100, 620, 200, 0.9, 0)], [(560, 100, 620, 200, 0.6, 1)]
     assert [row[2] for row in joined(left, right)] == [0, 1]
-    assert [row[2] for row in joined(left, right, Suppression(0.25, 0.45, agnostic=True))] == [0]
+    assert [row[2] for row in joined(left, right, NmsSettings(0.25, 0.45, agnostic=True))] == [0]
     left, right = [(400, 100, 640, 300, 0.9, 0)], [(632, 100, 900, 300, 0.8, 0)]
     assert len(joined(left, right)) == 2, "a neighbour that reaches into the common part"
     large, other, small = (300, 100, 640, 500, 0.9, 0), (512, 100, 800, 500, 0.8, 0), (560, 200, 600, 260, 0.5, 0)
@@ -150,7 +150,7 @@ def test_which_detections_are_one_object() -> None:
 def test_nothing_and_limits() -> None:
     assert joined([], []) == []
     many = [(10.0 * n, 10, 10.0 * n + 8, 18, 0.3 + n / 100, 0) for n in range(50)]
-    assert [row[1] for row in joined(many, [], Suppression(0.25, 0.45, max_det=2))] == [0.79, 0.78]
+    assert [row[1] for row in joined(many, [], NmsSettings(0.25, 0.45, max_det=2))] == [0.79, 0.78]
 
 
 def test_a_detector_takes_tiles() -> None:

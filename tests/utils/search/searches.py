@@ -22,7 +22,7 @@ from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import setup_logging
 from tessera.utils.search.evolve import evolve
-from tessera.utils.search.trial import Pruned, Watch
+from tessera.utils.search.trial import Pruned, TrialObserver
 from tessera.utils.types import Metrics
 
 START = load_hyp("hyp.scratch-low.yaml")
@@ -49,7 +49,13 @@ def worth(hyp: Hyp, seed: int, slope: float = 0.1) -> float:
 
 
 def curve(
-    config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch, seconds: float = 0.0, slope: float = 0.1
+    config: TrainConfig,
+    hyp: Hyp,
+    world: World,
+    folder: Path,
+    watch: TrialObserver,
+    seconds: float = 0.0,
+    slope: float = 0.1,
 ) -> Metrics:
     """A training whose worth grows over its epochs."""
     final = worth(hyp, config.seed, slope)
@@ -62,7 +68,7 @@ def curve(
     return watch.metrics
 
 
-def nothing(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch) -> Metrics:
+def nothing(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
     """A training of one epoch that is worth 0."""
     watch.after_epoch(0, found(0.0))
     return MEASURED

@@ -12,7 +12,7 @@ from tessera.utils.config import load_hyp
 from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import UserError
 from tessera.utils.ranks.world import World
-from tessera.utils.search.autobatch import Trial, auto_batch_size, fit_batch, made_up_batch
+from tessera.utils.search.autobatch import Trial, auto_batch_size, fit_batch, synthetic_batch
 from tessera.utils.types import Batch
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY
@@ -132,7 +132,7 @@ def test_the_validation_is_tried_at_the_shape_that_a_square_image_has_there(monk
 
     def made(images: int, size: int) -> Batch:
         sizes.append(size)
-        return made_up_batch(images, size)
+        return synthetic_batch(images, size)
 
     monkeypatch.setattr("tessera.utils.search.autobatch.made_up_batch", made)
     with StandIn() as device:

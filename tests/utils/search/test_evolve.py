@@ -22,7 +22,7 @@ from tessera.utils.ranks.world import World
 from tessera.utils.search.evolve import evolve
 from tessera.utils.search.search_directory import open_search
 from tessera.utils.search.space import hyp_of, ranges
-from tessera.utils.search.trial import Watch
+from tessera.utils.search.trial import TrialObserver
 from tessera.utils.types import Metrics
 from tests.utils.search.searches import MEASURED, START, curve, distance, found, nothing, search, table
 
@@ -32,7 +32,7 @@ FILES = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md
 def test_a_search_finds_a_better_set_and_says_why(tmp_path: Path) -> None:
     seeds: list[int] = []
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
         assert config.evolve == 0 and not config.resume and config.nosave and config.loggers == "none"
         seeds.append(config.seed)
         return curve(config, hyp, world, folder, watch, slope=0.4)
@@ -55,7 +55,7 @@ def test_a_search_without_anything_to_find_says_so(tmp_path: Path) -> None:
     start = dataclasses.replace(START, lr0=0.012345678)
     compared: list[Hyp] = []
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
         if config.seed == 1:
             compared.append(hyp)
         result = found(0.5 + 0.001 * config.seed if hyp == start else 0.4)
@@ -70,7 +70,7 @@ def test_a_search_without_anything_to_find_says_so(tmp_path: Path) -> None:
 
 
 def test_a_start_that_diverges_is_no_set_to_use(tmp_path: Path) -> None:
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
         if hyp == START and config.seed in (1, 2):
             raise Diverged("not finite")
         watch.after_epoch(0, found(0.5))
@@ -84,7 +84,7 @@ def test_a_start_that_diverges_is_no_set_to_use(tmp_path: Path) -> None:
 
 
 def test_a_training_that_fails_three_times_counts_as_diverged(tmp_path: Path) -> None:
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
         if config.name != "trial0" and not table(tmp_path / "exp")[1:]:
             raise UserError("out of memory")
         return nothing(config, hyp, world, folder, watch)
@@ -100,7 +100,7 @@ def test_a_training_that_fails_three_times_counts_as_diverged(tmp_path: Path) ->
 def test_a_training_that_diverges_or_has_no_finite_result_is_the_worst(tmp_path: Path) -> None:
     results = iter([Diverged("not finite"), float("nan"), 0.41])
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
         result = next(results, 0.4)
         if isinstance(result, Diverged):
             raise result
@@ -174,7 +174,7 @@ def test_a_search_that_is_stopped_trains_what_an_undisturbed_one_does(tmp_path: 
     tried: list[Hyp] = []
     stops: set[int] = set()
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
         tried.append(hyp)
         if len(tried) in stops:
             raise Interrupted("Stopped by SIGTERM.", 15, saved=True)
@@ -233,7 +233,7 @@ def test_ranks_that_the_launcher_restarts_continue_their_search(
     monkeypatch.setattr(World, "remember", lambda _, key, value: kept.update({key: value}))
     killed: list[Hyp] = []
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
         if config.name == "trial1" and not killed:
             watch.after_epoch(0, found(0.3))
             killed.append(hyp)
@@ -277,7 +277,7 @@ def test_a_torn_last_line_is_removed(tmp_path: Path) -> None:
         with (tmp_path / "exp" / "journal.log").open("a") as file:
             file.write('{"op_code":8,"worker_id":"a","tri')
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Watch) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
         tear()
         return nothing(config, hyp, world, folder, watch)
 

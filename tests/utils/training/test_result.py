@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tessera.utils.ranks.world import World
-from tessera.utils.training.result import Ended, recall_result, remember_result
+from tessera.utils.training.result import TrainingResult, recall_result, remember_result
 from tests.utils.checkpoints.made_saver import METRICS
 
 ARRAYS = ("class_ids", "per_class", "images_per_class", "objects_per_class", "class_confidences")
@@ -35,10 +35,10 @@ def test_the_result_of_a_training_is_recalled() -> None:
             return kept.get(key)
 
     assert recall_result(Kept()) is None
-    remember_result(Ended(), Kept())
-    assert recall_result(Kept()) == Ended(), "a search in which nothing was left to do"
+    remember_result(TrainingResult(), Kept())
+    assert recall_result(Kept()) == TrainingResult(), "a search in which nothing was left to do"
     for metrics in (MEASURED, dataclasses.replace(MEASURED, **{key: getattr(MEASURED, key)[:0] for key in ARRAYS})):
-        ended = Ended(metrics, Path("runs/exp"), "shapes.yaml", 3, 2, False)
+        ended = TrainingResult(metrics, Path("runs/exp"), "shapes.yaml", 3, 2, False)
         remember_result(ended, Kept())
         found = recall_result(Kept())
         assert found is not None and dataclasses.replace(found, metrics=metrics) == ended

@@ -17,10 +17,10 @@ from tessera.commands import train
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.ranks.run_lock import hold_run
+from tessera.utils.ranks.run_lock import lock_run
 from tessera.utils.ranks.world import World
-from tessera.utils.report.run_recorder import Journal
-from tessera.utils.training.resume_target import TrainTarget, start_of_run
+from tessera.utils.report.run_recorder import RunRecorder
+from tessera.utils.training.resume_target import TrainTarget, resume_target
 from tests.data.feed.another_process import another_process
 from tests.system.tiny import make_data
 
@@ -38,7 +38,7 @@ def command(data: Path, project: Path, **flags: Any) -> dict[str, Any]:
 def begin(given: dict[str, Any], world: World) -> TrainTarget:
     """What a training that is not done begins with."""
     with ExitStack() as stack:
-        begun = start_of_run(given, world, stack)
+        begun = resume_target(given, world, stack)
     assert begun is not None
     return begun
 
@@ -74,7 +74,7 @@ def test_a_run_killed_in_its_last_validation_is_validated_by_the_next_start(
 
     last, more = run / "weights" / "last.pt", command(data, run.parent, epochs=3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Journal, "finish", killed)  # after the plots
+        patch.setattr(RunRecorder, "finish", killed)  # after the plots
         train.run(**more)
     before = last.read_bytes()
     assert load_checkpoint(last)["epoch"] == 3 and not (run / "errors.jsonl").exists()
@@ -148,7 +148,7 @@ def test_a_run_is_read_once_the_process_that_trains_it_has_ended(data: Path, run
     shutil.copy(epoch0, last)
 
     def train_further(pipe: Connection) -> None:
-        with hold_run(run, World()):
+        with lock_run(run, World()):
             pipe.send("begun")
             time.sleep(1)
             newer.rename(last)
@@ -216,12 +216,12 @@ def test_files_are_compared_by_path_and_on_the_first_rank(
     told: list[Any] = []
 
     class First(World):
-        def from_main(self, work: Any) -> Any:
+        def run_on_main(self, work: Any) -> Any:
             told.append(work())
             return told[-1]
 
     class Second(World):
-        def from_main(self, work: Any) -> Any:
+        def run_on_main(self, work: Any) -> Any:
             return told.pop(0)
 
     first = begin(command(Path(data.name), run.parent, epochs=9), First())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.utils.checkpoints.foreign.tensors import Imported
+from tessera.utils.checkpoints.foreign.tensors import ConvertedWeights
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import sha256
 from tessera.utils.flags.program import installed_by
@@ -66,7 +66,7 @@ _CONVOLUTIONS = {  # of a bottleneck
 _CENTRE, _SPREAD, _LEVELS = 127.0, 128.0, 255.0  # input: (level − 127) / 128
 
 
-def imagenet_weights(cfg: str) -> tuple[str, Imported]:
+def imagenet_weights(cfg: str) -> tuple[str, ConvertedWeights]:
     """Return the file name and the converted weights for `--weights imagenet`; `cfg` is `--cfg`.
 
     Raises:
@@ -88,7 +88,7 @@ def imagenet_weights(cfg: str) -> tuple[str, Imported]:
         )
     tensors = torch.load(path, map_location="cpu", weights_only=True)  # its digest was verified
     described = read_yaml(MODELS_DIR / f"{model}.yaml", "a model").values
-    return path.name, Imported(convert(tensors, package.blocks), {**described, "name": model})
+    return path.name, ConvertedWeights(convert(tensors, package.blocks), {**described, "name": model})
 
 
 def _installed(package: _Package) -> Path:

@@ -9,9 +9,9 @@ from typing import Any
 
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.utils.checkpoints.foreign import yolov5, yolov9, yolox
-from tessera.utils.checkpoints.foreign.tensors import Imported, WrongTensors, checked_copy, find_table
+from tessera.utils.checkpoints.foreign.tensors import ConvertedWeights, WrongTensors, checked_copy, find_table
 from tessera.utils.checkpoints.foreign.yolov5 import find_module
-from tessera.utils.checkpoints.restricted_unpickler import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
 from tessera.utils.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _FAMILIES = {"YOLOX": yolox, "YOLOv9": yolov9}
 
 
-def import_foreign(path: Path, content: Any) -> tuple[str, Imported] | None:
+def import_foreign(path: Path, content: Any) -> tuple[str, ConvertedWeights] | None:
     """Return the family and the weights of another program's file; None if it belongs to none.
 
     A file without class names that has 80 classes, as YOLOX's and YOLOv9's, gets the names of COCO. The size of the
@@ -46,7 +46,7 @@ def import_foreign(path: Path, content: Any) -> tuple[str, Imported] | None:
             imported = yolov5.convert(module, limit)
         except WrongTensors as error:
             raise _cannot(path, "YOLOv5", str(error)) from error
-        except Damaged as error:
+        except DamagedFile as error:
             raise UserError(f"{path}: damaged: {error}. Use another file.") from error
         return "YOLOv5", replace(imported, model_yaml={"name": path.stem, **imported.model_yaml})
     return None

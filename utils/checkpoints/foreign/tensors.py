@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from tessera.utils.checkpoints.restricted_unpickler import Damaged
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
 from tessera.utils.checkpoints.schema import check_finite
 from tessera.utils.text import shown
 
@@ -20,7 +20,7 @@ _COUNTER = "num_batches_tracked"  # the only integers of a model
 
 
 @dataclass(frozen=True)
-class Imported:
+class ConvertedWeights:
     """Weights of another program under this program's names."""
 
     state_dict: dict[str, Tensor]  # float32, and counters
@@ -73,7 +73,7 @@ def checked_copy(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]
     }
     try:
         check_finite(full)
-    except Damaged as error:
+    except DamagedFile as error:
         raise WrongTensors(str(error)) from error
     for name, tensor in full.items():
         if name.endswith("running_var") and tensor.numel() and float(tensor.min()) < 0:

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from tessera.utils.checkpoints.foreign.tensors import Imported, WrongTensors, checked_copy
-from tessera.utils.checkpoints.restricted_unpickler import Damaged, InertObject
+from tessera.utils.checkpoints.foreign.tensors import ConvertedWeights, WrongTensors, checked_copy
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile, InertObject
 from tessera.utils.checkpoints.schema import check_parts
 
 _MOST_PARTS = 20_000  # modules and tensors, or plain values; far more than any model has
@@ -20,7 +20,7 @@ def find_module(content: Any) -> InertObject | None:
     return next((part for part in candidates if isinstance(part, InertObject) and isinstance(part.state, dict)), None)
 
 
-def convert(module: InertObject, limit: int) -> Imported:
+def convert(module: InertObject, limit: int) -> ConvertedWeights:
     """Return weights, architecture and class names of a module, whose tensors have at most `limit` elements together.
 
     Raises:
@@ -31,7 +31,9 @@ def convert(module: InertObject, limit: int) -> Imported:
     if not isinstance(model_yaml, dict):
         raise WrongTensors("its model has no `yaml`, from which to rebuild it, expected YOLOv5 v4 or later")
     check_parts(model_yaml, _MOST_PARTS)
-    return Imported(checked_copy(dict(_named_tensors(module)), limit), model_yaml, _names(module.state.get("names")))
+    return ConvertedWeights(
+        checked_copy(dict(_named_tensors(module)), limit), model_yaml, _names(module.state.get("names"))
+    )
 
 
 def _named_tensors(module: InertObject) -> Iterator[tuple[str, Tensor]]:
@@ -42,7 +44,7 @@ def _named_tensors(module: InertObject) -> Iterator[tuple[str, Tensor]]:
         parameters, buffers, children = (_part(current, key) for key in ("_parameters", "_buffers", "_modules"))
         seen += 1 + len(parameters) + len(buffers)
         if seen > _MOST_PARTS:
-            raise Damaged("its modules contain each other")
+            raise DamagedFile("its modules contain each other")
         state = current.state
         transient = state.get("_non_persistent_buffers_set", ()) if isinstance(state, dict) else ()
         for name, tensor in [*parameters.items(), *((k, v) for k, v in buffers.items() if k not in transient)]:
@@ -54,7 +56,7 @@ def _named_tensors(module: InertObject) -> Iterator[tuple[str, Tensor]]:
 def _part(module: InertObject, key: str) -> Mapping[str, Any]:
     part = module.state.get(key, {}) if isinstance(module.state, dict) else {}
     if not isinstance(part, dict):
-        raise Damaged(f"{key} of a {module.name} is a {type(part).__name__}")
+        raise DamagedFile(f"{key} of a {module.name} is a {type(part).__name__}")
     return part
 
 
@@ -62,10 +64,10 @@ def _names(names: Any) -> tuple[str, ...]:
     """Return class names from a list, or from a dict keyed 0, 1, 2 …"""
     if isinstance(names, dict):
         if sorted(names, key=str) != sorted(range(len(names)), key=str):
-            raise Damaged("the class names are not numbered from 0 without a gap")
+            raise DamagedFile("the class names are not numbered from 0 without a gap")
         names = [names[index] for index in range(len(names))]
     if names is None:
         return ()
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise Damaged("the class names are not a list of text")
+        raise DamagedFile("the class names are not a list of text")
     return tuple(names)

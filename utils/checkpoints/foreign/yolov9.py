@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.utils.checkpoints.foreign.tensors import Imported, WrongTensors, reject_tensor, require_shape, shape_of
+from tessera.utils.checkpoints.foreign.tensors import (
+    ConvertedWeights,
+    WrongTensors,
+    reject_tensor,
+    require_shape,
+    shape_of,
+)
 from tessera.utils.text import shown
 from tessera.utils.yaml_file import read_yaml
 
@@ -31,7 +37,7 @@ _BINS = re.compile(r"heads\.[0-2]\.anc2vec\.anc2vec\.weight")
 _SIZES = {(16, True): "t", (32, True): "s", (32, False): "m", (64, False): "c"}  # by stem and kind of layer 2
 
 
-def convert(tensors: Mapping[str, Tensor]) -> Imported:
+def convert(tensors: Mapping[str, Tensor]) -> ConvertedWeights:
     """Return the weights under this program's names, without the auxiliary branch.
 
     Raises:
@@ -61,7 +67,7 @@ def convert(tensors: Mapping[str, Tensor]) -> Imported:
     described = dict(read_yaml(MODELS_DIR / f"yolov9-{size}.yaml", "a model").values)
     *rows, (sources, repeats, module, _) = described["head"]
     head = [sources, repeats, module, ["nc", width, boxes // 4]]
-    return Imported(state, {**described, "head": [*rows, head], "nc": classes, "name": f"yolov9-{size}"})
+    return ConvertedWeights(state, {**described, "head": [*rows, head], "nc": classes, "name": f"yolov9-{size}"})
 
 
 def _renamed(index: int, name: str) -> str:

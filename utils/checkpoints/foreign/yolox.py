@@ -12,7 +12,13 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.utils.checkpoints.foreign.tensors import Imported, WrongTensors, reject_tensor, require_shape, shape_of
+from tessera.utils.checkpoints.foreign.tensors import (
+    ConvertedWeights,
+    WrongTensors,
+    reject_tensor,
+    require_shape,
+    shape_of,
+)
 from tessera.utils.text import first_of, shown
 from tessera.utils.yaml_file import read_yaml
 
@@ -57,7 +63,7 @@ _MOST_REPEATS = 12  # bottlenecks of the first stage; three times YOLOX-x's
 _SIZES = {(24, 1): "tiny", (32, 1): "s", (48, 2): "m", (64, 3): "l", (80, 4): "x"}  # by stem and bottlenecks
 
 
-def convert(tensors: Mapping[str, Tensor]) -> Imported:
+def convert(tensors: Mapping[str, Tensor]) -> ConvertedWeights:
     """Return the weights under this program's names and for its images.
 
     Raises:
@@ -81,8 +87,8 @@ def convert(tensors: Mapping[str, Tensor]) -> Imported:
     described = {**read_yaml(MODELS_DIR / f"yolox-{size or 's'}.yaml", "a model").values, "nc": nc, "name": "yolox"}
     if size is None:  # not a published size
         multiples = {"depth_multiple": bottlenecks / _REPEATS, "width_multiple": channels / _STEM}
-        return Imported(state, described | multiples)
-    return Imported(state, described | {"name": f"yolox-{size}"})
+        return ConvertedWeights(state, described | multiples)
+    return ConvertedWeights(state, described | {"name": f"yolox-{size}"})
 
 
 def _renamed(name: str) -> str:

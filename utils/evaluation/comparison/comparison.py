@@ -10,7 +10,7 @@ from tessera.utils.evaluation.comparison.differences import Difference, Differen
 from tessera.utils.evaluation.comparison.disagreements import Disagreements
 from tessera.utils.evaluation.comparison.permutation_test import LEVEL, images_needed
 from tessera.utils.flags.compare import Requirement
-from tessera.utils.text import counted, first_of
+from tessera.utils.text import first_of, plural
 
 MATTERS = 0.01  # mAP50-95; a smaller difference does not matter in practice
 _NAMED = 5  # classes
@@ -178,5 +178,5 @@ def _of_classes(found: Differences, names: Sequence[str]) -> str:
         listed = [f"{names[one.class_id]} {one.ap.difference:+.3f}" for one in beyond if one.ap.difference * sign > 0]
         if listed:
             parts.append(f"{word} {first_of(listed, _NAMED)}")
-    of = f"{counted(len(found.classes), 'class')}, Holm's correction"
+    of = f"{plural(len(found.classes), 'class')}, Holm's correction"
     return f"Classes that differ significantly: {'; '.join(parts) or 'none'} ({of})."

@@ -9,7 +9,7 @@ import numpy as np
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.drawn_shapes import render_image
 from tessera.utils.bit_depth import Pixels
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ ASPECTS = (0.4, 0.67, 0.85, 1.0, 1.25, 1.6, 2.4)  # width over height of the cro
 WHOLE = 6  # images that are not cropped
 
 
-def gather(index: DatasetIndex | None, size: int) -> tuple[tuple[Pixels, ...], str]:
+def sample_images(index: DatasetIndex | None, size: int) -> tuple[tuple[Pixels, ...], str]:
     """Return images of at least six aspect ratios, uint8 (H, W, 3) RGB, and a description of their origin.
 
     Args:
@@ -27,7 +27,7 @@ def gather(index: DatasetIndex | None, size: int) -> tuple[tuple[Pixels, ...], s
     """
     found = [] if index is None else _decoded(index)
     if index is not None and found:
-        origin = f"{counted(len(found), 'image')} of {index.split} and {len(ASPECTS)} crops of them"
+        origin = f"{plural(len(found), 'image')} of {index.split} and {len(ASPECTS)} crops of them"
     else:
         found = [render_image("val", number, size=size)[0] for number in range(WHOLE)]
         origin = "drawn shapes, as no dataset is available (--data)"

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tessera.models.nms import Suppression, strongest_candidates, undo_letterbox
+from tessera.models.nms import NmsSettings, select_candidates, undo_letterbox
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.evaluation.matching import pairwise_iou, to_host
 from tessera.utils.exporting.parity.difference import Difference, Tolerance, compare, merged
-from tessera.utils.runtime.model import Backend, PictureBackend
-from tessera.utils.runtime.pipeline import Pipeline, fit_picture, image_hw, network_input, suppression_of
+from tessera.utils.runtime.model import Backend, ImageBackend
+from tessera.utils.runtime.pipeline import Pipeline, image_hw, letterbox_image, network_input, nms_settings
 from tessera.utils.types import Detections
 
 
@@ -34,8 +34,8 @@ class Round(NamedTuple):
     max_det: int
     step: int = 1
 
-    def rules(self, backend: Backend | PictureBackend) -> Suppression:
-        return suppression_of(backend, conf=self.conf, iou=self.iou, max_det=self.max_det)
+    def rules(self, backend: Backend | ImageBackend) -> NmsSettings:
+        return nms_settings(backend, conf=self.conf, iou=self.iou, max_det=self.max_det)
 
 
 ROUNDS = (Round(0.05, 0.6, 300), Round(0.35, 0.3, 3, 2))
@@ -56,7 +56,7 @@ class Trial(NamedTuple):
 
 
 def run_trial(
-    backend: Backend | PictureBackend, images: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
+    backend: Backend | ImageBackend, images: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
 ) -> Trial:
     """Run a network on the images; a UserError where it fails."""
     pipeline, found_by_round, times = Pipeline(backend, imgsz), [], [0.0]  # the first round compiles for each shape
@@ -106,11 +106,11 @@ class Candidates(NamedTuple):
     in_batch: Detections
 
 
-def candidates_of(backend: Backend, rules: Suppression, imgsz: int, image: NDArray[np.uint8]) -> Candidates:
+def candidates_of(backend: Backend, rules: NmsSettings, imgsz: int, image: NDArray[np.uint8]) -> Candidates:
     """Return all predictions above the confidence of `rules`."""
-    canvas, placement = fit_picture(image, imgsz, backend.stride, backend.size_hw)
+    canvas, placement = letterbox_image(image, imgsz, backend.stride, backend.size_hw)
     decoded = backend(network_input(canvas, backend.accelerator.device))
-    rows = strongest_candidates(decoded, rules).cpu()[0]
+    rows = select_candidates(decoded, rules).cpu()[0]
     rows = rows[rows[:, 4] > 0]
     in_batch = Detections(rows[:, :4], rows[:, 4], rows[:, 5].long())
     placed = undo_letterbox(in_batch, torch.tensor(placement, dtype=torch.float64), image_hw(image))
@@ -121,7 +121,7 @@ def without_ties(
     reference: Detections,
     found: Detections,
     candidates: Candidates,
-    rules: Suppression,
+    rules: NmsSettings,
     scale: float,
     allowed: Tolerance,
 ) -> tuple[Detections, Detections]:

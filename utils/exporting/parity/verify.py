@@ -12,21 +12,21 @@ import torch
 
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.evaluate import Evaluation, measure
+from tessera.utils.evaluation.evaluate import Evaluation, evaluate_split
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8
 from tessera.utils.exporting.parity.file_content import precision_of, size_of
-from tessera.utils.exporting.parity.sample_images import gather
+from tessera.utils.exporting.parity.sample_images import sample_images
 from tessera.utils.exporting.parity.table import Row, accuracy, table
 from tessera.utils.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Round, Trial, run_trial, trial_difference
-from tessera.utils.machine.optional_packages import MissingExtra, explain_failures
+from tessera.utils.machine.optional_packages import MissingExtra, explain_library_errors
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.exported import MissingDevice
-from tessera.utils.runtime.model import Backend, PictureBackend
+from tessera.utils.runtime.model import Backend, ImageBackend
 from tessera.utils.runtime.open_model import is_exported, open_model
-from tessera.utils.runtime.pipeline import fit_picture, network_input
+from tessera.utils.runtime.pipeline import letterbox_image, network_input
 from tessera.utils.types import DatasetIndex
 
 _BATCH = 16
@@ -63,8 +63,8 @@ def verify(
     Raises:
         UserError: the detections of a file differ, or it loses more mAP than `--max-drop`.
     """
-    images, origin = gather(index, job.imgsz)
-    judge = Judge(job, images, world, index, Settings(class_of=class_of))
+    images, origin = sample_images(index, job.imgsz)
+    judge = Verifier(job, images, world, index, Settings(class_of=class_of))
     rows = [judge.network(), *(judge.file(path) for path in files.values())]
     print(f"Compared on {origin}; ms: median per image, from pixels to boxes; px: of {job.imgsz}")
     print("\n".join(table(rows)), flush=True)
@@ -80,12 +80,12 @@ def verify(
 class Evaluated(NamedTuple):
     """A network or file, its detections, and its evaluation; None = no dataset."""
 
-    backend: Backend | PictureBackend
+    backend: Backend | ImageBackend
     findings: Trial
     evaluation: Evaluation | None
 
 
-class Judge:
+class Verifier:
     """Comparison of files with their network on images, and of their mAP where there is an index."""
 
     def __init__(
@@ -101,7 +101,7 @@ class Judge:
         It must predict finite numbers: NaN exceeds no threshold, so that a NaN network and its file would agree.
         """
         path, (_, findings, evaluation) = self._job.path, self.reference(None)
-        canvases = (fit_picture(one, self._job.imgsz, self._network.stride)[0] for one in self._images)
+        canvases = (letterbox_image(one, self._job.imgsz, self._network.stride)[0] for one in self._images)
         rows = (self._network(network_input(canvas, self._world.accelerator.device)) for canvas in canvases)
         broken = sum(not bool(torch.isfinite(one).all()) for one in rows)
         acc = None if evaluation is None else accuracy(evaluation, evaluation)
@@ -110,7 +110,7 @@ class Judge:
 
     def file(self, path: Path) -> Row:
         """Return the row of an exported file."""
-        with explain_failures(str(path), (), ""):
+        with explain_library_errors(str(path), (), ""):
             row = Row(path.name, size_of(path) / 1e6, precision_of(path))
         end2end = not is_exported(path.name) and not self._job.model.head.needs_suppression
         try:
@@ -152,12 +152,14 @@ class Judge:
             self._references[size_hw] = found
         return self._references[size_hw]
 
-    def _evaluate(self, backend: Backend | PictureBackend, rounds: tuple[Round, ...]) -> Evaluated:
+    def _evaluate(self, backend: Backend | ImageBackend, rounds: tuple[Round, ...]) -> Evaluated:
         imgsz, evaluation = self._imgsz(backend), None
         findings = run_trial(backend, self._images, imgsz, rounds)
         if self._index is not None:
-            evaluation = measure(backend, self._index, self._world, imgsz, self._settings, batch_size=_BATCH, workers=0)
+            evaluation = evaluate_split(
+                backend, self._index, self._world, imgsz, self._settings, batch_size=_BATCH, workers=0
+            )
         return Evaluated(backend, findings, evaluation)
 
-    def _imgsz(self, backend: Backend | PictureBackend) -> int:
+    def _imgsz(self, backend: Backend | ImageBackend) -> int:
         return backend.fixed_imgsz or self._job.imgsz

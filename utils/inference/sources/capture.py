@@ -8,10 +8,10 @@ from typing import cast
 
 import numpy as np
 
-from tessera.data.source.image_header import read_header, refuse_large
+from tessera.data.source.image_header import read_header, require_decodable_size
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.inference.sources.frames import VideoFacts
-from tessera.utils.machine.opencv import cv2, in_utf8
+from tessera.utils.machine.opencv import cv2, utf8_path
 
 _MJPEG = cv2.VideoWriter.fourcc(*"MJPG")
 _LEAST_FRAME = 0.75  # fraction of the video's pixels; an interlaced field has half of them
@@ -35,7 +35,7 @@ class Capture:
             parameters: list[int] = []
             for name, seconds in ((cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_s), (cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_s)):
                 parameters += [] if seconds is None else [name, max(round(seconds * 1000), 1)]
-            with in_utf8(where) as known:
+            with utf8_path(where) as known:
                 self._capture.open(known, cv2.CAP_FFMPEG, parameters)
                 self._motion_jpeg = self.is_open and self._is_motion_jpeg(known if open_s is None else None)
         # The default differs between versions.
@@ -114,7 +114,7 @@ def _first_frame_pixels(path: str) -> int | None:
 def _decoded(packet: Pixels) -> Pixels | None:
     """Decode a Motion JPEG frame; None where it does not decode or exceeds the limit of images."""
     try:
-        refuse_large(read_header(packet.tobytes()), packet.size)
+        require_decodable_size(read_header(packet.tobytes()), packet.size)
         return cast(Pixels | None, cv2.imdecode(packet, cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION))
     except (ValueError, cv2.error):
         return None

@@ -14,12 +14,12 @@ from pathlib import Path, PurePath
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from tessera.data.source.dataset_root import base_of_list, read_list
-from tessera.data.source.image_header import KIND_BYTES, holds_picture, holds_video
+from tessera.data.source.dataset_root import list_base_dir, read_path_list
+from tessera.data.source.image_header import KIND_BYTES, is_image, is_video
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.errors import UserError, did_you_mean
-from tessera.utils.files import check_path, files_below, is_address, open_plain, special_kind, suffix_of, user_path
-from tessera.utils.http_client import without_password
+from tessera.utils.files import check_path, files_below, is_address, open_plain, special_file_kind, suffix_of, user_path
+from tessera.utils.http_client import redacted
 from tessera.utils.text import one_line, shown
 
 VIDEO_SUFFIXES = frozenset(
@@ -30,7 +30,7 @@ VIDEO_SUFFIXES = frozenset(
 )
 LIST_SUFFIXES = frozenset({".txt", ".streams"})
 _STREAM_SCHEMES = frozenset({"rtsp", "rtsps", "rtmp", "rtmps", "rtp", "srt", "tcp", "udp"})
-PICTURE_SUFFIXES = IMAGE_SUFFIXES - VIDEO_SUFFIXES  # a GIF is a video here, but an image in a dataset
+IMAGE_SOURCE_SUFFIXES = IMAGE_SUFFIXES - VIDEO_SUFFIXES  # a GIF is a video here, but an image in a dataset
 _KNOWN = IMAGE_SUFFIXES | VIDEO_SUFFIXES
 _LOOKED_FOR = _KNOWN | UNREAD_SUFFIXES
 _CAMERA = re.compile(r"(?:/dev/video)?([0-9]{1,4})")
@@ -63,7 +63,7 @@ class Origin:
     @property
     def source(self) -> str:
         """Name in messages and results."""
-        return without_password(self.where) if is_address(self.where) else self.where
+        return redacted(self.where) if is_address(self.where) else self.where
 
     @property
     def is_file(self) -> bool:
@@ -124,7 +124,7 @@ def _of_text(text: str) -> list[Origin]:
         if scheme in _STREAM_SCHEMES:
             return [Origin("stream", text)]
         raise UserError(
-            f"--source {one_line(without_password(text), 100)}: found a URL that starts with {scheme}://, "
+            f"--source {one_line(redacted(text), 100)}: found a URL that starts with {scheme}://, "
             f"expected http, https, {', '.join(sorted(_STREAM_SCHEMES))}, or the path of a file."
         )
     return []
@@ -151,7 +151,7 @@ def _of_path(text: str) -> list[Origin]:
 def _of_file(path: str) -> Origin | None:
     """Return the source of a file by its suffix, or else by its first bytes; None = no image or video."""
     suffix = suffix_of(path)
-    if suffix in PICTURE_SUFFIXES:
+    if suffix in IMAGE_SOURCE_SUFFIXES:
         return Origin("picture", path)
     if suffix in VIDEO_SUFFIXES:
         return Origin("video", path)
@@ -160,9 +160,9 @@ def _of_file(path: str) -> Origin | None:
             head = file.read(KIND_BYTES)
     except OSError:
         return None
-    if holds_picture(head):
+    if is_image(head):
         return Origin("picture", path)
-    return Origin("video", path) if holds_video(head) else None
+    return Origin("video", path) if is_video(head) else None
 
 
 def _of_folder(path: str) -> list[Origin]:
@@ -196,18 +196,18 @@ def _read_alone(files: Sequence[str], spec: str, nothing: str) -> list[str]:
 
 def _named(files: Sequence[str], base: str) -> list[Origin]:
     base = base or "."
-    forms: Iterable[Form] = ("picture" if suffix_of(file) in PICTURE_SUFFIXES else "video" for file in files)
+    forms: Iterable[Form] = ("picture" if suffix_of(file) in IMAGE_SOURCE_SUFFIXES else "video" for file in files)
     return [
         Origin(form, file, os.path.relpath(file, base), found_in=base) for form, file in zip(forms, files, strict=True)
     ]
 
 
 def _of_list(path: str) -> list[Origin]:
-    lines = [line for line in read_list(path) if not line.startswith("#")]
+    lines = [line for line in read_path_list(path) if not line.startswith("#")]
     if not lines:
         raise UserError(f"--source {shown(Path(path))}: the list is empty, expected a source per line.")
     folder = os.path.dirname(path) or "."
-    base = base_of_list((line for line in lines if line != "-" and not _CAMERA.fullmatch(line)), (folder, "."))
+    base = list_base_dir((line for line in lines if line != "-" and not _CAMERA.fullmatch(line)), (folder, "."))
     return [
         parse_line(line if is_address(line) else line.replace("\\", "/"), folder if line.startswith("./") else base)
         for line in lines
@@ -227,7 +227,7 @@ def _missing(path: str) -> str:
 
 
 def _not_known(path: str) -> str:
-    what = special_kind(Path(path))
+    what = special_file_kind(Path(path))
     if what or not os.path.exists(path):
         return f"--source {shown(Path(path))}: found {what or 'a broken link'}, expected a file or folder."
     if suffix_of(path) in UNREAD_SUFFIXES:
@@ -236,7 +236,9 @@ def _not_known(path: str) -> str:
 
 
 def _endings() -> str:
-    pictures, videos = (" ".join(sorted(s[1:] for s in suffixes)) for suffixes in (PICTURE_SUFFIXES, VIDEO_SUFFIXES))
+    pictures, videos = (
+        " ".join(sorted(s[1:] for s in suffixes)) for suffixes in (IMAGE_SOURCE_SUFFIXES, VIDEO_SUFFIXES)
+    )
     return f"Expected files that end in {pictures}; {videos}."
 
 

@@ -11,8 +11,8 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from tessera.data.source.image_header import KIND_BYTES, breaks_off, holds_picture, holds_video
-from tessera.data.source.tiff import unread_pages
+from tessera.data.source.image_header import KIND_BYTES, is_image, is_truncated, is_video
+from tessera.data.source.tiff import extra_pages_message
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import LONGEST_PATH
@@ -123,10 +123,10 @@ class Sources:
             return
         yield frame
         del frame  # frees memory while the next one is decoded
-        if breaks_off(encoded):
+        if is_truncated(encoded):
             message = f"{one_line(origin.source, LONGEST_PATH)}: {BROKEN_OFF}"
             yield SourceEvent(origin.source, "damaged", message, name=origin.place)
-        if remark := unread_pages(encoded):
+        if remark := extra_pages_message(encoded):
             log.warning(f"{one_line(origin.source, LONGEST_PATH)}: {remark}.")
 
     def _from_address(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
@@ -175,17 +175,17 @@ def read_stdin(stdin: IO[bytes]) -> Iterator[bytes | str]:
     head = b""
     while len(head) < KIND_BYTES and (more := read(KIND_BYTES - len(head))):
         head += more
-        if b"\n" in head and not holds_picture(head):  # a list may be written line by line
+        if b"\n" in head and not is_image(head):  # a list may be written line by line
             break
     if not head:
         raise UserError("-: standard input is empty, expected an image or a list of files.")
-    if holds_picture(head):
+    if is_image(head):
         image = head + stdin.read(_MOST_BYTES + 1 - len(head))
         if len(image) > _MOST_BYTES:
             raise UserError(f"-: found more than {_MOST_BYTES:,} bytes on standard input, expected an image.")
         yield image
         return
-    if holds_video(head):
+    if is_video(head):
         raise UserError("-: found a video on standard input, expected an image or a list of files. Give its path.")
     *lines, begun = head.split(b"\n")
     rest = iter(lambda: stdin.readline(_LONGEST_LINE), b"")

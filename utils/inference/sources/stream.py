@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tessera.utils.inference.sources.capture import Capture, rgb_of
 from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
 from tessera.utils.inference.sources.source_arguments import Origin
-from tessera.utils.text import counted, one_line
+from tessera.utils.text import one_line, plural
 
 MOST_WAITING = 8  # queued frames of a stream with --every-frame
 _STALL_TIMES = 10  # times the usual time between two frames
@@ -98,7 +98,7 @@ class StreamReader(threading.Thread):
             if self._number > number:
                 pause = self._timeouts.pause_s
                 if facts is not None and facts.frames is not None:  # a finite stream
-                    self._event("ended", f"ended after {counted(self._number, 'frame')}")
+                    self._event("ended", f"ended after {plural(self._number, 'frame')}")
                     return
                 self._event("gap", "no frame arrives, reconnecting", seconds=time.monotonic() - self._last)
             elif self._began is None:
@@ -108,7 +108,7 @@ class StreamReader(threading.Thread):
                     return
             elif time.monotonic() - self._last > self._timeouts.give_up_s:
                 lost_s = time.monotonic() - self._last
-                self._event("ended", f"given up: no frame for {lost_s:.0f} s, after {counted(self._number, 'frame')}")
+                self._event("ended", f"given up: no frame for {lost_s:.0f} s, after {plural(self._number, 'frame')}")
                 return
             self._stopped.wait(pause)
             pause = min(2 * pause, self._timeouts.longest_pause_s)
@@ -177,7 +177,7 @@ class StreamReader(threading.Thread):
     def _failure_message(self) -> str:
         if self.origin.form == "camera":
             return f"camera {self.origin.where} delivers no image."
-        return f"no frame arrived in {counted(self._timeouts.tries, 'attempt')}. Check the URL and the network."
+        return f"no frame arrived in {plural(self._timeouts.tries, 'attempt')}. Check the URL and the network."
 
 
 def read_streams(

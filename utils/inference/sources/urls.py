@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import urlsplit
 
-from tessera.data.source.image_header import KIND_BYTES, holds_picture, holds_video
+from tessera.data.source.image_header import KIND_BYTES, is_image, is_video
 from tessera.utils import http_client
 from tessera.utils.errors import UserError
 from tessera.utils.files import suffix_of
@@ -20,10 +20,10 @@ from tessera.utils.http_client import (
     check_address,
     open_address,
     read_blocks,
-    shown_address,
+    redacted_address,
     stated_length,
 )
-from tessera.utils.inference.sources.source_arguments import PICTURE_SUFFIXES, VIDEO_SUFFIXES
+from tessera.utils.inference.sources.source_arguments import IMAGE_SOURCE_SUFFIXES, VIDEO_SUFFIXES
 from tessera.utils.text import one_line
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ def read_address(address: str) -> bytes | VideoFile | None:
         try:
             return _request(address, suffix)
         except TransientError as error:
-            if suffix not in PICTURE_SUFFIXES | VIDEO_SUFFIXES:
+            if suffix not in IMAGE_SOURCE_SUFFIXES | VIDEO_SUFFIXES:
                 return None  # perhaps a stream that has not started yet
             if attempt == http_client.LIMITS.attempts:
-                raise UserError(f"{shown_address(address)}: {error}. Check the URL and the network.") from error
+                raise UserError(f"{redacted_address(address)}: {error}. Check the URL and the network.") from error
             http_client.LIMITS.wait(attempt)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -69,14 +69,14 @@ def _request(address: str, suffix: str) -> bytes | VideoFile | None:
             head += block
             if len(head) >= KIND_BYTES:
                 break
-        if holds_picture(head) or media_type.startswith("image/") or suffix in PICTURE_SUFFIXES:
+        if is_image(head) or media_type.startswith("image/") or suffix in IMAGE_SOURCE_SUFFIXES:
             return b"".join([head, *read_blocks(response, address, total, MOST_PICTURE_BYTES, len(head))])
-        if total is None and (media_type.startswith("video/") or holds_video(head)):
+        if total is None and (media_type.startswith("video/") or is_video(head)):
             return None  # endless
-        if media_type.startswith("video/") or suffix in VIDEO_SUFFIXES or holds_video(head):
+        if media_type.startswith("video/") or suffix in VIDEO_SUFFIXES or is_video(head):
             return _video(head, response, address, suffix, total)
     raise UserError(
-        f"{shown_address(address)}: found the type {one_line(media_type, 50)}, expected an image, a video or a stream."
+        f"{redacted_address(address)}: found type {one_line(media_type, 50)}, expected an image, video or stream."
     )
 
 
@@ -91,7 +91,7 @@ def _video(head: bytes, response: BaseHTTPResponse, address: str, suffix: str, t
         if not isinstance(error, OSError) or isinstance(error, TransientError):
             raise
         raise UserError(
-            f"{shown_address(address)}: the video cannot be stored in {Path(file.name).parent} ({error.strerror}). "
+            f"{redacted_address(address)}: the video cannot be stored in {Path(file.name).parent} ({error.strerror}). "
             "Free space there, or set TMPDIR to another folder."
         ) from error
     return file

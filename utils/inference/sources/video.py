@@ -9,7 +9,7 @@ from tessera.utils.files import open_plain
 from tessera.utils.inference.sources.capture import Capture, rgb_of
 from tessera.utils.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
 from tessera.utils.inference.sources.source_arguments import Origin
-from tessera.utils.text import counted, first_line, one_line
+from tessera.utils.text import first_line, one_line, plural
 
 # Allowed difference from the stated length: containers without a frame count state the sound's length, or a guess.
 _SLACK_S, _SLACK, _SLACK_FRAMES = 0.5, 0.05, 1.5
@@ -59,11 +59,11 @@ def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[
     if lost == len(range(0, number, vid_stride)):
         yield event("unreadable", "no frame of the video decodes.")
     elif stated := _truncation(path, facts, number, time_s):
-        yield event("damaged", f"damaged: it ends after {counted(number - lost, 'frame')}, {stated} it states.")
+        yield event("damaged", f"damaged: it ends after {plural(number - lost, 'frame')}, {stated} it states.")
     elif lost:
         yield event("damaged", f"damaged: {lost:,} of its {number:,} frames do not decode.")
     else:
-        yield event("ended", f"ended after {counted(number, 'frame')}")
+        yield event("ended", f"ended after {plural(number, 'frame')}")
 
 
 def _truncation(path: str, facts: VideoFacts, frames: int, time_s: float) -> str:

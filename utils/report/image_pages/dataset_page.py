@@ -15,7 +15,7 @@ from tessera.utils.report.page.crops import ThumbnailEncoder
 from tessera.utils.report.page.page_data import readable
 from tessera.utils.report.page.tables import MOST_ROWS
 from tessera.utils.report.page.template import own_file, render_page
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 from tessera.utils.types import DatasetSpec
 
 NAME = "data_report.html"
@@ -108,7 +108,7 @@ def in_words(check: DatasetCheck) -> dict[str, list[str]]:
     """Return questions about the dataset with their answers."""
     usable = f"{'No' if check.errors else 'Yes'}: {check.verdict()}."
     if check.left_out:
-        usable += f" {counted(len(check.left_out), 'image')} would be left out."
+        usable += f" {plural(len(check.left_out), 'image')} would be left out."
     like = [
         f"{drift.family[0].upper()}{drift.family[1:]} of {drift.splits[1]} differ: {_describe_drift(drift)}."
         for drift in check.drifts
@@ -117,7 +117,7 @@ def in_words(check: DatasetCheck) -> dict[str, list[str]]:
     if rest := [f"{drift.family} of {drift.splits[1]}" for drift in check.drifts if not drift.moved]:
         like.append(f"No sign of drift in {', '.join(rest)}: differences are small, or may be chance.")
     between = _between(check)
-    alike = f"{counted(between, 'pair')} of near-duplicates between two splits, "
+    alike = f"{plural(between, 'pair')} of near-duplicates between two splits, "
     alike += f"{len(check.twins) - between:,} within one."
     kinds = Counter(remark.kind for remark in check.remarks)
     odd = ", ".join(f"{kinds[kind]:,} {kind}" for kind in KINDS if kinds[kind])

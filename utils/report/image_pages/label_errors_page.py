@@ -11,7 +11,7 @@ from tessera.utils.label_errors.files import EXPLAINED, LIKELY, NAMES, counts
 from tessera.utils.label_errors.ranking import LabelError
 from tessera.utils.report.page.crops import Crop, Subject, render_crops
 from tessera.utils.report.page.error_gallery import chosen, place_of
-from tessera.utils.report.page.page_data import Origin, readable
+from tessera.utils.report.page.page_data import RunInfo, readable
 from tessera.utils.report.page.template import own_file, render_page
 from tessera.utils.types import DatasetIndex
 
@@ -19,7 +19,7 @@ PAGE = "label_errors.html"
 
 
 def label_errors_page(
-    name: str, suspects: Sequence[LabelError], index: DatasetIndex, labels: Mapping[int, ImageLabels], origin: Origin
+    name: str, suspects: Sequence[LabelError], index: DatasetIndex, labels: Mapping[int, ImageLabels], origin: RunInfo
 ) -> str:
     """Render the page; equal errors give equal text."""
     rows = chosen([suspect.kind for suspect in suspects])

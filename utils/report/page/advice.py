@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tessera.utils.error_analysis.files import NAMES
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.flags.program import called, started
-from tessera.utils.text import counted
+from tessera.utils.text import plural
 from tessera.utils.types import Metrics
 
 RISE = 0.005  # of mAP50-95 over the last fifth of the epochs: above it, the curve still rises
@@ -35,10 +35,10 @@ _HELPS = {
 def interval_line(metrics: Metrics, low: float, high: float) -> str:
     """Return mAP50-95 with its 95 % interval, which is NaN without objects."""
     if math.isnan(low):
-        return f"mAP50-95 is undefined: no object in the labels of {counted(metrics.images, 'image')}"
+        return f"mAP50-95 is undefined: no object in the labels of {plural(metrics.images, 'image')}"
     return (
         f"mAP50-95 {metrics.map:.3f}, 95 % interval {low:.3f} to {high:.3f} (bootstrap over "
-        f"{counted(metrics.images, 'image')})"
+        f"{plural(metrics.images, 'image')})"
     )
 
 
@@ -147,7 +147,7 @@ def waits(share: float) -> str:
 
 def skipped_steps(steps: int) -> str:
     """Count the steps without a finite gradient."""
-    said = f"{counted(steps, 'step')} skipped for a gradient that was not finite: see the log of the run."
+    said = f"{plural(steps, 'step')} skipped for a gradient that was not finite: see the log of the run."
     return said if steps else ""
 
 
@@ -157,7 +157,7 @@ def too_small(interval: tuple[float, float], images: int) -> str:
     if not half > 0.02:
         return ""
     return (
-        f"With {counted(images, 'image')} mAP50-95 is known to ±\u00a0{half:.3f}: a smaller change "
+        f"With {plural(images, 'image')} mAP50-95 is known to ±\u00a0{half:.3f}: a smaller change "
         "may be chance. A larger validation set would show more."
     )
 
@@ -167,7 +167,7 @@ def problems(count: int, data: str) -> str:
     if not count:
         return ""
     command = f"{started('train.py')} --data {data} --check-data"
-    return f"The labels have {counted(count, 'problem')}: `{command}` lists every one."
+    return f"The labels have {plural(count, 'problem')}: `{command}` lists every one."
 
 
 def _percent(share: float) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tessera.data.source.decode import REDUCTIONS, BadImage, image_size, read_image
+from tessera.data.source.decode import REDUCTIONS, UnusableImage, image_size, read_image
 from tessera.utils.bit_depth import PixelRule, Pixels
 from tessera.utils.error_analysis.files import Box
 from tessera.utils.errors import UserError
@@ -66,7 +66,7 @@ class ThumbnailEncoder:
             return None
         try:
             return read_image(path, reduction, self._rule)
-        except (BadImage, UserError, OSError):  # it is listed without a copy
+        except (UnusableImage, UserError, OSError):  # it is listed without a copy
             return None
 
     def encode(self, part: Pixels) -> Crop:
@@ -91,7 +91,7 @@ class ThumbnailEncoder:
     def _copy(self, path: str) -> str:
         try:
             size_hw = image_size(path, Path(path).stat().st_size)
-        except (BadImage, UserError, OSError):
+        except (UnusableImage, UserError, OSError):
             return ""
         image = self.read(Path(path), size_hw, max(size_hw))
         return "" if image is None else self.encode(image).uri

@@ -10,7 +10,7 @@ import shlex
 import numpy as np
 import torch
 
-from tessera.utils.checkpoints.provenance import written_by
+from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.error_analysis.files import EXPLAINED, NAMES
 from tessera.utils.error_analysis.tide_gains import ERROR_KINDS
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
@@ -120,7 +120,7 @@ def _speed(facts: ReportData) -> list[str]:
 
 
 def _versions(facts: ReportData) -> dict[str, str]:
-    program = {name: version for name, version in written_by().items() if version}
+    program = {name: version for name, version in program_version().items() if version}
     return {
         **program,
         "torch": torch.__version__,

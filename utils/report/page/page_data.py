@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Origin:
+class RunInfo:
     """Flags and circumstances of a run.
 
     Attributes:
@@ -70,7 +70,7 @@ class ReportData:
     gains: Mapping[Kind, float]
     items: Sequence[ErrorItem]
     labels: Mapping[int, ImageLabels]
-    origin: Origin
+    origin: RunInfo
     run: Path
     results: pd.DataFrame | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.data.source.annotations.class_matching import match_classes, moved_classes, renamed_classes
+from tessera.data.source.annotations.class_matching import match_classes, renamed_classes, reordered_classes
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_classes_match_by_name(known: list[str], wanted: list[str], found: tuple
 
 
 def test_reordered_and_renamed_classes_are_named() -> None:
-    assert moved_classes(["cat", "dog"], ["Cat ", "hound"]) == ""
-    assert moved_classes(["cat", "dog"], ["dog", "cat"]) == (
+    assert reordered_classes(["cat", "dog"], ["Cat ", "hound"]) == ""
+    assert reordered_classes(["cat", "dog"], ["dog", "cat"]) == (
         "'cat' is 0 in the checkpoint and 1 in the data, 'dog' is 1 in the checkpoint and 0 in the data"
     )
-    assert moved_classes([*"abcdef"], [*"bcdefa"]).endswith("and 3 more")
+    assert reordered_classes([*"abcdef"], [*"bcdefa"]).endswith("and 3 more")
     assert renamed_classes(["cat", "dog"], ["pear", "plum"]).startswith("0 is 'cat' in the checkpoint and 'pear' in")
     assert renamed_classes(["cat", "dog", "cow"], ["Cat", "hound", "cow"]) == "", "one that is spelled otherwise"
     assert renamed_classes(["0", "1"], ["cat", "dog"]) == "", "no names at all"

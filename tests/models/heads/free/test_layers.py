@@ -55,8 +55,8 @@ def test_branches_that_predict_once_are_decoded_when_asked_for_and_move_nothing_
     assert len(raw) == 4
     assert torch.autograd.grad(raw[2].sum() + raw[3].sum(), maps, allow_unused=True) == (None, None, None)
     plain, once_only = copy.deepcopy(head), copy.deepcopy(head)
-    plain.keep_inference(end2end=False)
-    once_only.keep_inference(end2end=True)
+    plain.strip_for_inference(end2end=False)
+    once_only.strip_for_inference(end2end=True)
     assert plain.needs_suppression and not once_only.needs_suppression
     (same, its_raw), (once, once_raw) = plain(maps), once_only(maps)
     assert torch.equal(same, many) and len(its_raw) == len(once_raw) == 2

@@ -15,9 +15,9 @@ from tessera.utils.checkpoints.foreign import efficientnet_lite
 from tessera.utils.checkpoints.foreign.efficientnet_lite import _PACKAGES, _installed, imagenet_weights
 from tessera.utils.checkpoints.initial_model import (
     build_model,
-    fix_norms,
-    kind_of_start,
+    fix_norm_statistics,
     read_weights,
+    start_kind,
     with_frozen_layers,
 )
 from tessera.utils.config import TrainConfig, load_hyp
@@ -76,11 +76,11 @@ def test_exactly_the_backbone_is_loaded(cfg: str) -> None:
 
 def test_a_run_from_it_freezes_and_fixes_the_layers_of_the_recipe() -> None:
     weights = read_weights(CONFIG, None)
-    assert kind_of_start(CONFIG, NAMES, weights) == "body"
+    assert start_kind(CONFIG, NAMES, weights) == "body"
     config = with_frozen_layers(CONFIG, BODY)
     assert config.frozen_layers == (0, 1, 2)
     model = build_model(config, BODY, NAMES, weights).train()
-    assert fix_norms(model, config, BODY, weights) == BODY
+    assert fix_norm_statistics(model, config, BODY, weights) == BODY
     before = {name: buffer.clone() for name, buffer in model.named_buffers() if "running" in name}
     model(torch.rand(2, 3, 64, 64))
     moved = {

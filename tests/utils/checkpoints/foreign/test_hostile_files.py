@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.checkpoints.restricted_unpickler import Damaged, InertObject, RestrictedUnpickler
+from tessera.utils.checkpoints.restricted_unpickler import DamagedFile, InertObject, RestrictedUnpickler
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
 from tests.utils.checkpoints.foreign.made import STEM, Marking, archive, refusal
@@ -235,5 +235,5 @@ def test_a_memo_takes_no_more_memory_than_the_file() -> None:
 @given(st.binary(max_size=60))
 def test_any_bytes_are_safe(pickled: bytes) -> None:
     """The machine ends, on any bytes, with a value or an error of its own."""
-    with contextlib.suppress(UserError, Damaged):
+    with contextlib.suppress(UserError, DamagedFile):
         RestrictedUnpickler(None, "x.pt").run(pickled)  # type: ignore[arg-type]

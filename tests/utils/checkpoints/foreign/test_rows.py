@@ -19,7 +19,7 @@ from tessera.utils.machine.choose_device import accelerator_of
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend
 from tessera.utils.runtime.open_model import open_exported, open_model
-from tessera.utils.runtime.pipeline import fit_picture, network_input
+from tessera.utils.runtime.pipeline import letterbox_image, network_input
 from tests import families
 
 each_family = pytest.mark.parametrize("reference", families.FILES)
@@ -95,5 +95,5 @@ def test_rows_of_the_exported_onnx(
 def assert_pipeline(backend: Backend, expected: Tensor) -> None:
     """The rows of the picture on its way through a pipeline, up to the suppression."""
     picture = families.picture().numpy()
-    canvas, _ = fit_picture(picture, max(families.SIZE_HW), backend.stride, backend.size_hw)
+    canvas, _ = letterbox_image(picture, max(families.SIZE_HW), backend.stride, backend.size_hw)
     assert_rows(backend(network_input(canvas, backend.accelerator.device)), expected)

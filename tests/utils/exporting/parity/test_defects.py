@@ -14,14 +14,14 @@ from torch import Tensor
 
 from tessera.data.feed.image_sizes import loaded_sizes, resized
 from tessera.data.source.decode import read_image
-from tessera.models.nms import Suppression, non_max_suppression
+from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.exporting.parity.difference import EXACT, HALF, INT8, Difference, Tolerance
 from tessera.utils.exporting.parity.trial import run_trial, trial_difference
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.checkpoint import TorchNetwork
-from tessera.utils.runtime.model import Backend, PictureBackend
-from tessera.utils.runtime.pipeline import Pipeline, image_hw, suppression_of
+from tessera.utils.runtime.model import Backend, ImageBackend
+from tessera.utils.runtime.pipeline import Pipeline, image_hw, nms_settings
 from tessera.utils.types import Detections
 
 IMGSZ = 256
@@ -40,50 +40,50 @@ def pictures(shared: Path) -> Pictures:
     return tuple(picture for picture in found if picture.shape[0] != picture.shape[1])[:8]
 
 
-class Whole(PictureBackend):
+class Whole(ImageBackend):
     """A file with the whole pipeline, with a defect."""
 
     def __init__(self, network: TorchNetwork, defect: Defect | None) -> None:
         self.network, self._defect = network, defect
         self.names, self.imgsz, self.stride, self.source = network.names, network.imgsz, network.stride, "made.onnx"
 
-    def detect(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    def detect(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
         return self._defect(self, picture, rules) if self._defect else self.sound(picture, rules)
 
-    def sound(self, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
-        own = suppression_of(self.network, conf=rules.conf, iou=rules.iou, max_det=rules.max_det)
+    def sound(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
+        own = nms_settings(self.network, conf=rules.conf, iou=rules.iou, max_det=rules.max_det)
         return Pipeline(self.network, IMGSZ)(picture, own).detections
 
 
-Defect = Callable[[Whole, NDArray[np.uint8], Suppression], Detections]
+Defect = Callable[[Whole, NDArray[np.uint8], NmsSettings], Detections]
 
 
-def of_rules(change: Callable[[Suppression], Suppression]) -> Defect:
+def of_rules(change: Callable[[NmsSettings], NmsSettings]) -> Defect:
     return lambda file, picture, rules: file.sound(picture, change(rules))
 
 
 def of_answers(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]) -> Defect:
-    def changed(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+    def changed(file: Whole, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
         found = file.sound(picture, rules)
         return Detections(*change(found.boxes_xyxy, found.scores, found.classes))
 
     return changed
 
 
-def dropped_padding(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+def dropped_padding(file: Whole, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
     """Stretched to multiples of the stride, where it should be padded."""
     height, width = image_hw(picture)
     loaded = loaded_sizes(np.array((height, width)), IMGSZ)
     new_h, new_w = (-(-loaded // 32) * 32).tolist()
     image = resized(picture, (new_h, new_w), area=True)
     rows = file.network(torch.from_numpy(image[None]).permute(0, 3, 1, 2).float() / 255)
-    own = suppression_of(file.network, conf=rules.conf, iou=rules.iou, max_det=rules.max_det)
+    own = nms_settings(file.network, conf=rules.conf, iou=rules.iou, max_det=rules.max_det)
     (found,) = non_max_suppression(rows, own)
     scale = torch.tensor([width / new_w, height / new_h] * 2)
     return Detections(found.boxes_xyxy * scale, found.scores, found.classes)
 
 
-def rows_that_are_no_numbers(file: Whole, picture: NDArray[np.uint8], rules: Suppression) -> Detections:
+def rows_that_are_no_numbers(file: Whole, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
     """Beside all that is found, where there is room."""
     found = file.sound(picture, rules)
     if len(found) + 2 > rules.max_det:
@@ -98,7 +98,7 @@ DEFECTS: dict[str, tuple[Defect, tuple[Tolerance, ...]]] = {
         lambda file, picture, rules: file.sound(picture[..., ::-1].copy(), rules),
         (EXACT, HALF, INT8),
     ),
-    "ignored thresholds": (of_rules(lambda _: Suppression(0.05, 0.6, 300)), (EXACT,)),
+    "ignored thresholds": (of_rules(lambda _: NmsSettings(0.05, 0.6, 300)), (EXACT,)),
     "dropped padding": (dropped_padding, (EXACT,)),
     "half a pixel beside": (of_answers(lambda boxes, *rest: (boxes + 0.5, *rest)), (EXACT,)),
     "no suppression": (of_rules(lambda rules: dataclasses.replace(rules, iou=1.0)), (EXACT, HALF, INT8)),
@@ -118,7 +118,7 @@ def judged(network: TorchNetwork, pictures: Pictures) -> Callable[..., list[Diff
     reference = run_trial(network, pictures, IMGSZ)
     assert all(sum(map(len, found)) >= 8 for found in reference.found), "enough to tell"
 
-    def judge(file: Backend | PictureBackend, tolerances: Sequence[Tolerance]) -> list[Difference]:
+    def judge(file: Backend | ImageBackend, tolerances: Sequence[Tolerance]) -> list[Difference]:
         found = run_trial(file, pictures, IMGSZ, reference.rounds)
         return [trial_difference(reference, found, pictures, IMGSZ, allowed, network) for allowed in tolerances]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.models.nms import Suppression
+from tessera.models.nms import NmsSettings
 from tessera.utils.exporting.parity.difference import EXACT
 from tessera.utils.exporting.parity.trial import Candidates, without_ties
 from tests.utils.exporting.made import found_rows
@@ -22,7 +22,7 @@ Row = tuple[float, float, float, float, float, int]
 
 def left(reference: list[Row], found: list[Row], max_det: int = 300) -> tuple[int, int]:
     everything = found_rows(LEFT, RIGHT, FURTHER, ALONE, WEAK)
-    rules = Suppression(0.1, 0.5, max_det)
+    rules = NmsSettings(0.1, 0.5, max_det)
     rest = without_ties(
         found_rows(*reference), found_rows(*found), Candidates(everything, everything), rules, 1.0, EXACT
     )

@@ -13,7 +13,7 @@ import pytest
 from tessera.data.source.decode import read_image
 from tessera.utils import http_client
 from tessera.utils.errors import UserError
-from tessera.utils.http_client import NetworkLimits, without_password
+from tessera.utils.http_client import NetworkLimits, redacted
 from tessera.utils.inference.sources import urls
 from tessera.utils.inference.sources.frames import Frame
 from tessera.utils.inference.sources.source_arguments import parse_sources
@@ -133,9 +133,9 @@ def test_an_account_is_sent_but_not_shown_nor_given_to_others(picture: Path) -> 
 
 
 def test_addresses_without_their_passwords() -> None:
-    assert without_password("rtsp://a:b@h:554/x?y=1") == "rtsp://a:***@h:554/x?y=1"
-    assert without_password("rtsp://h/x") == "rtsp://h/x"
-    assert without_password("rtsp://[") == "rtsp://["
+    assert redacted("rtsp://a:b@h:554/x?y=1") == "rtsp://a:***@h:554/x?y=1"
+    assert redacted("rtsp://h/x") == "rtsp://h/x"
+    assert redacted("rtsp://[") == "rtsp://["
 
 
 def test_nothing_is_asked_for_before_it_is_its_turn() -> None:
