@@ -63,7 +63,7 @@ def train(
     loggers: str = "tensorboard",
     log: str = "tensorboard",
 ) -> Metrics | None:
-    """Train from Python; takes the names of the flags. Returns the metrics of the best epoch.
+    """Train from Python with the names of the flags; return the metrics of the best epoch.
 
     Args:
         weights: initial weights: a checkpoint, a published file by name (--list-weights) or imagenet
@@ -114,10 +114,10 @@ def train(
         noreport: do not write report.html.
         loggers: comma-separated list of tensorboard, wandb, mlflow, trackio, clearml, comet; or none.
 
-    None from `check_data`, and where the run of `resume="auto"` is done already.
+    None for `check_data`, and if the run of `resume="auto"` is finished.
 
     Raises:
-        UserError: a mistake in the flags, the data, the weights or the folders.
+        UserError: invalid flags, data, weights or directories.
     """
 
 def val(
@@ -155,7 +155,7 @@ def val(
     save_conf: bool = False,
     save_json: bool = False,
 ) -> Metrics:
-    """Measure from Python; takes the names of the flags.
+    """Validate from Python; takes the names of the flags.
 
     Args:
         weights: checkpoint, exported file, or published file by name (--list-weights).
@@ -229,7 +229,7 @@ def detect(
     hide_labels: bool = False,
     hide_conf: bool = False,
 ) -> Summary:
-    """Detect from Python; takes the names of the flags.
+    """Detect from Python; keyword arguments are the flags.
 
     Args:
         weights: checkpoint, exported file, or published file by name (--list-weights).
@@ -293,7 +293,7 @@ def export(
     half: bool = False,
     output: str | Path = "",
 ) -> list[Path]:
-    """Export from Python; takes the names of the flags. Returns the files.
+    """Export from Python; keyword arguments are the flags. Returns the files.
 
     Args:
         weights: checkpoint, or published file by name (--list-weights).

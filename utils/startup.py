@@ -25,8 +25,8 @@ END_S = 30.0  # for exit handlers of libraries
 def check_command_line(options: type[Options]) -> None:
     """Handle `--help` and wrong flags, which exit, before torch is imported; return if the flags are valid.
 
-    Then, until `run_command`, Ctrl-C ends the process without a traceback. Import errors known to `explain_exception` are
-    one message. Garbage collection is off: imports make hundreds of thousands of objects, all of which stay.
+    Then, until `run_command`, Ctrl-C ends the process without a traceback. Import errors that `explain_exception`
+    knows are one message. Garbage collection is off, as imports make hundreds of thousands of lasting objects.
     """
     protect_streams()
     answer.open(options.program, sys.argv[1:])

@@ -82,7 +82,7 @@ def image_size(path: str, length: int) -> Size:
         length: its size in bytes; -1 if it does not exist, below -1 if it is not a plain file.
 
     Raises:
-        BadImage: the file cannot be used.
+        UnusableImage: the file cannot be used.
     """
     if length == -1 and is_address(path):
         raise UnusableImage("it is an address, expected a file")

@@ -15,8 +15,8 @@ from tessera.utils.streams import capture_library_output
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os, sys
-from tessera.utils.streams import keep_streams
-keep_streams()
+from tessera.utils.streams import protect_streams
+protect_streams()
 with open(sys.argv[1], "w") as file:
     for _ in range(3):
         print("out", flush=True)
@@ -30,12 +30,12 @@ with open(sys.argv[1], "w") as file:
 
 FULL_FOR_A_MOMENT = """
 import os, sys
-from tessera.utils.streams import keep_streams
+from tessera.utils.streams import protect_streams
 reader, writer = os.pipe()
 os.set_blocking(reader, False)
 os.set_blocking(writer, False)
 os.dup2(writer, 1)
-keep_streams()
+protect_streams()
 for _ in range(300):
     print("x" * 1000, flush=True)
 while len(os.read(reader, 1 << 20)) == 1 << 20:

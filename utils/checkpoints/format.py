@@ -49,7 +49,7 @@ def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
         state: exactly the keys of `KEYS` or of `WEIGHTS_KEYS`; tensors and plain values only.
 
     Raises:
-        Damaged: a value that no reader would accept.
+        DamagedFile: a value that no reader would accept.
         UserError: the file cannot be written.
     """
     keys = set(KEYS if "optimizer" in state else WEIGHTS_KEYS)

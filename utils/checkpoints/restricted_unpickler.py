@@ -120,7 +120,7 @@ class RestrictedUnpickler:
 
         Raises:
             UserError: a refused global, or an opcode that no checkpoint needs.
-            Damaged: the pickle is malformed.
+            DamagedFile: the pickle is malformed.
         """
         try:
             for opcode, argument, position in pickletools.genops(pickled):

@@ -130,7 +130,7 @@ _KINDS: Mapping[str, tuple[str, _Test]] = {
 
 
 def check_values(state: Mapping[str, Any], most: int = sys.maxsize) -> None:
-    """Raise Damaged if a checkpoint holds other values than a run writes.
+    """Raise DamagedFile if a checkpoint holds other values than a run writes.
 
     `most`: number of values that it may have together.
     """
@@ -143,7 +143,7 @@ def check_values(state: Mapping[str, Any], most: int = sys.maxsize) -> None:
 def check_detector(
     names: Sequence[Any], imgsz: int | None, confidence: float | None, class_confidences: Sequence[float]
 ) -> None:
-    """Raise Damaged if the description of a detector, in a checkpoint or an export, is impossible.
+    """Raise DamagedFile if the description of a detector, in a checkpoint or an export, is impossible.
 
     Unknown values are None or ().
     """
@@ -162,7 +162,7 @@ def check_detector(
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raise Damaged, with its name, for the first tensor with a value that is not finite."""
+    """Raise DamagedFile, with its name, for the first tensor with a value that is not finite."""
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not tensor.numel():
             continue
@@ -172,7 +172,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def check_parts(value: Any, most: int) -> None:
-    """Raise Damaged for values other than tensors and plain ones, deep nesting, or more than `most` parts.
+    """Raise DamagedFile for values other than tensors and plain ones, deep nesting, or more than `most` parts.
 
     A few bytes of a pickle can describe a list that contains itself, or one that unfolds to any number of items.
     """

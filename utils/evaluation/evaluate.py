@@ -96,7 +96,7 @@ def evaluate(
         sinks: receive the detections batch by batch.
 
     Raises:
-        Abandoned: on every rank, where one was asked to stop.
+        EvaluationStopped: on every rank, where one was asked to stop.
     """
     settings = settings or Settings()
     accelerator = world.accelerator
@@ -114,7 +114,7 @@ def _voting(batches: Iterator[Batch], stop_requested: Callable[[], bool] | None,
     one, by the pace of the slowest rank.
 
     Raises:
-        Abandoned: on every rank, where one was asked to stop.
+        EvaluationStopped: on every rank, where one was asked to stop.
     """
     if stop_requested is None:
         yield from batches

@@ -95,7 +95,7 @@ class Settings:
         conf, iou, max_det: of NMS.
         precision: of a raw model; None = float32.
         errors: count the errors by kind, which needs the boxes of all detections.
-        asked_to_stop: whether this rank was; the ranks vote on it. None = no votes.
+        stop_requested: whether this rank was; the ranks vote on it. None = no votes.
         class_of: dataset class of each model class, -1 = none; () = the same. Detections without a class are dropped
             after NMS and `max_det`.
     """

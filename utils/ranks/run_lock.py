@@ -147,7 +147,7 @@ def lock_run(run: Path, world: World, *, waits: bool = True, instead: str = "giv
         run: the directory; files that were read there before may have changed after the wait.
         world: the ranks.
         waits: wait TESSERA_LOCK_TIMEOUT seconds for another process; otherwise raise immediately.
-        instead: a remedy, for the message of RunTakenError, which is raised on every rank.
+        instead: a remedy, for the message of RunLockedError, which is raised on every rank.
     """
     world.set_activity("waiting for the run directory")
     timeout_s = lock_timeout_s() if waits else 0.0

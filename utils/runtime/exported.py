@@ -128,7 +128,7 @@ class Description:
 
 
 def _check_sizes(names: tuple[str, ...], imgsz: int, stride: int, size_hw: tuple[int, int] | None) -> None:
-    """Raise Damaged for values that export.py does not write."""
+    """Raise DamagedFile for values that export.py does not write."""
     if not names:
         raise DamagedFile("it names no class")
     if not (0 < stride <= _MULTIPLE and _MULTIPLE % stride == 0) and not _MULTIPLE < stride <= _WIDEST_STRIDE:
@@ -146,7 +146,7 @@ class _Exported(Model):
     Args:
         description: its metadata.
         runtime: name for the log, such as "ONNX Runtime, CPUExecutionProvider".
-        compute_apart: as in Model; None = not supported.
+        enable_concurrency: as in Model; None = not supported.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class ExportedNetwork(_Exported, Backend):
     """An exported bare network: letterboxed images in, rows out.
 
     Args:
-        description, runtime, compute_apart: as of `_Exported`.
+        description, runtime, enable_concurrency: as of `_Exported`.
         accelerator: computes the network.
         predict: maps contiguous float32 (B, 3, H, W) to rows (B, A, 4 + C); thread-safe.
         batch: fixed batch size; None = any.
@@ -211,7 +211,7 @@ class ExportedDetector(_Exported, ImageBackend):
     """An exported detector: image in, boxes in its pixels out; thresholds are inputs.
 
     Args:
-        description, runtime, compute_apart: as of `_Exported`.
+        description, runtime, enable_concurrency: as of `_Exported`.
         run: maps the inputs to boxes (n, 4), scores (n,) and classes (n,); thread-safe.
         ranks: number of dimensions of each input; a UserError where an input is missing.
         picture: name of the image input, uint8 (H, W, 3) RGB.
@@ -236,7 +236,7 @@ class ExportedDetector(_Exported, ImageBackend):
             )
 
     def detect(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
-        """As PictureBackend; a UserError for rules that the file does not support."""
+        """As ImageBackend; a UserError for rules that the file does not support."""
         if self.nc > 1 and (rules.agnostic or not rules.multi_label):
             raise UserError(
                 f"{self.description.path}: its NMS is per class and multi-label, and cannot be class-agnostic. Use the "

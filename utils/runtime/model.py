@@ -85,7 +85,7 @@ class Backend(Model):
         accelerator: computes the network.
         has_objectness: rows have an objectness between box and classes that scores do not include.
         needs_suppression: several rows may predict an object.
-        divides_batches: after `enable_concurrency` it divides a batch among its own threads.
+        splits_batches: after `enable_concurrency` it divides a batch among its own threads.
     """
 
     accelerator: Accelerator

@@ -16,7 +16,7 @@ from tessera.utils.machine.host import single_threaded_pool
 PROGRAM = """
 import resource
 import numpy as np
-from tessera.utils.machine.host import keep_freed_memory
+from tessera.utils.machine.host import keep_malloc_memory
 
 def faults() -> int:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -25,7 +25,7 @@ def faults() -> int:
 
 faults()
 mapped_anew = faults()
-keep_freed_memory()
+keep_malloc_memory()
 faults()
 print(mapped_anew, faults())
 """

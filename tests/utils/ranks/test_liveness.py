@@ -41,7 +41,7 @@ try:
     while True: os.write(2, b"x" * 65536)
 except BlockingIOError: pass
 os.set_blocking(2, True)
-failures.exit_at_once(0, "nobody reads this", 3)
+failures.exit_immediately(0, "nobody reads this", 3)
 """
 
 

@@ -29,7 +29,7 @@ end = signals.start_signal_thread("the one")
 library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 library.pthread_mutex_lock(lock)
 while True:
-    with contextlib.suppress(Interrupted), signals.Interruption():  # raised where the signal comes before the call
+    with contextlib.suppress(Interrupted), signals.StopSignals():  # raised where the signal comes before the call
         print("stuck", flush=True)
         library.pthread_mutex_lock(lock)  # it is locked: never returns, and no signal makes it
 """

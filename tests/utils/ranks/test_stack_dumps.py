@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 START = """
 import os, re, signal, sys, threading
 from tessera.utils.ranks.signals import start_signal_thread
-from tessera.utils.streams import words_of_libraries
+from tessera.utils.streams import capture_library_output
 signal.alarm(60)  # ends a process that hangs
 end = start_signal_thread('the one')
 """
@@ -64,7 +64,7 @@ parent_waits()
 end()
 """
 HOLDING_BACK = """
-with words_of_libraries(re.compile(b'libjpeg')) as words:
+with capture_library_output(re.compile(b'libjpeg')) as words:
     print(1, flush=True)
     sys.stdin.readline()
 assert not words

@@ -134,7 +134,7 @@ def test_the_validation_is_tried_at_the_shape_that_a_square_image_has_there(monk
         sizes.append(size)
         return synthetic_batch(images, size)
 
-    monkeypatch.setattr("tessera.utils.search.autobatch.made_up_batch", made)
+    monkeypatch.setattr("tessera.utils.search.autobatch.synthetic_batch", made)
     with StandIn() as device:
         trial = made_trial(device, 64)
         trial(1)

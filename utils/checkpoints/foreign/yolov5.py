@@ -25,7 +25,7 @@ def convert(module: InertObject, limit: int) -> ConvertedWeights:
 
     Raises:
         WrongTensors: it lacks its architecture, or has an unexpected tensor.
-        Damaged: an invalid part, or parts without end.
+        DamagedFile: an invalid part, or parts without end.
     """
     model_yaml = module.state.get("yaml")
     if not isinstance(model_yaml, dict):

@@ -1,4 +1,4 @@
-"""Damaged, foreign and hostile weight files: one message each, and no code runs."""
+"""DamagedFile, foreign and hostile weight files: one message each, and no code runs."""
 
 from __future__ import annotations
 
