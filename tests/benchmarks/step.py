@@ -161,7 +161,7 @@ def our_step(
         raise RuntimeError(f"none of {WARM_UP} steps in {dtype} has a finite gradient")
 
     def run() -> int:
-        for arrived in accelerator.in_advance(itertools.repeat(source, case.steps)):
+        for arrived in accelerator.prefetch(itertools.repeat(source, case.steps)):
             step([arrived], 1)
         accelerator.synchronize()
         return case.steps * len(batch)

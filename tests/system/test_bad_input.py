@@ -88,7 +88,7 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
     "no such device": (train, "--device 7", 2, ("--device 7", "--device cpu")),
     "missing dataset": (train, "--data coc0128.yaml", 2, ("coc0128.yaml", "coco128.yaml")),
     "missing weights": (train, "--weights nowhere/best.pt", 1, ("nowhere/best.pt", "tried")),
-    "weights of another model": (train, "--weights %/best.pt --cfg yolov5s.yaml", 1, "does not fit the weights"),
+    "weights of another model": (train, "--weights %/best.pt --cfg yolov5s.yaml", 1, "do not fit the architecture"),
     "missing hyp": (train, "--hyp hyp.scratch-lo.yaml", 2, "Did you mean 'hyp.scratch-low.yaml'"),
     "unknown hyp key": (train, written("--hyp %/h.yaml", "h.yaml", f"{HYP}lr1: 0.1\n"), 2, ("lr1", "Did you mean 'lr")),
     "hyp lacks a key": (train, written("--hyp %/h.yaml", "h.yaml", "lr0: 0.01\n"), 2, ("missing", "lrf")),
@@ -188,7 +188,7 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
     "run directory of nobody": (detect, "--source % --project ~no-such-user/p", 2, "--project: found"),
     "missing image": (detect, "--source nowhere.jpg", 1, "--source nowhere.jpg: no such file or folder"),
     "no match": (detect, "--source nowhere/*.jpg", 1, "no image or video matches"),
-    "empty source": (detect, Made("--source %/empty", lambda d: (d / "empty").mkdir()), 1, "holds no picture and"),
+    "empty source": (detect, Made("--source %/empty", lambda d: (d / "empty").mkdir()), 1, "neither images nor videos"),
     "unknown scheme": (detect, "--source gopher://x/y", 1, "found a URL that starts with gopher://"),
     "text for an image": (detect, "--source %/best.torchscript", 1, "neither an image nor a video"),
     "no source": (detect, "", 2, "--source: found nothing"),
@@ -243,7 +243,7 @@ def test_one_clear_message(name: str, folder: Path, command: Command, monkeypatc
     made = made if isinstance(made, Made) else Made(made)
     made.make(folder)
     monkeypatch.chdir(folder)  # where runs would go
-    before = files(folder.parent)
+    before = files(folder)
     words = [*GOOD[module], *shlex.split(made.words)]
     outcome = command(module.main, *(word.replace("%", str(folder)) for word in words))
     assert outcome.code == code, outcome.said
@@ -251,7 +251,7 @@ def test_one_clear_message(name: str, folder: Path, command: Command, monkeypatc
     message = outcome.err[outcome.err.index("error: ") :]
     for part in [expected] if isinstance(expected, str) else expected:
         assert part.replace("%", str(folder)) in message, outcome.said
-    assert files(folder.parent) == before, "no half-written run"
+    assert files(folder) == before, "no half-written run"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a folder into which root cannot write either")

@@ -131,7 +131,7 @@ def test_names_of_every_script(tmp_path: Path) -> None:
         (f"train: a\nnames: [{'x' * 201}]\n", "of at most 200 characters"),
         ('train: "a\\0b"\nnames: [cat]\n', "none holds a NUL"),
         (f"train: a\npath: {'x' * 256}\nnames: [cat]\n", r"a\.yaml:2: path: found 'xxx.* at most 255"),
-        ("train: a\npath: ~nobody-here/a\nnames: [cat]\n", r"a\.yaml:2: path: found '~nobody-here/a', but the home"),
+        ("train: a\npath: ~nobody-here/a\nnames: [cat]\n", r"a\.yaml:2: path: found '~nobody-here/a', whose home"),
         (f"train: a\npath: {'d/' * 2045}\nnames: [cat]\n", "at most 4,095 bytes"),
         ("train: a\nnames: [cat, dog]\nnc: 3\n", "nc is 3, but names has 2"),
         ("names: [cat]\n", "none of train, val and test"),

@@ -206,13 +206,13 @@ YOLOV9 = "Published ones of YOLOv9: v9-t.pt, v9-s.pt, v9-m.pt, v9-c.pt."
     ("typed", "said"),
     [
         ("yolox", YOLOX),
-        ("yolox_nano.pth", f"YOLOX-nano is a model that is not read here. {YOLOX}"),
+        ("yolox_nano.pth", f"YOLOX-nano cannot be read. {YOLOX}"),
         ("YOLOX_S.PTH", "Did you mean 'yolox_s.pth'?"),
         ("yoloxs", "Did you mean 'yolox_s.pth'?"),
         ("yolox_tinny.pth", "Did you mean 'yolox_tiny.pth'?"),
         ("yolov9t", "Did you mean 'v9-t.pt'?"),
         ("V9-C.pt", "Did you mean 'v9-c.pt'?"),
-        ("v9-e", f"YOLOv9-e is a model that is not read here. {YOLOV9}"),
+        ("v9-e", f"YOLOv9-e cannot be read. {YOLOV9}"),
         ("yolov9", YOLOV9),
         ("yolov5-s", "Did you mean 'yolov5s.pt'?"),
         ("yolov8n.pt", ""),  # of a family that is not known here

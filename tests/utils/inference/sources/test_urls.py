@@ -85,7 +85,7 @@ def test_a_stream_is_left_to_ffmpeg() -> None:
     ("pieces", "message"),
     [
         (answer(b"<html></html>", "text/html"), "found type text/html, expected an image, video or stream"),
-        (answer(b"\x1b[2J", "a/\x1b[31mb"), "found the type "),
+        (answer(b"\x1b[2J", "a/\x1b[31mb"), "found type "),
         ([b"HTTP/1.1 404 Not Found\r\n\r\n"], "404 Not Found"),
         ([b"HTTP/1.1 401 Unauthorized\r\n\r\n"], "401 Unauthorized"),
         (answer(b"", "image/png"), "do not decode"),
