@@ -59,7 +59,7 @@ from tessera.utils.report.run_recorder import EpochMetrics, RunRecorder
 from tessera.utils.search.evolve import evolve
 from tessera.utils.search.trial import TrialObserver
 from tessera.utils.seeding import init_seeds
-from tessera.utils.text import plural
+from tessera.utils.text import plural, row
 from tessera.utils.training.data import load_data, open_loaders, reweight
 from tessera.utils.training.result import TrainingResult, recall_result, remember_result
 from tessera.utils.training.resume_target import resume_target
@@ -114,7 +114,7 @@ def train(
         )
         validation = Validation(run, state, val_loader, criterion, saver, recorder, profile, interruption, watch)
         preflight(world, run.folder)
-        log.info(f"{state.precision.name}, {run.batch_size} images a batch; writing to {run.folder}")
+        log.info(row("Output", f"{run.folder} ({state.precision.name}, batch size {run.batch_size})"))
 
         validation.before_training()
         for epoch in state.epochs_left(run.config.epochs):

@@ -10,16 +10,16 @@ from pathlib import Path
 from torch import Tensor
 
 import tessera
-from tessera.models.heads.free.head import DetectFree, FreeLoss
+from tessera.models.heads.free.head import AnchorFreeLoss, DetectFree
 from tessera.models.model_yaml import HEADS, MODELS_DIR
 from tessera.utils.config import Hyp
 
 
-class SquaredBoxLoss(FreeLoss):
+class SquaredBoxLoss(AnchorFreeLoss):
     """The losses of the anchor-free head with Σ t (1 − CIoU)² as box loss."""
 
     def box_loss(self, weights: Tensor, ious: Tensor) -> Tensor:
-        """Return the box loss of matched cells: target scores (S,) as weights, CIoU (S,)."""
+        """Return the squared box loss of assigned cells."""
         return (weights * (1 - ious) ** 2).sum()
 
 
@@ -28,7 +28,7 @@ class DetectSquared(DetectFree):
 
     def criterion(
         self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> FreeLoss:
+    ) -> AnchorFreeLoss:
         """Return the loss that trains this head."""
         return SquaredBoxLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
 

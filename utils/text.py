@@ -47,6 +47,11 @@ def table_row(name: str, *values: object) -> str:
     return f"{name:>{_NAME_WIDTH}}" + "".join(f"{cell:>{_VALUE_WIDTH}}" for cell in cells)
 
 
+def row(label: str, text: str) -> str:
+    """Return a line of the aligned summary at a run's start."""
+    return f"{label + ':':<10}{text}"
+
+
 def shown(value: object, most: int = 80) -> str:
     """Return a value for a message: one line of at most `most` characters, without control characters.
 

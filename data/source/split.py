@@ -72,7 +72,7 @@ def _similarity_warning(division: Division, held_out: ValFraction) -> str:
     together = f"that differ in at most {division.max_bits} of {BITS} bits" if division.max_bits else "that are copies"
     return (
         f"val: {held_out.fraction:g} of train: too many images look alike, as frames of a still camera do, so only "
-        f"those {together} stay on one side and metrics will be too good. Set `val:` to a folder of other videos or scenes"
+        f"those {together} stay on one side and metrics will be too good. Set `val:` to other videos or scenes"
     )
 
 

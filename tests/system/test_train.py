@@ -110,7 +110,7 @@ def test_a_run_leaves_everything_a_user_expects(
     for said in (
         "Curves of the training",
         'uv run train.py <span class="flag">--cfg</span> yolov5n.yaml',
-        "validated epochs",
+        "epochs were validated",
         "shapes/labels/val",
     ):
         assert said in report, said
@@ -176,8 +176,10 @@ def test_two_epochs_resume_two_more_are_four(
     assert resumed.code == 0, resumed.said
     assert_same_checkpoint(half / "weights" / "last.pt", tmp_path / "whole" / "exp" / "weights" / "last.pt")
     assert losses(half).equals(losses(tmp_path / "whole" / "exp"))
-    told = [next(line for line in outcome.err.splitlines() if "Recipe " in line) for outcome in (whole, resumed)]
-    assert told[0] == told[1] and f"Recipe {hyp}: " in told[0]
+    told = [
+        next(line for line in outcome.err.splitlines() if line.startswith("Recipe:")) for outcome in (whole, resumed)
+    ]
+    assert told[0] == told[1] and hyp in told[0]
     assert read_results(half / "results.csv")["epoch"].tolist() == [0, 1, 2, 3]
 
 

@@ -10,7 +10,7 @@ from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
 from tessera.utils.engine.schedule import Schedule, accumulation
-from tessera.utils.text import one_line, plural
+from tessera.utils.text import one_line, plural, row
 from tessera.utils.types import Start
 
 log = logging.getLogger(__name__)
@@ -39,10 +39,7 @@ def recipe_file(head: type[Head], start: Start, batches: int) -> str:
 def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int) -> tuple[TrainConfig, Hyp]:
     """Choose the hyperparameters of a run without `--hyp`; return its completed flags and the file's values."""
     batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
-    batches = config.epochs * -(-images // batch_size)
-    file = recipe_file(head, start, batches)
-    length = f", {'from' if batches >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
-    log.info(f"--hyp {file}: {_STARTS[start]}{length if start in ('scratch', 'new') else ''}")
+    file = recipe_file(head, start, config.epochs * -(-images // batch_size))
     return dataclasses.replace(config, hyp=file), load_hyp(file)
 
 
@@ -58,14 +55,19 @@ def pretrained_hint(config: TrainConfig, images: int) -> str:
 
 
 def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
-    """Log a summary of the hyperparameters, and warn if they do not suit this run."""
-    log.info(recipe_summary(run, schedule))
+    """Log the recipe and its schedule, and warn if they do not suit this run."""
+    file, reason = run.config.hyp, _STARTS[run.start]
+    if run.start in ("scratch", "new"):
+        reason += f", {'from' if schedule.iterations >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
+    chosen = f" ({reason})" if file == recipe_file(type(head), run.start, schedule.iterations) else ""
+    log.info(row("Recipe", one_line(file, 60) + chosen))
+    log.info(row("Schedule", schedule_summary(run, schedule)))
     for warning in recipe_warnings(run, schedule, head):
         log.warning(warning)
 
 
-def recipe_summary(run: RunContext, schedule: Schedule) -> str:
-    """Return one line with the recipe file and its optimization in the numbers of this run."""
+def schedule_summary(run: RunContext, schedule: Schedule) -> str:
+    """Return one line on the optimization in the numbers of this run."""
     hyp, batches, steps = run.hyp, schedule.iterations, schedule.steps()
     horizon = 1 / (1 - ema_decay(steps, hyp.ema_share))
     flat = f"constant for {hyp.flat:.0%} of the epochs, then " if hyp.flat else ""
@@ -82,7 +84,7 @@ def recipe_summary(run: RunContext, schedule: Schedule) -> str:
     accumulated = accumulation(hyp, run.batch_size)
     images = f"{'up to ' if accumulated > 1 else ''}{plural(run.batch_size * accumulated, 'image')}"
     return (
-        f"Recipe {one_line(run.config.hyp, 60)}: {plural(batches, 'batch')}, {plural(steps, 'step')} of {images}; "
+        f"{plural(batches, 'batch')}, {plural(steps, 'step')} of {images}; "
         f"{run.optimizer}, learning rate {hyp.lr0:g}{by_layer}, warm-up {schedule.warmup_iterations:,} batches, "
         f"{flat}{fall} to {hyp.lr0 * hyp.lrf:g}; EMA over the last {horizon:,.1f} steps; {mosaic}{fixed}"
     )

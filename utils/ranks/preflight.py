@@ -15,7 +15,7 @@ import torch
 from tessera.utils.environment import cache_dir
 from tessera.utils.files import SHARED_MEMORY
 from tessera.utils.ranks.world import World
-from tessera.utils.text import gib, plural
+from tessera.utils.text import gib, plural, row
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def preflight(world: World, folder: Path) -> None:
         line += f", {world.accelerator.backend} all-reduce {speed:,.0f} MiB/s"
     shm = min((h.shm_free for h in hosts if h.shm_free is not None), default=None)
     line += f"; free: /dev/shm {'none' if shm is None else gib(shm)}, disk {gib(min(h.disk_free for h in hosts))}"
-    log.info(line)
+    log.info(row("Device", line))
     for advice in advise(hosts, speed, world.size):
         log.warning(advice)
 

@@ -37,7 +37,7 @@ from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
 from tessera.utils.report.trackers.loggers import check_trackers
 from tessera.utils.search.autobatch import Trial, auto_batch_size
-from tessera.utils.text import plural
+from tessera.utils.text import plural, row
 from tessera.utils.training.class_weights import class_weights
 from tessera.utils.training.data import TrainingData, box_sizes, load_data, warn_of_problems
 
@@ -83,6 +83,8 @@ def open_run(
 
         world.set_activity("building the model")
         config, names = flags, data.train.names
+        images = f"{plural(len(data.images), 'training image')}, {plural(len(data.val), 'validation image')}"
+        log.info(row("Data", f"{flags.data}: {images}, {plural(len(names), 'class')}"))
         start = start_kind(config, names, weights)
         if hyp is None:
             config, hyp = with_recipe(flags, head_class(flags, names, weights), start, data.images_per_epoch)
@@ -98,7 +100,7 @@ def open_run(
         if not resumed and (start != "known" or hyp.anchors):  # trained anchors stay
             model.head.prepare(box_sizes(data.train, imgsz), config, hyp, world)
         model.to(world.device).to(memory_format=accelerator.memory_format)
-        log.info(summary(model, imgsz))
+        log.info(row("Model", summary(model, imgsz)))
         precision = choose_precision(config.amp, world, model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
         by_class = None if by_class is None else by_class.to(world.device)
         smoothing = config.label_smoothing

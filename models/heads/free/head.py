@@ -217,6 +217,10 @@ class AnchorFreeLoss(TaskAlignedLoss):
             self._most = (*self._most, 1)
             self.names = (*gains, *(f"one_{name}" for name in gains))
 
+    def box_loss(self, weights: Tensor, ious: Tensor) -> Tensor:
+        """Return the box loss of assigned cells, a scalar, from their target scores and CIoU, (S,) each."""
+        return (weights * (1 - ious)).sum()
+
     def _boxes(self, raw: Tensor, grid: Grid) -> Tensor:
         return self._head.boxes(raw, grid)
 
@@ -233,7 +237,7 @@ class AnchorFreeLoss(TaskAlignedLoss):
         low, high = slots.boxes_xyxy.split(2, 1)
         wanted = torch.cat((slots.centres - low, high - slots.centres), 1) / slots.strides
         predicted = self._head.distances(rows)
-        box = (slots.targets * (1 - complete_iou(_cxcywh(predicted), _cxcywh(wanted)))).sum()
+        box = self.box_loss(slots.targets, complete_iou(_cxcywh(predicted), _cxcywh(wanted)))
         if self._head.reg_max > 1:
             off = _distribution_loss(rows.unflatten(1, (4, -1)), wanted)
         else:

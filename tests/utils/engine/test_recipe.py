@@ -13,7 +13,7 @@ from tessera.models.model_yaml import HEADS
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
-from tessera.utils.engine.recipe import pretrained_hint, recipe_file, recipe_summary, recipe_warnings, with_recipe
+from tessera.utils.engine.recipe import pretrained_hint, recipe_file, recipe_warnings, schedule_summary, with_recipe
 from tessera.utils.engine.schedule import Schedule
 from tessera.utils.types import Start
 from tests.data.made_run import made_run
@@ -67,30 +67,30 @@ def test_every_recipe_is_a_file_that_is_there() -> None:
 
 
 def test_the_summary_of_a_recipe() -> None:
-    assert recipe_summary(*made(LOW, 205)) == (
-        "Recipe hyp.scratch-low.yaml: 780 batches, 262 steps of up to 64 images; SGD, learning rate 0.01, warm-up "
+    assert schedule_summary(*made(LOW, 205)) == (
+        "780 batches, 262 steps of up to 64 images; SGD, learning rate 0.01, warm-up "
         "100 batches, a line to 0.0001; EMA over the last 1.1 steps; mosaic in every epoch"
     )
-    assert recipe_summary(*made(SHORT, 205)) == (
-        "Recipe hyp.short.yaml: 780 batches, 780 steps of 16 images; AdamW, learning rate 0.002, warm-up 50 batches, "
+    assert schedule_summary(*made(SHORT, 205)) == (
+        "780 batches, 780 steps of 16 images; AdamW, learning rate 0.002, warm-up 50 batches, "
         "constant for 50% of the epochs, then a cosine to 0.0001; EMA over the last 87.6 steps; no mosaic in the last "
         "15 of 60 epochs"
     )
-    assert "; Adam, learning" in recipe_summary(*made(SHORT, 205, optimizer="Adam"))
+    assert "; Adam, learning" in schedule_summary(*made(SHORT, 205, optimizer="Adam"))
     for flags, said in (
         ({"close_mosaic": 0}, "steps; mosaic in every epoch"),
         ({"close_mosaic": 90}, "steps; no mosaic"),
         ({"rect": True}, "steps; no mosaic"),
     ):
-        assert recipe_summary(*made(SHORT, 205, **flags)).endswith(said)
+        assert schedule_summary(*made(SHORT, 205, **flags)).endswith(said)
 
 
 def test_the_summary_names_layer_decay_in_a_run_from_weights() -> None:
     scratch, schedule = made(SHORT, 205)
     hyp = dataclasses.replace(scratch.hyp, layer_decay=0.9)
     tuned = dataclasses.replace(scratch, hyp=hyp, config=dataclasses.replace(scratch.config, weights="some.pt"))
-    assert "learning rate 0.002 at the head, × 0.9 a layer before it, warm-up" in recipe_summary(tuned, schedule)
-    assert "learning rate 0.002, warm-up" in recipe_summary(dataclasses.replace(scratch, hyp=hyp), schedule)
+    assert "learning rate 0.002 at the head, × 0.9 a layer before it, warm-up" in schedule_summary(tuned, schedule)
+    assert "learning rate 0.002, warm-up" in schedule_summary(dataclasses.replace(scratch, hyp=hyp), schedule)
 
 
 FINE = [(LOW, 131, "best.pt"), (LOW, 1000, ""), (SHORT, 131, "")]

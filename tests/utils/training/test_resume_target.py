@@ -255,6 +255,7 @@ def test_a_run_without_a_name_and_a_search_are_refused(data: Path, tmp_path: Pat
     with pytest.raises(ConfigError, match="--resume auto without --name"):
         train.run(**nameless)
     with pytest.raises(
-        ConfigError, match=r"^--evolve with --resume auto: .* join a search with --name and --exist-ok.*--resume DIRECTORY"
+        ConfigError,
+        match=r"^--evolve with --resume auto: .* join a search with --name and --exist-ok.*--resume DIRECTORY",
     ):
         train.run(**command(data, tmp_path, evolve=3))

@@ -1,0 +1,57 @@
+"""The programs of examples/, for an epoch each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tessera
+from examples import custom_augmentation, custom_loss, detect_folder, train_and_evaluate
+from tessera.data.feed import dataset
+from tessera.models.model_yaml import HEADS
+from tessera.utils.environment import datasets_dir
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small images and no workers, plots or trackers, in the examples' own calls."""
+    flags = {"imgsz": 64, "workers": 0, "noplots": True, "loggers": "none", "device": "cpu"}
+    train: Callable[..., Any] = tessera.train
+    monkeypatch.setattr(tessera, "train", lambda **given: train(**{**given, **flags}), raising=False)
+
+
+def test_train_evaluate_and_detect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = train_and_evaluate.main(epochs=1, project=tmp_path / "runs")
+    printed = capsys.readouterr().out
+    assert "best confidence" in printed and "on 100 images" in printed
+    pytest.importorskip("supervision")
+    images = datasets_dir() / "shapes" / "images" / "val"
+    detect_folder.main(best, images)
+    assert capsys.readouterr().out.count(" objects, the largest of ") == 100
+
+
+def test_augmentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "open_filter", dataset.open_filter)  # restored afterwards
+    changed: list[bool] = []
+
+    def add_noise(image: np.ndarray, rng: np.random.Generator) -> None:
+        before = image.copy()
+        original(image, rng)
+        changed.append(bool((image != before).any()))
+
+    original = custom_augmentation.add_noise
+    monkeypatch.setattr(custom_augmentation, "add_noise", add_noise)
+    custom_augmentation.main(epochs=1, project=tmp_path)
+    assert len(changed) == 640 and sum(changed) > 600
+
+
+def test_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HEADS, "DetectSquared", custom_loss.DetectSquared)  # removed afterwards
+    custom_loss.main(epochs=1, project=tmp_path)
+    saved = torch.load(tmp_path / "squared" / "weights" / "last.pt", weights_only=True)
+    assert "DetectSquared" in str(saved["model_yaml"] if "model_yaml" in saved else saved)
