@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tessera
-from tessera.data.feed import dataset
+from tessera.data.augment import albumentations_filters
 
 
 def add_noise(image: NDArray[np.uint8], rng: np.random.Generator) -> None:
@@ -26,7 +26,7 @@ def add_noise(image: NDArray[np.uint8], rng: np.random.Generator) -> None:
 
 def main(epochs: int = 20, project: Path = Path("runs/train")) -> None:
     """Train on the drawn shapes with noise in place of the filters of Albumentations."""
-    dataset.open_filter = lambda: add_noise
+    albumentations_filters.open_filter = lambda: add_noise
     tessera.train(data="shapes.yaml", imgsz=128, epochs=epochs, project=project, name="noise")
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from tessera.data.augment.albumentations_filters import open_filter
+from tessera.data.augment import albumentations_filters
 from tessera.data.augment.labels import with_regions
 from tessera.data.augment.mosaic import Placement, letterbox, train_sample
 from tessera.data.feed.decoded_cache import DecodedCache
@@ -114,7 +114,7 @@ class TrainDataset(DetectionDataset):
         super().__init__(index, store)
         self.seed, self.mosaic_epochs = seed, mosaic_epochs
         self._hyp, self._hyp_without_mosaic = hyp, replace(hyp, mosaic=0.0)
-        self._colour = open_filter()
+        self._colour = albumentations_filters.open_filter()
 
     def _render(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
         rng = sample_rng(self.seed, draw.epoch, draw.position)

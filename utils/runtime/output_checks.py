@@ -18,7 +18,7 @@ _ABOVE = 1e-3  # above a score of 1 that rounding may cause
 
 
 def checked_rows(found: Any, images: int, classes: int) -> NDArray[np.float32]:
-    """Return the rows of a bare network as float32 (B, A, 4 + C); DamagedFile for another shape or no finite numbers."""
+    """Return the rows of a bare network as float32 (B, A, 4 + C); raise DamagedFile for anything else."""
     rows = _numbers("rows", found)
     if rows.ndim != 3 or rows.shape[0] != images or rows.shape[2] != 4 + classes:
         raise DamagedFile(f"it computes rows of the shape {_shape(rows)}, expected ({images}, any, {4 + classes})")
