@@ -37,9 +37,7 @@ def test_train_evaluate_and_detect(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_augmentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        albumentations_filters, "open_filter", albumentations_filters.open_filter
-    )  # restored afterwards
-    changed: list[bool] = []
+    monkeypatch.setattr(albumentations_filters, "open_filter", albumentations_filters.open_filter)
 
     def add_noise(image: np.ndarray, rng: np.random.Generator) -> None:
         before = image.copy()

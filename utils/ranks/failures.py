@@ -98,8 +98,8 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     prints the stacks of its threads.
 
     Returns:
-        The exit code, and the result of `body` (None after a failure). A UserError, or an error known to `explain_exception`,
-        is printed as one message; any other exception is a defect and printed with its traceback.
+        The exit code, and the result of `body` (None after a failure). A UserError, or an error that
+        `explain_exception` knows, is printed as one message, any other exception with its traceback.
     """
     try:
         launch = Launch.from_environment()
