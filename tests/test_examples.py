@@ -36,8 +36,8 @@ def test_train_evaluate_and_detect(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_augmentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
     monkeypatch.setattr(albumentations_filters, "open_filter", albumentations_filters.open_filter)
+    changed: list[bool] = []
 
     def add_noise(image: np.ndarray, rng: np.random.Generator) -> None:
         before = image.copy()
