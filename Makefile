@@ -10,6 +10,7 @@ lint:
 
 type:
 	uv run mypy
+	uv run mypy examples
 
 docs:
 	NO_MKDOCS_2_WARNING=1 uv run --group docs python -m mkdocs build --strict
