@@ -101,7 +101,7 @@ def train(
         amp: mixed precision.
         compile: torch.compile the model.
         deterministic: use deterministic kernels, for bit-reproducible runs.
-        profile: profile: a table of times per epoch, and a torch.profiler trace of a few steps.
+        profile: print times per epoch, and write a torch.profiler trace of a few steps.
         resume: resume a run: a checkpoint or run directory; auto = the run --project/--name, started if
             missing; bare = the newest under --project.
         project: parent folder of run directories.

@@ -14,7 +14,7 @@ from tessera.utils.text import shown
 COMMANDS = ("train", "val", "detect", "export", "compare")
 USAGE = (
     f"usage: {'python -m ' if IS_CLONE else ''}tessera {{{','.join(COMMANDS)}}} [flags]\n"
-    "--help after a command lists its flags; --version says which Tessera this is."
+    "--help after a command lists its flags; --version prints the version."
 )
 
 

@@ -183,7 +183,7 @@ def load_hyp(hyp: str | Path) -> Hyp:
         places = "\n  ".join(map(shown, tried))
         raise ConfigError(
             f"--hyp {shown(given)}: no such file.{did_you_mean(given.name, choices)} Tried\n  {places}\n"
-            f"There are {', '.join(choices)}."
+            f"Available: {', '.join(choices)}."
         )
     return Hyp.from_yaml(read_yaml(path, "'key: value' lines"))
 
@@ -273,7 +273,7 @@ class TrainConfig(Options):
     )
     deterministic: bool = option(False, "use deterministic kernels, for bit-reproducible runs", kind=bool)
     profile: bool = option(
-        False, "profile: a table of times per epoch, and a torch.profiler trace of a few steps", kind=bool
+        False, "print times per epoch, and write a torch.profiler trace of a few steps", kind=bool
     )
     # --log is the older name. Under torchrun, which has flags of its own that begin with it, it cannot be typed.
     loggers: str = option("tensorboard", f"comma-separated list of {', '.join(LOGGER_NAMES)}; or none", "--log")

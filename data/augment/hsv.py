@@ -1,4 +1,4 @@
-"""HSV colour jitter of training images: random gains of hue, saturation and value."""
+"""HSV colour jitter: multiplies hue, saturation and value of an image by given gains, in place."""
 
 from __future__ import annotations
 

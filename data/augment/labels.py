@@ -1,4 +1,4 @@
-"""Labels on a canvas, and their transformation by a warp.
+"""Boxes and polygons on a mosaic or letterbox canvas: warped into the sample, clipped, small ones dropped.
 
 An ignored region is a label of class -1 with its box as its polygon. Its visible part is always kept, however small.
 

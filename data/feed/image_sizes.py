@@ -1,4 +1,4 @@
-"""Image sizes for training, validation, detection and exports: resizing to the long side, and padding.
+"""Image sizes after resizing and padding, for training, validation, detection and export; and resizing itself.
 
 The long side becomes the image size; the short side keeps the aspect ratio. Validation and detection shrink with area
 averaging. They pad each side to a multiple of the stride, with at least half a stride of grey, so that the shape of an

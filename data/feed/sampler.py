@@ -1,4 +1,4 @@
-"""Training and validation order: which rank gets which images, and when.
+"""Samplers of training and validation: each rank's batches, image weights, and candidates of a mosaic.
 
 Everything here is a pure function of (seed, epoch), known on every rank without communication. An epoch is one global
 order, cut into global batches, of which each rank takes its slice. The sequence of global batches is therefore the same

@@ -1,4 +1,4 @@
-"""Loader worker processes: their number, initialisation, and a watchdog for stopped or hanging ones."""
+"""Loader worker processes: how many, their initialisation, and a watchdog that kills stopped or hanging ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`val: 0.2` in a dataset YAML: a random fraction of train held out for validation.
+"""`val: 0.2` in a dataset YAML: whole groups of similar training images are held out, in seeded random order.
 
 Copies and near-duplicates stay on one side of the split, as validating on a copy of a training image says nothing. The
 split depends only on file contents and `split_seed`, not on paths: it is equal on all ranks and hosts.

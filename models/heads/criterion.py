@@ -1,4 +1,4 @@
-"""Loss interface of detection heads, for training, validation and reports of any head.
+"""Interface of a head's target assignment and loss, and the mean validation loss.
 
     assignment = accelerator.send(criterion.assign(targets, batch_size, size_hw))    # host work, before the forward
     counts = all-reduced assignment.counts                                           # during the forward

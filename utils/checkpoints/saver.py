@@ -1,4 +1,4 @@
-"""Schedule and writing of the checkpoints of a run, by rank 0."""
+"""When checkpoints are written, and by whom; the atomic write is `utils/files.py::atomic_write`."""
 
 from __future__ import annotations
 

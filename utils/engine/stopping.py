@@ -1,4 +1,4 @@
-"""Early stopping, decided on rank 0 and broadcast."""
+"""Early stopping by fitness; train.py broadcasts rank 0's decision."""
 
 from __future__ import annotations
 

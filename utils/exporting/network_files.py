@@ -1,4 +1,4 @@
-"""Writers of the bare network (TorchScript, torch.export, ncnn, LiteRT) and of weights alone (safetensors, .pt)."""
+"""Export to TorchScript, torch.export, ncnn and LiteRT (predictions without NMS), and of weights alone."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def _write_line(text: str) -> None:
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """Delay the signals that an `StopSignals` handles to the end of the body, where the first is raised again.
+    """Delay the signals that a `StopSignals` handles to the end of the body, where the first is raised again.
 
     For cleanup that must complete: the exception would leave the rest open, and be lost inside a `__del__`.
     """
@@ -126,7 +126,7 @@ def delay_signals() -> Iterator[None]:
 
 
 def default_signal_handlers() -> AbstractContextManager[None]:
-    """Let the system end the process, without a message, on the signals that an `StopSignals` handles.
+    """Let the system end the process, without a message, on the signals that a `StopSignals` handles.
 
     For library calls that may never return nor release the interpreter lock, while there is nothing to save.
     """
@@ -135,7 +135,7 @@ def default_signal_handlers() -> AbstractContextManager[None]:
 
 @contextmanager
 def _handled_by(other: Any) -> Iterator[None]:
-    """Install another handler for the signals that an `StopSignals` handles; do nothing outside the main thread."""
+    """Install another handler for the signals that a `StopSignals` handles; do nothing outside the main thread."""
     numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
     before = {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), StopSignals)}
     for number in before:
@@ -148,7 +148,7 @@ def _handled_by(other: Any) -> Iterator[None]:
 
 
 def ignore_sigterm() -> None:
-    """Ignore SIGTERM from now on, in a process whose signals an `StopSignals` handles.
+    """Ignore SIGTERM from now on, in a process whose signals a `StopSignals` handles.
 
     torchrun sends SIGTERM to all ranks when one is gone; a rank that is about to end needs time to report why.
     """
@@ -162,7 +162,7 @@ def start_signal_thread(who: str) -> Callable[[], None]:
 
     On SIGUSR2 it prints the stacks of all threads to stderr, under the name `who`. It holds the interpreter lock
     meanwhile: faulthandler, which does not, can crash a process with busy threads. If the main thread has not handled a
-    signal of an `StopSignals` after STUCK_S seconds, and it is not deferred, the thread ends the process.
+    signal of a `StopSignals` after STUCK_S seconds, and it is not deferred, the thread ends the process.
 
     Nothing is started outside the main thread or without a stderr. A forked process must call this itself.
     """

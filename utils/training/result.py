@@ -1,4 +1,4 @@
-"""Result of a training, remembered by the launcher for restarted calls."""
+"""Result of a training, stored by the launcher so that restarted ranks return it instead of training again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of model-written label files (`auto_labels.jsonl`), which tell them from labels that a person has edited.
+"""Reader of `auto_labels.jsonl`: label files that a model wrote, with their content hash and lowest score.
 
 One line describes the run and its classes. One line for each label file has its path below the folder, the digest of
 its content and the score of each row. A file whose digest differs has been edited since.

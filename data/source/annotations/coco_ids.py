@@ -1,4 +1,4 @@
-"""COCO class names, and the image and category ids that results are written with."""
+"""COCO class names, and image and category ids for result files, taken from the dataset's COCO annotations."""
 
 from __future__ import annotations
 

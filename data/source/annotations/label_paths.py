@@ -1,4 +1,4 @@
-"""Label file paths: the label file of each image, respelled names, and label files without an image."""
+"""Label file of each image, also under URL-escaped or Unicode-variant names; label files without an image."""
 
 # Paths are strings, as in data/source/split_files.py.
 # ruff: noqa: PTH119, PTH120, PTH122, PTH208

@@ -1,4 +1,4 @@
-"""Segmentation of a COCO annotation: its polygon, and the box around its mask as pycocotools computes it."""
+"""COCO segmentations: parts of a polygon, and the box of a mask (polygons or RLE) as pycocotools computes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loss of the anchor-based head, as sums over this rank's images (see models/heads/criterion.py).
+"""Loss of the anchor-based head: CIoU, objectness and class loss, divided by counts of the global batch.
 
 Legend: B images, L levels, A anchors of a level, C classes, P positives, U cells (see anchor_assigner.py).
 """
