@@ -103,10 +103,7 @@ def _voting(batches: Iterator[Batch], stop_requested: Callable[[], bool] | None,
     """Yield the batches; after the first, and then about every `VOTE_S`, the ranks vote on stopping.
 
     A rank that has no batch left keeps voting until all are done. Each vote sets the number of batches until the next
-    one, by the pace of the slowest rank.
-
-    Raises:
-        EvaluationStopped: on every rank, where one was asked to stop.
+    one, by the pace of the slowest rank. If one was asked to stop, every rank raises EvaluationStopped.
     """
     if stop_requested is None:
         yield from batches

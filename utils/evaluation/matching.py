@@ -135,8 +135,6 @@ def _judge(
 def region_cover(detections: Detections, regions: Regions) -> NDArray[np.float64]:
     """Return the largest fraction of each detection's area that an ignored region covers, (D,)."""
     classes, boxes_xyxy = regions
-    if len(classes) == 0:
-        return np.zeros(len(detections))
     found = to_host(detections.boxes_xyxy).astype(np.float64).reshape(-1, 4)
     low, high = np.maximum(found[:, None, :2], boxes_xyxy[:, :2]), np.minimum(found[:, None, 2:], boxes_xyxy[:, 2:])
     common = (high - low).clip(0).prod(2)

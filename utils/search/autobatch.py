@@ -43,11 +43,12 @@ Measure = Callable[[int], Sequence[int]]
 
 
 def auto_batch_size(measure: Measure, most: int, world: World) -> int:
-    """Return the global batch size for `--batch-size -1`, the same on every rank, at most about `most` images.
+    """Return the global batch size for `--batch-size -1`, the same on every rank.
 
     Memory is measured for 1 to 16 images and extrapolated linearly, up to 8 times the largest measured batch. Each rank
-    fills 80 % of its free memory, and the smallest result counts. The chosen batch is measured, and reduced until it
-    fits. Without memory statistics the result is 16 images. If one image does not fit, UserError is raised.
+    fills 80 % of its free memory, and the smallest result counts; `most`, the images of the dataset, bounds it. The
+    chosen batch is measured, and reduced until it fits. Without memory statistics the result is 16 images. If one image
+    does not fit, UserError is raised.
     """
     accelerator = world.accelerator
     if not accelerator.measures_memory:

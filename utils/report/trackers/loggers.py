@@ -40,11 +40,7 @@ TRACKERS: dict[str, type[Tracker]] = {
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Import each tracker, so that a missing package is an error before the run starts.
-
-    Raises:
-        ConfigError: its package is not installed or cannot be imported.
-    """
+    """Import each tracker; raise ConfigError before the run starts if one is missing or cannot be imported."""
     for name in names:
         _import(name)
 
