@@ -112,7 +112,7 @@ def train(
         save_steps: also save last.pt every N optimizer steps (0 = off).
         noplots: save no plots or sample images.
         noreport: do not write report.html.
-        loggers: comma-separated list of tensorboard, wandb, mlflow, trackio, clearml, comet; or none.
+        loggers: comma-separated list of tensorboard, wandb, mlflow, clearml, comet; or none.
 
     None for `check_data`, and if the run of `resume="auto"` is finished.
 

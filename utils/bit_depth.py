@@ -63,11 +63,7 @@ class PixelRule:
 
     @classmethod
     def from_plain(cls, value: Any, where: str) -> PixelRule | None:
-        """Parse a rule of a YAML or checkpoint; None if there is none.
-
-        Raises:
-            ConfigError: not a rule; the message starts with `where`.
-        """
+        """Parse a rule of a YAML or checkpoint, None if there is none; raise ConfigError that begins with `where`."""
         if value is None:
             return None
         unit, limits = "", value
@@ -95,12 +91,10 @@ def max_finite_level(levels: NDArray[Any]) -> float:
 
 
 def to_uint8(levels: NDArray[Any], rule: PixelRule | None = None) -> NDArray[np.uint8]:
-    """Convert levels to uint8.
+    """Convert levels of any shape to uint8, by a rule for those that become 0 and 255.
 
-    Args:
-        levels: uint8, returned unchanged; integers, of which 0 … the type's maximum become 0 … 255 without a rule; or
-            floats; of any shape. NaN becomes the darkest level.
-        rule: levels that become 0 and 255.
+    uint8 is returned unchanged. Without a rule 0 … the maximum of an integer type, or 0 … 1 of floats, become 0 … 255.
+    NaN becomes the darkest level.
     """
     if levels.dtype == np.uint8:
         return cast("NDArray[np.uint8]", levels)

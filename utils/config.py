@@ -26,7 +26,7 @@ Sampling = Literal["shuffled", "balanced"]  # images of an epoch
 OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 AUTO = "auto"  # class weights by the numbers of objects
-LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "trackio", "clearml", "comet")  # keys of report/trackers' TRACKERS
+LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")  # keys of report/trackers' TRACKERS
 
 
 def _between(low: float, high: float, default: Any = dataclasses.MISSING, *, whole: bool = False) -> Any:

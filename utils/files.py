@@ -285,11 +285,7 @@ class SharedFile:
         return cls(Path(f"/proc/{os.getpid()}/fd/{file.fileno()}"), _identity(file))
 
     def open(self, mode: Literal["rb", "r+b"]) -> IO[bytes]:
-        """Open the file, unbuffered.
-
-        Raises:
-            OSError: it cannot be opened, or another file is there.
-        """
+        """Open the file, unbuffered; raise OSError if that fails or another file is there."""
         file = self.path.open(mode, buffering=0)
         if self.identity is not None and self.identity != _identity(file):
             file.close()

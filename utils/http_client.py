@@ -126,12 +126,9 @@ def stated_length(response: BaseHTTPResponse) -> int | None:
 
 
 def read_blocks(response: BaseHTTPResponse, url: str, total: int | None, most: int, offset: int = 0) -> Iterator[bytes]:
-    """Yield the content in blocks as they arrive.
+    """Yield the content of a response to `open_address` in blocks as they arrive, after `offset` received before.
 
-    Args:
-        response, url: of `open_address`.
-        total, most: size of the whole file in bytes, None = unknown, and the limit.
-        offset: bytes that were received before.
+    The whole file has `total` bytes, None = unknown, and at most `most`.
 
     Raises:
         TransientError: the connection broke, ended early, or is too slow.

@@ -32,23 +32,21 @@ class FaultTolerantStream:
     def _try(self, call: Callable[..., object], *args: str) -> None:
         try:
             call(*args)
+        except BlockingIOError:
+            return  # a non-blocking pipe is full only for a moment
         except OSError as error:
-            if not isinstance(error, BlockingIOError):  # a non-blocking pipe is full only for a moment
-                self._drop(error)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+            with contextlib.suppress(OSError):  # both streams fail
+                self._other.write(
+                    f"WARNING: {self._name}: {error.strerror}; its output is lost from here on. The run continues, and "
+                    "its directory has all results.\n"
+                )
+                self._other.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-    def _drop(self, error: OSError) -> None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, self._stream.fileno())
-        os.close(null)
-        with contextlib.suppress(OSError):  # both streams fail
-            self._other.write(
-                f"WARNING: {self._name}: {error.strerror}; its output is lost from here on. The run continues, and its "
-                "directory has all results.\n"
-            )
-            self._other.flush()
 
 
 @contextmanager

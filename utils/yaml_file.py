@@ -52,7 +52,6 @@ def read_yaml(path: Path, expected: str, texts: Collection[str] = ()) -> YamlMap
     """Read a YAML file that holds keys and values.
 
     Args:
-        path: of the file.
         expected: description for errors, such as "keys such as train, val and names".
         texts: keys below which numbers such as 010, 12:30 or 1.10 stay text; YAML 1.1 reads them as 8, 750 and 1.1.
 

@@ -27,17 +27,12 @@ def bootstrap_interval(ranking: Ranking, rng: np.random.Generator) -> Intervals:
 
     An image sampled k times counts k times. A class without objects in a round is left out of that round's mean.
     """
-    samples = bootstrap_maps(ranking, rng, ROUNDS)
+    samples = resampled(ranking, rng, ROUNDS).maps()
     if np.isnan(samples).all():
         return Intervals((float("nan"),) * 2, (float("nan"),) * 2)
     tail = (1 - LEVEL) / 2
     low, high = np.nanquantile(samples, (tail, 1 - tail), axis=1)
     return Intervals((float(low[0]), float(high[0])), (float(low[1]), float(high[1])))
-
-
-def bootstrap_maps(ranking: Ranking, rng: np.random.Generator, rounds: int) -> NDArray[np.float64]:
-    """Return mAP50 and mAP50-95 of `rounds` resampled sets, (2, rounds); NaN for a set without objects."""
-    return resampled(ranking, rng, rounds).maps()
 
 
 class ClassPrecisions(NamedTuple):

@@ -26,17 +26,8 @@ class ConfusionMatrix:
     cells: NDArray[np.int64]
     counts: NDArray[np.int64]
 
-    @property
-    def matrix(self) -> NDArray[np.int64]:
-        """Counts (nc + 1, nc + 1): rows predicted, columns true classes, background last.
-
-        Column c adds up to the objects of class c, row c to its detections. The diagonal over them is recall and
-        precision.
-        """
-        return self.grouped(np.arange(self.nc + 1))
-
     def grouped(self, group_of: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return counts (G, G) as in `matrix`; `group_of` (nc + 1,) has the group of each class, background last."""
+        """Return counts (G, G), rows predicted, columns true; `group_of` (nc + 1,) maps classes, background last."""
         groups = int(group_of.max()) + 1
         predicted, true = np.divmod(self.cells, self.nc + 1)
         summed = np.bincount(group_of[predicted] * groups + group_of[true], self.counts, groups**2)

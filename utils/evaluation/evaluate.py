@@ -9,12 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import ValLoader, build_val_loader
 from tessera.models.heads.criterion import Criterion
-from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.error_counts import Errors, count_errors
@@ -59,10 +56,7 @@ def evaluate_split(
 ) -> Evaluation:
     """Evaluate an opened model, or a pipeline around it, on a split.
 
-    Args:
-        imgsz: long side of the images in pixels.
-        batch_size: largest batch of a rank.
-        workers: loader workers per rank.
+    `imgsz` is the long side of the images in pixels; `batch_size` and `workers` are those of a rank.
     """
     backend = model.backend if isinstance(model, Pipeline) else model
     with (
@@ -93,15 +87,13 @@ def evaluate(
     Args:
         model: raw model of a training, in evaluation mode, on world.device; an opened model; or a pipeline around one.
         criterion: for the validation losses of a raw model; None = no losses.
-        sinks: receive the detections batch by batch.
 
     Raises:
         EvaluationStopped: on every rank, where one was asked to stop.
     """
     settings = settings or Settings()
     accelerator = world.accelerator
-    precision = settings.precision or Precision(accelerator, torch.float32)
-    found = ShardEvaluation(model, loader.index, world, settings, precision, criterion)
+    found = ShardEvaluation(model, loader.index, world, settings, criterion)
     with accelerator.without_kernel_benchmark():
         found.add(_voting(accelerator.prefetch(loader), settings.stop_requested, world), collectors)
     return _joined(found, loader.index, world)
@@ -111,10 +103,7 @@ def _voting(batches: Iterator[Batch], stop_requested: Callable[[], bool] | None,
     """Yield the batches; after the first, and then about every `VOTE_S`, the ranks vote on stopping.
 
     A rank that has no batch left keeps voting until all are done. Each vote sets the number of batches until the next
-    one, by the pace of the slowest rank.
-
-    Raises:
-        EvaluationStopped: on every rank, where one was asked to stop.
+    one, by the pace of the slowest rank. If one was asked to stop, every rank raises EvaluationStopped.
     """
     if stop_requested is None:
         yield from batches

@@ -97,12 +97,8 @@ def save_txt(
 ) -> Path:
     """Write the detections of one image to `folder`/`stem`.txt, replacing the file; empty without detections.
 
-    Rows are `class x y w h [conf] [id]`: centre and size as fractions of the image.
-
-    Args:
-        stem: from `output_stems`.
-        size_hw: of the image in pixels.
-        ids: of tracked objects, one per detection; -1 = none.
+    Rows are `class x y w h [conf] [id]`: centre and size as fractions of the image. `ids` are those of tracked objects;
+    -1 = none.
     """
     height, width = size_hw
     boxes = xyxy_to_cxcywh(detections.boxes_xyxy.cpu().double()) / torch.tensor([width, height, width, height])

@@ -80,13 +80,9 @@ def match_image(
     target_classes: NDArray[np.int32],
     regions: Regions | None = None,
 ) -> ImageMatches:
-    """Match the detections of one image with its objects.
+    """Match the detections of one image, on any device and in any order, with its objects in the same frame.
 
-    Args:
-        detections: on any device, in any order.
-        target_boxes: (G, 4) xyxy pixels in the frame of the detections.
-        target_classes: (G,) integers.
-        regions: classes (R,), -1 for any, and boxes (R, 4) of the ignored regions.
+    `regions` are classes (R,), -1 for any, and boxes (R, 4) of the ignored regions.
     """
     scores = to_host(detections.scores).astype(np.float32, copy=False)
     order = np.argsort(-scores, kind="stable")
@@ -139,8 +135,6 @@ def _judge(
 def region_cover(detections: Detections, regions: Regions) -> NDArray[np.float64]:
     """Return the largest fraction of each detection's area that an ignored region covers, (D,)."""
     classes, boxes_xyxy = regions
-    if len(classes) == 0:
-        return np.zeros(len(detections))
     found = to_host(detections.boxes_xyxy).astype(np.float64).reshape(-1, 4)
     low, high = np.maximum(found[:, None, :2], boxes_xyxy[:, :2]), np.minimum(found[:, None, 2:], boxes_xyxy[:, 2:])
     common = (high - low).clip(0).prod(2)

@@ -124,7 +124,6 @@ class ShardEvaluation:
         index: DatasetIndex,
         world: World,
         settings: Settings,
-        precision: Precision,
         criterion: Criterion[Any] | None,
     ) -> None:
         self.matches: list[Matches] = []
@@ -133,19 +132,14 @@ class ShardEvaluation:
         self.settings, self._index, self._accelerator = settings, index, world.accelerator
         self._class_of = torch.tensor(settings.class_of) if settings.class_of else None
         one_class = set(settings.class_of or range(len(index.names))) == {0}  # several classes of a box are duplicates
-        rules = NmsSettings(
-            settings.conf,
-            settings.iou,
-            settings.max_det,
-            multi_label=not one_class,
-            agnostic=one_class,
-        )
+        limits = settings.conf, settings.iou, settings.max_det
+        rules = NmsSettings(*limits, multi_label=not one_class, agnostic=one_class)
         if isinstance(model, ImageBackend):
             model = Pipeline(model, model.imgsz)
         self._predictor = (
             ImagePredictor(model, rules, index)
             if isinstance(model, Pipeline)
-            else NetworkPredictor(model, rules, precision, world.accelerator)
+            else NetworkPredictor(model, rules, settings.precision, world.accelerator)
         )
         self._finishes_in_thread = self._predictor.concurrent_images > 1
         self._threads = 1 if self._finishes_in_thread else min(_MOST_THREADS, world.cpus)
@@ -201,19 +195,17 @@ class ShardEvaluation:
 class NetworkPredictor:
     """A network on the device, with NMS by this program.
 
-    Args:
-        model: raw model of a training, in evaluation mode, on the device; or an opened model.
-        rules: of NMS, without what follows from the network.
-        precision: of a raw model; opened models have their own.
+    `precision` is that of a raw model of a training; opened models have their own.
 
     Attributes:
         concurrent_images: images computed concurrently, one thread each; 1 = all threads compute one image.
     """
 
     def __init__(
-        self, model: DetectionModel | Backend, rules: NmsSettings, precision: Precision, accelerator: Accelerator
+        self, model: DetectionModel | Backend, rules: NmsSettings, precision: Precision | None, accelerator: Accelerator
     ) -> None:
-        self._model, self._precision, self._accelerator = model, precision, accelerator
+        self._model, self._accelerator = model, accelerator
+        self._precision = precision or Precision(accelerator, torch.float32)
         self._rules = network_nms(rules, model.head if isinstance(model, DetectionModel) else model)
         self.concurrent_images = (
             model.enable_concurrency() if isinstance(model, Backend) and model.splits_batches else 1
@@ -254,17 +246,18 @@ class NetworkPredictor:
             copied = self._accelerator.read_back(select_candidates(decoded, self._rules))
             clock.lap("nms")
             return lambda: [partial(nms_of_candidates, rows, self._rules) for rows in copied()]
-        if self.concurrent_images > 1:
-            return lambda: self._nms_on_host(decoded, clock)
-        found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
-        clock.lap("nms")
-        return lambda: [partial(_on_host, detections) for detections in found]
 
-    def _nms_on_host(self, decoded: Tensor, clock: Stopwatch) -> list[Callable[[], Detections]]:
-        started = time.perf_counter()
-        found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
-        clock.add("nms", time.perf_counter() - started)
-        return [partial(_on_host, detections) for detections in found]
+        def nms() -> list[Callable[[], Detections]]:
+            started = time.perf_counter()
+            found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
+            self._accelerator.synchronize()
+            clock.add("nms", time.perf_counter() - started)
+            return [partial(_on_host, detections) for detections in found]
+
+        if self.concurrent_images > 1:
+            return nms
+        done = nms()
+        return lambda: done
 
 
 class ImagePredictor:

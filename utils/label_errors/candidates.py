@@ -61,14 +61,10 @@ class _Scene(NamedTuple):
 
 
 def find_candidates(image: int, detections: Detections, labels: Labels, counts: Counts) -> Rows:
-    """Return the candidate label errors of an image, and add to `counts`.
+    """Return the candidate label errors of an image of the dataset, and add to `counts`.
 
-    Args:
-        image: its dataset index.
-        detections: down to low confidences, in pixels of the original image. Scores are rounded to four digits, so that
-            the last bits of a float decide nothing.
-        labels: of the image.
-        counts: of the images so far.
+    Detections are needed down to low confidences, in pixels of the original image. Scores are rounded to four digits,
+    so that the last bits of a float decide nothing.
     """
     order = np.argsort(-to_host(detections.scores).astype(np.float32), kind="stable")  # that of the matches
     boxes = to_host(detections.boxes_xyxy).astype(np.float32).reshape(-1, 4)[order].round(2)
@@ -163,9 +159,7 @@ def _uncovered(scene: _Scene, used: set[int]) -> list[int]:
 class EvidenceCollector(DetectionCollector):
     """Collector of the evidence from this rank's images.
 
-    Args:
-        index: the whole split.
-        class_of: as in Settings; labels of classes that the model lacks are treated as ignored regions.
+    `class_of` is as in Settings; labels of classes that the model lacks are treated as ignored regions.
     """
 
     def __init__(self, index: DatasetIndex, class_of: Sequence[int]) -> None:

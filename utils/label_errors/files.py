@@ -73,9 +73,7 @@ def counts(suspects: Sequence[LabelError]) -> list[tuple[LabelErrorKind, str, in
 def label_error_table(suspects: Sequence[LabelError], labels: int, images: int, left_out: int = 0) -> list[str]:
     """Return console lines: the number of errors of each kind, and of those with a score of at least `LIKELY`.
 
-    Args:
-        labels, images: numbers that were checked.
-        left_out: labels of classes that the weights do not know.
+    `left_out` counts labels of classes that the weights do not know.
     """
     among = f"among {plural(labels, 'label')} of {plural(images, 'image')}"
     if left_out:

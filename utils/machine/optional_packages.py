@@ -29,10 +29,7 @@ class MissingExtra(UserError):
 def import_extra(module: str, extra: str, what: str) -> Any:
     """Import a module of an optional package without telemetry; raise MissingExtra if that fails.
 
-    Args:
-        module: such as "onnxruntime".
-        extra: of pyproject.toml, which installs it.
-        what: what needs it, for the message, such as "best.onnx".
+    `extra` of pyproject.toml installs it; `what` needs it, such as "best.onnx", for the message.
     """
     forbid_telemetry()
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
@@ -47,14 +44,10 @@ def import_extra(module: str, extra: str, what: str) -> Any:
 
 @contextmanager
 def explain_library_errors(what: str, modules: Sequence[str], extra: str) -> Iterator[None]:
-    """Turn an exception of a library into a UserError with the versions of the packages.
+    """Turn an exception of a library into a UserError with the versions of torch and `modules`.
 
-    Exceptions of our own code, of the disk, and those that `explain_exception` knows pass unchanged.
-
-    Args:
-        what: the task, for the message, such as "--include onnx".
-        modules: of the packages involved, beside torch.
-        extra: of pyproject.toml, which installs them; "" = none.
+    Exceptions of our own code, of the disk, and those that `explain_exception` knows pass unchanged. `what` is the
+    task, such as "--include onnx"; `extra` of pyproject.toml installs the packages, "" = none.
     """
     try:
         yield

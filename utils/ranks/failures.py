@@ -74,10 +74,7 @@ class Result(Protocol):
 def run_command(options: type[Options], argv: Sequence[str], start: Callable[[dict[str, Any]], Result | None]) -> int:
     """Run the command line of one rank and return the exit code; with `--json` print the result or the failure.
 
-    Args:
-        options: configuration class of the command.
-        argv: its arguments.
-        start: runs the command with the parsed flags; returns None on a rank without a result.
+    `start` runs the command with the parsed flags; it returns None on a rank without a result.
     """
     if not gc.isenabled():  # since `check_command_line`
         gc.freeze()

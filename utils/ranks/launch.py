@@ -46,12 +46,12 @@ def open_world(
     """Join the job that the launcher describes; leave it on exit.
 
     Args:
-        device: `--device`: "", "cpu", "mps", "0" or "0,1".
+        device: `--device`.
         local_rank: `--local-rank` of torch.distributed.launch; environment variables take precedence.
         batch_size: images in a global batch, checked before any rank waits; 0 or -1 = not checked.
         call: description of the work, the same after a restart; see `RestartMemory`.
         threads: CPU threads of this rank's computation; 0 = one per processor of the rank.
-        launch: rank and size of this process; None = from the environment.
+        launch: None = from the environment.
     """
     launch = launch or Launch.from_environment(local_rank)
     accelerator = choose_accelerator(device, launch)

@@ -57,14 +57,8 @@ class _Call:
 class Watchdog:
     """Thread that ends this process when a watched call does not return, such as one to a frozen store.
 
-    Watched calls must release the interpreter lock.
-
-    Args:
-        rank: of this process.
-        server: server of the job's store, as the subject of a message.
-
-    Attributes:
-        server_pid: process id of a server on this machine, which is killed when it does not answer.
+    Watched calls must release the interpreter lock. `server` names the server of the job's store, as the subject of a
+    message; `server_pid` is its process id on this machine, which is killed when it does not answer.
     """
 
     def __init__(self, rank: int, server: str) -> None:
@@ -80,12 +74,9 @@ class Watchdog:
 
     @contextmanager
     def watch(self, peer: str = "", timeout_s: float | None = None, notice: str = "") -> Iterator[None]:
-        """End the process when the body takes too long.
+        """End the process when the body takes longer than `timeout_s`, by default TESSERA_PEER_TIMEOUT.
 
-        Args:
-            peer: what must answer, as the subject of a message; "" = the server of the job's store.
-            timeout_s: None = TESSERA_PEER_TIMEOUT.
-            notice: printed once after NOTICE_S seconds; "" = nothing.
+        `peer` must answer, by default the server of the store; `notice` is printed once after NOTICE_S seconds.
         """
         call = _Call(peer, timeout_s or peer_timeout_s(), notice)
         self._calls.append(call)
@@ -165,12 +156,8 @@ class Status(NamedTuple):
 class Heartbeat:
     """Thread that publishes this rank's status, and checks the status of the next rank.
 
-    Once a second it publishes its status and reads two keys: the next rank's status, and the job's first failure.
-
-    Args:
-        store: of this session, watched, on its own connection: a waiting call blocks its connection.
-        rank: this rank.
-        size: number of ranks.
+    Once a second it publishes its status and reads two keys: the next rank's status, and the job's first failure. The
+    store, of this session and watched, has its own connection: a waiting call blocks its connection.
 
     Attributes:
         activity: what the rank is doing.

@@ -143,9 +143,9 @@ def remove_if_empty(run: Path) -> None:
 def lock_run(run: Path, world: World, *, waits: bool = True, instead: str = "give another --name") -> Iterator[Path]:
     """Hold the lock on a run directory, which is made if it is missing. All ranks enter this; rank 0 has the lock.
 
+    Files that were read there before may have changed after the wait.
+
     Args:
-        run: the directory; files that were read there before may have changed after the wait.
-        world: the ranks.
         waits: wait TESSERA_LOCK_TIMEOUT seconds for another process; otherwise raise immediately.
         instead: a remedy, for the message of RunLockedError, which is raised on every rank.
     """

@@ -28,11 +28,7 @@ _CLASSES = 20  # that the table shows without --verbose
 
 
 def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
-    """Print a comparison and write compare.json, on rank 0.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Print a comparison and write compare.json, on rank 0."""
     write_whole(run / "compare.json", f"{strict_json(headed(CompareConfig.program, found.as_dict()))}\n".encode())
     print_lines(*_lines(found, verbose), f"Results in {run}")
     for asked in found.unmet:

@@ -25,9 +25,9 @@ def setup_logging(rank: int, size: int) -> None:
     root = logging.getLogger()
     for handler in [h for h in root.handlers if isinstance(h, _Console)]:
         root.removeHandler(handler)
-    handler = _Console(logging.INFO if rank == 0 else logging.ERROR)
+    prefix = f"rank {rank}: " if rank > 0 and size > 1 else ""
+    handler = _Console(logging.INFO if rank == 0 else logging.ERROR, prefix)
     handler.addFilter(_is_shown)
-    handler.setFormatter(_Formatter(f"rank {rank}: " if rank > 0 and size > 1 else ""))
     root.addHandler(handler)
     for package in _PACKAGES:
         logging.getLogger(package).setLevel(logging.INFO)
@@ -41,21 +41,17 @@ def print_lines(*lines: str) -> None:
 
 
 class _Console(logging.Handler):
-    """Handler that writes between progress bars."""
+    """Handler that writes between progress bars, with the level above info, and control characters escaped."""
+
+    def __init__(self, level: int, prefix: str) -> None:
+        super().__init__(level)
+        self._prefix = prefix
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             tqdm.write(self.format(record).rstrip(), file=sys.stderr)
         except Exception:  # logging's own rule: a failed log line ends no program
             self.handleError(record)
-
-
-class _Formatter(logging.Formatter):
-    """Formatter that prefixes the level above info, and escapes terminal control characters."""
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__()
-        self._prefix = prefix
 
     def format(self, record: logging.LogRecord) -> str:
         level = "" if record.levelno <= logging.INFO else f"{record.levelname}: "

@@ -24,16 +24,10 @@ T = TypeVar("T")
 
 
 class EpochBar:
-    """Header and progress bar of an epoch; a context manager.
+    """Header and progress bar of an epoch, labelled such as "3/99"; a context manager.
 
     On a terminal the bar moves. Elsewhere, as in a log file, a plain line is printed at the end of the epoch and once a
-    minute before. Ranks other than 0 only measure.
-
-    Args:
-        label: of the epoch, such as "3/99".
-        batches: in the whole epoch.
-        loss_names: of the criterion.
-        start: batches done before a resume in the middle of the epoch.
+    minute before. Ranks other than 0 only measure. After a resume in the middle of the epoch, `start` batches are done.
     """
 
     def __init__(self, label: str, batches: int, world: World, loss_names: Sequence[str], start: int = 0) -> None:
@@ -100,13 +94,10 @@ class EpochBar:
             yield batch
 
     def update(self, batches: int, losses: Tensor | Sequence[float], instances: int, size: int) -> None:
-        """Count `batches` as done, and refresh the output when it is due.
+        """Count `batches` since the last call as done, and refresh the output when it is due.
 
-        Args:
-            batches: since the last call.
-            losses: means of the epoch so far, in the order of `loss_names`; read only when they are shown.
-            instances: objects in the batch.
-            size: its longer side in pixels.
+        Losses are means of the epoch so far, read only when they are shown; `instances` are the objects in the last
+        batch, and `size` is its longer side in pixels.
         """
         self.done += batches
         self._latest = (losses, instances, size)

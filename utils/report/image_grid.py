@@ -95,16 +95,9 @@ def draw_annotations(picture: Pixels, marks: Annotations, names: Sequence[str], 
 def grid(
     images: Sequence[Pixels], annotations: Sequence[Annotations], names: Sequence[str], captions: Sequence[str]
 ) -> Pixels:
-    """Arrange up to 16 images with their boxes at one scale.
+    """Arrange up to 16 images (h, w, 3) RGB of any size, with their boxes clipped to them, at one scale.
 
-    Args:
-        images: uint8 (h, w, 3) RGB, of any size.
-        annotations: one per image; boxes are clipped to it.
-        names: class names by index.
-        captions: one per image, or none.
-
-    Returns:
-        uint8 (H, W, 3) RGB, no side above 1920.
+    Captions are one per image, or none. Returns uint8 (H, W, 3) RGB, no side above 1920.
     """
     images = images[:MAX_IMAGES]
     height, width = (max(image.shape[side] for image in images) for side in (0, 1))

@@ -31,16 +31,7 @@ class ResultsTable:
     """
 
     def __init__(self, path: Path, loss_names: Sequence[str], start_epoch: int = 0) -> None:
-        """Open `path` for appending, or create it.
-
-        Args:
-            path: the file.
-            loss_names: of the criterion.
-            start_epoch: first epoch that will be appended; rows from it on are removed.
-
-        Raises:
-            UserError: the file is not such a table.
-        """
+        """Open `path`, or create it, for epochs from `start_epoch` on; raise UserError for another kind of table."""
         self.path, self.columns = path, result_columns(loss_names)
         rows = _read_rows(path, self.columns)[1] if path.exists() else []
         kept = [self.columns, *(row for row in rows if int(float(row[0])) < start_epoch)]
@@ -60,8 +51,7 @@ class ResultsTable:
 def read_results(path: Path) -> pd.DataFrame:
     """Read results.csv of any head: float columns, integer "epoch", without a last line that was cut short.
 
-    Raises:
-        UserError: the file is not such a table.
+    Raises UserError if the file is not such a table.
     """
     columns, rows = _read_rows(path)
     table = pd.DataFrame(rows, columns=list(columns), dtype=object).astype(float)

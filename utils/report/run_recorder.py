@@ -51,18 +51,13 @@ class EpochMetrics:
 class RunRecorder:
     """Recorder of a run; a context manager. Ranks other than 0 write nothing.
 
-    Args:
-        run: a resumed run continues its trackers and keeps its first images; a fresh run removes old event files from
-            its directory.
-        index: training images, for labels.jpg and captions.
-        loss_names: of the criterion.
-        start_epoch: first epoch that will be added; rows of results.csv from it on are removed.
+    A resumed run continues its trackers and keeps its first images; a fresh run removes old event files from its
+    directory. Rows of results.csv from `start_epoch` on are removed. `index` is the training split.
 
     Raises:
         UserError: on every rank, if the run directory is not writable or holds another results.csv.
 
     Attributes:
-        run: run directory.
         renders: whether this rank draws images.
     """
 
@@ -104,11 +99,9 @@ class RunRecorder:
             yield batch
 
     def image_collectors(self, index: DatasetIndex, epoch: int | None = None) -> list[SampleImageCollector]:
-        """Return collectors of validation images: a few in up to ten epochs of the run, for `predictions.jpg`.
+        """Return collectors of images of the validation split: a few in up to ten epochs, for `predictions.jpg`.
 
-        Args:
-            index: the whole validation split.
-            epoch: from 0; None = the best epoch, for all images. The last epoch may be the best.
+        `epoch` counts from 0; None = the best epoch, for all images. The last epoch may be the best.
         """
         if not self.renders:
             return []
@@ -145,12 +138,9 @@ class RunRecorder:
                 self._loggers.image("predictions", own, epoch)
 
     def finish(self, epoch: int, checkpoint: Path, confidence: float) -> None:
-        """Plot the curves of the run, and send images and the best checkpoint to the trackers.
+        """Plot the curves of the run, and send images and the checkpoint of `epoch`, the best one, to the trackers.
 
-        Args:
-            epoch: the best one.
-            checkpoint: of that epoch.
-            confidence: threshold of the detections shown.
+        Sample images show the detections above `confidence`.
         """
         if self._samples is not None:
             self._samples.write(self.run, confidence)

@@ -29,13 +29,7 @@ class _Taken(NamedTuple):
 
 
 class SampleImageCollector(DetectionCollector):
-    """Collector of images spread evenly over this rank's part of a validation, so that all shapes occur.
-
-    Args:
-        index: the whole split.
-        ranks: that share it.
-        images: how many to collect.
-    """
+    """Collector of `images` images of a split, spread evenly over this rank's part, so that all shapes occur."""
 
     def __init__(self, index: DatasetIndex, ranks: int, images: int = SHOWN) -> None:
         self._index, self._most = index, images

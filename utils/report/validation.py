@@ -45,17 +45,7 @@ def report_validation(
 ) -> ReportData:
     """Print metrics, plot charts and write the page of a validation, on rank 0.
 
-    Args:
-        found: metrics, curves and errors.
-        index, spec: the split and its dataset.
-        run: run directory.
-        origin: of the page.
-        verbose: print every class.
-        plots: draw the charts.
-        epochs: reads the results.csv of a training.
-
-    Returns:
-        The data of the page, for `report_errors`.
+    `epochs` reads the results.csv of a training. Returns the data of the page, for `report_errors`.
     """
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap"))
     print_lines(
@@ -96,8 +86,7 @@ def report_label_errors(
 ) -> dict[str, Any]:
     """Print the table of label errors, and write the list and the page, on rank 0.
 
-    Returns:
-        Plain values for `--json`: counts by kind, and paths of the files.
+    Returns plain values for `--json`: counts by kind, and paths of the files.
     """
     listed = suspects(evidence, index)
     kinds = [{"kind": name, "suspects": every, "likely": likely} for _, name, every, likely in counts(listed)]

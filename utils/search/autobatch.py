@@ -46,13 +46,9 @@ def auto_batch_size(measure: Measure, most: int, world: World) -> int:
     """Return the global batch size for `--batch-size -1`, the same on every rank.
 
     Memory is measured for 1 to 16 images and extrapolated linearly, up to 8 times the largest measured batch. Each rank
-    fills 80 % of its free memory, and the smallest result counts. The chosen batch is measured, and reduced until it
-    fits. Without memory statistics the result is 16 images. If one image does not fit, UserError is raised.
-
-    Args:
-        measure: such as `Trial`; may run out of memory.
-        most: largest useful batch, the number of images of the dataset.
-        world: the ranks.
+    fills 80 % of its free memory, and the smallest result counts; `most`, the images of the dataset, bounds it. The
+    chosen batch is measured, and reduced until it fits. Without memory statistics the result is 16 images. If one image
+    does not fit, UserError is raised.
     """
     accelerator = world.accelerator
     if not accelerator.measures_memory:
@@ -188,8 +184,7 @@ class Trial:
         accelerator = world.accelerator
         square = validation_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self._context.stride)
         fused, index = fused_copy(state.ema.model, accelerator), synthetic_index(images, imgsz, self._model.names)
-        precision = Precision(accelerator, torch.float32)
-        measurement = ShardEvaluation(fused, index, world, Settings(), precision, self._criterion)
+        measurement = ShardEvaluation(fused, index, world, Settings(), self._criterion)
         with accelerator.without_kernel_benchmark():
             measurement.add(accelerator.prefetch(synthetic_batch(images, int(square.max())) for _ in range(2)))
         accelerator.synchronize()

@@ -32,13 +32,8 @@ def evolve(config: TrainConfig, start: Hyp, world: World, train: Callable[..., T
     """Run `--evolve N`: N trainings, some pruned, then repetitions of the best; every rank calls this.
 
     The ranks of a job are one worker; other jobs may work on the same search. hyp_evolved.yaml has the best
-    hyperparameters so far, and at the end those that are significantly better than the start, or the start.
-
-    Args:
-        config: flags of the search.
-        start: hyperparameters of the first trial.
-        world: this rank.
-        train: runs one training of flags, hyperparameters, world, folder and watch. The last result here is returned.
+    hyperparameters so far, and at the end those that are significantly better than `start`, or `start`.
+    `train` runs one training of flags, hyperparameters, world, folder and watch; its last result here is returned.
     """
     result: T | None = None
     with open_search(config, world) as folder, ExitStack() as stack:

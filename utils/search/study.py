@@ -39,15 +39,7 @@ def load_optuna() -> Any:
 class SharedStudy:
     """A study in the journal of a search; raises UserError if that cannot be read.
 
-    Args:
-        optuna: the module.
-        folder: of the search.
-        label: prefix of the trials' run directories, before the trial's number.
-        name: of the study in the journal.
-        epochs: of a training.
-
-    Attributes:
-        trial: the current trial of this worker; None before the first.
+    A trial's run directory is `label` and its number. `trial` is the current one of this worker; None before the first.
     """
 
     def __init__(self, optuna: Any, folder: Path, label: str, name: str, epochs: int) -> None:

@@ -118,6 +118,11 @@ def errors_of(
     return count_errors(found, index_of(images, nc), confidence)
 
 
+def matrix_of(errors: Errors) -> NDArray[np.int64]:
+    """The whole confusion matrix: rows predicted, columns true, background last."""
+    return errors.confusion.grouped(np.arange(errors.confusion.nc + 1))
+
+
 def assert_same_bits(a: Any, b: Any) -> None:
     """Two `Ranking`s or `Errors` are equal bit by bit."""
     if is_dataclass(a):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.utils.evaluation.average_precision import average_precision
-from tessera.utils.evaluation.bootstrap import ROUNDS, bootstrap_interval, bootstrap_maps
+from tessera.utils.evaluation.bootstrap import ROUNDS, bootstrap_interval, resampled
 from tessera.utils.evaluation.curves import summarize
 from tests.utils.evaluation.made_images import accumulate, random_images
 
@@ -35,11 +35,11 @@ def test_bootstrap_interval() -> None:
     metrics, _ = summarize(ranking, 3)
     interval = bootstrap_interval(ranking, np.random.default_rng(0))
     assert interval == bootstrap_interval(ranking, np.random.default_rng(0))
-    samples = bootstrap_maps(ranking, np.random.default_rng(0), ROUNDS)
+    samples = resampled(ranking, np.random.default_rng(0), ROUNDS).maps()
     for sampled, (low, high), measured in zip(samples, interval, (metrics.map50, metrics.map), strict=True):
         quarter, three_quarters = np.quantile(sampled, (0.25, 0.75))
         assert low < quarter < measured < three_quarters < high
         assert ((sampled >= low) & (sampled <= high)).mean() == pytest.approx(0.95, abs=0.01)
-    ragged = bootstrap_maps(ranking, np.random.default_rng(0), 130)  # the last chunk is a smaller one
+    ragged = resampled(ranking, np.random.default_rng(0), 130).maps()  # the last chunk is a smaller one
     np.testing.assert_array_equal(ragged[:, :100], samples[:, :100])
     assert np.isfinite(ragged).all()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.utils.evaluation.curves import summarize
-from tests.utils.evaluation.made_images import Image, accumulate, errors_of, make_image, random_images
+from tests.utils.evaluation.made_images import Image, accumulate, errors_of, make_image, matrix_of, random_images
 
 BOX, NEAR, HALF, BELOW_HALF = ((0.0, 0.0, 10.0, side) for side in (10.0, 9.0, 5.0, 4.9))
 FAR = (50.0, 50.0, 60.0, 60.0)
@@ -34,7 +34,7 @@ BACKGROUND = (
     ],
 )
 def test_rows_are_predicted_columns_true(images: tuple[Image, ...], matrix: list[list[int]]) -> None:
-    assert errors_of(list(images), 2, 0.25).confusion.matrix.tolist() == matrix
+    assert matrix_of(errors_of(list(images), 2, 0.25)).tolist() == matrix
 
 
 @given(seed=st.integers(0, 2**32 - 1))
@@ -42,7 +42,7 @@ def test_rows_are_predicted_columns_true(images: tuple[Image, ...], matrix: list
 def test_its_sums_are_objects_and_detections_and_its_diagonal_precision_and_recall(seed: int) -> None:
     images = random_images(seed, 6, 3, coarse=True, crowded=True)
     metrics, curves = summarize(accumulate(images), 3)
-    total = errors_of(images, 3, metrics.confidence).confusion.matrix
+    total = matrix_of(errors_of(images, 3, metrics.confidence))
     true = np.bincount(np.concatenate([c for _, _, c in images]), minlength=3)
     np.testing.assert_array_equal(total[:, :3].sum(0), true)
     sure = np.concatenate([d.classes.numpy()[d.scores.numpy() >= metrics.confidence] for d, _, _ in images])

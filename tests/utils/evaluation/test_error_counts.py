@@ -14,6 +14,7 @@ from tests.utils.evaluation.made_images import (
     assert_same_bits,
     errors_of,
     make_image,
+    matrix_of,
     random_images,
     random_regions,
 )
@@ -64,7 +65,7 @@ def test_the_threshold_decides_what_is_missed() -> None:
     for confidence, outcome in ((0.4, Kind.CORRECT), (0.5, Kind.WRONG_CLASS), (0.8, Kind.MISSED)):
         found = errors_of([image], 2, confidence)
         assert found.outcomes.tolist() == [outcome], confidence
-    assert found.worst.sizes.tolist() == [1 - np.float32(0.7)] and found.confusion.matrix[2, 0] == 1
+    assert found.worst.sizes.tolist() == [1 - np.float32(0.7)] and matrix_of(found)[2, 0] == 1
 
 
 def test_what_lies_in_an_ignored_region_is_no_error() -> None:
@@ -81,9 +82,9 @@ def test_counts_divide_all_and_any_cut_gives_equal_bits(seed: int, ranks: int, c
     found = errors_of(images, 3, confidence, regions=regions)
     matches = [match_image(*image, own) for image, own in zip(images, regions, strict=True)]
     counted = sum(int(((m.kinds != Kind.IGNORED) & (m.scores >= confidence)).sum()) for m in matches)
-    assert found.finds.sum() == found.class_kind_counts.sum() == counted == found.confusion.matrix[:3].sum()
-    assert len(found.outcomes) == found.confusion.matrix[:, :3].sum() == sum(len(c) for _, _, c in images)
-    matrix, counts = found.confusion.matrix, found.counts()
+    assert found.finds.sum() == found.class_kind_counts.sum() == counted == matrix_of(found)[:3].sum()
+    assert len(found.outcomes) == matrix_of(found)[:, :3].sum() == sum(len(c) for _, _, c in images)
+    matrix, counts = matrix_of(found), found.counts()
     by_outcome = np.bincount(found.outcomes, minlength=len(Kind))
     assert np.trace(matrix[:3, :3]) == counts[Kind.CORRECT] == by_outcome[Kind.CORRECT]
     assert matrix[:3, :3].sum() - np.trace(matrix[:3, :3]) == by_outcome[Kind.WRONG_CLASS]

@@ -15,6 +15,7 @@ from tests.utils.evaluation.made_images import (
     accumulate,
     errors_of,
     make_image,
+    matrix_of,
     random_images,
     random_regions,
 )
@@ -63,5 +64,5 @@ def test_precision_and_the_confusion_matrix_leave_out_what_is_in_a_region() -> N
     alone, among = (summarize(accumulate([image], regions), 2)[0] for regions in ((), [of_class]))
     assert alone.map50 == alone.precision == pytest.approx(0.5)
     assert among.map50 == among.precision == among.recall == 1
-    matrices = [errors_of([image], 2, regions=[own]).confusion.matrix.tolist() for own in (of_class, of_any)]
+    matrices = [matrix_of(errors_of([image], 2, regions=[own])).tolist() for own in (of_class, of_any)]
     assert matrices == [[[1, 0, 0], [0, 0, 1], [0, 0, 0]], [[1, 0, 0], [0, 0, 0], [0, 0, 0]]]

@@ -65,8 +65,7 @@ def test_workers_of_a_rank_with_processors_of_its_own(monkeypatch: pytest.Monkey
     assert world.cpus == cpus
     model: Any = SimpleNamespace(has_objectness=True, needs_suppression=True)
     index: Any = SimpleNamespace(names=["a", "b"])
-    precision: Any = None
-    assert ShardEvaluation(model, index, world, Settings(), precision, None)._threads == min(cpus, 4)
+    assert ShardEvaluation(model, index, world, Settings(), None)._threads == min(cpus, 4)
 
 
 @pytest.mark.usefixtures("quota")

@@ -20,6 +20,7 @@ from tessera.utils.report.page.error_gallery import cells_of, gallery
 from tessera.utils.report.page.page import page
 from tessera.utils.report.page.page_data import ReportData
 from tessera.utils.report.page.tables import MOST_CLASSES, breakdowns, class_rows, confusion_table
+from tests.utils.evaluation.made_images import matrix_of
 from tests.utils.report.made_page import HEBREW, HOSTILE, assert_safe, made_report_data, trained
 
 
@@ -93,7 +94,7 @@ def test_each_error_is_in_the_cell_that_counts_it(facts: ReportData) -> None:
     listed = np.zeros((5, 5), np.int64)
     for predicted, true in cells:
         listed[predicted, true] += 1
-    counted = errors.confusion.matrix
+    counted = matrix_of(errors)
     off = ~np.eye(5, dtype=bool)
     off[-1] = False  # of the row of what is not found, the objects that are badly placed have no error of their own
     assert (listed[off] == counted[off]).all() and listed.sum() == len(facts.items)
@@ -105,7 +106,7 @@ def test_the_matrix_leads_to_what_the_gallery_has(facts: ReportData) -> None:
     pairs = {error["pair"] for error in shown}
     cells = [cell for row in confusion_table(facts, pairs)["rows"] for cell in row]
     assert {cell["pair"] for cell in cells if cell["pair"]} == pairs
-    assert sum(cell["number"] for cell in cells) == facts.found.errors.confusion.matrix.sum()
+    assert sum(cell["number"] for cell in cells) == matrix_of(facts.found.errors).sum()
 
 
 def test_counts_of_the_tables_add_up(facts: ReportData) -> None:

@@ -22,7 +22,7 @@ from tessera.utils.report.trackers import loggers
 from tessera.utils.report.trackers.loggers import TRACKERS, Loggers, check_trackers
 from tests.utils.report.fake_trackers import CONFIG, Recorder, install, use
 
-REMOTE = ("wandb", "mlflow", "trackio", "clearml", "comet")
+REMOTE = ("wandb", "mlflow", "clearml", "comet")
 
 
 def test_the_names_of_the_flag_are_the_trackers() -> None:
@@ -93,20 +93,6 @@ def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, 
     assert fake.named(f"{client}.set_terminated") == [(("id-1",), {})] * 2
     assert fake.named(f"{client}.update_run") == [(("id-1",), {"status": "RUNNING"})]
     assert len(fake.named(f"{client}.create_run")) == 1
-
-
-def test_trackio(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = install(monkeypatch, "trackio")
-    use(["trackio"], tmp_path, picture)
-    ((_, init),) = fake.named("trackio.init")
-    assert (init["project"], init["config"], init["resume"]) == ("tessera", CONFIG, "never")
-    assert init["name"].startswith(f"{tmp_path.name}-")
-    assert fake.named("trackio.init().log")[0] == (({"train/box_loss": 0.5},), {"step": 2})
-    ((artifact, _),) = fake.named("trackio.init().log_artifact")
-    assert artifact == (tmp_path / "best.pt",) and len(fake.named("trackio.init().finish")) == 1
-    use(["trackio"], tmp_path, picture, resume=True)
-    again = fake.named("trackio.init")[1][1]
-    assert (again["name"], again["resume"]) == (init["name"], "must")
 
 
 def test_clearml(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:

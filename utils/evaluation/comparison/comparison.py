@@ -139,7 +139,8 @@ def _overall(found: Differences) -> str:
     overall = found.map
     if not any(one.ap.difference or one.ap.high - one.ap.low for one in found.classes):
         return "A and B have equal metrics in every class."
-    said = f"mAP50-95 {described(overall)}"
+    bounds = f"{overall.low:+.3f} to {overall.high:+.3f}"
+    said = f"mAP50-95 {overall.difference:+.3f} (95 % interval {bounds}, {p_value(overall.p)})"
     if overall.p < LEVEL and overall.low > 0:
         return f"B is better than A: {said}."
     if overall.p < LEVEL and overall.high < 0:
@@ -147,10 +148,6 @@ def _overall(found: Differences) -> str:
     if max(abs(overall.low), abs(overall.high)) <= MATTERS:
         return f"No difference of {MATTERS:g} or more: {said}."
     return f"Undecided: {said}. {_what_it_takes(found)}"
-
-
-def described(one: Difference) -> str:
-    return f"{one.difference:+.3f} (95 % interval {one.low:+.3f} to {one.high:+.3f}, {p_value(one.p)})"
 
 
 def p_value(p: float) -> str:

@@ -17,15 +17,11 @@ _TWO_SIDED, _FOUR_OF_FIVE = 1.959964, 0.841621  # quantiles of the normal distri
 
 
 def permutation_p_value(observed: float, swapped: NDArray[np.float64], images: int) -> float:
-    """Return the two-sided p-value of a difference by a permutation test.
+    """Return the two-sided p-value of a difference from those with random images swapped, (R,).
 
     It is the fraction of rounds with as large a difference, the observed one included. Where they are too few to count,
-    the normal tail of the same variance is used, at least 2^(1 - images), the smallest possible value.
-
-    Args:
-        observed: the difference.
-        swapped: (R,) differences with random images swapped.
-        images: number of images that can change it.
+    the normal tail of the same variance is used, at least 2^(1 - images), the smallest possible value for so many
+    images that can change it.
     """
     extreme = int((np.abs(swapped) >= abs(observed) - 1e-12).sum())
     p = (1 + extreme) / (1 + len(swapped))
@@ -80,13 +76,10 @@ def student_quantile(level: float, freedom: int) -> float:
 
 
 def images_needed(difference: float, images: int, image_variance: float, seed_variance: float) -> int | None:
-    """Return how many images would show a difference in four of five cases; None where no number would.
+    """Return how many images would show a difference, not 0, in four of five cases; None where no number would.
 
-    Args:
-        difference: to be seen, not 0.
-        images: that were evaluated.
-        image_variance: of the difference, by the choice of these images; it falls as their number grows.
-        seed_variance: by the choice of trainings; it does not fall.
+    The variance of the difference by the choice of the `images` evaluated falls as their number grows; that by the
+    choice of trainings does not.
     """
     allowed = (difference / (_TWO_SIDED + _FOUR_OF_FIVE)) ** 2 - seed_variance
     return math.ceil(images * image_variance / allowed) if allowed > 0 else None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tessera.utils.evaluation.bootstrap import LEVEL, ROUNDS, bootstrap_interval, bootstrap_maps
+from tessera.utils.evaluation.bootstrap import LEVEL, ROUNDS, bootstrap_interval, resampled
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.exporting.parity.difference import Difference
 from tessera.utils.seeding import sample_rng
@@ -32,8 +32,7 @@ def accuracy(found: Evaluation, reference: Evaluation) -> Accuracy:
     """Return the accuracy of a file beside that of its network on the same images."""
     interval = bootstrap_interval(found.ranking, sample_rng(0, 0, 0, "bootstrap")).map
     before, after = (
-        np.asarray(bootstrap_maps(each.ranking, sample_rng(0, 0, 0, "bootstrap"), ROUNDS)[1])
-        for each in (reference, found)
+        resampled(each.ranking, sample_rng(0, 0, 0, "bootstrap"), ROUNDS).maps()[1] for each in (reference, found)
     )
     drops, tail = before - after, (1 - LEVEL) / 2
     known = drops[np.isfinite(drops)]

@@ -16,11 +16,7 @@ from tessera.utils.types import fitness
 
 
 def plot_results(results: pd.DataFrame, target: Path) -> None:
-    """Plot losses, precision, recall, mAP, learning rates and speed; panels without a finite value are left out.
-
-    Args:
-        results: columns of results.csv, one row per epoch; only "epoch" is required.
-    """
+    """Plot losses, precision, recall, mAP, learning rates and speed of results.csv, without panels that lack values."""
     epochs, panels = results["epoch"].to_numpy(float), training_series(results)
     figure = new_figure(15, 4 * max(-(-len(panels) // 3), 1))
     if not panels:

@@ -90,15 +90,10 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, confidence: float, names: 
 def plot_confidence_curve(
     curves: Curves, values: NDArray[np.float64], names: Sequence[str], quantity: str, target: Path
 ) -> None:
-    """Plot precision, recall or F1 over the confidence.
+    """Plot precision, recall or F1, (C', K), over the confidence.
 
     The mark is the confidence at which metrics are reported. The legend has each class's own, as of `--conf-thres
     auto`.
-
-    Args:
-        values: (C', K), of `curves`.
-        names: class names by index.
-        quantity: "Precision", "Recall" or "F1".
     """
     details, best = [], curves.best
     if len(values):
@@ -135,9 +130,7 @@ def _curves(
 ) -> None:
     """Draw a thin line per class, a bold one for the mean, and a legend beside the axes.
 
-    Args:
-        x, values: (K,) and (C', K), of the classes of `curves`.
-        details: legend text per class, as far as it names them, and of the mean.
+    `details` are legend texts of the first classes, and of the mean.
     """
     count = len(values)
     if count == 0:

@@ -27,11 +27,7 @@ _LINE = 600  # characters of a line
 
 
 def write_data_page(check: DatasetCheck, spec: DatasetSpec, folder: Path) -> Path:
-    """Write data_report.html into a folder, created if missing; return the file.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Write data_report.html into a folder, created if missing, or raise UserError; return the file."""
     path = folder / NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,16 +86,12 @@ class ThumbnailEncoder:
     def whole(self, path: str) -> str:
         """Return the data URI of a whole image; "" without one."""
         if path not in self._whole:
-            self._whole[path] = self._copy(path)
+            self._whole[path] = ""
+            with suppress(UnusableImage, UserError, OSError):
+                size_hw = image_size(path, Path(path).stat().st_size)
+                if (image := self.read(Path(path), size_hw, max(size_hw))) is not None:
+                    self._whole[path] = self.encode(image).uri
         return self._whole[path]
-
-    def _copy(self, path: str) -> str:
-        try:
-            size_hw = image_size(path, Path(path).stat().st_size)
-        except (UnusableImage, UserError, OSError):
-            return ""
-        image = self.read(Path(path), size_hw, max(size_hw))
-        return "" if image is None else self.encode(image).uri
 
 
 def render_crops(index: DatasetIndex, subjects: Sequence[Subject]) -> list[Crop]:

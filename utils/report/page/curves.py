@@ -35,11 +35,7 @@ Chart = dict[str, Any]
 def line_chart(axis: str, x: NDArray[Any], series: Mapping[str, NDArray[Any]], *, mark: float | None = None) -> Chart:
     """Return lines over one axis, as `draw` of page.js takes them.
 
-    Args:
-        axis: its name.
-        x: (K,), ascending; thinned to `POINTS`, including both ends.
-        series: (K,) by name; non-finite values are gaps.
-        mark: marked position on the axis.
+    `x` (K,) is ascending, and thinned to `POINTS`, including both ends; non-finite values of `series` are gaps.
     """
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), POINTS)).round().astype(np.int64))
     lines = [[name, [_short(value) for value in values[keep].tolist()]] for name, values in series.items()]
@@ -51,11 +47,7 @@ def _short(value: float) -> float | None:
 
 
 def training_series(results: pd.DataFrame) -> dict[str, dict[str, NDArray[np.float64]]]:
-    """Return the series of results.png and the page by title and name, without empty ones.
-
-    Args:
-        results: as of `read_results`; only "epoch" is required.
-    """
+    """Return the series of results.png and the page by title and name, without empty ones; only "epoch" is required."""
     losses = [match[1] for match in map(_LOSS.fullmatch, results.columns) if match]
     panels = {f"Loss: {name}": {f"train/{name}_loss": "train", f"val/{name}_loss": "val"} for name in losses}
     found = {}

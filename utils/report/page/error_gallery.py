@@ -29,10 +29,8 @@ Pair = tuple[int, int]
 def chosen(kinds: Sequence[int], cells: Sequence[Pair] = (), classes: Collection[int] = ()) -> list[int]:
     """Select errors to show: the worst of all, of each kind and of each cell of the matrix; then the next worst.
 
-    Args:
-        kinds: of the errors, the worst first.
-        cells: `cells_of` them.
-        classes: of the confusion matrix shown, background included.
+    `kinds` and `cells` are of the errors, the worst first; `classes` are those of the matrix shown, background
+    included.
     """
     taken = dict.fromkeys(range(min(WORST, len(kinds))))
     shown = [frozenset(cell) <= frozenset(classes) for cell in cells] or [False] * len(kinds)

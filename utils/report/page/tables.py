@@ -67,9 +67,7 @@ def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int
 def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Row:
     """Return the confusion matrix: `names`, `left` classes grouped as one, and cells by predicted class.
 
-    Args:
-        facts: of the run.
-        shown_pairs: of the errors in the gallery.
+    `shown_pairs` are those of the errors in the gallery.
     """
     confusion = facts.found.errors.confusion
     chosen, matrix = most_confused(confusion, MOST_CLASSES)

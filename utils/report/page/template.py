@@ -17,12 +17,10 @@ _FLAG = re.compile(r"(?<!\S)(--[a-z][a-z0-9-]*)")
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Render a page; equal values give equal text.
+    """Render a page, with every text escaped; equal values give equal text.
 
-    Args:
-        template: Jinja source, which may import macros.html; it gets `policy`, `style` and `script`, and the filter
-            `format_commands`.
-        values: of the template; every text is escaped.
+    `template` is Jinja source, which may import macros.html; it also gets `policy`, `style` and `script`, and the
+    filter `format_commands`.
     """
     style, script = own_file(__package__, "page.css"), own_file(__package__, "page.js")
     policy = f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"

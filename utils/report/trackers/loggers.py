@@ -19,7 +19,7 @@ from typing import Any
 
 from tessera.utils.errors import ConfigError
 from tessera.utils.files import atomic_write
-from tessera.utils.report.trackers.servers import ClearML, Comet, MLflow, Tracker, Trackio, Wandb
+from tessera.utils.report.trackers.servers import ClearML, Comet, MLflow, Tracker, Wandb
 from tessera.utils.report.trackers.tensorboard import TensorBoard
 
 log = logging.getLogger(__name__)
@@ -34,18 +34,13 @@ TRACKERS: dict[str, type[Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": Wandb,
     "mlflow": MLflow,
-    "trackio": Trackio,
     "clearml": ClearML,
     "comet": Comet,
 }
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Import each tracker, so that a missing package is an error before the run starts.
-
-    Raises:
-        ConfigError: its package is not installed or cannot be imported.
-    """
+    """Import each tracker; raise ConfigError before the run starts if one is missing or cannot be imported."""
     for name in names:
         _import(name)
 
@@ -66,12 +61,7 @@ def _import(name: str) -> Any:
 class Channel:
     """One tracker in a daemon thread, behind a bounded queue.
 
-    Args:
-        name: for messages.
-        open_tracker: called in the thread, as it may wait for a server.
-
-    Attributes:
-        alive: the tracker has not been switched off.
+    `open_tracker` is called in the thread, as it may wait for a server; `alive` until the tracker is switched off.
     """
 
     def __init__(self, name: str, open_tracker: Callable[[], Tracker]) -> None:
@@ -130,16 +120,9 @@ class Channel:
 
 
 class Loggers:
-    """All trackers of a run; a context manager that closes them. Only the constructor raises.
+    """All trackers of a run; a context manager that closes them. Only the constructor raises, as `check_trackers`.
 
-    Args:
-        names: keys of `TRACKERS`.
-        run: run directory; each remote tracker stores its run id there, in `<tracker>.id`.
-        config: flags and hyperparameters.
-        resume: continue the tracker runs with the stored ids.
-
-    Raises:
-        ConfigError: as `check_trackers`.
+    Each remote tracker stores its run id in the run directory, in `<tracker>.id`; with `resume` its run continues.
     """
 
     def __init__(self, names: Sequence[str], run: Path, config: Mapping[str, Any], *, resume: bool = False) -> None:

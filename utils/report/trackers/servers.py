@@ -1,8 +1,7 @@
-"""Tracker interface, and remote trackers: Weights & Biases, MLflow, Trackio, ClearML, Comet."""
+"""Tracker interface, and remote trackers: Weights & Biases, MLflow, ClearML, Comet."""
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -122,31 +121,6 @@ class MLflow(Tracker):
 def _mlflow_key(name: str) -> str:
     """Replace characters that some MLflow servers refuse."""
     return "".join(c if c.isalnum() or c in "_-. /" else "-" for c in name)
-
-
-class Trackio(Wandb):
-    """Trackio (huggingface.co/docs/trackio), on this machine. TRACKIO_DIR, TRACKIO_SERVER_URL and the like apply."""
-
-    module = package = "trackio"
-
-    def __init__(self, api: Any, run: Path, config: Mapping[str, Any], previous_id: str | None) -> None:
-        self._api = api
-        self.run_id = previous_id or f"{run.name}-{secrets.token_hex(3)}"  # unique, as it resumes by name
-        self._run = api.init(
-            project=project_name(config),
-            name=self.run_id,
-            config=dict(config),
-            resume="never" if previous_id is None else "must",
-            embed=False,
-            auto_log_cpu=False,
-            auto_log_gpu=False,
-        )
-
-    def image(self, tag: str, path: Path, step: int) -> None:
-        self._run.log({tag: self._api.Image(str(path), caption=f"epoch {step}")}, step=step)
-
-    def checkpoint(self, path: Path) -> None:
-        self._run.log_artifact(path, name=f"{self.run_id}-model", type="model", aliases=[path.stem])
 
 
 class ClearML(Tracker):
