@@ -29,8 +29,8 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
         raise ConfigError(f"--device {device}: expected cpu, mps, or numbers such as 0 or 0,1.") from None
     if launch.size == 1 and len(numbers) > 1 and word not in ("", "cuda"):
         raise ConfigError(
-            f"--device {device}: one process uses one device. Start one process per device: "
-            f"torchrun --standalone --nproc-per-node {len(numbers)} -m tessera train --device {device} …"
+            f"--device {device}: one process uses one device. Give one, or for train, val and compare start a process "
+            f"per device: torchrun --standalone --nproc-per-node {len(numbers)} …"
         )
     missing = [number for number in numbers if not 0 <= number < present]
     if missing:
