@@ -35,12 +35,7 @@ class DetectionModel(nn.Module):
             own.
 
     Attributes:
-        model: the layers; parameter names begin with "model.<index>.".
-        name: such as "yolov5n".
-        names: class names by index.
-        channels: of the images.
         stride: the largest of all maps; sides of images must be multiples of it. The head may use finer maps only.
-        yaml: plain dictionary from which an equal model can be built.
 
     Raises:
         ConfigError: the description is invalid; with file and line.
@@ -62,11 +57,11 @@ class DetectionModel(nn.Module):
         if names is not None and len(names) != spec.nc:
             raise ConfigError(f"{spec.name}: nc is {spec.nc}, but there are {len(names)} class names. They must agree.")
         layers, head, self.stride = build_layers(spec)
-        self.model = nn.Sequential(*layers, head)
-        self.name = spec.name
-        self.channels = spec.channels
+        self.model = nn.Sequential(*layers, head)  # parameter names begin with "model.<index>."
+        self.name = spec.name  # such as "yolov5n"
+        self.channels = spec.channels  # of the images
         self.names = tuple(str(c if names is None else names[c]) for c in range(spec.nc))
-        self.yaml = spec.plain
+        self.yaml = spec.plain  # an equal model can be built from it
         self._sources = tuple(layer.sources for layer in spec.layers)
         self._saved = frozenset(s for layer in spec.layers for s in layer.sources if s != layer.index - 1)
         joins = [len(layer.sources) > 1 or layer.module == "Concat" for layer in spec.layers[:-1]]

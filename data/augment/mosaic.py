@@ -36,11 +36,8 @@ def letterbox(
 ) -> tuple[Sample, Placement]:
     """Centre an image on grey of `size_hw`; a larger image is shrunk first, with its aspect ratio.
 
-    Args:
-        out: uint8 (*size_hw, 3), overwritten and returned as the image; a new array if None.
-
-    Returns:
-        The sample, and its placement scale_x, scale_y, left, top: x = x_before · scale_x + left.
+    The second value is the placement scale_x, scale_y, left, top: x = x_before · scale_x + left. `out`, uint8
+    (*size_hw, 3), is overwritten and returned as the image; None = a new array.
     """
     height, width = size_hw
     out = np.empty((height, width, 3), np.uint8) if out is None else out

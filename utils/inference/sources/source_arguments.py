@@ -44,21 +44,13 @@ Form = Literal["picture", "video", "stream", "camera", "address", "stdin", "unre
 
 @dataclass(frozen=True)
 class Origin:
-    """One source.
+    """One source."""
 
-    Attributes:
-        form: "address" is a http(s) URL, whose response tells its type; "unreadable" an invalid line of a list.
-        where: path, URL, camera number, or "-".
-        name: relative output path, as in Frame; "" = the file name.
-        why: message of an unreadable one.
-        found_in: of a file in a given folder or glob, that folder.
-    """
-
-    form: Form
-    where: str
-    name: str = ""
-    why: str = ""
-    found_in: str = ""
+    form: Form  # "address" is a http(s) URL, whose response tells its type; "unreadable" an invalid line of a list
+    where: str  # path, URL, camera number, or "-"
+    name: str = ""  # relative output path, as in Frame; "" = the file name
+    why: str = ""  # message of an unreadable one
+    found_in: str = ""  # of a file in a given folder or glob, that folder
 
     @property
     def source(self) -> str:
