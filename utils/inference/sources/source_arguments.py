@@ -127,7 +127,10 @@ def _of_path(text: str) -> list[Origin]:
         raise UserError("--source: found an empty text, expected a path, a URL, a camera number or -.")
     path = str(user_path(text, "--source"))
     if os.path.isdir(path):
-        return _of_folder(path)
+        files = _read_alone(
+            sorted(files_below(path, _LOOKED_FOR)), shown(Path(path)), "found neither images nor videos in the folder"
+        )
+        return _named(files, path)
     if os.path.lexists(path):
         if suffix_of(path) in LIST_SUFFIXES:
             return _of_list(path)
@@ -155,13 +158,6 @@ def _of_file(path: str) -> Origin | None:
     if is_image(head):
         return Origin("picture", path)
     return Origin("video", path) if is_video(head) else None
-
-
-def _of_folder(path: str) -> list[Origin]:
-    files = _read_alone(
-        sorted(files_below(path, _LOOKED_FOR)), shown(Path(path)), "found neither images nor videos in the folder"
-    )
-    return _named(files, path)
 
 
 def _of_glob(text: str, path: str) -> list[Origin]:
