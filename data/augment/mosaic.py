@@ -119,11 +119,6 @@ def sample_mosaic(
     return Scene(tuple(indices), (int(centre_x), int(centre_y)), sample_warp(canvas_hw, size_hw, hyp, rng))
 
 
-def sample_single(index: int, size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Scene:
-    """Draw a scene of image `index` alone, letterboxed."""
-    return Scene((index,), (size_hw[1] // 2, size_hw[0] // 2), sample_warp(size_hw, size_hw, hyp, rng))
-
-
 def render_scene(
     scene: Scene,
     load: SampleLoader,
@@ -230,7 +225,9 @@ def train_sample(
     size_hw, copy_paste = draw.size_hw, hyp.copy_paste
     jitter = HsvJitter(sample_hsv_gains(hyp, rng))
     if not rng.random() < hyp.mosaic:
-        sample = render_scene(sample_single(draw.index, size_hw, hyp, rng), load, 0.0, rng, out, jitter)
+        warp = sample_warp(size_hw, size_hw, hyp, rng)
+        scene = Scene((draw.index,), (size_hw[1] // 2, size_hw[0] // 2), warp)  # the image alone, letterboxed
+        sample = render_scene(scene, load, 0.0, rng, out, jitter)
     elif not rng.random() < hyp.mixup:
         scene = sample_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
         sample = render_scene(scene, load, copy_paste, rng, out, jitter)
