@@ -33,7 +33,7 @@ _GROUPS = {
     "Data": "source data task imgsz batch_size rect tile overlap single_cls cache check_data report",
     "Training": "epochs hyp optimizer cos_lr label_smoothing patience noval seed evolve objective",
     "Augmentation and sampling": "close_mosaic multi_scale sampling image_weights",
-    "Prediction": ("conf_thres iou_thres max_det classes agnostic_nms augment end2end track vid_stride every_frame"),
+    "Prediction": "conf_thres iou_thres max_det classes agnostic_nms augment end2end track vid_stride every_frame",
     "Export": "include raw batched int8 opset max_drop license",
     "Distributed and performance": "device sync_bn workers threads amp half compile deterministic profile",
     "Checkpoints and output": (
