@@ -192,7 +192,7 @@ class Detector:
                     tracking.event(item)
                 if on_event is not None:
                     on_event(item)
-                elif item.kind == "unreadable" and len(sources.origins) == 1:
+                elif item.kind in ("unreadable",) and len(sources.origins) == 1:
                     raise UserError(item.message)
                 else:
                     log.log(logging.WARNING if item.is_failure else logging.INFO, item.message)
