@@ -73,22 +73,15 @@ OUT_OF_MEMORY_REMEDIES = "Give a smaller --imgsz or --half, or free memory that 
 
 
 class Summary(NamedTuple):
-    """Result of a run of detect.py.
+    """Result of a run of detect.py."""
 
-    Attributes:
-        pictures: number of images and frames.
-        failures: a message for each source that could not be read completely.
-        folder: run directory; None = no files were written.
-        per_class: detections of each detected class.
-    """
-
-    pictures: int
+    pictures: int  # number of images and frames
     detections: int
-    failures: tuple[str, ...]
-    folder: Path | None
+    failures: tuple[str, ...]  # a message for each source that could not be read completely
+    folder: Path | None  # run directory; None = no files were written
     weights: str
     imgsz: int
-    per_class: dict[str, int]
+    per_class: dict[str, int]  # detections of each detected class
 
     @property
     def exit_code(self) -> int:

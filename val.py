@@ -59,24 +59,16 @@ OUT_OF_MEMORY_REMEDIES = (
 
 
 class Validated(NamedTuple):
-    """Metrics of a validation and its run directory.
+    """Metrics of a validation and its run directory."""
 
-    Attributes:
-        metrics: the same on every rank.
-        interval: of mAP; None on other ranks than 0.
-        data: path of the dataset YAML.
-        imgsz: long side of the images in pixels.
-        label_errors: plain values of `--find-errors`; None without it.
-    """
-
-    metrics: Metrics
-    interval: Intervals | None
+    metrics: Metrics  # the same on every rank
+    interval: Intervals | None  # of mAP; None on other ranks than 0
     weights: str
-    data: str
+    data: str  # path of the dataset YAML
     split: str
-    imgsz: int
+    imgsz: int  # long side of the images in pixels
     folder: Path
-    label_errors: dict[str, Any] | None
+    label_errors: dict[str, Any] | None  # plain values of `--find-errors`; None without it
     exit_code: int = 0
 
     def as_dict(self) -> dict[str, Any]:

@@ -23,14 +23,8 @@ from tessera.utils.flags.val import ValConfig
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 COMMANDS = (TrainConfig, ValConfig, DetectConfig, ExportConfig, CompareConfig)
-API = {  # where each public name of tessera is, as griffe sees it: it does not follow the links in tessera/
-    "train": "train.run",
-    "val": "val.run",
-    "detect": "detect.run",
-    "export": "export.run",
-    "compare": "compare.run",
-    "Detector": "utils.inference.detector.Detector",
-}
+FUNCTIONS = ("train", "val", "detect", "export", "compare")
+_DETECTOR = "utils.inference.detector.Detector"  # where it is: griffe does not follow the links in tessera/
 _BADGE = re.compile(r"^\[!\[\w+\]\(\S+\)\]\(\S+\)\n", re.MULTILINE)
 _PROGRAM = re.compile(r"^\[([^\]]+)\]\(\.\./deploy/clients/[\w.]+\)$", re.MULTILINE)
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
@@ -40,10 +34,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     pages = {target: (ROOT / source).read_text() for source, target in PAGES.items()}
     pages["flags.md"] = "# Flags\n\n" + "\n".join(_flags(command) for command in COMMANDS)
-    entries = [
-        f"::: {place}\n    options: {{heading: tessera.{name}, toc_label: {name}}}\n" for name, place in API.items()
-    ]
-    pages["python.md"] = "# Python API\n\n" + "\n".join(entries)
+    entries = "\n".join(f"::: tessera.{name}\n    options: {{heading: tessera.{name}}}\n" for name in FUNCTIONS)
+    entries += f"\n::: {_DETECTOR}\n    options: {{heading: tessera.Detector}}\n"
+    pages["python.md"] = f"# Python API\n\n{entries}"
     for target, content in pages.items():
         files.append(File.generated(config, target, content=content))
     return files

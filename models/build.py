@@ -70,13 +70,10 @@ KINDS: dict[str, Kind] = {
     "SPPF": _channelled(SPPF, kernel=read.count),
     "Concat": Kind(Concat, {"dim": read.axis}, joins=True),
     "nn.Upsample": Kind(
-        nn.Upsample,
-        {"size": read.optional(read.size), "scale_factor": read.optional(read.positive), "mode": _RESIZE},
+        nn.Upsample, {"size": read.optional(read.size), "scale_factor": read.optional(read.positive), "mode": _RESIZE}
     ),
     "nn.MaxPool2d": Kind(
-        nn.MaxPool2d,
-        {"kernel": read.size, "stride": read.optional(read.size), "padding": read.margin},
-        required=1,
+        nn.MaxPool2d, {"kernel": read.size, "stride": read.optional(read.size), "padding": read.margin}, required=1
     ),
     "nn.ZeroPad2d": Kind(nn.ZeroPad2d, {"padding": read.padding4}, required=1),
     "nn.Identity": Kind(nn.Identity),

@@ -17,7 +17,7 @@ from tessera.models.build import build_layers
 from tessera.models.heads.head import Head
 from tessera.models.layers.blocks import SILU, Conv
 from tessera.models.layers.repconv import RepConv
-from tessera.models.model_yaml import IMAGE, ModelSpec, read_model
+from tessera.models.model_yaml import IMAGE, read_model
 from tessera.utils.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -35,12 +35,7 @@ class DetectionModel(nn.Module):
             own.
 
     Attributes:
-        model: the layers; parameter names begin with "model.<index>.".
-        name: such as "yolov5n".
-        names: class names by index.
-        channels: of the images.
         stride: the largest of all maps; sides of images must be multiples of it. The head may use finer maps only.
-        yaml: plain dictionary from which an equal model can be built.
 
     Raises:
         ConfigError: the description is invalid; with file and line.
@@ -57,16 +52,18 @@ class DetectionModel(nn.Module):
         if nc is None and names is not None:
             nc = len(names)
         spec = read_model(cfg, {"nc": nc})
-        if anchors is not None and _anchors_a_level(spec) not in (None, anchors):
-            spec = read_model(cfg, {"nc": nc, "anchors": anchors})
+        if anchors is not None:
+            own = spec.head_keys.get("anchors")
+            if (len(own[0]) // 2 if isinstance(own, list) else own) not in (None, anchors):
+                spec = read_model(cfg, {"nc": nc, "anchors": anchors})
         if names is not None and len(names) != spec.nc:
             raise ConfigError(f"{spec.name}: nc is {spec.nc}, but there are {len(names)} class names. They must agree.")
         layers, head, self.stride = build_layers(spec)
-        self.model = nn.Sequential(*layers, head)
-        self.name = spec.name
-        self.channels = spec.channels
+        self.model = nn.Sequential(*layers, head)  # parameter names begin with "model.<index>."
+        self.name = spec.name  # such as "yolov5n"
+        self.channels = spec.channels  # of the images
         self.names = tuple(str(c if names is None else names[c]) for c in range(spec.nc))
-        self.yaml = spec.plain
+        self.yaml = spec.plain  # an equal model can be built from it
         self._sources = tuple(layer.sources for layer in spec.layers)
         self._saved = frozenset(s for layer in spec.layers for s in layer.sources if s != layer.index - 1)
         joins = [len(layer.sources) > 1 or layer.module == "Concat" for layer in spec.layers[:-1]]
@@ -134,9 +131,3 @@ def usable_imgsz(imgsz: int, stride: int) -> int:
 def round_imgsz(imgsz: int, stride: int) -> int:
     """Return the image size in pixels, rounded up to a multiple of the stride, and of 32 if the stride is smaller."""
     return -(-imgsz // max(stride, 32)) * max(stride, 32)
-
-
-def _anchors_a_level(spec: ModelSpec) -> int | None:
-    """Return the number of anchors per level of a description; None if its head has none."""
-    anchors = spec.head_keys.get("anchors")
-    return len(anchors[0]) // 2 if isinstance(anchors, list) else anchors

@@ -12,15 +12,11 @@ _STRIP = 80_000  # pixels at a time, whose planes stay in the processor's cache
 
 
 class HsvJitter:
-    """Multiplication of hue (modulo 180: OpenCV's unit is two degrees), saturation and value (up to 255) by gains.
-
-    Attributes:
-        grey: the padding grey (FILL) after the jitter.
-    """
+    """Multiplication of hue (modulo 180: OpenCV's unit is two degrees), saturation and value (up to 255) by gains."""
 
     def __init__(self, gains: tuple[float, float, float]) -> None:
         self.gains = gains
-        self.grey = min(round(FILL * gains[2]), 255)
+        self.grey = min(round(FILL * gains[2]), 255)  # the padding grey (FILL) after the jitter
         self._hues = (np.rint(np.arange(256) * gains[0]) % 180).astype(np.uint8)
 
     def __call__(self, image: NDArray[np.uint8]) -> None:

@@ -36,11 +36,8 @@ def letterbox(
 ) -> tuple[Sample, Placement]:
     """Centre an image on grey of `size_hw`; a larger image is shrunk first, with its aspect ratio.
 
-    Args:
-        out: uint8 (*size_hw, 3), overwritten and returned as the image; a new array if None.
-
-    Returns:
-        The sample, and its placement scale_x, scale_y, left, top: x = x_before · scale_x + left.
+    The second value is the placement scale_x, scale_y, left, top: x = x_before · scale_x + left. `out`, uint8
+    (*size_hw, 3), is overwritten and returned as the image; None = a new array.
     """
     height, width = size_hw
     out = np.empty((height, width, 3), np.uint8) if out is None else out
@@ -120,11 +117,6 @@ def sample_mosaic(
     centre_x, centre_y = rng.uniform(0.5, 1.5, 2) * (width, height)
     canvas_hw = 2 * height, 2 * width
     return Scene(tuple(indices), (int(centre_x), int(centre_y)), sample_warp(canvas_hw, size_hw, hyp, rng))
-
-
-def sample_single(index: int, size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator) -> Scene:
-    """Draw a scene of image `index` alone, letterboxed."""
-    return Scene((index,), (size_hw[1] // 2, size_hw[0] // 2), sample_warp(size_hw, size_hw, hyp, rng))
 
 
 def render_scene(
@@ -233,7 +225,9 @@ def train_sample(
     size_hw, copy_paste = draw.size_hw, hyp.copy_paste
     jitter = HsvJitter(sample_hsv_gains(hyp, rng))
     if not rng.random() < hyp.mosaic:
-        sample = render_scene(sample_single(draw.index, size_hw, hyp, rng), load, 0.0, rng, out, jitter)
+        warp = sample_warp(size_hw, size_hw, hyp, rng)
+        scene = Scene((draw.index,), (size_hw[1] // 2, size_hw[0] // 2), warp)  # the image alone, letterboxed
+        sample = render_scene(scene, load, 0.0, rng, out, jitter)
     elif not rng.random() < hyp.mixup:
         scene = sample_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
         sample = render_scene(scene, load, copy_paste, rng, out, jitter)

@@ -21,13 +21,7 @@ from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.sampler import BLOCK, EpochOrder, EpochSampler, ShardSampler, near_batches, repeat_factors
 from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.tiles import TileIndex
-from tessera.data.feed.workers import (
-    PREFETCH,
-    WorkerWatchdog,
-    affordable_workers,
-    ignoring_lost_workers,
-    init_worker,
-)
+from tessera.data.feed.workers import PREFETCH, WorkerWatchdog, affordable_workers, ignoring_lost_workers, init_worker
 from tessera.data.source.messages import most_undecodable
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, lost_worker_error

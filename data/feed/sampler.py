@@ -83,12 +83,10 @@ def block_of(position: int, batch_size: int) -> int:
 def neighbours(order: NDArray[np.int64], batch_size: int, batch: int, block: int) -> dict[int, int]:
     """Return the images that may share a mosaic with a block: those of the same block in this batch and preceding ones.
 
-    There are 128 images, or a few more if blocks are smaller than 32. The epoch's last batch precedes its first. The
-    result depends on the order, (K · B,), and the batch size alone. An image in the decoded cache serves several
-    mosaics, and a rank with whole blocks needs only its own images.
-
-    Returns:
-        Each image with its position in the order; positions before the epoch's start count down from −1.
+    There are 128 images, or a few more if blocks are smaller than 32, each with its position in the order. The epoch's
+    last batch precedes its first: positions before the start count down from −1. The result depends on the order,
+    (K · B,), and the batch size alone. An image in the decoded cache serves several mosaics, and a rank with whole
+    blocks needs only its own images.
     """
     batches, blocks = len(order) // batch_size, _blocks(batch_size)
     slots = np.arange(-(-block * batch_size // blocks), -(-(block + 1) * batch_size // blocks))

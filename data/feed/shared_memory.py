@@ -13,15 +13,11 @@ from tessera.utils.ranks.world import World
 
 
 class ShmBudget:
-    """The budget of one run; all ranks open it together, and make the same reservations.
-
-    Attributes:
-        reserved: bytes reserved so far on this node.
-    """
+    """The budget of one run; all ranks open it together, and make the same reservations."""
 
     def __init__(self, world: World) -> None:
         self.folder = SHARED_MEMORY
-        self.reserved = 0
+        self.reserved = 0  # bytes reserved so far on this node
         self._world = world
         # Measured before anything is used: reservations in use reduce the free space.
         self._free_at_start = world.node_first(self._free())

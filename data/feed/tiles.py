@@ -236,8 +236,7 @@ def _clip_objects(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Clip boxes (m, 4) to windows (w, 4), of which the last is the whole image, in pixels of the image.
 
-    Returns:
-        The parts, (w, m, 4), and the visible fraction of each box, (w, m): 0 for a box without area.
+    Return the parts, (w, m, 4), and the visible fraction of each box, (w, m): 0 for a box without area.
     """
     inside = clip_boxes(boxes.astype(np.float64), (int(spans[-1, 3]), int(spans[-1, 2])))
     low = np.maximum(inside[None, :, :2], spans[:, None, :2])
@@ -256,9 +255,7 @@ def _clip_outlines(
     """Clip m polygons (k, 2), in pixels of the image, to the windows; k = 0 for an object without polygon.
 
     `spans`, `parts` and `visible` are as in `_clip_objects`. The last two are overwritten for objects with a polygon.
-
-    Returns:
-        (window, object) → the clipped polygon, in pixels of the window.
+    Return (window, object) → the clipped polygon, in pixels of the window.
     """
     whole = _clip_polygons(outlines, spans[-1, 2:])
     areas = [_area(points) for points in whole]
@@ -271,9 +268,8 @@ def _clip_outlines(
     pairs = np.argwhere(seen & ~within).tolist()
     moved = [whole[obj] - spans[view, :2] for view, obj in pairs]
     found = {}
-    for (view, obj), points in zip(
-        pairs, _clip_polygons(moved, spans[0, 2:] - spans[0, :2]), strict=True
-    ):  # of one size
+    clipped = _clip_polygons(moved, spans[0, 2:] - spans[0, :2])  # tiles are of one size
+    for (view, obj), points in zip(pairs, clipped, strict=True):
         if len(points):
             visible[view, obj] = _area(points) / areas[obj]
             parts[view, obj] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[view, :2], 2)

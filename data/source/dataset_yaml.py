@@ -39,9 +39,7 @@ _FOLDER = HOME / "data"
 def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     """Load a dataset YAML and locate its dataset; `build_index` reports missing entries.
 
-    Args:
-        data: path of the YAML, or name of one in the repository's data/, with or without ".yaml".
-        obtain: download or generate a missing dataset; else raise.
+    `data` is its path, or a name in the repository's data/. `obtain` downloads or generates a missing dataset.
 
     Raises:
         UserError: no such YAML, a mistake in it, or the dataset is missing and unavailable.

@@ -77,9 +77,7 @@ class UnusableImage(Exception):
 def image_size(path: str, length: int) -> Size:
     """Return height and width of the decoded image, from the header if nothing in it is unusual.
 
-    Args:
-        path: the file.
-        length: its size in bytes; -1 if it does not exist, below -1 if it is not a plain file.
+    `length` is the file's in bytes; -1 if it does not exist, below -1 if it is not a plain file.
 
     Raises:
         UnusableImage: the file cannot be used.

@@ -64,8 +64,7 @@ def fetch(
         target: the file; its folder is created. The next call resumes `<target>.part` if the server supports ranges and
             the file is unchanged (ETag or Last-Modified).
         max_bytes: size limit.
-        accept: validates the complete file before the rename; if it raises, the download
-            is discarded.
+        accept: validates the complete file before the rename; if it raises, the download is discarded.
 
     Raises:
         UserError: the address is not http(s), the server refuses, the network fails, the file is too large or not

@@ -69,19 +69,12 @@ def has_8_bits(head: bytes) -> bool:
 
 
 class Header(NamedTuple):
-    """Facts from the first bytes of an image.
+    """Facts from the first bytes of an image."""
 
-    Attributes:
-        size_hw: height and width in pixels.
-        least_bytes: minimum file length for so many pixels.
-        is_decoded_size: whether the decoded image is sure to have this size, EXIF orientation included.
-        orientation: EXIF orientation of a JPEG: 1 is upright, 2 to 8 are rotated or mirrored by decoding.
-    """
-
-    size_hw: Size
-    least_bytes: int = 0
-    is_decoded_size: bool = False
-    orientation: int = 1
+    size_hw: Size  # height and width in pixels
+    least_bytes: int = 0  # minimum file length for so many pixels
+    is_decoded_size: bool = False  # whether the decoded image is sure to have this size, EXIF orientation included
+    orientation: int = 1  # EXIF orientation of a JPEG: 1 is upright, 2 to 8 are rotated or mirrored by decoding
 
     @property
     def pixels(self) -> int:

@@ -249,13 +249,8 @@ def write_index(path: Path, index: DatasetIndex, coco_images: CachedCocoListing)
 def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, CachedCocoListing] | None:
     """Map an index file, so that all processes of a node share its arrays.
 
-    Args:
-        path: the file.
-        digest: digest of the index that was just verified there, so its checksum is not computed again.
-
-    Returns:
-        The index and, without `digest`, state and images of each COCO file; None if the file is missing, damaged, of
-        another format or of another digest.
+    Return it and, without `digest`, state and images of each COCO file; None if the file is missing, damaged, of
+    another format or of another digest. `digest`: of the index just verified there, whose checksum is trusted.
     """
     start = len(_MAGIC) + 32
     try:

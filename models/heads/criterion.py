@@ -61,15 +61,10 @@ A = TypeVar("A", bound=Assignment)
 
 
 class Criterion(ABC, Generic[A]):
-    """Loss of a head.
+    """Loss of a head."""
 
-    Attributes:
-        names: of the losses, such as ("box", "obj", "cls"), for results.csv and the progress bar.
-        class_weights: float32 (C,), factor of the class loss of positive cells, on their device; None = 1.
-    """
-
-    names: tuple[str, ...]
-    class_weights: Tensor | None
+    names: tuple[str, ...]  # of the losses, such as ("box", "obj", "cls"), for results.csv and the progress bar
+    class_weights: Tensor | None  # float32 (C,), factor of the class loss of positive cells, on their device; None = 1
 
     def weighted(self, losses: Tensor, classes: Tensor) -> Tensor:
         """Return class losses (P,) of positive cells times the weights of their classes, int64 (P,)."""

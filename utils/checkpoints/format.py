@@ -44,9 +44,7 @@ _OPTIONAL_KEYS = ("imgsz", "pixels", "tessera_version", *METRIC_KEYS)  # None in
 def save_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     """Write a checkpoint atomically: after a kill or on a full disk, the previous file is intact.
 
-    Args:
-        path: such as weights/last.pt. Missing directories are made.
-        state: exactly the keys of `KEYS` or of `WEIGHTS_KEYS`; tensors and plain values only.
+    Missing directories are made. `state` has exactly the keys of `KEYS` or of `WEIGHTS_KEYS`.
 
     Raises:
         DamagedFile: a value that no reader would accept.

@@ -26,9 +26,8 @@ _TERMS = {"AGPL-3.0": " Check its terms before you distribute what you make with
 def resolve_weights(name: str) -> Path:
     """Return the path of the file that `--weights` names.
 
-    Args:
-        name: a path, or the bare name of a published file, such as "yolox_s.pth" or "yolox_s". A bare name is searched
-            in the working directory, then in the cache, and is downloaded otherwise.
+    The bare name of a published file, such as "yolox_s.pth" or "yolox_s", is searched in the working directory, then in
+    the cache, and is downloaded otherwise.
 
     Raises:
         UserError: there is no such file, the download fails, or the file is not the published one.

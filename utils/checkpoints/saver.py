@@ -54,10 +54,6 @@ class Saver:
         pixels: the dataset's conversion of images with more than 8 bits.
         interruption: stop signals of this rank.
         settle: reads the remaining step flags; returns whether a rank received a stop signal.
-
-    Attributes:
-        folder: weights directory, on rank 0's host.
-        best: best.pt if the best epoch was saved, else last.pt.
     """
 
     def __init__(
@@ -69,9 +65,9 @@ class Saver:
         interruption: StopSignals,
         settle: Callable[[], bool],
     ) -> None:
-        self.folder = context.folder / "weights"
+        self.folder = context.folder / "weights"  # on rank 0's host
         has_best = context.resumed and context.world.run_on_main((self.folder / "best.pt").is_file)
-        self.best = self.folder / ("best.pt" if has_best else "last.pt")
+        self.best = self.folder / ("best.pt" if has_best else "last.pt")  # the first, once a best epoch was saved
         self._context, self._state, self._dataset_hash, self._pixels = context, state, dataset_hash, pixels
         self._interruption, self._settle_state = interruption, settle
         self._git = git_revision() if context.world.is_main else None

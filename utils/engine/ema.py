@@ -27,15 +27,10 @@ def ema_decay(updates: int, share: float = 0.0) -> float:
 
 
 class ModelEMA(Generic[M]):
-    """EMA over all floating-point parameters and buffers of a model, in fp32; `share` as in `ema_decay`.
-
-    Attributes:
-        model: the averaged copy, in evaluation mode, without gradients.
-        updates: number of updates so far.
-    """
+    """EMA over all floating-point parameters and buffers of a model, in fp32; `share` as in `ema_decay`."""
 
     def __init__(self, model: M, share: float = 0.0) -> None:
-        self.model: M = copy.deepcopy(model).eval().requires_grad_(False)
+        self.model: M = copy.deepcopy(model).eval().requires_grad_(False)  # the averaged copy
         self.updates = 0
         self._share = share
         self._pairs: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] | None = None
@@ -44,11 +39,9 @@ class ModelEMA(Generic[M]):
     def update(self, model: nn.Module, taken: Tensor | bool = True) -> None:
         """Move the average towards the state of the raw `model`, and count the update.
 
-        Args:
-            model: the same module in every call; its state is finite.
-            taken: whether the optimizer took its step; if not, the average stays. As a bool () tensor on the model's
-                device it needs no host synchronisation. The caller then calls `undo_update` once it knows that a step
-                was skipped.
+        `model` is the same module in every call. Without `taken`, whether the optimizer took its step, the average
+        stays. As a bool () tensor on the model's device it needs no host synchronisation; the caller then calls
+        `undo_update` once it knows that a step was skipped.
         """
         self.updates += 1
         if self._pairs is None:

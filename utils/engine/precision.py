@@ -16,16 +16,11 @@ log = logging.getLogger(__name__)
 
 
 class Precision:
-    """Autocast and loss scaling; both do nothing in fp32.
-
-    Attributes:
-        dtype: torch.bfloat16, torch.float16 or torch.float32.
-        scaler: enabled for float16 alone, which underflows without it.
-    """
+    """Autocast and loss scaling; both do nothing in fp32."""
 
     def __init__(self, accelerator: Accelerator, dtype: torch.dtype) -> None:
         self.accelerator, self.dtype = accelerator, dtype
-        self.scaler = accelerator.gradient_scaler(dtype)
+        self.scaler = accelerator.gradient_scaler(dtype)  # enabled for float16 alone, which underflows without it
 
     def autocast(self) -> AbstractContextManager[None]:
         """Return a context that computes in `dtype`."""

@@ -19,10 +19,7 @@ from tessera.utils.ranks.world import World
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-STAGES = (
-    *("data wait", "copy", "forward", "loss", "backward", "optimizer", "EMA"),
-    *("validation", "plots", "saving"),
-)
+STAGES = ("data wait", "copy", "forward", "loss", "backward", "optimizer", "EMA", "validation", "plots", "saving")
 SKIPPED_STEPS, TRACED_STEPS = 3, 5  # the first steps are slower
 
 

@@ -14,15 +14,13 @@ class EarlyStopping:
     Attributes:
         best_fitness, best_epoch: of the best epoch so far; the later of equal ones. −∞ and None while no epoch has a
             finite fitness. `START` if the initial weights are better than every epoch.
-        improved_epoch: the first epoch with this fitness, from which patience counts.
-        patience: epochs without improvement after which to stop; 0 = never.
     """
 
     def __init__(self, patience: int) -> None:
-        self.patience = patience
+        self.patience = patience  # epochs without improvement after which to stop; 0 = never
         self.best_fitness = float("-inf")
         self.best_epoch: int | None = None
-        self.improved_epoch: int | None = None
+        self.improved_epoch: int | None = None  # the first epoch with this fitness, from which patience counts
 
     def update(self, epoch: int, fitness: float | None) -> bool:
         """Record an epoch's fitness, None if it was not validated; return whether to stop after it."""

@@ -31,24 +31,15 @@ class Format:
     """An export format.
 
     `open_model` or `load_weights` must know its suffix, since parity/verify.py opens each written file again.
-
-    Attributes:
-        name: value of `--include`.
-        suffix: of the file name.
-        variants: supported flags among `VARIANTS`.
-        write: writes the file and its companions to a path in an empty folder.
-        extra: extra of pyproject.toml that installs the packages; "" = none.
-        packages: required modules.
-        quantiser: module required by `--int8`.
     """
 
-    name: str
-    suffix: str
-    variants: tuple[str, ...]
-    write: Callable[[ExportJob, Path], None]
-    extra: str = ""
-    packages: tuple[str, ...] = ()
-    quantiser: str = ""
+    name: str  # value of `--include`
+    suffix: str  # of the file name
+    variants: tuple[str, ...]  # supported flags among `VARIANTS`
+    write: Callable[[ExportJob, Path], None]  # writes the file and its companions to a path in an empty folder
+    extra: str = ""  # extra of pyproject.toml that installs the packages; "" = none
+    packages: tuple[str, ...] = ()  # required modules
+    quantiser: str = ""  # module required by `--int8`
 
     def require(self, config: ExportConfig) -> None:
         """Raise a UserError where a flag is not supported or a package is missing."""

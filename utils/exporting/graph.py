@@ -17,9 +17,7 @@ class Nodes:
     Inputs are values of onnx_ir, None, or NumPy arrays and numbers, which become initializers. Python integers become
     int64, other numbers float32.
 
-    Args:
-        prefix: of all names, also those in branches.
-        parent: of a branch, which shares its constants and counter.
+    A branch shares the constants and the counter of its `parent`; `prefix` begins all names.
     """
 
     def __init__(self, prefix: str, parent: Nodes | None = None) -> None:

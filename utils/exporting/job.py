@@ -44,21 +44,16 @@ class ExportJob:
 
     Attributes:
         path, sha256: of the checkpoint.
-        model: unfused, in training mode on the CPU; its head is reduced to inference.
-        weights: the other content of the checkpoint.
-        imgsz: long side in pixels that images are resized to, a multiple of the stride.
-        size_hw: fixed height and width of the bare network; None = any.
-        conf: recommended confidence, written to the metadata.
     """
 
     path: Path
     sha256: str
-    model: DetectionModel
-    weights: Weights
+    model: DetectionModel  # unfused, in training mode on the CPU; its head is reduced to inference
+    weights: Weights  # the other content of the checkpoint
     config: ExportConfig
-    imgsz: int
-    size_hw: tuple[int, int] | None
-    conf: float
+    imgsz: int  # long side in pixels that images are resized to, a multiple of the stride
+    size_hw: tuple[int, int] | None  # fixed height and width of the bare network; None = any
+    conf: float  # recommended confidence, written to the metadata
 
     @classmethod
     def read(cls, config: ExportConfig) -> ExportJob:

@@ -82,8 +82,7 @@ def enlarge(g: Nodes, images: Value, before: Size, after: Size) -> Value:
     low, high, of_low, of_high = _neighbours(g, before.height, after.height, at_border=True)
     parts = [
         g.Div(
-            g.Mul(g.Gather(row, index, axis=1), g.Unsqueeze(g.cast(weight, np.int32), [1])),
-            np.array(1 << 16, np.int32),
+            g.Mul(g.Gather(row, index, axis=1), g.Unsqueeze(g.cast(weight, np.int32), [1])), np.array(1 << 16, np.int32)
         )
         for index, weight in ((low, of_low), (high, of_high))
     ]

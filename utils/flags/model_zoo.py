@@ -106,11 +106,8 @@ def licence_of(family: str) -> str:
 def suggestion(name: str, beside: Iterable[str] = ()) -> str:
     """Return a suggestion, after a space, for a name that is neither a file nor published; or "".
 
-    Only weights of the same family are suggested, as users choose a family for its licence.
-
-    Args:
-        name: the name given.
-        beside: similar files of the user.
+    Only weights of the same family are suggested, as users choose a family for its licence; and the user's files
+    `beside`.
     """
     family, size = _family_and_size(name)
     sizes = {_family_and_size(weights.name)[1]: weights.name for weights in PUBLISHED if weights.family == family}

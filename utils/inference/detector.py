@@ -180,11 +180,7 @@ class Detector:
             yield self.detect(frame, keep_picture=keep)
 
     def _detect_sources(
-        self,
-        sources: Sources,
-        keep: bool,
-        tracking: Tracking | None,
-        on_event: Callable[[SourceEvent], None] | None,
+        self, sources: Sources, keep: bool, tracking: Tracking | None, on_event: Callable[[SourceEvent], None] | None
     ) -> Iterator[Result]:
         with sources:
             for item in sources:

@@ -34,10 +34,8 @@ def prefetch(items: Iterable[T]) -> Iterator[Iterator[T]]:
 def detect_ahead(items: Iterable[T], find: Callable[[T], R], at_once: int) -> Iterator[Iterator[tuple[T, R]]]:
     """Yield each item with `find(item)`, in order; errors of both are raised in order.
 
-    Args:
-        items: iterated in the caller's thread.
-        find: called in `at_once` threads, which end with the context.
-        at_once: number of threads; 1 = the caller's own.
+    `items` are iterated in the caller's thread. `find` is called in `at_once` threads, which end with the context; 1 =
+    the caller's own.
     """
     if at_once == 1:
         yield ((item, find(item)) for item in items)

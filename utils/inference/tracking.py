@@ -32,11 +32,8 @@ NO_TRACK = -1
 class Tracking:
     """A tracker of several sources, for one thread.
 
-    Each source has its own ids from 1. A gap in a stream ends all its tracks.
-
-    Args:
-        sure: smallest score of each class that starts a track.
-        across_classes: a track may change its class, as with class-agnostic NMS.
+    Each source has its own ids from 1. A gap in a stream ends all its tracks. A score of at least `sure` of the class
+    starts a track; `across_classes` lets it change its class, as with class-agnostic NMS.
     """
 
     def __init__(self, sure: Sequence[float], *, across_classes: bool = False) -> None:

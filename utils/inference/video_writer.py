@@ -46,11 +46,8 @@ class VideoWriter:
     """An MP4 file that appears when it is closed; frames keep their times.
 
     OpenCV writes a constant rate: a frame is repeated until the time of the next one, and of two at the same time the
-    first is written. Gaps of more than ten seconds are shortened to ten.
-
-    Args:
-        path: in an existing folder; an existing file is replaced.
-        fps: frames per second, those of the source divided by the stride; None = 25.
+    first is written. Gaps of more than ten seconds are shortened to ten. `fps` is that of the source divided by the
+    stride; None = 25.
     """
 
     _said_of_sound = False
@@ -175,6 +172,5 @@ def _letterboxed(bgr: Pixels, whole_w: int, whole_h: int) -> Pixels:
     left, top = (whole_w - w) // 2, (whole_h - h) // 2
     small = cv2.resize(bgr, (w, h), interpolation=cv2.INTER_AREA)
     return cast(
-        Pixels,
-        cv2.copyMakeBorder(small, top, whole_h - h - top, left, whole_w - w - left, cv2.BORDER_CONSTANT),
+        Pixels, cv2.copyMakeBorder(small, top, whole_h - h - top, left, whole_w - w - left, cv2.BORDER_CONSTANT)
     )

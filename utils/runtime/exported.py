@@ -70,20 +70,15 @@ def parse_metadata(text: str | bytes) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Description:
-    """Metadata of an exported file; the other attributes are those of `Model`.
-
-    Attributes:
-        whole: a detector with pre- and postprocessing; else the bare network.
-        end2end: its rows predict each object once.
-    """
+    """Metadata of an exported file; the other attributes are those of `Model`."""
 
     path: Path
     names: tuple[str, ...]
     imgsz: int
     stride: int
     size_hw: tuple[int, int] | None
-    whole: bool
-    end2end: bool
+    whole: bool  # a detector with pre- and postprocessing; else the bare network
+    end2end: bool  # its rows predict each object once
     data: str
     confidence: float | None
     class_confidences: tuple[float, ...]
@@ -141,13 +136,7 @@ def _check_sizes(names: tuple[str, ...], imgsz: int, stride: int, size_hw: tuple
 
 
 class _Exported(Model):
-    """A file of export.py.
-
-    Args:
-        description: its metadata.
-        runtime: name for the log, such as "ONNX Runtime, CPUExecutionProvider".
-        enable_concurrency: as in Model; None = not supported.
-    """
+    """A file of export.py; `runtime` is a name for the log, such as "ONNX Runtime, CPUExecutionProvider"."""
 
     def __init__(
         self, description: Description, runtime: str, enable_concurrency: Callable[[], int] | None = None

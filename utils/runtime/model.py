@@ -24,33 +24,19 @@ DEFAULT_CONF, DEFAULT_IOU = 0.25, 0.45  # as YOLOv5's, for weights without a bes
 
 
 class Model(ABC):
-    """A detector.
+    """A detector."""
 
-    Attributes:
-        source: name of the file in messages.
-        names: class names by index.
-        imgsz: training size in pixels, a multiple of `stride`.
-        imgsz_origin: origin of that size, such as "was trained at 640".
-        stride: the sides of its input are multiples of it.
-        size_hw: fixed height and width; None = any multiples of the stride.
-        confidence: confidence with the best mean F1 in validation; None = unknown.
-        class_confidences: confidence with the best F1 of each class; () = unknown.
-        pixels: conversion of images with more than 8 bits in its training.
-        data: dataset YAML of its training; "" = unknown.
-        parameters: number of parameters, BatchNorm folded; None = unknown.
-    """
-
-    source: str
-    names: tuple[str, ...]
-    imgsz: int
-    imgsz_origin: str = ""
-    stride: int
-    size_hw: tuple[int, int] | None = None
-    confidence: float | None = None
-    class_confidences: tuple[float, ...] = ()
-    pixels: PixelRule | None = None
-    data: str = ""
-    parameters: int | None = None
+    source: str  # name of the file in messages
+    names: tuple[str, ...]  # class names by index
+    imgsz: int  # training size in pixels, a multiple of `stride`
+    imgsz_origin: str = ""  # origin of that size, such as "was trained at 640"
+    stride: int  # the sides of its input are multiples of it
+    size_hw: tuple[int, int] | None = None  # fixed height and width; None = any multiples of the stride
+    confidence: float | None = None  # confidence with the best mean F1 in validation; None = unknown
+    class_confidences: tuple[float, ...] = ()  # confidence with the best F1 of each class; () = unknown
+    pixels: PixelRule | None = None  # conversion of images with more than 8 bits in its training
+    data: str = ""  # dataset YAML of its training; "" = unknown
+    parameters: int | None = None  # number of parameters, BatchNorm folded; None = unknown
 
     @property
     def nc(self) -> int:
@@ -79,19 +65,12 @@ class Model(ABC):
 
 
 class Backend(Model):
-    """A bare network.
+    """A bare network."""
 
-    Attributes:
-        accelerator: computes the network.
-        has_objectness: rows have an objectness between box and classes that scores do not include.
-        needs_suppression: several rows may predict an object.
-        splits_batches: after `enable_concurrency` it divides a batch among its own threads.
-    """
-
-    accelerator: Accelerator
-    has_objectness: bool = False
-    needs_suppression: bool = True
-    splits_batches: bool = False
+    accelerator: Accelerator  # computes the network
+    has_objectness: bool = False  # rows have an objectness between box and classes that scores do not include
+    needs_suppression: bool = True  # several rows may predict an object
+    splits_batches: bool = False  # after `enable_concurrency` it divides a batch among its own threads
 
     @abstractmethod
     def __call__(self, images: Tensor) -> Tensor:

@@ -19,12 +19,7 @@ from tessera.utils.runtime.exported import Description, ExportedDetector, Export
 
 
 class _Session:
-    """A file in ONNX Runtime.
-
-    Args:
-        open_with: opens an `InferenceSession` with a number of threads per run.
-        is_host: it computes on the CPU.
-    """
+    """A file in ONNX Runtime; `open_with` opens an `InferenceSession` with a number of threads per run."""
 
     def __init__(self, open_with: Callable[[int], Any], is_host: bool) -> None:
         self._open_with, self._threads = open_with, torch.get_num_threads() if is_host else 1

@@ -19,13 +19,7 @@ from tessera.data.augment.mosaic import Placement, letterbox
 from tessera.data.feed.image_sizes import loaded_sizes, resized, validation_shapes
 from tessera.data.feed.tile_grid import DEFAULT_OVERLAP, check_tiles, tile_windows
 from tessera.models.heads.head import Head
-from tessera.models.nms import (
-    NmsSettings,
-    nms_of_candidates,
-    non_max_suppression,
-    select_candidates,
-    undo_letterbox,
-)
+from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppression, select_candidates, undo_letterbox
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.merge_tiles import join
 from tessera.utils.runtime.model import Backend, ImageBackend, Model
@@ -116,13 +110,7 @@ def network_nms(rules: NmsSettings, network: Backend | Head) -> NmsSettings:
 
 
 def nms_settings(
-    model: Model,
-    *,
-    conf: float,
-    iou: float,
-    max_det: int,
-    agnostic: bool = False,
-    class_confs: tuple[float, ...] = (),
+    model: Model, *, conf: float, iou: float, max_det: int, agnostic: bool = False, class_confs: tuple[float, ...] = ()
 ) -> NmsSettings:
     """Return the NMS settings of a model: multi-label as in a validation, unless there is one class."""
     one_class = len(model.names) == 1

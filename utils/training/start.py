@@ -50,12 +50,7 @@ OUT_OF_MEMORY_REMEDIES = (
 
 
 def open_run(
-    flags: TrainConfig,
-    hyp: Hyp | None,
-    world: World,
-    resumed: ResumedRun | None,
-    folder: Path | None,
-    stack: ExitStack,
+    flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun | None, folder: Path | None, stack: ExitStack
 ) -> tuple[RunContext, TrainingData, TrainState[DetectionModel], Criterion[Any]]:
     """Return a run's context, data, state and loss from the flags; every rank calls this.
 

@@ -21,7 +21,9 @@ def match_classes(known: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...
     if len(known) == len(wanted) and (numbered or [SINGLE_CLASS] in (list(known), list(wanted))):
         return tuple(range(len(wanted)))
     found = [-1] * len(wanted)
-    spellings: tuple[Callable[[str], str], ...] = () if numbered else (str, _normalized)
+    spellings: tuple[Callable[[str], str], ...] = (
+        () if numbered else (str, lambda name: "".join(name.casefold().split()))
+    )
     for spelled in spellings:
         taken = set(found)
         offered = [(spelled(name), number) for number, name in enumerate(known) if number not in taken]
@@ -65,7 +67,3 @@ def reordered_classes(before: Sequence[str], now: Sequence[str]) -> str:
 
 def _are_numbers(names: Sequence[str]) -> bool:
     return list(names) == [str(number) for number in range(len(names))]
-
-
-def _normalized(name: str) -> str:
-    return "".join(name.casefold().split())

@@ -48,9 +48,7 @@ class CocoFile:
 def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
     """Read a COCO detection file.
 
-    Args:
-        path: the JSON file.
-        folders: candidate image folders; the one that has the most of the images is used for all, the first on a tie.
+    Of `folders`, the one that has the most of the images is used for all, the first on a tie.
 
     Raises:
         UserError: the file is unreadable, not COCO, or has a duplicate id, category name or file name.

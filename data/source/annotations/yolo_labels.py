@@ -35,11 +35,10 @@ class IgnoredRegions(NamedTuple):
     Attributes:
         classes: class of each region; ALL_CLASSES; -2 - k for the k-th ignored class, which applies to all, too.
             Classes that are left out have the numbers below these; the scan drops them.
-        boxes: as in ParsedLabels.
     """
 
     classes: list[int]
-    boxes: list[float]
+    boxes: list[float]  # as in ParsedLabels
 
 
 @dataclass

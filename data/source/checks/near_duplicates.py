@@ -115,12 +115,8 @@ def near_duplicates(fingerprints: Sequence[Fingerprint], splits: Sequence[int]) 
 
     A chain of n images so has n - 1 pairs, and memory does not grow with the number of compared pairs.
 
-    Args:
-        fingerprints: of N images.
-        splits: number of each image's split, ascending.
-
-    Returns:
-        (first, second, different bits), pairs of two splits first, then by bits.
+    `splits` is the number of each image's split, ascending. Return (first, second, different bits), pairs of two
+    splits first, then by bits.
     """
     bits = np.stack([fingerprint.bits for fingerprint in fingerprints])
     small = np.stack([fingerprint.small for fingerprint in fingerprints]).reshape(len(fingerprints), -1)

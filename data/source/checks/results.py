@@ -127,10 +127,7 @@ class DatasetCheck:
         named = {
             "counts": [one._asdict() for one in self.counts],
             "twins": [one._asdict() for one in self.twins],
-            "drifts": [
-                one._asdict() | {"moved": [fraction_text._asdict() for fraction_text in one.moved]}
-                for one in self.drifts
-            ],
+            "drifts": [one._asdict() | {"moved": [moved._asdict() for moved in one.moved]} for one in self.drifts],
             "remarks": [one._asdict() for one in self.remarks],
         }
         return {**dataclasses.asdict(self), **named}

@@ -59,10 +59,6 @@ class Detect(Head):
             which start as squares of 4·stride·2^(i/na) pixels, the sizes of RetinaNet (Lin et al. 2017).
         channels: of each level's map.
         strides: pixels per cell of each level.
-
-    Attributes:
-        anchors: buffer (nl, na, 2), width and height in grid units (pixels / stride).
-        no, nl, na: outputs per anchor, levels, anchors per level.
     """
 
     has_objectness = True
@@ -70,7 +66,7 @@ class Detect(Head):
     yaml_tensors = ("anchors",)
     outputs_before_classes = 5
 
-    anchors: Tensor
+    anchors: Tensor  # buffer (nl, na, 2), width and height in grid units (pixels / stride)
 
     def __init__(
         self, nc: int, anchors: Sequence[Sequence[float]] | int, channels: Sequence[int], strides: Sequence[float]

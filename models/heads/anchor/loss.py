@@ -39,13 +39,7 @@ class DetectionLoss(Criterion[AnchorAssignment]):
     names = ("box", "obj", "cls")
 
     def __init__(
-        self,
-        head: Detect,
-        hyp: Hyp,
-        *,
-        imgsz: int,
-        label_smoothing: float = 0.0,
-        class_weights: Tensor | None = None,
+        self, head: Detect, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
     ) -> None:
         """Prepare the loss of a head; later changes of its anchors are followed. Class targets are 1 - ε/2 and ε/2.
 

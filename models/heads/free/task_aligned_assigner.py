@@ -66,11 +66,7 @@ class AnchorFreeAssignment(Assignment):
 
 
 def assign_candidates(
-    targets: Targets,
-    strides: Sequence[float],
-    most: int,
-    batch_size: int,
-    grids_hw: tuple[tuple[int, int], ...],
+    targets: Targets, strides: Sequence[float], most: int, batch_size: int, grids_hw: tuple[tuple[int, int], ...]
 ) -> AnchorFreeAssignment:
     """List the cells whose centre lies in an object, on every level; `most` is K, `grids_hw` are sizes in cells.
 

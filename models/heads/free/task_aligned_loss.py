@@ -67,9 +67,7 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
     ) -> None:
         """Prepare the loss of a head, with `hyp`'s topk, alpha and beta.
 
-        Args:
-            gains: of the losses of one set of branches, by name.
-            widths: numbers per cell of each output of one set of branches.
+        For one set of branches: `gains` of the losses by name, and `widths`, the numbers per cell of each output.
         """
         if label_smoothing:
             log.warning("--label-smoothing has no effect: this head has soft targets already.")

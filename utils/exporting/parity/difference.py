@@ -15,22 +15,15 @@ _MIN_IOU = 0.5  # of two boxes that match
 
 
 class Tolerance(NamedTuple):
-    """Allowed differences between an exported file and its network.
+    """Allowed differences between an exported file and its network."""
 
-    Attributes:
-        box_px, score: largest difference of a box side in pixels of the network input, and of a score.
-        typical_px, typical_score: largest median of these differences.
-        matched: smallest fraction of matched detections, without those near a threshold.
-        margin: a score this close to a threshold may lie on either side of it.
-        overlap: an IoU this close to the NMS threshold may lie on either side; None = NMS ties count as differences.
-    """
-
-    box_px: float
-    score: float
-    typical_px: float
+    box_px: float  # largest difference of a box side in pixels of the network input
+    score: float  # and of a score
+    typical_px: float  # largest medians of these differences
     typical_score: float
-    matched: float
-    margin: float
+    matched: float  # smallest fraction of matched detections, without those near a threshold
+    margin: float  # a score this close to a threshold may lie on either side of it
+    # An IoU this close to the NMS threshold may lie on either side; None = NMS ties count as differences.
     overlap: float | None = None
 
 

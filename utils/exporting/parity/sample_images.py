@@ -21,9 +21,7 @@ WHOLE = 6  # images that are not cropped
 def sample_images(index: DatasetIndex | None, size: int) -> tuple[tuple[Pixels, ...], str]:
     """Return images of at least six aspect ratios, uint8 (H, W, 3) RGB, and a description of their origin.
 
-    Args:
-        index: source of the images, spread evenly over its aspect ratios; None = drawn shapes.
-        size: long side of drawn images in pixels.
+    They are spread evenly over the aspect ratios of `index`; None = drawn shapes with a long side of `size` pixels.
     """
     found = [] if index is None else _decoded(index)
     if index is not None and found:

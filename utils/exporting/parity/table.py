@@ -42,24 +42,16 @@ def accuracy(found: Evaluation, reference: Evaluation) -> Accuracy:
 
 @dataclass(frozen=True)
 class Row:
-    """One file; None = not evaluated.
-
-    Attributes:
-        precision: types of its tensors; "" = unknown.
-        milliseconds: median per image, from pixels to boxes.
-        difference: from its network.
-        failures: reasons for refusal; "" = none.
-        unverified: reason for which it was not verified; "" = verified.
-    """
+    """One file; None = not evaluated."""
 
     name: str
     megabytes: float
-    precision: str
-    milliseconds: float | None = None
+    precision: str  # types of its tensors; "" = unknown
+    milliseconds: float | None = None  # median per image, from pixels to boxes
     accuracy: Accuracy | None = None
-    difference: Difference | None = None
-    failures: str = ""
-    unverified: str = ""
+    difference: Difference | None = None  # from its network
+    failures: str = ""  # reasons for refusal; "" = none
+    unverified: str = ""  # reason for which it was not verified; "" = verified
 
     def as_dict(self) -> dict[str, Any]:
         found, apart = self.accuracy, self.difference

@@ -43,16 +43,11 @@ UNSURE_ROUNDS = (Round(0.001, 0.6, 300), Round(0.003, 0.3, 3, 2))  # of a model 
 
 
 class Trial(NamedTuple):
-    """Detections of a network in each round.
-
-    Attributes:
-        found: of each round, the detections of each image.
-        milliseconds: median per image of the last round.
-    """
+    """Detections of a network in each round."""
 
     rounds: tuple[Round, ...]
-    found: tuple[tuple[Detections, ...], ...]
-    milliseconds: float
+    found: tuple[tuple[Detections, ...], ...]  # of each round, the detections of each image
+    milliseconds: float  # median per image of the last round
 
 
 def run_trial(
@@ -78,12 +73,7 @@ def trial_difference(
     for current, expected, found in zip(reference.rounds, reference.found, other.found, strict=True):
         for image, one, two in zip(images[:: current.step], expected, found, strict=True):
             scale = imgsz / max(image.shape[:2])
-            limits = {
-                "conf": current.conf,
-                "max_det": current.max_det,
-                "scale": scale,
-                "margin": allowed.margin,
-            }
+            limits = {"conf": current.conf, "max_det": current.max_det, "scale": scale, "margin": allowed.margin}
             compared = compare(one, two, **limits)
             if allowed.overlap is not None and compared.exceeds(allowed):
                 rules = current.rules(network)
@@ -95,15 +85,10 @@ def trial_difference(
 
 
 class Candidates(NamedTuple):
-    """Predictions of a network for an image before NMS.
+    """Predictions of a network for an image before NMS."""
 
-    Attributes:
-        placed: in pixels of the image, clipped to it.
-        in_batch: the same rows in pixels of the network input, unclipped, as NMS compares them.
-    """
-
-    placed: Detections
-    in_batch: Detections
+    placed: Detections  # in pixels of the image, clipped to it
+    in_batch: Detections  # the same rows in pixels of the network input, unclipped, as NMS compares them
 
 
 def candidates_of(backend: Backend, rules: NmsSettings, imgsz: int, image: NDArray[np.uint8]) -> Candidates:

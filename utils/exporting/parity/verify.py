@@ -50,11 +50,7 @@ class Verified(NamedTuple):
 
 
 def verify(
-    job: ExportJob,
-    files: dict[str, Path],
-    world: World,
-    index: DatasetIndex | None,
-    class_of: tuple[int, ...] = (),
+    job: ExportJob, files: dict[str, Path], world: World, index: DatasetIndex | None, class_of: tuple[int, ...] = ()
 ) -> Verified:
     """Run every file beside the network and print the table.
 

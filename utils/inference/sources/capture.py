@@ -19,12 +19,7 @@ _MOST_FPS, _MOST_FRAMES = 10_000, 1 << 40  # larger values in a header are wrong
 
 
 class Capture:
-    """A video, camera or stream; check `is_open`.
-
-    Args:
-        where: absolute path or URL for FFmpeg, or the number of a camera.
-        open_s, read_s: timeouts of URLs for opening and for a frame, in seconds.
-    """
+    """A video, camera or stream: absolute path or URL for FFmpeg, or a camera's number; check `is_open`."""
 
     def __init__(self, where: str | int, *, open_s: float | None = None, read_s: float | None = None) -> None:
         self._capture = cv2.VideoCapture()

@@ -24,27 +24,17 @@ class VideoFacts(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """One image, or one frame of a video or stream.
+    """One image, or one frame of a video or stream."""
 
-    Attributes:
-        pixels: uint8 (H, W, 3) RGB, upright.
-        source: path, URL without its password, camera number, or "-" for standard input.
-        name: relative output path: the path inside the given folder, such as a/1.jpg, or the file name.
-        frame: number from 0, counting dropped and skipped frames too; None for an image.
-        time_s: presentation time of a video frame; for a stream, seconds from its opening to the arrival; None for an
-            image.
-        wall_s: Unix time at which a stream frame arrived; None for images and videos.
-        dropped: stream frames that newer ones replaced since the previous Frame.
-    """
-
-    pixels: Pixels
-    source: str
+    pixels: Pixels  # uint8 (H, W, 3) RGB, upright
+    source: str  # path, URL without its password, camera number, or "-" for standard input
     media: Media = "picture"
-    name: PurePath = _NAME
-    frame: int | None = None
+    name: PurePath = _NAME  # relative output path: the path inside the given folder, such as a/1.jpg, or the file name
+    frame: int | None = None  # number from 0, counting dropped and skipped frames too; None for an image
+    # Presentation time of a video frame; for a stream, seconds from its opening to the arrival; None for an image.
     time_s: float | None = None
-    wall_s: float | None = None
-    dropped: int = 0
+    wall_s: float | None = None  # Unix time at which a stream frame arrived; None for images and videos
+    dropped: int = 0  # stream frames that newer ones replaced since the previous Frame
 
 
 @dataclass(frozen=True)
@@ -56,23 +46,19 @@ class SourceEvent:
         kind: "opened": the first frame of a video or stream arrived. "gap": a stream stalled or lost its connection.
             "reconnected": it is back. "ended": the video is over, or the stream was given up. "damaged": a file is
             truncated; what was read stays. "unreadable": nothing, or nothing more, can be read.
-        message: one line that names the source.
-        frame: number of the next frame; None for an image.
         time_s, wall_s: as in Frame; of a video, the time of its last frame.
-        seconds: length of a gap so far.
-        facts: of an opened video or stream.
     """
 
     source: str
     kind: Kind
-    message: str
+    message: str  # one line that names the source
     media: Media = "picture"
     name: PurePath = _NAME
-    frame: int | None = None
+    frame: int | None = None  # number of the next frame; None for an image
     time_s: float | None = None
     wall_s: float | None = None
-    seconds: float | None = None
-    facts: VideoFacts | None = None
+    seconds: float | None = None  # length of a gap so far
+    facts: VideoFacts | None = None  # of an opened video or stream
 
     @property
     def is_failure(self) -> bool:

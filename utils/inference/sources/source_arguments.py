@@ -44,21 +44,13 @@ Form = Literal["picture", "video", "stream", "camera", "address", "stdin", "unre
 
 @dataclass(frozen=True)
 class Origin:
-    """One source.
+    """One source."""
 
-    Attributes:
-        form: "address" is a http(s) URL, whose response tells its type; "unreadable" an invalid line of a list.
-        where: path, URL, camera number, or "-".
-        name: relative output path, as in Frame; "" = the file name.
-        why: message of an unreadable one.
-        found_in: of a file in a given folder or glob, that folder.
-    """
-
-    form: Form
-    where: str
-    name: str = ""
-    why: str = ""
-    found_in: str = ""
+    form: Form  # "address" is a http(s) URL, whose response tells its type; "unreadable" an invalid line of a list
+    where: str  # path, URL, camera number, or "-"
+    name: str = ""  # relative output path, as in Frame; "" = the file name
+    why: str = ""  # message of an unreadable one
+    found_in: str = ""  # of a file in a given folder or glob, that folder
 
     @property
     def source(self) -> str:
@@ -135,7 +127,10 @@ def _of_path(text: str) -> list[Origin]:
         raise UserError("--source: found an empty text, expected a path, a URL, a camera number or -.")
     path = str(user_path(text, "--source"))
     if os.path.isdir(path):
-        return _of_folder(path)
+        files = _read_alone(
+            sorted(files_below(path, _LOOKED_FOR)), shown(Path(path)), "found neither images nor videos in the folder"
+        )
+        return _named(files, path)
     if os.path.lexists(path):
         if suffix_of(path) in LIST_SUFFIXES:
             return _of_list(path)
@@ -163,13 +158,6 @@ def _of_file(path: str) -> Origin | None:
     if is_image(head):
         return Origin("picture", path)
     return Origin("video", path) if is_video(head) else None
-
-
-def _of_folder(path: str) -> list[Origin]:
-    files = _read_alone(
-        sorted(files_below(path, _LOOKED_FOR)), shown(Path(path)), "found neither images nor videos in the folder"
-    )
-    return _named(files, path)
 
 
 def _of_glob(text: str, path: str) -> list[Origin]:

@@ -22,24 +22,15 @@ _LOOK_S = 1.0  # interval of checks for Ctrl-C
 
 @dataclass(frozen=True)
 class StreamTimeouts:
-    """Timeouts and retries of a stream.
+    """Timeouts and retries of a stream."""
 
-    Attributes:
-        open_s: longest time to connect and receive the first frame.
-        read_s: longest time without a frame before reconnecting.
-        stall_s: shortest time without a frame that is reported as a gap, if it is ten times the usual one.
-        tries: connection attempts before the first frame; cameras have one.
-        pause_s: before another attempt; it doubles up to `longest_pause_s`.
-        give_up_s: time without a frame after which a stream ends.
-    """
-
-    open_s: float = 10.0
-    read_s: float = 5.0
-    stall_s: float = 2.0
-    tries: int = 3
-    pause_s: float = 0.5
+    open_s: float = 10.0  # longest time to connect and receive the first frame
+    read_s: float = 5.0  # longest time without a frame before reconnecting
+    stall_s: float = 2.0  # shortest time without a frame that is reported as a gap, if it is ten times the usual one
+    tries: int = 3  # connection attempts before the first frame; cameras have one
+    pause_s: float = 0.5  # before another attempt; it doubles up to `longest_pause_s`
     longest_pause_s: float = 15.0
-    give_up_s: float = 600.0
+    give_up_s: float = 600.0  # time without a frame after which a stream ends
 
 
 TIMEOUTS = StreamTimeouts()
@@ -53,19 +44,14 @@ class StreamReader(threading.Thread):
         ready: guards `waiting` and `is_over` of all readers, and is notified of changes.
         every_frame: block while the queue is full, instead of replacing the queued frame by a newer one.
         vid_stride: use each `vid_stride`-th frame.
-
-    Attributes:
-        waiting: queue of frames, in BGR, and events.
-        is_over: no more items follow.
-        failure: exception that ended the thread.
     """
 
     def __init__(self, origin: Origin, ready: threading.Condition, *, every_frame: bool, vid_stride: int) -> None:
         super().__init__(name=f"stream {origin.place}", daemon=True)
         self.origin, self._timeouts = origin, TIMEOUTS
-        self.waiting: deque[Frame | SourceEvent] = deque()
-        self.is_over = False
-        self.failure: BaseException | None = None
+        self.waiting: deque[Frame | SourceEvent] = deque()  # queue of frames, in BGR, and events
+        self.is_over = False  # no more items follow
+        self.failure: BaseException | None = None  # exception that ended the thread
         self._ready, self._every_frame, self._vid_stride = ready, every_frame, vid_stride
         self._stopped = threading.Event()
         self._number = 0
