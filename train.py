@@ -33,7 +33,7 @@ from tessera.utils.startup import check_command_line, end_process
 if __name__ == "__main__":
     check_command_line(TrainConfig)
 
-from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.utils.checkpoints.initial_model import head_class, read_weights, start_kind
 from tessera.utils.checkpoints.resume import ResumedRun
@@ -90,7 +90,7 @@ def train(
         Interrupted, Pruned: on every rank, after a stop signal to one, or if the search ends this training.
     """
     with ExitStack() as stack:
-        interruption = stack.enter_context(StopSignals("before the first step was done"))
+        stop_signals = stack.enter_context(StopSignals("before the first step was done"))
         stack.enter_context(world.accelerator.deterministic_kernels(flags.deterministic))
         init_seeds(flags.seed + 1 + world.rank)
 
@@ -110,9 +110,9 @@ def train(
         step = TrainStep(model, state, criterion, run, profile)
         guard = DivergenceGuard(run, data.train, state.precision.scaler.get_scale)
         saver = stack.enter_context(
-            Saver(run, state, data.train_hash, data.spec.pixels, interruption, lambda: guard.note(step.settle()).stop)
+            Saver(run, state, data.train_hash, data.spec.pixels, stop_signals, lambda: guard.note(step.settle()).stop)
         )
-        validation = Validation(run, state, val_loader, criterion, saver, recorder, profile, interruption, watch)
+        validation = Validation(run, state, val_loader, criterion, saver, recorder, profile, stop_signals, watch)
         preflight(world, run.folder)
         log.info(row("Output", f"{run.folder} ({state.precision.name}, batch size {run.batch_size})"))
 
@@ -131,13 +131,13 @@ def train(
                     iteration = epoch * batches + progress.step_in_epoch
                     window = schedule.window(iteration)
                     schedule.apply(state.optimizer, iteration + window - 1)
-                    result = step(itertools.islice(stream, window), window, interruption.asked)
-                    interruption.defer()  # from now on a signal ends in a checkpoint
+                    result = step(itertools.islice(stream, window), window, stop_signals.asked)
+                    stop_signals.defer()  # from now on a signal ends in a checkpoint
                     bar.update(window, progress.mean_losses() * world.size, result.objects, run.imgsz)
                     guard.note(result.flags)
                     saver.after_step(result.flags.stop)
                     profile.step()
-                interruption.defer()  # also if the resumed run had finished the epoch's steps
+                stop_signals.defer()  # also if the resumed run had finished the epoch's steps
                 saver.settle()
             losses = world.sum(progress.mean_losses().to(world.device))
             metrics = validation.after_epoch(epoch)
@@ -155,7 +155,7 @@ def train(
             if stop:
                 log.info(f"Stopped early: no improvement in the last {plural(state.stopper.patience, 'epoch')}.")
                 break
-        interruption.stop_immediately(
+        stop_signals.stop_immediately(
             f"after the last epoch, whose checkpoint is saved; validate {saver.best} with {called('val.py')}"
         )
         return validation.validate_best(data)

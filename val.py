@@ -30,7 +30,7 @@ if __name__ == "__main__":
 from tessera.data.source.index import build_index, index_warnings
 from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
-from tessera.utils.evaluation.coco import results_ids, save_coco_results
+from tessera.utils.evaluation.coco_results import results_ids, save_coco_results
 from tessera.utils.evaluation.evaluate import evaluate_split
 from tessera.utils.evaluation.label_files import LabelFileWriter
 from tessera.utils.evaluation.predictors import DetectionCollector, Settings

@@ -27,7 +27,7 @@ MAX_CELLS = 2**24  # numbers in a layer's output for the probe image; 64 MiB
 
 
 @dataclass(frozen=True)
-class Kind:
+class LayerType:
     """Meaning of a module name in a model YAML."""
 
     make: Callable[..., nn.Module]
@@ -38,8 +38,8 @@ class Kind:
     joins: bool = False  # takes a list of several maps
 
 
-def _channelled(make: Callable[..., nn.Module], *, deep: bool = False, **arguments: read.Reader) -> Kind:
-    return Kind(make, {"channels": read.count, **arguments}, required=1, channelled=True, deep=deep)
+def _channelled(make: Callable[..., nn.Module], *, deep: bool = False, **arguments: read.Reader) -> LayerType:
+    return LayerType(make, {"channels": read.count, **arguments}, required=1, channelled=True, deep=deep)
 
 
 _PADDING = read.optional(read.margin)
@@ -47,7 +47,7 @@ _KERNEL: dict[str, Any] = {"kernel": read.size, "stride": read.size, "padding": 
 _BLOCK: dict[str, Any] = {"shortcut": read.flag, "groups": read.count, "expansion": read.positive}
 _RESIZE = read.one_of("nearest", "nearest-exact", "bilinear", "bicubic")
 
-KINDS: dict[str, Kind] = {
+LAYER_TYPES: dict[str, LayerType] = {
     "Conv": _channelled(Conv, **_KERNEL, dilation=read.count, act=read.flag),
     "DWConv": _channelled(DWConv, kernel=read.size, stride=read.size, dilation=read.count, act=read.flag),
     "Focus": _channelled(Focus, **_KERNEL, act=read.flag),
@@ -68,15 +68,15 @@ KINDS: dict[str, Kind] = {
     ),
     "SPP": _channelled(SPP, kernels=read.counts),
     "SPPF": _channelled(SPPF, kernel=read.count),
-    "Concat": Kind(Concat, {"dim": read.axis}, joins=True),
-    "nn.Upsample": Kind(
+    "Concat": LayerType(Concat, {"dim": read.axis}, joins=True),
+    "nn.Upsample": LayerType(
         nn.Upsample, {"size": read.optional(read.size), "scale_factor": read.optional(read.positive), "mode": _RESIZE}
     ),
-    "nn.MaxPool2d": Kind(
+    "nn.MaxPool2d": LayerType(
         nn.MaxPool2d, {"kernel": read.size, "stride": read.optional(read.size), "padding": read.margin}, required=1
     ),
-    "nn.ZeroPad2d": Kind(nn.ZeroPad2d, {"padding": read.padding4}, required=1),
-    "nn.Identity": Kind(nn.Identity),
+    "nn.ZeroPad2d": LayerType(nn.ZeroPad2d, {"padding": read.padding4}, required=1),
+    "nn.Identity": LayerType(nn.Identity),
 }
 
 
@@ -139,10 +139,10 @@ def _require_small(layer: LayerSpec, parameters: int, output: Tensor) -> None:
 
 def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) -> tuple[nn.Module, Tensor]:
     """Build one layer after others of `before` parameters; also return its output for `inputs`, on the meta device."""
-    kind = KINDS.get(layer.module)
+    kind = LAYER_TYPES.get(layer.module)
     if kind is None:
         raise ConfigError(
-            f"{layer.where}: unknown module; known are {', '.join(KINDS)}.{did_you_mean(layer.module, KINDS)}"
+            f"{layer.where}: unknown module; known are {', '.join(LAYER_TYPES)}.{did_you_mean(layer.module, LAYER_TYPES)}"
         )
     if len(inputs) != 1 and not kind.joins:
         raise ConfigError(
@@ -165,7 +165,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
     return _make(kind, layer.repeats, inputs[0].shape[1], values, width), output
 
 
-def _make(kind: Kind, repeats: int, c_in: int, values: list[Any], width: float) -> nn.Module:
+def _make(kind: LayerType, repeats: int, c_in: int, values: list[Any], width: float) -> nn.Module:
     """Return one module of a kind, or a sequence of them."""
     if kind.channelled:
         c_out, *rest = math.ceil(values[0] * width / 8) * 8, *values[1:]

@@ -107,7 +107,7 @@ class DetectionModel(nn.Module):
                 module.fold_batch_norm(dtype)
         return self
 
-    def freeze_norm_statistics(self, layers: int) -> None:
+    def freeze_bn_statistics(self, layers: int) -> None:
         """Freeze the normalisation statistics of the first `layers` layers in training."""
         for layer in self.model[:layers]:
             for module in layer.modules():
@@ -120,7 +120,7 @@ class DetectionModel(nn.Module):
             yield from self.model[index].named_parameters(prefix=f"model.{index}")
 
 
-def usable_imgsz(imgsz: int, stride: int) -> int:
+def check_imgsz(imgsz: int, stride: int) -> int:
     """Return `imgsz` rounded by `round_imgsz`, and warn if that changes it."""
     rounded = round_imgsz(imgsz, stride)
     if rounded != imgsz:

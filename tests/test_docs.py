@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.feed.sampler import EpochOrder, EpochSampler
+from tessera.data.feed.sampler import EpochOrder, TrainSampler
 from tessera.utils import environment
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.flags.compare import CompareConfig
@@ -34,7 +34,7 @@ each_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path
 
 def law(images: int) -> str:
     """Return a row of the page's table: two ranks, global batches of 4 images, seed 0."""
-    samplers = [EpochSampler(EpochOrder(images, 4, 0, 64), r, 2) for r in range(2)]
+    samplers = [TrainSampler(EpochOrder(images, 4, 0, 64), r, 2) for r in range(2)]
     counts = {sum(len(batch) for batch in sampler) for sampler in samplers}
     assert len(counts) == 1, "equal on all ranks"
     orders = [shown(samplers[0].order.plan(epoch)[0].tolist(), images) for epoch in range(2)]

@@ -272,9 +272,7 @@ class TrainConfig(Options):
         -1, "disable mosaic and mixup for the last N epochs (-1 = from the hyperparameters)", kind=int, low=-1
     )
     deterministic: bool = option(False, "use deterministic kernels, for bit-reproducible runs", kind=bool)
-    profile: bool = option(
-        False, "print times per epoch, and write a torch.profiler trace of a few steps", kind=bool
-    )
+    profile: bool = option(False, "print times per epoch, and write a torch.profiler trace of a few steps", kind=bool)
     # --log is the older name. Under torchrun, which has flags of its own that begin with it, it cannot be typed.
     loggers: str = option("tensorboard", f"comma-separated list of {', '.join(LOGGER_NAMES)}; or none", "--log")
     check_data: bool = option(False, "check the dataset, print all problems, and exit", kind=bool)

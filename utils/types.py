@@ -159,7 +159,7 @@ class Draw:
     epoch: int  # from 0
     size_hw: tuple[int, int]  # of the sample in pixels, multiples of the stride
     # Images near this position, itself included, and their positions: candidates for a mosaic.
-    neighbours: Mapping[int, int] = field(default_factory=dict)
+    mosaic_candidates: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass

@@ -26,7 +26,7 @@ from tessera.utils.types import FILL
 _SUBPIXEL_BITS = 4  # fixed-point fraction of the polygon vertices that OpenCV fills
 
 
-class Tile(NamedTuple):
+class PlacedImage(NamedTuple):
     """An image, uint8 (H, W, 3), and the position of its corner on a canvas, which clips it."""
 
     image: NDArray[np.uint8]
@@ -35,7 +35,7 @@ class Tile(NamedTuple):
 
 
 def render(
-    tiles: Sequence[Tile],
+    tiles: Sequence[PlacedImage],
     warp: Warp,
     out: NDArray[np.uint8],
     colours: HsvJitter = NO_JITTER,
@@ -58,7 +58,7 @@ def render(
         colours(out)
 
 
-def _resize_tiles(tiles: Sequence[Tile], warp: Warp, out: NDArray[np.uint8], colours: HsvJitter) -> None:
+def _resize_tiles(tiles: Sequence[PlacedImage], warp: Warp, out: NDArray[np.uint8], colours: HsvJitter) -> None:
     height, width = warp.size_hw
     canvas_h, canvas_w = warp.canvas_hw
     (scale_x, _, shift_x), (_, scale_y, shift_y), _ = warp.matrix.tolist()
@@ -98,7 +98,7 @@ def _visible_part(
     return slice(seen_low - start, seen_high - start), slice(target_low, target_high)
 
 
-def _warp_tile(tile: Tile, warp: Warp, out: NDArray[np.uint8]) -> None:
+def _warp_tile(tile: PlacedImage, warp: Warp, out: NDArray[np.uint8]) -> None:
     if tile.image.size == 0:
         out.fill(FILL)
         return
@@ -114,7 +114,7 @@ def _warp_tile(tile: Tile, warp: Warp, out: NDArray[np.uint8]) -> None:
         cv2.warpAffine(tile.image, matrix[:2], size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
 
 
-def _compose(tiles: Sequence[Tile], warp: Warp, pasted: CanvasLabels | None) -> Tile:
+def _compose(tiles: Sequence[PlacedImage], warp: Warp, pasted: CanvasLabels | None) -> PlacedImage:
     """Compose the visible part of the canvas, with pasted objects, as one tile."""
     canvas_w = warp.canvas_hw[1]
     left, top, right, bottom = _window(warp)
@@ -134,7 +134,7 @@ def _compose(tiles: Sequence[Tile], warp: Warp, pasted: CanvasLabels | None) -> 
         for outline in np.split(pasted.points, np.cumsum(pasted.counts)[:-1]):
             cv2.fillPoly(mask, [np.rint((outline - origin) * unit).astype(np.int32)], 255, shift=_SUBPIXEL_BITS)
         cv2.copyTo(cv2.flip(canvas, 1), mask, canvas)
-    return Tile(canvas, left, top)
+    return PlacedImage(canvas, left, top)
 
 
 def _window(warp: Warp) -> tuple[int, int, int, int]:

@@ -24,7 +24,7 @@ MIN_AREA_LEFT = 0.1  # fraction of an object's area that must stay visible
 MIN_AREA_LEFT_OUTLINE = 0.01  # the same for polygons, whose boxes shrink to their visible part
 
 
-def with_regions(sample: Sample, regions_xyxy: NDArray[np.float32]) -> Sample:
+def append_ignored_regions(sample: Sample, regions_xyxy: NDArray[np.float32]) -> Sample:
     """Append ignored regions, (r, 4), to the objects of a sample."""
     outlines = regions_xyxy[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)
     return Sample(

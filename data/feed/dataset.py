@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
 from tessera.data.augment import albumentations_filters
-from tessera.data.augment.labels import with_regions
-from tessera.data.augment.mosaic import Placement, letterbox, train_sample
+from tessera.data.augment.labels import append_ignored_regions
+from tessera.data.augment.pipeline import Placement, letterbox, train_sample
 from tessera.data.feed.decoded_cache import DecodedCache
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.source.decode import UndecodableImage
@@ -63,7 +63,7 @@ class DetectionDataset(Dataset[Batch]):
         segments = self.index.segments(index)
         sample = Sample(image, boxes_xyxy * np.tile(scale_xy, 2), classes, [points * scale_xy for points in segments])
         _, regions_xyxy = self.index.ignored(index)
-        return with_regions(sample, regions_xyxy * np.tile(scale_xy, 2)) if len(regions_xyxy) else sample
+        return append_ignored_regions(sample, regions_xyxy * np.tile(scale_xy, 2)) if len(regions_xyxy) else sample
 
     def __getitems__(self, draws: Sequence[Draw]) -> Batch | UserError:
         """Build the batch of `draws`, which have one shape. A `UserError` is returned, for the rank to raise."""

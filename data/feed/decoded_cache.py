@@ -98,7 +98,7 @@ class DecodedCache:
             return None
         if len(self._store) == self.slots:  # each image has its own
             return index
-        position = self._draw.neighbours.get(index)
+        position = self._draw.mosaic_candidates.get(index)
         return None if position is None else position % self.slots
 
     def _hold(self, slot: int, index: int) -> None:

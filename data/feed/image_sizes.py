@@ -2,7 +2,7 @@
 
 The long side becomes the image size; the short side keeps the aspect ratio. Validation and detection shrink with area
 averaging. They pad each side to a multiple of the stride, with at least half a stride of grey, so that the shape of an
-image does not depend on its batch. `letterbox` of data/augment/mosaic.py centres the image.
+image does not depend on its batch. `letterbox` of data/augment/pipeline.py centres the image.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tessera.utils.machine.opencv import cv2
 
 
-def loaded_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
+def resized_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
     """Return height and width after loading, int64 (..., 2): the long side is `imgsz`, the short side is at least 1.
 
     `sizes_hw` is int (..., 2), in pixels. Halves round to even. Integer arithmetic keeps ties exact, also in an
@@ -27,12 +27,12 @@ def loaded_sizes(sizes_hw: NDArray[Any], imgsz: int) -> NDArray[np.int64]:
     return np.maximum(up - ((left == 0) & (up % 2 == 1)), 1)
 
 
-def padded_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> NDArray[np.int64]:
+def rect_train_shapes(sizes_hw: NDArray[np.int32], imgsz: int, stride: int) -> NDArray[np.int64]:
     """Return sizes (N, 2) after loading at `imgsz`, with sides rounded up to multiples of `stride`: int64 (N, 2)."""
-    return -(-loaded_sizes(sizes_hw, imgsz) // stride) * stride
+    return -(-resized_sizes(sizes_hw, imgsz) // stride) * stride
 
 
-def validation_shapes(sizes_hw: NDArray[Any], imgsz: int, stride: int) -> NDArray[np.int64]:
+def rect_val_shapes(sizes_hw: NDArray[Any], imgsz: int, stride: int) -> NDArray[np.int64]:
     """Return the padded validation shape of each image, int64 (N, 2), which depends on the image alone.
 
     Each side is ceil(side · imgsz / longest / stride + 1/2) · stride, in integers, so that ties are exact.

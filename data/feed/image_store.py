@@ -16,7 +16,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from tqdm import tqdm
 
-from tessera.data.feed.image_sizes import loaded_sizes, resized
+from tessera.data.feed.image_sizes import resized, resized_sizes
 from tessera.data.feed.tiles import TileIndex
 from tessera.data.source.decode import REDUCTIONS, UndecodableImage, read_image
 from tessera.utils.bit_depth import Pixels
@@ -46,7 +46,7 @@ class ImageStore:
         self, index: DatasetIndex, imgsz: int, interpolation: Interpolation, cache: IO[bytes] | None = None
     ) -> None:
         self.index, self.imgsz, self.interpolation = index, imgsz, interpolation
-        self._sizes_hw = loaded_sizes(index.sizes_hw, imgsz)
+        self._sizes_hw = resized_sizes(index.sizes_hw, imgsz)
         self._offsets = np.concatenate(([0], np.cumsum(self._sizes_hw.prod(axis=1) * 3)))
         self._cache = cache
         self._pixels = None if cache is None else self._map(cache)

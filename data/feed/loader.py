@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader
 
 from tessera.data.feed.dataset import DetectionDataset, TrainDataset, ValDataset
 from tessera.data.feed.decoded_cache import DecodedCache, share_decoded_cache
-from tessera.data.feed.image_sizes import padded_shapes, validation_shapes
+from tessera.data.feed.image_sizes import rect_train_shapes, rect_val_shapes
 from tessera.data.feed.image_store import ImageStore
-from tessera.data.feed.sampler import BLOCK, EpochOrder, EpochSampler, ShardSampler, near_batches, repeat_factors
+from tessera.data.feed.sampler import MOSAIC_BLOCK, EpochOrder, TrainSampler, ValSampler, mosaic_batches, repeat_factors
 from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.tiles import TileIndex
-from tessera.data.feed.workers import PREFETCH, WorkerWatchdog, affordable_workers, ignoring_lost_workers, init_worker
+from tessera.data.feed.workers import PREFETCH, WorkerWatchdog, ignore_killed_workers, init_worker, reserve_workers
 from tessera.data.source.messages import most_undecodable
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, lost_worker_error
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 _SHOWN = 5
 
-S = TypeVar("S", EpochSampler, ShardSampler)
+S = TypeVar("S", TrainSampler, ValSampler)
 
 
 class Loader(Generic[S]):
@@ -66,7 +66,7 @@ class Loader(Generic[S]):
 
     def close(self) -> None:
         """End and join the workers. The loader yields no batches afterwards."""
-        with delay_signals(), ignoring_lost_workers():
+        with delay_signals(), ignore_killed_workers():
             # These are the only references to torch's iterator, which joins its workers as it goes.
             self._stream = iter(())
             self._loader = None
@@ -110,14 +110,14 @@ class Loader(Generic[S]):
             log.log(self._log_level, f"{message} It is skipped.")
 
 
-class TrainLoader(Loader[EpochSampler]):
+class TrainLoader(Loader[TrainSampler]):
     """Training batches of one rank, epoch by epoch, from any batch on.
 
     When the last batch of an epoch is handed over, the workers start the next epoch. They prefetch it while the model
     is validated and saved. With `--image-weights` they wait, because the next epoch depends on that validation.
     """
 
-    def __init__(self, dataset: TrainDataset, sampler: EpochSampler, run: RunContext, workers: int) -> None:
+    def __init__(self, dataset: TrainDataset, sampler: TrainSampler, run: RunContext, workers: int) -> None:
         super().__init__(dataset, sampler, run.world, workers, run.config.seed)
         self._epochs, self._read_ahead = run.config.epochs, not run.config.image_weights
         self._position: tuple[int, int] | None = None  # (epoch, step) of the next batch in the stream
@@ -163,7 +163,7 @@ class TrainLoader(Loader[EpochSampler]):
             self.seek(*place)
 
 
-class ValLoader(Loader[ShardSampler]):
+class ValLoader(Loader[ValSampler]):
     """This rank's part of a validation set, possibly empty; each `iter()` is one pass."""
 
     _begun = False
@@ -205,19 +205,19 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: ShmBudget | N
         own = repeats[views.of_epoch(config.seed, 0)] if views is not None else repeats
         least, most = own.min() / own.mean(), own.max() / own.mean()
         log.info(f"--sampling balanced: each image is sampled {least:.2f} to {most:.2f} times per epoch")
-    shapes_hw = padded_shapes(index.sizes_hw, run.imgsz, run.stride) if config.rect else None
+    shapes_hw = rect_train_shapes(index.sizes_hw, run.imgsz, run.stride) if config.rect else None
     order = EpochOrder(len(index), run.batch_size, config.seed, run.imgsz, shapes_hw, repeats, views)
-    sampler = EpochSampler(order, world.rank, world.size)
+    sampler = TrainSampler(order, world.rank, world.size)
     memory = memory or ShmBudget(world)
     batch_bytes = run.rank_batch_size * run.imgsz**2 * 3
-    workers = affordable_workers(config.workers, batch_bytes, world, memory)
+    workers = reserve_workers(config.workers, batch_bytes, world, memory)
     images: ImageStore | DecodedCache = store
     if (run.mosaic_epochs > 0 or store.files < len(index)) and not store.is_cached:
         # Batches that a mosaic takes images from, and those that the fastest worker may be ahead of the slowest. Views
         # need the cache without mosaic too, because views of a batch share files.
-        batches = near_batches(run.batch_size) + workers * PREFETCH
+        batches = mosaic_batches(run.batch_size) + workers * PREFETCH
         node_images = min(
-            run.rank_batch_size * world.local_size + 2 * BLOCK, run.batch_size
+            run.rank_batch_size * world.local_size + 2 * MOSAIC_BLOCK, run.batch_size
         )  # blocks may extend beyond the rank
         images = share_decoded_cache(store, world, batch_size=run.batch_size, node_images=node_images, batches=batches)
     elif not store.is_cached:
@@ -243,18 +243,18 @@ def build_val_loader(
         store: the images, opened with "area" interpolation.
         batch_size: largest batch of this rank.
         stride: sides are padded to a multiple of it.
-        workers: requested workers; see `affordable_workers`.
+        workers: requested workers; see `reserve_workers`.
         memory: the node's shared-memory budget; None creates one.
         size_hw: height and width that every image is padded to; None pads each image as little as possible.
         repeats: whether there are several passes, so that a small split is cached.
     """
-    shapes = validation_shapes(store.index.sizes_hw, store.imgsz, stride)
+    shapes = rect_val_shapes(store.index.sizes_hw, store.imgsz, stride)
     if size_hw is not None:
         shapes = np.broadcast_to(np.array(size_hw, np.int64), shapes.shape)
     memory = memory or ShmBudget(world)
     batch_bytes = batch_size * int(shapes.prod(axis=1).max()) * 3
-    workers = affordable_workers(workers, batch_bytes, world, memory)
-    sampler = ShardSampler(world.rank, world.size, batch_size, shapes)
+    workers = reserve_workers(workers, batch_bytes, world, memory)
+    sampler = ValSampler(world.rank, world.size, batch_size, shapes)
     images = share_decoded_cache(store, world) if repeats and not store.is_cached else store
     return ValLoader(ValDataset(store.index, images), sampler, world, workers, seed=0)
 

@@ -22,12 +22,14 @@ from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import DatasetIndex, Draw
 
-BLOCK = 32  # adjacent positions of a batch whose images may share a mosaic
-NEAR = 128  # such images: those at the block's positions in this batch and preceding ones
+MOSAIC_BLOCK = 32  # adjacent positions of a batch whose images may share a mosaic
+MOSAIC_POOL = 128  # such images: those at the block's positions in this batch and preceding ones
 RUN = 4  # consecutive views of an image, which is decoded once for them
 
 
-def resample(order: NDArray[np.int64], repeats: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.int64]:
+def balanced_order(
+    order: NDArray[np.int64], repeats: NDArray[np.float64], rng: np.random.Generator
+) -> NDArray[np.int64]:
     """Resample an order (N,) to N images, each as often as its weight in `repeats` says, rounded up or down.
 
     Systematic sampling: the weights are laid end to end in the given order. N equidistant points with a random offset
@@ -70,17 +72,17 @@ def group_by_image(views: NDArray[np.int64], owners: NDArray[np.int64], rng: np.
     return views[by_owner][np.argsort(rng.permutation(run[-1] + 1)[run], kind="stable")]
 
 
-def near_batches(batch_size: int) -> int:
+def mosaic_batches(batch_size: int) -> int:
     """Return the number of batches that a mosaic's images come from, including the sample's own batch."""
-    return math.ceil(NEAR * _blocks(batch_size) / batch_size)
+    return math.ceil(MOSAIC_POOL * _blocks(batch_size) / batch_size)
 
 
-def block_of(position: int, batch_size: int) -> int:
+def mosaic_block(position: int, batch_size: int) -> int:
     """Return the block of a position: a global batch is cut into equal blocks of at most 32 positions."""
     return position % batch_size * _blocks(batch_size) // batch_size
 
 
-def neighbours(order: NDArray[np.int64], batch_size: int, batch: int, block: int) -> dict[int, int]:
+def mosaic_candidates(order: NDArray[np.int64], batch_size: int, batch: int, block: int) -> dict[int, int]:
     """Return the images that may share a mosaic with a block: those of the same block in this batch and preceding ones.
 
     There are 128 images, or a few more if blocks are smaller than 32, each with its position in the order. The epoch's
@@ -90,13 +92,13 @@ def neighbours(order: NDArray[np.int64], batch_size: int, batch: int, block: int
     """
     batches, blocks = len(order) // batch_size, _blocks(batch_size)
     slots = np.arange(-(-block * batch_size // blocks), -(-(block + 1) * batch_size // blocks))
-    rows = np.arange(batch + 1 - min(near_batches(batch_size), batches), batch + 1)
+    rows = np.arange(batch + 1 - min(mosaic_batches(batch_size), batches), batch + 1)
     positions = (rows[:, None] * batch_size + slots).ravel()
     return dict(zip(order[positions].tolist(), positions.tolist(), strict=True))
 
 
 def _blocks(batch_size: int) -> int:
-    return math.ceil(batch_size / BLOCK)
+    return math.ceil(batch_size / MOSAIC_BLOCK)
 
 
 class EpochOrder:
@@ -157,14 +159,14 @@ class EpochOrder:
         else:
             order = rng.choice(images, len(images), p=weights[images] / weights[images].sum())
         if self._repeats is not None:
-            order = resample(order, self._repeats, rng)
+            order = balanced_order(order, self._repeats, rng)
         if views is not None:
             order = group_by_image(order, views.owners[order], rng)
         # np.resize repeats from the start, also if N < B.
         return np.resize(order, len(self) * self.batch_size)
 
 
-class EpochSampler(Sampler[list[Draw]]):
+class TrainSampler(Sampler[list[Draw]]):
     """One rank's part of the training order; the `batch_sampler` of a DataLoader.
 
     Each `iter()` is one epoch of this rank's batches. Its first `next()` advances the sampler to the next epoch, so
@@ -198,19 +200,19 @@ class EpochSampler(Sampler[list[Draw]]):
         batch_size = self.order.batch_size
         size = batch_size // self.size
         start = batch * batch_size + self.rank * size
-        for block, own in itertools.groupby(range(start, start + size), lambda p: block_of(p, batch_size)):
-            near = neighbours(order, batch_size, batch, block)
+        for block, own in itertools.groupby(range(start, start + size), lambda p: mosaic_block(p, batch_size)):
+            near = mosaic_candidates(order, batch_size, batch, block)
             for position in own:
                 yield Draw(int(order[position]), position, epoch, size_hw, near)
 
 
-class ShardSampler(Sampler[list[Draw]]):
+class ValSampler(Sampler[list[Draw]]):
     """One rank's part of a validation set: each image once over all ranks, images of one shape in a batch.
 
     Images are sorted by shape, the largest first, so that a lack of memory shows at once. They are dealt to the ranks
     in turn: counts differ by at most one, and each rank gets its part of every shape. A rank may get no image.
     `Draw.position` is the position in the sorted order, `Draw.epoch` is 0. `shapes`, int (N, 2), are padded heights and
-    widths; see `validation_shapes`.
+    widths; see `rect_val_shapes`.
     """
 
     def __init__(self, rank: int, size: int, batch_size: int, shapes: NDArray[np.int64]) -> None:

@@ -37,7 +37,7 @@ _SHARED_MEMORY_FLAGS = "docker run --shm-size=8g, or --ipc=host"
 _FILES = 20  # that a rank opens for each worker: queues, and the tensors of its batches
 
 
-def affordable_workers(workers: int, batch_bytes: int, world: World, memory: ShmBudget) -> int:
+def reserve_workers(workers: int, batch_bytes: int, world: World, memory: ShmBudget) -> int:
     """Return the number of workers for this rank, and reserve shared memory for them. All ranks call this together.
 
     It is the requested number, limited by the rank's processors, open files and shared memory; 0 if processes cannot
@@ -136,7 +136,7 @@ def print_unless_disconnected(kind: type[BaseException], error: BaseException, t
 
 
 @contextmanager
-def ignoring_lost_workers() -> Iterator[None]:
+def ignore_killed_workers() -> Iterator[None]:
     """Prevent torch from raising for a killed worker, whose batches are no longer needed."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield

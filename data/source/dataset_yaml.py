@@ -15,7 +15,7 @@ import re
 from pathlib import Path, PurePosixPath
 
 from tessera.data.source.annotations.classes import Classes, parse_classes, parse_coco_classes
-from tessera.data.source.annotations.coco import read_category_names
+from tessera.data.source.annotations.coco_file import read_category_names
 from tessera.data.source.dataset_root import GENERATORS, DatasetRoot, absolute, expand_entry
 from tessera.data.source.split_files import stats
 from tessera.utils.bit_depth import PixelRule

@@ -121,21 +121,21 @@ def read_image(path: Path, reduction: int = 1, rule: PixelRule | None = None) ->
         MemoryError: too little memory.
         UndecodableImage: it holds no image, or one that is too large.
     """
-    return to_uint8(read_levels(path, reduction), rule)
+    return to_uint8(read_raw_pixels(path, reduction), rule)
 
 
-def read_levels(path: Path, reduction: int = 1) -> NDArray[Any]:
+def read_raw_pixels(path: Path, reduction: int = 1) -> NDArray[Any]:
     """Decode as `read_image`, keeping the levels of the file: (H, W, 3) of any integer or floating type."""
     try:
         with open_plain(path) as file:  # cv2.imread does not take all Unicode paths on all systems
             encoded = np.fromfile(file, np.uint8)
     except OSError as error:
         raise UserError(f"{path}: cannot read the image ({error.strerror}). Restore it or take it out.") from error
-    return decode_levels(encoded, str(path), reduction)
+    return decode_raw_pixels(encoded, str(path), reduction)
 
 
-def decode_levels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray[Any]:
-    """Decode as `read_levels`, from the content of a file, uint8 (n,); `name` is for messages."""
+def decode_raw_pixels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray[Any]:
+    """Decode as `read_raw_pixels`, from the content of a file, uint8 (n,); `name` is for messages."""
     header = read_header(encoded.data)
     try:
         require_decodable_size(header, len(encoded))

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from tessera.data.source.annotations.class_matching import SINGLE_CLASS
 from tessera.data.source.annotations.coco_ids import result_ids
 from tessera.data.source.annotations.yolo_labels import ALL_CLASSES
+from tessera.data.source.holdout import select_images
 from tessera.data.source.messages import (
     check_usable,
     has_no_area,
@@ -30,7 +31,6 @@ from tessera.data.source.messages import (
     without_objects,
 )
 from tessera.data.source.scan import ClassNames, Scan, scan
-from tessera.data.source.split import select_images
 from tessera.data.source.split_files import CachedCocoListing, Listing, list_images
 from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError

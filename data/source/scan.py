@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco_annotations import parse_coco
-from tessera.data.source.annotations.label_paths import NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
+from tessera.data.source.annotations.label_files import NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
 from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, ParsedLabels, check_stated_size, parse_labels
 from tessera.data.source.decode import UnusableImage, image_size

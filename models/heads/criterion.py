@@ -24,7 +24,7 @@ from torch import Tensor
 SumOverRanks = Callable[[Tensor], Callable[[], Tensor]]
 
 
-def sum_of_one_rank(tensor: Tensor) -> Callable[[], Tensor]:
+def no_reduction(tensor: Tensor) -> Callable[[], Tensor]:
     """Return the tensor itself: `SumOverRanks` of a single rank."""
     return lambda: tensor
 
@@ -36,7 +36,7 @@ class Targets(NamedTuple):
     regions: NDArray[np.float32]
 
 
-def checked_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
+def split_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
     """Return the targets of a batch as arrays, after checking images and classes."""
     assert targets.ndim == 2 and targets.shape[1] == 6, targets.shape
     rows = targets.detach().numpy().astype(np.float32, copy=False)
@@ -87,7 +87,7 @@ class Criterion(ABC, Generic[A]):
         predictions: Any,
         assignment: A,
         global_counts: Tensor | None = None,
-        sum_over_ranks: SumOverRanks = sum_of_one_rank,
+        sum_over_ranks: SumOverRanks = no_reduction,
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of a batch: this rank's sums over the counts of all ranks.
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tessera.models.layers.blocks import C3
 
-HEADS = 4
+ATTENTION_HEADS = 4
 
 
 class TransformerLayer(nn.Module):
@@ -57,4 +57,4 @@ class C3TR(C3):
 
     @staticmethod
     def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
-        return TransformerBlock(channels, HEADS, repeats)
+        return TransformerBlock(channels, ATTENTION_HEADS, repeats)

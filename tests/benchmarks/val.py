@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torchvision.ops import batched_nms
 
-from tessera.data.feed.image_sizes import validation_shapes
+from tessera.data.feed.image_sizes import rect_val_shapes
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_val_loader
 from tessera.models.detector import DetectionModel
@@ -56,7 +56,7 @@ def plain_nms(decoded: torch.Tensor, conf: float = 0.001, iou: float = 0.6) -> l
 def plain_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, batch: int):  # type: ignore[no-untyped-def]
     """Sorted by shape, channels first, float32, one batch after the other."""
     model = copy.deepcopy(model).eval().fuse().to(memory_format=torch.contiguous_format)
-    shapes = validation_shapes(index.sizes_hw, imgsz, 32)
+    shapes = rect_val_shapes(index.sizes_hw, imgsz, 32)
     order = np.lexsort((shapes[:, 1], shapes[:, 0]))
 
     @torch.no_grad()

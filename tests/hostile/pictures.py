@@ -12,7 +12,7 @@ import numpy as np
 
 from tessera.data.feed.dataset import ValDataset
 from tessera.data.feed.image_store import ImageStore
-from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.types import DatasetIndex, Draw

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.models.detector import DetectionModel, usable_imgsz
+from tessera.models.detector import DetectionModel, check_imgsz
 from tessera.models.summary import count_gflops, count_parameters
 from tessera.models.tta import predict_augmented
 
@@ -130,4 +130,4 @@ def test_a_map_that_the_head_does_not_read_may_be_coarser_than_32() -> None:
     described = {**model.yaml, "head": [*model.yaml["head"][:-1], [[23, 26], 1, "DetectFree", ["nc"]]]}
     del described["anchors"]
     finer = DetectionModel(described)
-    assert (finer.head.strides, finer.stride, usable_imgsz(96, finer.stride)) == ((8, 16), 64, 128)
+    assert (finer.head.strides, finer.stride, check_imgsz(96, finer.stride)) == ((8, 16), 64, 128)

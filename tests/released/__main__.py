@@ -16,7 +16,7 @@ from typing import Any
 from tessera.commands import train
 from tessera.utils.checkpoints.run_directory import write_yaml
 from tessera.utils.config import load_hyp
-from tessera.utils.report.results import read_results
+from tessera.utils.report.results_csv import read_results
 from tests.released.kept import CONFIDENCE, FOLDER, detections, flags, measured, minor_version
 from tests.released.squares import write_squares
 

@@ -35,7 +35,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "scan": (tessera.utils.training.data, "build_index"),
     "loader": (tessera.data.feed.loader.Loader, "_take"),
     "step": (tessera.utils.engine.step.TrainStep, "__call__"),
-    "loss": (tessera.models.heads.anchor.loss.DetectionLoss, "__call__"),
+    "loss": (tessera.models.heads.anchor.loss.AnchorLoss, "__call__"),
     "validation": (tessera.utils.training.validation, "evaluate"),
     "batch": (tessera.utils.evaluation.predictors.ShardEvaluation, "_finish"),
     "save": (tessera.utils.checkpoints.saver, "save_checkpoint"),

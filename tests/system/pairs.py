@@ -26,7 +26,7 @@ import torch
 
 from tessera.commands import train
 from tessera.utils.ranks.run_lock import LOCK
-from tessera.utils.report.results import read_results
+from tessera.utils.report.results_csv import read_results
 from tests.system.chaos_job import ForkedJob
 from tests.system.launch import wait_until
 from tests.system.tiny import assert_same_checkpoint, flags, make_data

@@ -22,7 +22,7 @@ import yaml
 from tessera.commands import detect, export, train, val
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.utils.checkpoints.weights import load_weights
-from tessera.utils.report.results import read_results, result_columns
+from tessera.utils.report.results_csv import read_results, result_columns
 
 LOSSES = {"yolox": ("box", "obj", "cls"), "yolov9": ("box", "cls", "dfl")}
 SIZE = 64

@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from tessera.commands import val
-from tessera.utils.report.results import read_results, result_columns
+from tessera.utils.report.results_csv import read_results, result_columns
 from tests.system.jobs import train
 from tests.system.launch import ROOT, Command
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data

@@ -10,7 +10,7 @@ import yaml
 
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
-from tessera.utils.report.results import read_results
+from tessera.utils.report.results_csv import read_results
 from tests.system.launch import ROOT, run_python, torchrun
 from tests.system.tiny import flags, make_data
 

@@ -12,7 +12,7 @@ import torch
 
 from tessera.commands import train as train_command
 from tessera.commands import val
-from tessera.utils.report.results import read_results
+from tessera.utils.report.results_csv import read_results
 from tessera.utils.types import Metrics
 from tests.at_once import at_once
 from tests.system.jobs import train

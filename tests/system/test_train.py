@@ -21,7 +21,7 @@ from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.ranks.world import World
-from tessera.utils.report.results import read_results, result_columns
+from tessera.utils.report.results_csv import read_results, result_columns
 from tessera.utils.training.data import warn_of_problems
 from tessera.utils.training.validation import Validation
 from tests.data.made_index import make_index

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tessera.commands import train, val
-from tessera.utils.report.results import read_results
+from tessera.utils.report.results_csv import read_results
 from tests.system.launch import Command, Outcome
 from tests.system.tiny import flags, make_data
 

@@ -11,7 +11,7 @@ import yaml
 
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.data.source.drawn_shapes import NAMES, write_shapes
-from tessera.utils.report.results import read_results
+from tessera.utils.report.results_csv import read_results
 
 FLAGS = (
     *("--cfg", "yolov5n.yaml", "--imgsz", "64", "--batch", "8", "--workers", "1"),

@@ -144,7 +144,7 @@ def match_class_layers(model: DetectionModel, weights: Weights) -> _MatchedWeigh
     return _MatchedWeights(whole, layers, f"{report}, {model.nc - len(names)} reinitialised")
 
 
-def fix_norm_statistics(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Weights | None) -> Hyp:
+def freeze_bn_of_first_layers(model: DetectionModel, config: TrainConfig, hyp: Hyp, weights: Weights | None) -> Hyp:
     """Fix the statistics of the first `hyp.fixed_norms` layers in a run from weights.
 
     Return the hyperparameters with `fixed_norms` reduced to the layers that were loaded completely. For a resumed run,
@@ -160,7 +160,7 @@ def fix_norm_statistics(model: DetectionModel, config: TrainConfig, hyp: Hyp, we
             if fits.get(name) != t.shape
         )
         layers = min(layers, next(reinitialised, layers))
-    model.freeze_norm_statistics(layers)
+    model.freeze_bn_statistics(layers)
     if any(index >= layers for index in config.frozen_layers):
         log.info("The frozen normalisation layers still update their statistics.")
     return dataclasses.replace(hyp, fixed_norms=float(layers)) if config.weights else hyp

@@ -62,14 +62,14 @@ class Saver:
         state: TrainState[DetectionModel],
         dataset_hash: str,
         pixels: PixelRule | None,
-        interruption: StopSignals,
+        stop_signals: StopSignals,
         settle: Callable[[], bool],
     ) -> None:
         self.folder = context.folder / "weights"  # on rank 0's host
         has_best = context.resumed and context.world.run_on_main((self.folder / "best.pt").is_file)
         self.best = self.folder / ("best.pt" if has_best else "last.pt")  # the first, once a best epoch was saved
         self._context, self._state, self._dataset_hash, self._pixels = context, state, dataset_hash, pixels
-        self._interruption, self._settle_state = interruption, settle
+        self._interruption, self._settle_state = stop_signals, settle
         self._git = git_revision() if context.world.is_main else None
         # One thread for all writes: CPython before 3.12 must not fork while a thread starts or ends.
         self._thread = ThreadPoolExecutor(1, "checkpoint writer")

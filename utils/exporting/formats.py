@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.exporting.job import VARIANTS, ExportJob
-from tessera.utils.exporting.network_files import (
+from tessera.utils.exporting.network_writers import (
     write_litert,
     write_ncnn,
     write_pt2,

@@ -17,7 +17,7 @@ from tessera.data.source.annotations.class_matching import SINGLE_CLASS
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.index import build_index
-from tessera.models.detector import DetectionModel, usable_imgsz
+from tessera.models.detector import DetectionModel, check_imgsz
 from tessera.models.layers.blocks import Conv
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.checkpoints.resolve import resolve_weights
@@ -71,7 +71,7 @@ class ExportJob:
         model.head.strip_for_inference(end2end=config.end2end)
         size_hw = _fixed_size(config, model)
         requested = config.imgsz[0] if config.imgsz else weights.default_imgsz
-        imgsz = max(size_hw) if size_hw else usable_imgsz(requested, model.stride)
+        imgsz = max(size_hw) if size_hw else check_imgsz(requested, model.stride)
         requested_conf = parsed_confidence(config.conf_thres)
         conf = (weights.confidence or DEFAULT_CONF) if requested_conf is None else requested_conf
         job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)

@@ -16,7 +16,7 @@ from tessera.utils.exporting.preprocessing import preprocess
 from tessera.utils.exporting.quantized.onnx_int8 import quantize_onnx
 from tessera.utils.exporting.quantized.openvino_int8 import quantize_openvino
 from tessera.utils.exporting.quantized.rounding import N_IMAGES, round_weights
-from tessera.utils.exporting.raw_network import BareNetwork, network_graph
+from tessera.utils.exporting.raw_network import RawNetwork, network_graph
 from tessera.utils.flags.version import __version__
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.runtime.openvino import SECTION
@@ -71,7 +71,7 @@ def onnx_bytes(job: ExportJob, *, half: bool = False) -> bytes:
     import onnx_ir as ir
 
     config = job.config
-    network = BareNetwork(job.model, half=half, joined=config.raw)
+    network = RawNetwork(job.model, half=half, joined=config.raw)
     if config.int8:
         round_weights(network, job.quantized_weights, job.calibration_images(N_IMAGES))
     if config.raw:
@@ -90,7 +90,7 @@ def onnx_bytes(job: ExportJob, *, half: bool = False) -> bytes:
     return content
 
 
-def whole_graph(network: BareNetwork, imgsz: int, *, batched: bool, opset: int) -> Value:
+def whole_graph(network: RawNetwork, imgsz: int, *, batched: bool, opset: int) -> Value:
     """Return a model of onnx_ir: `image` uint8 (H, W, 3) RGB to `boxes`, `scores`, `classes` in pixels of the image.
 
     The inputs `conf`, `iou` and `max_det` have no default: of those, JavaScript's ONNX Runtime, OpenVINO, OpenCV and

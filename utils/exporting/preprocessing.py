@@ -1,7 +1,7 @@
 """ONNX graph of the preprocessing: resize, letterbox and scale, as in a validation.
 
-The equals in Python are `loaded_sizes` and `validation_shapes` of data/feed/image_sizes.py and `letterbox` of
-data/augment/mosaic.py. Integers stay below 2^31 for sides up to 65,000 px: some runtimes compute int64 in 32 bits.
+The equals in Python are `resized_sizes` and `rect_val_shapes` of data/feed/image_sizes.py and `letterbox` of
+data/augment/pipeline.py. Integers stay below 2^31 for sides up to 65,000 px: some runtimes compute int64 in 32 bits.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ MAX_CELLS = 2**12  # of a side, of the largest stride
 _EXAMPLE_HW = 5, 4  # cells; unequal, so that the exporter does not take them for one size
 
 
-class BareNetwork(nn.Module):
+class RawNetwork(nn.Module):
     """A fused copy of a model that maps images to predictions.
 
     Args:
@@ -66,7 +66,7 @@ def _inference_copy(model: DetectionModel, *, half: bool) -> DetectionModel:
     return copied
 
 
-def network_graph(network: BareNetwork, size_hw: tuple[int, int] | None, *, output: str, opset: int) -> Value:
+def network_graph(network: RawNetwork, size_hw: tuple[int, int] | None, *, output: str, opset: int) -> Value:
     """Return the network as a model of onnx_ir with the input `images` and one output.
 
     `size_hw` is a multiple of the stride in pixels, None = any. The batch size is dynamic.

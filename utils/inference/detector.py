@@ -90,7 +90,7 @@ class Detector:
         else:
             world = World(accelerator=choose_accelerator(device, Launch()))
             model = open_model(str(weights), world, augment=augment, half=half, trust_file=trust_file)
-        self.names, self.imgsz = model.names, model.usable_imgsz(imgsz or 0)
+        self.names, self.imgsz = model.names, model.check_imgsz(imgsz or 0)
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
         self.rules = nms_settings(
             model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from tessera.data.source.decode import decode_levels, read_levels
+from tessera.data.source.decode import decode_raw_pixels, read_raw_pixels
 from tessera.utils.bit_depth import DARK, PixelRule, Pixels, levels_of_image, max_finite_level, to_uint8
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.text import plural, shown
@@ -74,10 +74,10 @@ def to_pixels(
             f"color: found bgr with a {type(picture).__name__}, expected it with arrays and tensors only."
         )
     if isinstance(picture, (str, Path)):
-        return _eight_bits(read_levels(Path(picture)), pixels, note, str(picture))
+        return _eight_bits(read_raw_pixels(Path(picture)), pixels, note, str(picture))
     if isinstance(picture, (bytes, bytearray, memoryview)):
         name = plural(len(picture), "byte")
-        return _eight_bits(decode_levels(np.frombuffer(picture, np.uint8), name), pixels, note, name)
+        return _eight_bits(decode_raw_pixels(np.frombuffer(picture, np.uint8), name), pixels, note, name)
     if isinstance(picture, Image.Image):
         return _of_array(_array_of_image(picture), "rgb", pixels, "PIL image", note)
     raise UserError(

@@ -16,7 +16,7 @@ from tessera.utils.files import remove_leftovers
 from tessera.utils.report.charts.labels import plot_labels
 from tessera.utils.report.charts.training import plot_results
 from tessera.utils.report.image_grid import render_targets
-from tessera.utils.report.results import ResultsTable, read_results, result_columns
+from tessera.utils.report.results_csv import ResultsTable, read_results, result_columns
 from tessera.utils.report.sample_images import SampleImageCollector
 from tessera.utils.report.trackers.loggers import Loggers
 from tessera.utils.text import duration, plural

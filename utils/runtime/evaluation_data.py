@@ -82,7 +82,7 @@ def check_pixels(model: Model, spec: DatasetSpec) -> None:
 
 def image_size(model: Model, config: MeasuringConfig) -> int:
     """Return the long side of the images in pixels: `--imgsz`, or else the size of the model."""
-    imgsz = model.usable_imgsz(config.imgsz)
+    imgsz = model.check_imgsz(config.imgsz)
     given = " (--imgsz)" if config.imgsz and not model.fixed_imgsz else ""
     log.info(f"Evaluating at {imgsz} px{given}: {model.source} {model.imgsz_origin}.")
     return imgsz

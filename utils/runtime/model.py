@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.models.detector import usable_imgsz
+from tessera.models.detector import check_imgsz
 from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.machine.accelerator import Accelerator
@@ -47,10 +47,10 @@ class Model(ABC):
         """Fixed long side in pixels; 0 = any."""
         return max(self.size_hw or (0,))
 
-    def usable_imgsz(self, imgsz: int) -> int:
+    def check_imgsz(self, imgsz: int) -> int:
         """Return the supported long side nearest to `imgsz`, with a warning if that differs; 0 = its own."""
         if not self.fixed_imgsz:
-            return usable_imgsz(imgsz or self.imgsz, self.stride)
+            return check_imgsz(imgsz or self.imgsz, self.stride)
         if imgsz not in (0, self.fixed_imgsz):
             log.warning(f"--imgsz {imgsz}: {self.source} was exported for another size; using {self.fixed_imgsz}.")
         return self.fixed_imgsz

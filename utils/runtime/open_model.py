@@ -14,7 +14,7 @@ from tessera.utils.ranks.signals import default_signal_handlers
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork, MissingDevice, runtime_errors
-from tessera.utils.runtime.network_files import open_litert, open_ncnn, open_pt2, open_torchscript
+from tessera.utils.runtime.network_readers import open_litert, open_ncnn, open_pt2, open_torchscript
 from tessera.utils.runtime.onnxruntime import open_onnx
 from tessera.utils.runtime.openvino import open_openvino
 

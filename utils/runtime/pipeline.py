@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.augment.mosaic import Placement, letterbox
-from tessera.data.feed.image_sizes import loaded_sizes, resized, validation_shapes
+from tessera.data.augment.pipeline import Placement, letterbox
+from tessera.data.feed.image_sizes import rect_val_shapes, resized, resized_sizes
 from tessera.data.feed.tile_grid import DEFAULT_OVERLAP, check_tiles, tile_windows
 from tessera.models.heads.head import Head
 from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppression, select_candidates, undo_letterbox
@@ -130,9 +130,9 @@ def letterbox_image(
     """
     height, width = image_hw(image)
     original_hw = np.array((height, width))
-    loaded_h, loaded_w = loaded_sizes(original_hw, imgsz).tolist()
+    loaded_h, loaded_w = resized_sizes(original_hw, imgsz).tolist()
     small = resized(image, (loaded_h, loaded_w), area=max(height, width) > imgsz)
-    shape_h, shape_w = size_hw or validation_shapes(original_hw[None], imgsz, stride)[0].tolist()
+    shape_h, shape_w = size_hw or rect_val_shapes(original_hw[None], imgsz, stride)[0].tolist()
     placed, (scale_x, scale_y, left, top) = letterbox(Sample(small, _NO_BOXES, _NO_CLASSES), (shape_h, shape_w))
     return placed.image, (scale_x * (loaded_w / width), scale_y * (loaded_h / height), left, top)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.data.feed.image_sizes import validation_shapes
+from tessera.data.feed.image_sizes import rect_val_shapes
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.context import RunContext
@@ -182,7 +182,7 @@ class Trial:
         """Validate two batches: the second is computed while the first is matched."""
         world, imgsz = self._context.world, self._context.imgsz
         accelerator = world.accelerator
-        square = validation_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self._context.stride)
+        square = rect_val_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self._context.stride)
         fused, index = fused_copy(state.ema.model, accelerator), synthetic_index(images, imgsz, self._model.names)
         measurement = ShardEvaluation(fused, index, world, Settings(), self._criterion)
         with accelerator.without_kernel_benchmark():

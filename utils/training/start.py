@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from tessera.models.detector import DetectionModel, usable_imgsz
+from tessera.models.detector import DetectionModel, check_imgsz
 from tessera.models.heads.criterion import Criterion
 from tessera.models.summary import summary
 from tessera.utils.checkpoints.initial_model import (
     build_model,
-    fix_norm_statistics,
+    freeze_bn_of_first_layers,
     head_class,
     read_weights,
     start_kind,
@@ -88,10 +88,10 @@ def open_run(
         config = config if resumed else with_frozen_layers(config, hyp)
         by_class = class_weights(hyp, data.images)
         model = build_model(config, hyp, names, weights, resumed)
-        hyp = fix_norm_statistics(model, config, hyp, weights)
+        hyp = freeze_bn_of_first_layers(model, config, hyp, weights)
         del weights  # frees memory for AutoBatch
         require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
-        imgsz = usable_imgsz(config.imgsz, model.stride)
+        imgsz = check_imgsz(config.imgsz, model.stride)
         if not resumed and (start != "known" or hyp.anchors):  # trained anchors stay
             model.head.prepare(box_sizes(data.train, imgsz), config, hyp, world)
         model.to(world.device).to(memory_format=accelerator.memory_format)

@@ -25,7 +25,7 @@ from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.flags.program import started
 from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.report.page.page_data import RunInfo
-from tessera.utils.report.results import read_results
+from tessera.utils.report.results_csv import read_results
 from tessera.utils.report.run_recorder import RunRecorder
 from tessera.utils.report.validation import report_errors, report_validation, table_header, validation_line
 from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
@@ -49,7 +49,7 @@ class Validation:
     saver: Saver  # last.pt of a run stopped here resumes with this validation
     recorder: RunRecorder
     profile: NoProfile
-    interruption: StopSignals
+    stop_signals: StopSignals
     watch: TrialObserver | None = None  # observer of a search
     _last: Evaluation | None = None  # of the last epoch
 
@@ -79,7 +79,7 @@ class Validation:
         world, is_last = self.run.world, epoch + 1 == self.run.config.epochs
         if self.run.config.noval and not is_last:
             return None
-        settings = Settings(stop_requested=self.interruption.asked, errors=is_last)
+        settings = Settings(stop_requested=self.stop_signals.asked, errors=is_last)
         self.loader.begin()  # forks workers, which must not happen during a write
         self.saver.before_validation()
         world.set_activity(f"validating epoch {epoch}")
@@ -95,7 +95,7 @@ class Validation:
         self.state.progress.class_maps = found.metrics.class_maps()
         log.info(f"{table_header()}\n{validation_line(found.metrics)}")
         if self.watch and self.watch.after_epoch(epoch, found):
-            self.interruption.stop_immediately(
+            self.stop_signals.stop_immediately(
                 f"after epoch {epoch}, the last of a training that the search ended early"
             )
             raise Pruned

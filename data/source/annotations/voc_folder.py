@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tessera.data.source.annotations.label_paths import normalized_stem
+from tessera.data.source.annotations.label_files import normalized_stem
 
 _IMAGES = ("images", "jpegimages")
 _ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls", "labels")

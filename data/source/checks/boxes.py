@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco_annotations import category_of, is_crowd
-from tessera.data.source.annotations.label_paths import UNBOUNDED, parse_any_labels
+from tessera.data.source.annotations.label_files import UNBOUNDED, parse_any_labels
 from tessera.data.source.annotations.segmentation import numbers
 from tessera.data.source.checks.results import DatasetCheck, SplitData, fraction_text
 from tessera.data.source.messages import has_no_area
@@ -21,7 +21,7 @@ _FAR = 0.05  # fraction of a side that rounding does not explain
 _LEAST, _USUAL = 5, 0.25  # minimum number and fraction of boxes far outside the image that indicate corners
 
 
-class Written(NamedTuple):
+class UnclippedBoxes(NamedTuple):
     """Boxes of a split as written, before clipping; k boxes."""
 
     owners: NDArray[np.int64]  # (k,), index of each box's image in the listing
@@ -65,7 +65,7 @@ def check_boxes(check: DatasetCheck, part: SplitData) -> None:
         )
 
 
-def _places(part: SplitData, written: Written, boxes: NDArray[np.bool_]) -> str:
+def _places(part: SplitData, written: UnclippedBoxes, boxes: NDArray[np.bool_]) -> str:
     places = [part.listing.label_location(place)(None) for place in np.unique(written.owners[boxes]).tolist()]
     return first_of(places, 3)
 
@@ -77,7 +77,7 @@ def _turn(record: Mapping[str, Any]) -> float:
     return rotated[0] % 180 if rotated else 0.0
 
 
-def _corners(written: Written) -> NDArray[np.bool_]:
+def _corners(written: UnclippedBoxes) -> NDArray[np.bool_]:
     """Return which boxes, (k,), seem to be corners where centre and size are expected.
 
     Corners ascend within a row. Read as centre and size, 60 to 97 % of the boxes in files of ascending rows leave
@@ -91,7 +91,7 @@ def _corners(written: Written) -> NDArray[np.bool_]:
     return ordered if far >= max(_LEAST, _USUAL * int(ordered.sum())) else np.zeros(len(of), np.bool_)
 
 
-def _written(part: SplitData) -> Written:
+def _written(part: SplitData) -> UnclippedBoxes:
     """Return the boxes of all kept images as written."""
     listing, scanned = part.listing, part.scanned
     is_text = np.array(
@@ -111,7 +111,7 @@ def _written(part: SplitData) -> Written:
     sides = image_sizes[places]
     out = np.maximum(np.maximum(-boxes[:, :2], boxes[:, 2:] - sides), 0)
     excess = (out / np.maximum(sides, 1)).max(1, initial=0)
-    return Written(places, excess, out.max(1, initial=0), ordered)
+    return UnclippedBoxes(places, excess, out.max(1, initial=0), ordered)
 
 
 def _of_records(part: SplitData, place: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -132,7 +132,7 @@ def _of_records(part: SplitData, place: int) -> tuple[NDArray[np.float64], NDArr
     return np.hstack((rows[:, :2], rows[:, :2] + rows[:, 2:])), np.all(rows[:, 2:] > rows[:, :2], axis=1)
 
 
-def sizes_at(part: SplitData, imgsz: int) -> str:
+def box_size_summary(part: SplitData, imgsz: int) -> str:
     """Return a summary of box sizes in images with a long side of `imgsz`."""
     boxes = part.scanned.boxes_xyxy
     if not len(boxes):

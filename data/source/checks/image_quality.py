@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tessera.data.source.checks.results import DatasetCheck, Remark, SplitData
-from tessera.data.source.decode import decode_levels
+from tessera.data.source.decode import decode_raw_pixels
+from tessera.data.source.holdout import GRID, difference_hash
 from tessera.data.source.image_header import is_truncated, read_header
 from tessera.data.source.messages import most_undecodable
-from tessera.data.source.split import GRID, difference_hash
 from tessera.utils.bit_depth import DARK, PixelRule, Pixels, max_finite_level, to_uint8
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_plain
@@ -108,7 +108,7 @@ def _decode(path: str, rule: PixelRule | None) -> Fingerprint | str:
     try:
         with open_plain(path) as file:
             raw = file.read()
-        levels = decode_levels(np.frombuffer(raw, np.uint8), path)
+        levels = decode_raw_pixels(np.frombuffer(raw, np.uint8), path)
     except UserError as error:
         return str(error).removeprefix(f"{path}: ")
     except OSError as error:

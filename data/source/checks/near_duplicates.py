@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tessera.data.source.checks.image_quality import Fingerprint
 from tessera.data.source.checks.results import DatasetCheck, NearDuplicates, SplitData
-from tessera.data.source.split import SIMILAR_BITS, similar
+from tessera.data.source.holdout import SIMILAR_BITS, iter_similar_pairs
 from tessera.utils.text import plural
 
 _ALIKE = SIMILAR_BITS[0]  # maximum number of different bits of near-duplicates
@@ -23,10 +23,10 @@ _FAR = 40.0  # maximum difference of levels in thumbnails
 _CONTRAST = 2.0  # minimum standard deviation of levels; plain images are not compared
 _SEEN = "metrics on training images are too good"
 
-Fingerprints = Mapping[SplitData, Sequence[Fingerprint | None]]  # split → fingerprints of its kept images
+ImageHashes = Mapping[SplitData, Sequence[Fingerprint | None]]  # split → fingerprints of its kept images
 
 
-def check_copies(check: DatasetCheck, fingerprints: Fingerprints) -> None:
+def check_copies(check: DatasetCheck, fingerprints: ImageHashes) -> None:
     """Report identical files: copies of training images invalidate metrics, and copies may differ in their labels."""
     owners: dict[bytes, dict[SplitData, list[int]]] = {}
     for part, of_images in fingerprints.items():
@@ -82,7 +82,7 @@ def _labels(part: SplitData, own: int) -> list[tuple[float, ...]]:
     return sorted(found)
 
 
-def check_near_duplicates(check: DatasetCheck, fingerprints: Fingerprints) -> None:
+def check_near_duplicates(check: DatasetCheck, fingerprints: ImageHashes) -> None:
     """Report similar images of different files, within a split and between splits."""
     known = [(part, own, one) for part, images in fingerprints.items() for own, one in enumerate(images) if one]
     if not known:
@@ -125,7 +125,7 @@ def near_duplicates(fingerprints: Sequence[Fingerprint], splits: Sequence[int]) 
     split_of, count = np.array(splits), max(splits) + 1
     none = np.iinfo(np.int64).max
     best = np.full(len(fingerprints) * count, none)  # bits * N + index of the first image
-    for rows, near in similar(bits, _ALIKE):
+    for rows, near in iter_similar_pairs(bits, _ALIKE):
         seconds, first = np.nonzero(near)
         second = rows[seconds]
         usable = (first < second) & (contents[first] != contents[second]) & shows[first] & shows[second]

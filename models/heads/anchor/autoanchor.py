@@ -59,7 +59,7 @@ def kmeans_anchors(wh: NDArray[np.floating], n: int, anchor_t: float, rng: np.ra
     return anchors[np.argsort(anchors.prod(1), kind="stable")].astype(np.float32)
 
 
-def check_anchors(
+def fit_anchors(
     head: Detect, wh: NDArray[np.floating], anchor_t: float, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], str]:
     """Return the head's anchors if they fit more than 98 % of the labels, else fitted ones if these are better.

@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tessera.models.heads.anchor.autoanchor import check_anchors, set_anchors
-from tessera.models.heads.anchor.loss import DetectionLoss
+from tessera.models.heads.anchor.autoanchor import fit_anchors, set_anchors
+from tessera.models.heads.anchor.loss import AnchorLoss
 from tessera.models.heads.head import Head, HeadSpec, Output, object_prior
 from tessera.models.layers.yaml_arguments import count, one_of, positive, read_arguments
 from tessera.utils.config import Hyp, TrainConfig
@@ -142,15 +142,15 @@ class Detect(Head):
 
     def criterion(
         self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> DetectionLoss:
-        return DetectionLoss(self, hyp, imgsz=imgsz, label_smoothing=label_smoothing, class_weights=class_weights)
+    ) -> AnchorLoss:
+        return AnchorLoss(self, hyp, imgsz=imgsz, label_smoothing=label_smoothing, class_weights=class_weights)
 
     def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
         """Run AutoAnchor on the labels, (M, 2) in pixels at the training size; rank 0 decides."""
         if config.noautoanchor:
             return
         rng = sample_rng(config.seed, 0, 0, "anchors")
-        anchors_px, message = world.run_on_main(lambda: check_anchors(self, labels_wh, hyp.anchor_t, rng))
+        anchors_px, message = world.run_on_main(lambda: fit_anchors(self, labels_wh, hyp.anchor_t, rng))
         log.info(message)
         set_anchors(self, anchors_px)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.models.heads.anchor.anchor_assigner import AnchorAssignment, assign_targets
-from tessera.models.heads.criterion import Criterion, SumOverRanks, checked_targets, sum_of_one_rank
+from tessera.models.heads.criterion import Criterion, SumOverRanks, no_reduction, split_targets
 from tessera.utils.boxes import complete_iou
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
@@ -27,7 +27,7 @@ OBJECTNESS = 4  # channel of a prediction: x, y, w, h, objectness, classes
 FOCAL_ALPHA = 0.25  # Lin et al., Focal Loss for Dense Object Detection, ICCV 2017
 
 
-class DetectionLoss(Criterion[AnchorAssignment]):
+class AnchorLoss(Criterion[AnchorAssignment]):
     """Box, objectness and class loss of an anchor-based head, in float32 for any model dtype.
 
     Per level: box = mean(1 - CIoU) over the positives. Objectness = mean binary cross-entropy over all predictions
@@ -55,7 +55,7 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         self._weights = {weights.device: weights}  # a copy for each device
 
     def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorAssignment:
-        head, checked = self._head, checked_targets(targets, self.nc, batch_size)
+        head, checked = self._head, split_targets(targets, self.nc, batch_size)
         anchors, grids_hw = self._anchors_on_host(), head.grids_hw(size_hw)
         return assign_targets(checked, anchors, head.strides, self._hyp.anchor_t, batch_size, grids_hw)
 
@@ -64,7 +64,7 @@ class DetectionLoss(Criterion[AnchorAssignment]):
         predictions: Sequence[Tensor],
         assignment: AnchorAssignment,
         global_counts: Tensor | None = None,
-        sum_over_ranks: SumOverRanks = sum_of_one_rank,
+        sum_over_ranks: SumOverRanks = no_reduction,
     ) -> tuple[Tensor, Tensor]:
         """Return loss and parts as Criterion, without `sum_over_ranks`: all counts are known before the forward."""
         counts = assignment.counts if global_counts is None else global_counts

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.models.heads.criterion import Criterion, SumOverRanks, checked_targets, sum_of_one_rank
+from tessera.models.heads.criterion import Criterion, SumOverRanks, no_reduction, split_targets
 from tessera.models.heads.free.task_aligned_assigner import AnchorFreeAssignment, Matches, align, assign_candidates
 from tessera.models.heads.grid import Grid, make_grid
 from tessera.models.heads.head import Head
@@ -89,7 +89,7 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
         """Return the losses of one set of branches as sums, before their gains, from outputs (B·A, …)."""
 
     def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorFreeAssignment:
-        head, checked = self._head, checked_targets(targets, self._head.nc, batch_size)
+        head, checked = self._head, split_targets(targets, self._head.nc, batch_size)
         return assign_candidates(checked, head.strides, self._most[0], batch_size, head.grids_hw(size_hw))
 
     def __call__(
@@ -97,7 +97,7 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
         predictions: Sequence[Tensor],
         assignment: AnchorFreeAssignment,
         global_counts: Tensor | None = None,
-        sum_over_ranks: SumOverRanks = sum_of_one_rank,
+        sum_over_ranks: SumOverRanks = no_reduction,
     ) -> tuple[Tensor, Tensor]:
         """Return this rank's sums over the target scores of all ranks, from predictions in any float dtype."""
         grid, matched = self._match(predictions, assignment)

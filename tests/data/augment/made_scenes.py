@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tessera.data.augment.labels import CanvasLabels
-from tessera.data.augment.mosaic import Scene, render_scene
+from tessera.data.augment.pipeline import Scene, render_scene
 from tessera.data.augment.warp import Warp
 from tessera.utils.config import Hyp
 from tessera.utils.types import FILL, Sample

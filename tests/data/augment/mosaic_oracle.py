@@ -12,7 +12,7 @@ import cv2
 import numpy as np
 from matplotlib.path import Path as Outline
 
-from tessera.data.augment.mosaic import Scene
+from tessera.data.augment.pipeline import Scene
 from tessera.data.augment.warp import Warp
 from tessera.utils.types import Sample
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tessera.data.augment.canvas import Tile, render
+from tessera.data.augment.canvas import PlacedImage, render
 from tessera.data.augment.hsv import HsvJitter
-from tessera.data.augment.mosaic import Scene
+from tessera.data.augment.pipeline import Scene
 from tessera.data.augment.warp import Warp
 from tessera.utils.types import FILL, Sample
 from tests.data.augment.made_scenes import ListSource, horizon_in_sight, rendered, scenes, share_outside, smooth_image
@@ -47,7 +47,7 @@ def test_pixels_on_real_images_with_regions(shared, zoom: float, degrees: float)
 
 
 def test_empty_canvas_view_is_grey() -> None:
-    tile = Tile(np.zeros((10, 10, 3), np.uint8), 0, 0)
+    tile = PlacedImage(np.zeros((10, 10, 3), np.uint8), 0, 0)
     for degrees in (0.0, 20.0):
         out = np.zeros((32, 32, 3), np.uint8)
         render([tile], Warp((64, 64), (32, 32), degrees=degrees, shift_xy=(9.0, 9.0)), out)
@@ -58,7 +58,7 @@ def test_empty_canvas_view_is_grey() -> None:
 @pytest.mark.parametrize("perspective", [0.0, 1e-4])
 def test_writes_into_a_view_and_nowhere_else(degrees: float, perspective: float) -> None:
     batch = np.zeros((3, 32, 64, 3), np.uint8)
-    tile = Tile(np.full((64, 128, 3), 200, np.uint8), 0, 0)
+    tile = PlacedImage(np.full((64, 128, 3), 200, np.uint8), 0, 0)
     warp = Warp((64, 128), (32, 64), degrees=degrees, perspective_xy=(perspective, 0.0), flip_lr=True, flip_ud=True)
     render([tile], warp, batch[1])
     assert (batch[1] == 200).all() and not batch[0].any() and not batch[2].any()
@@ -67,7 +67,7 @@ def test_writes_into_a_view_and_nowhere_else(degrees: float, perspective: float)
 @pytest.mark.parametrize("zoom", [0.6, 1.0, 1.4])
 def test_colours_change_before_or_after_a_resize_wherever_there_are_fewer_pixels(zoom: float) -> None:
     rng = np.random.default_rng(1)
-    tile = Tile(smooth_image(64, 64, rng), 20, 30)
+    tile = PlacedImage(smooth_image(64, 64, rng), 20, 30)
     warp = Warp((128, 128), (96, 96), zoom=zoom, flip_lr=True)
     jitter = HsvJitter((1.01, 0.8, 1.3))
     after, found = np.empty((96, 96, 3), np.uint8), np.empty((96, 96, 3), np.uint8)

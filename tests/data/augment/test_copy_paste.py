@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tessera.data.augment.labels import CanvasLabels
-from tessera.data.augment.mosaic import choose_copy_paste, render_scene, sample_mosaic
+from tessera.data.augment.pipeline import choose_copy_paste, render_scene, sample_mosaic
 from tessera.utils.config import load_hyp
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import Sample

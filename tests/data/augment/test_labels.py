@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.augment.canvas import Tile, render
+from tessera.data.augment.canvas import PlacedImage, render
 from tessera.data.augment.labels import CanvasLabels, clip_outlines, warp_labels
-from tessera.data.augment.mosaic import Scene
+from tessera.data.augment.pipeline import Scene
 from tessera.data.augment.warp import Warp
 from tessera.utils.types import Sample
 from tests.data.augment.made_scenes import (
@@ -106,7 +106,7 @@ def test_labels_lie_on_the_pixels(warp: Warp, seed: int, outlined: bool) -> None
     outline = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float32)
     image[y0:y1, x0:x1, 0] = 255
     out = np.empty((*warp.size_hw, 3), np.uint8)
-    tile = Tile(image, 0, 0)
+    tile = PlacedImage(image, 0, 0)
     render([tile], warp, out)
     # A box that is turned and cut is looser than its object, by the rule of corners; a polygon is exact.
     segments = [outline] if outlined or not warp.axis_aligned else []
@@ -139,7 +139,7 @@ def test_which_objects_are_kept() -> None:
 
 def test_objects_cut_away_by_the_canvas_are_dropped() -> None:
     """Cut to a line on the canvas's border, a box would come back with an area when that line is turned."""
-    tile = Tile(np.zeros((64, 64, 3), np.uint8), -40, 0)
+    tile = PlacedImage(np.zeros((64, 64, 3), np.uint8), -40, 0)
     sample = Sample(tile.image, np.array([[0, 0, 30, 60], [35, 0, 60, 60]], np.float32), np.arange(2, dtype=np.int32))
     found = CanvasLabels.gather([sample], [tile[1:]], (64, 64))
     assert found.boxes_xyxy.tolist() == [[0, 0, 0, 60], [0, 0, 20, 60]]

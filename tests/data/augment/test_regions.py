@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tessera.data.augment.labels import CanvasLabels, warp_labels, with_regions
-from tessera.data.augment.mosaic import choose_copy_paste, train_sample
+from tessera.data.augment.labels import CanvasLabels, append_ignored_regions, warp_labels
+from tessera.data.augment.pipeline import choose_copy_paste, train_sample
 from tessera.data.augment.warp import Warp
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.seeding import sample_rng
@@ -22,7 +22,7 @@ PLAIN = load_hyp("hyp.no-augmentation.yaml")
 def labelled(boxes: list[list[float]]) -> CanvasLabels:
     """Regions on a canvas of 100 pixels."""
     empty = Sample(np.zeros((100, 100, 3), np.uint8), np.zeros((0, 4), np.float32), np.zeros(0, np.int32))
-    return CanvasLabels.gather([with_regions(empty, np.array(boxes, np.float32))], [(0, 0)], (100, 100))
+    return CanvasLabels.gather([append_ignored_regions(empty, np.array(boxes, np.float32))], [(0, 0)], (100, 100))
 
 
 def images_with_regions(seed: int) -> ListSource:
@@ -41,7 +41,7 @@ def images_with_regions(seed: int) -> ListSource:
             kinds.append(boxes)
         objects, regions = kinds
         outlines = list(objects[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2))
-        samples.append(with_regions(Sample(image, objects, np.zeros(1, np.int32), outlines), regions))
+        samples.append(append_ignored_regions(Sample(image, objects, np.zeros(1, np.int32), outlines), regions))
     return ListSource(samples)
 
 
@@ -70,7 +70,9 @@ def test_whatever_is_in_sight_is_left_in_front_of_any_horizon(warp: Warp, seed: 
     canvas_h, canvas_w = warp.canvas_hw
     box = random_boxes(1, canvas_h, canvas_w, rng)
     empty = Sample(np.zeros((*warp.canvas_hw, 3), np.uint8), np.zeros((0, 4), np.float32), np.zeros(0, np.int32))
-    boxes, classes = warp_labels(CanvasLabels.gather([with_regions(empty, box)], [(0, 0)], warp.canvas_hw), warp)
+    boxes, classes = warp_labels(
+        CanvasLabels.gather([append_ignored_regions(empty, box)], [(0, 0)], warp.canvas_hw), warp
+    )
     points = box[0, :2] + rng.random((500, 2)) * (box[0, 2:] - box[0, :2])
     mapped, visible = warp.project(points)
     seen = mapped[visible & (mapped > 0.01).all(1) & (mapped < np.array(warp.size_hw[::-1]) - 0.01).all(1)]
@@ -96,6 +98,6 @@ def test_what_only_touches_a_region_is_not_pasted() -> None:
     outlines = [*box[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)]
     for left, is_pasted in ((30, False), (32, True)):
         image = Sample(np.zeros((100, 100, 3), np.uint8), box, np.zeros(1, np.int32), outlines)
-        beside = with_regions(image, np.array([[left, 0, left + 8, 40]], np.float32))
+        beside = append_ignored_regions(image, np.array([[left, 0, left + 8, 40]], np.float32))
         labels = CanvasLabels.gather([beside], [(0, 0)], (100, 100))
         assert (choose_copy_paste(labels, 1.0, 100, np.random.default_rng(0)) is not None) == is_pasted

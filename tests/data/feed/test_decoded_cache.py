@@ -54,18 +54,18 @@ def store(index: DatasetIndex) -> Counted:
     return store
 
 
-def draw(position: int, *neighbours: int) -> Draw:
-    """A place whose window is `neighbours`, its own image last."""
-    first = position - len(neighbours) + 1
-    near = {image: first + number for number, image in enumerate(neighbours)}
-    return Draw(neighbours[-1], position, 0, (64, 64), near)
+def draw(position: int, *mosaic_candidates: int) -> Draw:
+    """A place whose window is `mosaic_candidates`, its own image last."""
+    first = position - len(mosaic_candidates) + 1
+    near = {image: first + number for number, image in enumerate(mosaic_candidates)}
+    return Draw(mosaic_candidates[-1], position, 0, (64, 64), near)
 
 
 def test_an_image_is_decoded_once_and_is_the_stores(store: Counted) -> None:
     recent = DecodedCache(store, 4)
     for place in (draw(2, 0, 1, 2), draw(3, 1, 2, 3), draw(4, 2, 3, 4)):
         with recent.near(place):
-            for image in place.neighbours:
+            for image in place.mosaic_candidates:
                 np.testing.assert_array_equal(recent.load(image), ImageStore.load(store, image))
                 assert not recent.load(image).flags.writeable
     assert store.loaded == [0, 1, 2, 3, 4]
@@ -177,7 +177,7 @@ def test_many_processes_at_few_slots_get_what_the_store_gives(store: Counted) ->
                 position = int(rng.integers(100))
                 near = draw(position, *((position - back) % len(SIZES) for back in (3, 2, 1, 0)))
                 with recent.near(near):
-                    views = {image: recent.load(image) for image in near.neighbours}
+                    views = {image: recent.load(image) for image in near.mosaic_candidates}
                     wrong += sum(view.tobytes() != right[image] for image, view in views.items())
             return wrong
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tessera.data.feed import cache as cache_module
 from tessera.data.feed import image_store, shared_memory
 from tessera.data.feed.cache import open_images
-from tessera.data.feed.image_sizes import loaded_sizes
+from tessera.data.feed.image_sizes import resized_sizes
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.source import decode
 from tessera.data.source.decode import read_image
@@ -48,10 +48,10 @@ def index(tmp_path: Path) -> DatasetIndex:
 @given(st.integers(1, 10_000), st.integers(1, 10_000), st.integers(32, 2048))
 @example(735, 3136, 32)  # in floating point just below a half
 def test_loaded_size(height: int, width: int, imgsz: int) -> None:
-    loaded = tuple(loaded_sizes(np.array((height, width)), imgsz).tolist())
+    loaded = tuple(resized_sizes(np.array((height, width)), imgsz).tolist())
     assert max(loaded) == imgsz and min(loaded) >= 1
     assert abs(min(loaded) - max(min(height, width) * imgsz / max(height, width), 1)) <= 0.5 + 1e-9
-    assert tuple(loaded_sizes(np.array([(height, width)], np.int32), imgsz)[0].tolist()) == loaded
+    assert tuple(resized_sizes(np.array([(height, width)], np.int32), imgsz)[0].tolist()) == loaded
     ratio = Fraction(imgsz, max(height, width))
     assert loaded == tuple(max(round(side * ratio), 1) for side in (height, width)), "half to even, exactly"
 
@@ -61,7 +61,7 @@ def test_loaded_size(height: int, width: int, imgsz: int) -> None:
 def test_resized_as_the_rule_says(index: DatasetIndex, imgsz: int, interpolation: Any) -> None:
     store = ImageStore(index, imgsz, interpolation)
     for i, size_hw in enumerate(SIZES):
-        height, width = loaded_sizes(np.array(size_hw), imgsz).tolist()
+        height, width = resized_sizes(np.array(size_hw), imgsz).tolist()
         area = interpolation == "area" and max(size_hw) > imgsz
         method = cv2.INTER_AREA if area else cv2.INTER_LINEAR
         np.testing.assert_array_equal(
@@ -118,7 +118,7 @@ def test_a_jpeg_far_too_large_is_decoded_smaller(
     asked = []
     monkeypatch.setattr(image_store, "read_image", lambda p, by, rule: asked.append(by) or read_image(p, by, rule))
     found = ImageStore(index, 32, "linear").load(0)
-    assert asked == [by] and found.shape[:2] == tuple(loaded_sizes(np.array(size_hw), 32))
+    assert asked == [by] and found.shape[:2] == tuple(resized_sizes(np.array(size_hw), 32))
     exact = cv2.resize(read_image(path), found.shape[1::-1], interpolation=cv2.INTER_AREA)
     assert np.abs(found.astype(int) - exact).mean() < 4
     ImageStore(index, 32, "area").load(0)
@@ -166,7 +166,7 @@ def test_a_cache_holds_the_same_pixels(index: DatasetIndex, cache: CacheMode, ca
             index.path(i).unlink()  # what follows comes from the cache
         for store in (cached, pickle.loads(pickle.dumps(cached))):
             for i, size_hw in enumerate(SIZES):
-                assert store.load(i).shape == (*loaded_sizes(np.array(size_hw), 48), 3)
+                assert store.load(i).shape == (*resized_sizes(np.array(size_hw), 48), 3)
                 with pytest.raises(ValueError, match="read-only"):
                     store.load(i)[:] = 0
             assert [store.load(i).tobytes() for i in range(4)] == [cached.load(i).tobytes() for i in range(4)]

@@ -26,7 +26,7 @@ from tessera.data.feed.loader import (
     build_train_loader,
     build_val_loader,
 )
-from tessera.data.feed.sampler import EpochOrder, EpochSampler
+from tessera.data.feed.sampler import EpochOrder, TrainSampler
 from tessera.utils.config import Hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError
@@ -251,7 +251,7 @@ def test_labels_and_polygons_are_scaled_with_the_image(index: DatasetIndex, hyp:
 def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
     tmp_path: Path, hyp: Hyp, monkeypatch: pytest.MonkeyPatch, batch_size: int, workers: int
 ) -> None:
-    monkeypatch.setattr(sampler_module, "NEAR", 8)
+    monkeypatch.setattr(sampler_module, "MOSAIC_POOL", 8)
     sizes = [(16, 16)] * 200
     index = make_index(sizes, paths=write_images(tmp_path / "many", sizes), polygons=True)
     store = ImageStore(index, 64, "linear")
@@ -261,7 +261,7 @@ def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
     # Workers side by side, each at its own batch: they see one another's slots as other processes do.
     shared = [first] + [DecodedCache(store, first.slots, first.share()) for _ in range(workers - 1)]
     datasets = [TrainDataset(index, recent, hyp, 5, EPOCHS) for recent in shared]
-    draws = list(EpochSampler(EpochOrder(200, batch_size, 5, 64)))
+    draws = list(TrainSampler(EpochOrder(200, batch_size, 5, 64)))
     out = np.empty((64, 64, 3), np.uint8)
     for start in range(0, len(draws), workers):
         for side_by_side in itertools.zip_longest(*draws[start : start + workers]):

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tessera.data.feed.image_sizes import loaded_sizes, padded_shapes, validation_shapes
+from tessera.data.feed.image_sizes import rect_train_shapes, rect_val_shapes, resized_sizes
 from tessera.data.feed.sampler import (
-    BLOCK,
-    NEAR,
+    MOSAIC_BLOCK,
+    MOSAIC_POOL,
     EpochOrder,
-    EpochSampler,
-    ShardSampler,
-    block_of,
+    TrainSampler,
+    ValSampler,
     image_weights,
-    near_batches,
+    mosaic_batches,
+    mosaic_block,
     repeat_factors,
 )
 from tessera.utils.errors import ConfigError
@@ -43,7 +43,7 @@ def epoch_order(length: int, batch: int, seed: int, epoch: int, repeats: np.ndar
     return EpochOrder(length, batch, seed, 64, repeats=repeats).plan(epoch)[0]
 
 
-def epoch_of(sampler: EpochSampler, epoch: int) -> list[list[Draw]]:
+def epoch_of(sampler: TrainSampler, epoch: int) -> list[list[Draw]]:
     sampler.seek(epoch)
     return list(sampler)
 
@@ -55,9 +55,9 @@ def epoch_of(sampler: EpochSampler, epoch: int) -> list[list[Draw]]:
 def test_laws_of_an_epoch(length: int, ranks: int, share: int, epoch: int, seed: int, rect: bool) -> None:
     batch = ranks * share
 
-    def sampler(rank: int, size: int) -> EpochSampler:
-        shapes_hw = padded_shapes(make_sizes(length), 64, 32) if rect else None
-        return EpochSampler(EpochOrder(length, batch, seed, 64, shapes_hw), rank, size)
+    def sampler(rank: int, size: int) -> TrainSampler:
+        shapes_hw = rect_train_shapes(make_sizes(length), 64, 32) if rect else None
+        return TrainSampler(EpochOrder(length, batch, seed, 64, shapes_hw), rank, size)
 
     whole = epoch_of(sampler(0, 1), epoch)
     parts = [epoch_of(sampler(rank, ranks), epoch) for rank in range(ranks)]
@@ -87,7 +87,7 @@ def test_laws_of_an_epoch(length: int, ranks: int, share: int, epoch: int, seed:
 def test_entered_anywhere_the_stream_continues_alike(
     length: int, epoch: int, seed: int, batch: int, data: st.DataObject
 ) -> None:
-    uninterrupted, resumed = (EpochSampler(EpochOrder(length, batch, seed, 64)) for _ in range(2))
+    uninterrupted, resumed = (TrainSampler(EpochOrder(length, batch, seed, 64)) for _ in range(2))
     step = data.draw(st.integers(0, len(resumed)))
     uninterrupted.seek(epoch)
     resumed.seek(epoch, step)
@@ -102,7 +102,7 @@ def test_epochs_and_seeds_differ_and_so_does_the_padding() -> None:
 
 
 def test_an_epoch_begun_early_is_not_repeated() -> None:
-    sampler = EpochSampler(EpochOrder(6, 2, 0, 64))
+    sampler = TrainSampler(EpochOrder(6, 2, 0, 64))
     iter(sampler)  # torch's loader with persistent workers makes one that yields nothing
     first = iter(sampler)
     head = next(first)
@@ -113,16 +113,16 @@ def test_an_epoch_begun_early_is_not_repeated() -> None:
 
 def test_a_batch_that_ranks_do_not_divide() -> None:
     with pytest.raises(ConfigError, match=r"--batch-size 10 .* 4 ranks .* 8 or 12"):
-        EpochSampler(EpochOrder(100, 10, 0, 64), 0, 4)
+        TrainSampler(EpochOrder(100, 10, 0, 64), 0, 4)
 
 
 def test_rect_batches_are_as_tight_as_their_images_and_shuffled() -> None:
     sizes_hw = np.array([(100, 200)] * 40 + [(200, 100)] * 40 + [(150, 150)] * 40, np.int32)
-    sampler = EpochSampler(EpochOrder(120, 8, 0, 128, padded_shapes(sizes_hw, 128, 32)))
+    sampler = TrainSampler(EpochOrder(120, 8, 0, 128, rect_train_shapes(sizes_hw, 128, 32)))
     epochs_seen = [epoch_of(sampler, epoch) for epoch in range(2)]
     for batches in epochs_seen:
         for draws in batches:
-            loaded = loaded_sizes(sizes_hw[[draw.index for draw in draws]], 128)
+            loaded = resized_sizes(sizes_hw[[draw.index for draw in draws]], 128)
             assert draws[0].size_hw == tuple((-(-loaded.max(0) // 32) * 32).tolist())
         # 40 images of a shape fill 5 batches: no batch mixes shapes, and shapes come in random order.
         shapes = [draws[0].size_hw for draws in batches]
@@ -133,7 +133,7 @@ def test_rect_batches_are_as_tight_as_their_images_and_shuffled() -> None:
 
 
 def test_image_weights_decide_the_order_until_changed() -> None:
-    sampler = EpochSampler(EpochOrder(50, 8, 0, 64))
+    sampler = TrainSampler(EpochOrder(50, 8, 0, 64))
     plain = epoch_of(sampler, 2)
     weights = np.zeros(50)
     weights[[3, 4]] = 1, 3
@@ -149,7 +149,7 @@ def test_image_weights_decide_the_order_until_changed() -> None:
 @example([(64, 96)] * 3, 8, 4)
 def test_validation_shards(shapes: list[tuple[int, int]], ranks: int, batch: int) -> None:
     table = np.array(shapes)
-    shards = [ShardSampler(rank, ranks, batch, table) for rank in range(ranks)]
+    shards = [ValSampler(rank, ranks, batch, table) for rank in range(ranks)]
     counts = [sum(map(len, shard)) for shard in shards]
     assert sorted(draw.index for shard in shards for draws in shard for draw in draws) == list(range(len(table)))
     assert max(counts) - min(counts) <= 1
@@ -168,14 +168,14 @@ def test_validation_shards(shapes: list[tuple[int, int]], ranks: int, batch: int
     [((640, 640), (672, 672)), ((480, 640), (512, 672)), ((427, 640), (448, 672)), ((1, 1000), (32, 672))],
 )
 def test_validation_shape_by_hand(size_hw: tuple[int, int], shape_hw: tuple[int, int]) -> None:
-    assert validation_shapes(np.array([size_hw], np.int32), 640, 32).tolist() == [list(shape_hw)]
+    assert rect_val_shapes(np.array([size_hw], np.int32), 640, 32).tolist() == [list(shape_hw)]
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from([64, 640, 1280]), st.sampled_from([8, 32, 64]))
 def test_a_loaded_image_fits_into_its_validation_shape(height: int, width: int, imgsz: int, stride: int) -> None:
     sizes_hw = np.array([[height, width]], np.int32)
-    shape = validation_shapes(sizes_hw, imgsz, stride)
-    assert (shape % stride == 0).all() and (shape >= loaded_sizes(sizes_hw, imgsz)).all()
+    shape = rect_val_shapes(sizes_hw, imgsz, stride)
+    assert (shape % stride == 0).all() and (shape >= resized_sizes(sizes_hw, imgsz)).all()
 
 
 def test_image_weights_by_hand() -> None:
@@ -195,7 +195,7 @@ def test_repeats_keep_the_epoch_and_give_each_image_its_share(
     """The global order is that of one rank, and each image comes as often as its share says, rounded up or down."""
     length, batch = len(repeats), size * share
     plan = EpochOrder(length, batch, seed, 64, repeats=np.array(repeats))
-    parts = [epoch_of(EpochSampler(plan, rank, size), epoch) for rank in range(size)]
+    parts = [epoch_of(TrainSampler(plan, rank, size), epoch) for rank in range(size)]
     order = [draw.index for slices in zip(*parts, strict=True) for draw in itertools.chain(*slices)]
     assert order == plan.plan(epoch)[0].tolist()
     assert len(order) == -(-length // batch) * batch and order[length:] == order[: len(order) - length][:batch]
@@ -225,33 +225,33 @@ def test_neighbours_are_a_matter_of_the_order_alone(length: int, size: int, shar
     order = epoch_order(length, batch_size, 3, epoch)
     batches = len(order) // batch_size
     for rank in range(size):
-        sampler = EpochSampler(EpochOrder(length, batch_size, 3, 64), rank, size)
+        sampler = TrainSampler(EpochOrder(length, batch_size, 3, 64), rank, size)
         for draw in itertools.chain(*epoch_of(sampler, epoch)):
             batch = draw.position // batch_size
-            block = block_of(draw.position, batch_size)
+            block = mosaic_block(draw.position, batch_size)
             near = {
                 int(order[place])
-                for back in range(min(near_batches(batch_size), batches))
+                for back in range(min(mosaic_batches(batch_size), batches))
                 for place in range((batch - back) % batches * batch_size, ((batch - back) % batches + 1) * batch_size)
-                if block_of(place, batch_size) == block
+                if mosaic_block(place, batch_size) == block
             }
-            assert set(draw.neighbours) == near and draw.index in near
-            assert all(order[place] == image for image, place in draw.neighbours.items())
+            assert set(draw.mosaic_candidates) == near and draw.index in near
+            assert all(order[place] == image for image, place in draw.mosaic_candidates.items())
 
 
 @given(st.integers(1, 700))
 def test_a_batch_is_cut_into_equal_blocks(batch_size: int) -> None:
-    sizes = np.bincount([block_of(place, batch_size) for place in range(batch_size)])
-    assert sizes.max() <= BLOCK and np.ptp(sizes) <= 1 and len(sizes) == -(-batch_size // BLOCK)
-    assert NEAR <= near_batches(batch_size) * batch_size / len(sizes) < NEAR + BLOCK
+    sizes = np.bincount([mosaic_block(place, batch_size) for place in range(batch_size)])
+    assert sizes.max() <= MOSAIC_BLOCK and np.ptp(sizes) <= 1 and len(sizes) == -(-batch_size // MOSAIC_BLOCK)
+    assert MOSAIC_POOL <= mosaic_batches(batch_size) * batch_size / len(sizes) < MOSAIC_POOL + MOSAIC_BLOCK
 
 
 @pytest.mark.parametrize(("batch_size", "size"), [(16, 1), (64, 2), (1024, 32), (96, 3)])
 def test_a_rank_with_whole_blocks_needs_no_image_of_another(batch_size: int, size: int) -> None:
     share = batch_size // size
     for rank in range(size):
-        sampler = EpochSampler(EpochOrder(batch_size * 12, batch_size, 3, 64), rank, size)
+        sampler = TrainSampler(EpochOrder(batch_size * 12, batch_size, 3, 64), rank, size)
         draws = list(itertools.chain(*epoch_of(sampler, 0)))
         own = {draw.index for draw in draws}
-        assert len(own) == share * 12 and all(set(draw.neighbours) <= own for draw in draws)
-        assert {len(draw.neighbours) for draw in draws} == {NEAR}
+        assert len(own) == share * 12 and all(set(draw.mosaic_candidates) <= own for draw in draws)
+        assert {len(draw.mosaic_candidates) for draw in draws} == {MOSAIC_POOL}

@@ -11,7 +11,7 @@ import pytest
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import build_train_loader, build_val_loader
 from tessera.data.feed.shared_memory import ShmBudget
-from tessera.data.feed.workers import affordable_workers
+from tessera.data.feed.workers import reserve_workers
 from tessera.utils.config import load_hyp
 from tessera.utils.errors import UserError
 from tessera.utils.ranks import world as world_module
@@ -72,7 +72,7 @@ def test_caches_then_the_workers_of_the_validation(
 def test_promises_of_all_ranks_of_the_node_count_and_kept_ones_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 1000)
     memory = ShmBudget(rank(0, 2))
-    assert affordable_workers(2, 50, rank(0, 2), memory) == 2
+    assert reserve_workers(2, 50, rank(0, 2), memory) == 2
     assert memory.reserved == 2 * 6 * 50 and memory.available == 400 and memory.available_per_rank == 200
     free(monkeypatch, 400)  # the workers have taken what they were promised
     assert memory.available == 400
@@ -92,5 +92,5 @@ def test_ranks_with_different_workers_promise_what_each_of_them_takes(
         world = rank(0, 2)
         world.node_gather = lambda n, other=other: [n, (2 * other + 2) * 50 if other else 0]
         memory = ShmBudget(world)
-        assert affordable_workers(mine, 50, world, memory) == mine
+        assert reserve_workers(mine, 50, world, memory) == mine
         assert (memory.reserved, memory.available) == (promised * 50, 2000 - promised * 50)

@@ -27,7 +27,7 @@ import torch
 from tessera.data.feed import workers
 from tessera.data.feed.loader import Loader
 from tessera.data.feed.shared_memory import ShmBudget
-from tessera.data.feed.workers import affordable_workers, print_unless_disconnected
+from tessera.data.feed.workers import print_unless_disconnected, reserve_workers
 from tessera.utils.errors import Interrupted
 from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.types import Draw
@@ -174,7 +174,7 @@ def test_workers_are_capped_by_shared_memory(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=batches * 1000 * 2))
     memory = ShmBudget(rank(0, 2))
     with caplog.at_level(logging.WARNING):
-        assert affordable_workers(8, 1000, rank(0, 2), memory) == workers
+        assert reserve_workers(8, 1000, rank(0, 2), memory) == workers
     assert ("--shm-size" in caplog.text) == (workers < 8)
 
 
@@ -221,5 +221,5 @@ def test_workers_are_as_many_as_the_system_allows(
     limit(monkeypatch, tmp_path)
     world = rank(0, 2)
     for _ in range(2):
-        assert affordable_workers(8, 1000, world, ShmBudget(world)) == workers
+        assert reserve_workers(8, 1000, world, ShmBudget(world)) == workers
     assert warning in caplog.text and not list(tmp_path.rglob("pymp*"))

@@ -10,7 +10,7 @@ import pytest
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.image_store import ImageStore
-from tessera.data.source.decode import decode_levels, read_image, read_levels
+from tessera.data.source.decode import decode_raw_pixels, read_image, read_raw_pixels
 from tessera.utils.bit_depth import PixelRule, to_uint8
 from tessera.utils.environment import cache_dir
 from tessera.utils.ranks.world import World
@@ -48,9 +48,9 @@ def test_every_format_by_one_rule(tmp_path: Path, suffix: str, rule: PixelRule |
     levels = ramp(shape)
     path = write(tmp_path / f"a{suffix}", levels)
     levels = levels if levels.ndim == 3 else np.dstack([levels] * 3)
-    np.testing.assert_array_equal(read_levels(path), levels)
+    np.testing.assert_array_equal(read_raw_pixels(path), levels)
     np.testing.assert_array_equal(read_image(path, 1, rule), to_uint8(levels, rule))
-    np.testing.assert_array_equal(decode_levels(np.fromfile(path, np.uint8), "it"), levels)
+    np.testing.assert_array_equal(decode_raw_pixels(np.fromfile(path, np.uint8), "it"), levels)
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tif", ".ppm", ".bmp", ".jpg", ".webp", ".gif", ".pfm"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.source.annotations.label_paths import label_path
+from tessera.data.source.annotations.label_files import label_path
 from tessera.data.source.decode import image_size
 from tessera.data.source.index import problem_report
 from tessera.utils.errors import UserError

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tessera.data.source import decode
-from tessera.data.source.decode import _read_by_pillow, decode_levels, read_image
+from tessera.data.source.decode import _read_by_pillow, decode_raw_pixels, read_image
 from tessera.utils.bit_depth import READS_HEIC
 from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.source_arguments import parse_sources
@@ -143,7 +143,7 @@ def test_a_source_that_is_not_read_is_named(tmp_path: Path) -> None:
         parse_sources([tmp_path / "b.jxl"])
     if not READS_HEIC:
         with pytest.raises(UserError, match=r"a\.heic: 1 image not read .* pip install pillow-heif"):
-            decode_levels(np.frombuffer(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", np.uint8), "a.heic")
+            decode_raw_pixels(np.frombuffer(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", np.uint8), "a.heic")
 
 
 def test_a_pillow_heif_that_does_not_load_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source.decode import RefusedImage, UnusableImage, decode_levels, image_size, read_image
+from tessera.data.source.decode import RefusedImage, UnusableImage, decode_raw_pixels, image_size, read_image
 from tessera.data.source.tiff import extra_pages_message
 from tessera.utils.bit_depth import PixelRule, to_uint8
 from tessera.utils.inference.input_images import to_pixels
@@ -33,7 +33,7 @@ def levels(dtype: str, bands: int = 0, height: int = 24, width: int = 31) -> np.
 
 
 def decoded(encoded: bytes) -> np.ndarray:
-    return decode_levels(np.frombuffer(encoded, np.uint8), "a.tif")
+    return decode_raw_pixels(np.frombuffer(encoded, np.uint8), "a.tif")
 
 
 def as_colours(image: np.ndarray) -> np.ndarray:

@@ -51,6 +51,6 @@ def test_fixed_statistics_train_as_an_evaluated_normalisation_does() -> None:
 
 def test_only_the_first_layers_of_a_model_fix_theirs() -> None:
     model = DetectionModel("tessera-lite0.yaml", nc=2)
-    model.freeze_norm_statistics(8)
+    model.freeze_bn_statistics(8)
     fixed = {name.split(".")[1] for name, m in model.named_modules() if isinstance(m, Conv) and m.frozen_statistics}
     assert fixed == set("01234567")

@@ -13,7 +13,7 @@ from tessera.models.model_yaml import find_model_yaml
 from tessera.utils.checkpoints import initial_model
 from tessera.utils.checkpoints.initial_model import (
     build_model,
-    fix_norm_statistics,
+    freeze_bn_of_first_layers,
     head_class,
     start_kind,
     with_frozen_layers,
@@ -91,9 +91,9 @@ def test_only_completely_loaded_layers_keep_their_statistics(
     config = TrainConfig(cfg=cfg, weights=weights)
     hyp = dataclasses.replace(HYP, fixed_norms=float(asked))
     model = DetectionModel(cfg or "tessera-n.yaml", nc=nc)
-    found = fix_norm_statistics(model, config, hyp, Weights(trained.state_dict(), trained.yaml, NAMES, "a file"))
+    found = freeze_bn_of_first_layers(model, config, hyp, Weights(trained.state_dict(), trained.yaml, NAMES, "a file"))
     again = DetectionModel(cfg or "tessera-n.yaml", nc=nc)
-    assert found == fix_norm_statistics(again, config, found, None)
+    assert found == freeze_bn_of_first_layers(again, config, found, None)
     assert found.fixed_norms == (fixed if weights else asked)
     for one in (model, again):
         convolutions = ((int(name.split(".")[1]), m) for name, m in one.named_modules() if isinstance(m, Conv))

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.augment.mosaic import letterbox
+from tessera.data.augment.pipeline import letterbox
 from tessera.data.feed.cache import open_images
-from tessera.data.feed.image_sizes import validation_shapes
+from tessera.data.feed.image_sizes import rect_val_shapes
 from tessera.data.feed.loader import ValLoader, build_val_loader
 from tessera.models.detector import DetectionModel
 from tessera.models.nms import NmsSettings, non_max_suppression, undo_letterbox
@@ -53,7 +53,7 @@ class Whole(ImageBackend):
         ratio = IMGSZ / max(height, width)
         size_wh = round(width * ratio), round(height * ratio)
         image = np.asarray(cv2.resize(picture, size_wh, interpolation=cv2.INTER_AREA), np.uint8)
-        shape = tuple(validation_shapes(np.array([[height, width]], np.int32), IMGSZ, 32)[0].tolist())
+        shape = tuple(rect_val_shapes(np.array([[height, width]], np.int32), IMGSZ, 32)[0].tolist())
         empty = Sample(image, np.zeros((0, 4), np.float32), np.zeros(0, np.int32))
         placed, (_, _, left, top) = letterbox(empty, shape)  # type: ignore[arg-type]
         rows = self._rows(torch.from_numpy(placed.image).permute(2, 0, 1)[None].float() / 255)

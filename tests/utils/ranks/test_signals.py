@@ -52,26 +52,26 @@ def test_at_first_a_signal_ends_the_run_at_once(number: signal.Signals, code: in
 def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with StopSignals() as interruption:
+        with StopSignals() as stop_signals:
             send(signal.SIGHUP)
-            assert not interruption.asked() and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert not stop_signals.asked() and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 
 
 def test_a_deferred_signal_is_noted_for_the_step_and_ends_the_run_after_the_last() -> None:
-    with StopSignals() as interruption:
-        interruption.defer()
+    with StopSignals() as stop_signals:
+        stop_signals.defer()
         send(signal.SIGUSR1)
         send(signal.SIGTERM)
-        assert interruption.requested == signal.SIGUSR1
+        assert stop_signals.requested == signal.SIGUSR1
         with pytest.raises(Interrupted, match="Stopped by SIGUSR1 after the last step"):
-            interruption.stop_immediately("after the last step")
+            stop_signals.stop_immediately("after the last step")
 
 
 def test_a_second_ctrl_c_always_ends_at_once() -> None:
-    with StopSignals() as interruption:
-        interruption.defer()
+    with StopSignals() as stop_signals:
+        stop_signals.defer()
         send(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
@@ -83,8 +83,8 @@ def test_the_first_signal_is_acknowledged_at_once_by_rank_0(
     for rank, said in (("0", "\nSIGUSR1: stopping soon; Ctrl-C ends at once.\n"), ("1", "")):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", "2")
-        with StopSignals() as interruption:
-            interruption.defer()
+        with StopSignals() as stop_signals:
+            stop_signals.defer()
             send(signal.SIGUSR1)
             assert capfd.readouterr().err == said
             send(signal.SIGTERM)
@@ -117,10 +117,10 @@ def test_handlers_are_restored() -> None:
 def test_outside_the_main_thread_signals_stay_as_they_are() -> None:
     def work() -> bool:
         before = signal.getsignal(signal.SIGTERM)
-        with StopSignals() as interruption:
-            interruption.defer()
+        with StopSignals() as stop_signals:
+            stop_signals.defer()
             is_same = signal.getsignal(signal.SIGTERM) is before
-            interruption.stop_immediately("later")
+            stop_signals.stop_immediately("later")
         ignore_sigterm()
         return is_same
 
@@ -142,13 +142,13 @@ def test_a_process_that_ends_ignores_sigterm_for_good() -> None:
 
 
 def test_a_forked_worker_leaves_the_decision_to_its_rank() -> None:
-    with StopSignals() as interruption:
+    with StopSignals() as stop_signals:
         child = os.fork()
         if child == 0:
             send(signal.SIGTERM)
             os._exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-        assert interruption.requested == 0
+        assert stop_signals.requested == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a lock of zeros is Linux's")
@@ -195,8 +195,8 @@ def test_what_is_no_signal_to_end_costs_no_patience(monkeypatch: pytest.MonkeyPa
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
     end = signals.start_signal_thread("the one")
     try:
-        with StopSignals() as interruption:
-            interruption.defer()
+        with StopSignals() as stop_signals:
+            stop_signals.defer()
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGTERM):
                 send(number)
             until(lambda: len(waits) == 2)
@@ -207,10 +207,10 @@ def test_what_is_no_signal_to_end_costs_no_patience(monkeypatch: pytest.MonkeyPa
 
 
 def test_while_a_library_may_hold_pythons_lock_signals_end_the_process() -> None:
-    with StopSignals() as interruption:
+    with StopSignals() as stop_signals:
         with default_signal_handlers():
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        assert signal.getsignal(signal.SIGTERM) is interruption
+        assert signal.getsignal(signal.SIGTERM) is stop_signals
     before = signal.getsignal(signal.SIGTERM)
     with default_signal_handlers():
         assert signal.getsignal(signal.SIGTERM) is before, "a program of its own keeps its handlers"

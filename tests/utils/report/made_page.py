@@ -19,7 +19,7 @@ from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.report.page.page_data import ReportData, RunInfo
-from tessera.utils.report.results import result_columns
+from tessera.utils.report.results_csv import result_columns
 from tessera.utils.seeding import sample_rng
 from tests.data.made_index import write_images
 from tests.utils.evaluation.made_images import accumulate, errors_of, index_of, random_images, share

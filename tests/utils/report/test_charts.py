@@ -25,7 +25,7 @@ from tessera.utils.report.charts.validation import (
     plot_pr_curve,
     plot_validation,
 )
-from tessera.utils.report.results import result_columns
+from tessera.utils.report.results_csv import result_columns
 from tests.utils.report.made_charts import confusion_of, curves, index, names
 
 AWKWARD = ["_hidden", "$5 or $6", r"$\frac", "100 %", "a\nb", "汽车", ""]

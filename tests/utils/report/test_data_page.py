@@ -11,8 +11,8 @@ import cv2
 import pytest
 
 from tessera.commands import train
-from tessera.data.source.checks.dataset import check_dataset
 from tessera.data.source.checks.results import DatasetCheck, Drift, Moved, NearDuplicates, Remark, SplitCounts
+from tessera.data.source.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.drawn_shapes import render_image
 from tessera.utils.errors import ConfigError, UserError

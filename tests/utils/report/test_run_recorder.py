@@ -20,7 +20,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.files import atomic_write
 from tessera.utils.ranks.world import World
-from tessera.utils.report.results import read_results
+from tessera.utils.report.results_csv import read_results
 from tessera.utils.report.run_recorder import EpochMetrics, RunRecorder
 from tessera.utils.report.sample_images import SampleImageCollector
 from tessera.utils.report.trackers.loggers import Loggers

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
-from tessera.utils.exporting.raw_network import BareNetwork
+from tessera.utils.exporting.raw_network import RawNetwork
 
 N_IMAGES = 4
 MAX_EFFECT = 0.035  # relative change of the scores (root mean square) that 8 bits in one layer may cause
@@ -35,7 +35,7 @@ def layer_effects(model: DetectionModel, images: Iterable[Tensor]) -> dict[int, 
 
     `images` are float32 (1, 3, H, W) each.
     """
-    network, inputs = BareNetwork(model), tuple(images)
+    network, inputs = RawNetwork(model), tuple(images)
     found: dict[int, float] = {}
     with torch.no_grad():
         exact = [network(image)[..., 4:] for image in inputs]

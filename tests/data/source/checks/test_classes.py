@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.source.checks.dataset import check_dataset
+from tessera.data.source.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.errors import UserError

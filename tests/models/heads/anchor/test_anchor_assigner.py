@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.models.heads.anchor.autoanchor import set_anchors
-from tessera.models.heads.anchor.loss import DetectionLoss
+from tessera.models.heads.anchor.loss import AnchorLoss
 from tessera.utils.config import Hyp, load_hyp
 from tests.models.heads.anchor.loss_oracle import oracle_assignment
 from tests.models.heads.anchor.made_loss import (
@@ -25,7 +25,7 @@ from tests.models.heads.anchor.made_loss import (
 
 def test_assignment_equals_the_reference(shared: Path, hyp: Hyp) -> None:
     expected = np.load(shared / "reference" / "assign.npz")
-    assignment = DetectionLoss(Head(), hyp, imgsz=256).assign(reference_targets(shared), 4, (256, 256))
+    assignment = AnchorLoss(Head(), hyp, imgsz=256).assign(reference_targets(shared), 4, (256, 256))
     taken = assignment.cells[:, assignment.candidate_cells].T
     split = [t.split(assignment.positives_per_level) for t in (taken, assignment.boxes, assignment.classes)]
     anchors = assignment.anchors.split(assignment.positives_per_level)
@@ -51,7 +51,7 @@ def target_rows(draw: st.DrawFn) -> list[float]:
 @given(st.lists(target_rows(), max_size=6))
 def test_assignment_equals_three_plain_loops(rows: list[list[float]]) -> None:
     targets = torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
-    assignment = DetectionLoss(Head(), load_hyp("hyp.scratch-low.yaml"), imgsz=96).assign(targets, 2, SIZE_HW)
+    assignment = AnchorLoss(Head(), load_hyp("hyp.scratch-low.yaml"), imgsz=96).assign(targets, 2, SIZE_HW)
     expected = oracle_assignment(targets, 4.0, SIZE_HW)
     assert assignment.positives_per_level == tuple(map(len, expected))
 
@@ -71,12 +71,12 @@ def test_assignment_equals_three_plain_loops(rows: list[list[float]]) -> None:
 
 def test_anchors_set_after_the_criterion_was_built_count(hyp: Hyp) -> None:
     head = Head()
-    criterion = DetectionLoss(head, hyp, imgsz=96)
+    criterion = AnchorLoss(head, hyp, imgsz=96)
     targets = random_targets(25, 2, SIZE_HW, 5)
     criterion.assign(targets, 2, SIZE_HW)
     set_anchors(head, np.array(ANCHORS_PX) * 1.7)
-    expected = DetectionLoss(head, hyp, imgsz=96).assign(targets, 2, SIZE_HW)
+    expected = AnchorLoss(head, hyp, imgsz=96).assign(targets, 2, SIZE_HW)
     assert torch.equal(criterion.assign(targets, 2, SIZE_HW).anchors, expected.anchors)
     head.anchors = grid_anchors()  # as `module.to(device)` replaces a buffer
-    expected = DetectionLoss(Head(), hyp, imgsz=96).assign(targets, 2, SIZE_HW)
+    expected = AnchorLoss(Head(), hyp, imgsz=96).assign(targets, 2, SIZE_HW)
     assert torch.equal(criterion.assign(targets, 2, SIZE_HW).anchors, expected.anchors)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tessera.models.heads.anchor import autoanchor
-from tessera.models.heads.anchor.autoanchor import best_possible_recall, check_anchors, kmeans_anchors, set_anchors
+from tessera.models.heads.anchor.autoanchor import best_possible_recall, fit_anchors, kmeans_anchors, set_anchors
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.ranks.world import World
 from tests.models.heads.anchor.made_loss import ANCHORS_PX, Head
@@ -83,7 +83,7 @@ def test_labels_below_two_pixels_have_no_say() -> None:
 def test_anchors_that_do_not_fit_are_replaced_in_order_of_area() -> None:
     head, wh = Head(), tiny_labels()
     before = head.anchors.clone()
-    anchors_px, message = check_anchors(head, wh, 4.0, rng())
+    anchors_px, message = fit_anchors(head, wh, 4.0, rng())
     assert "new anchors raise" in message
     assert torch.equal(head.anchors, before), "the check decides, set_anchors acts"
     assert anchors_px.shape == (3, 3, 2) and (np.diff(anchors_px.reshape(-1, 2).prod(1)) >= 0).all()
@@ -98,7 +98,7 @@ def test_anchors_that_do_not_fit_are_replaced_in_order_of_area() -> None:
 
 
 def test_coarse_layers_get_the_large_anchors_in_any_order() -> None:
-    anchors_px, _ = check_anchors(Head(strides=(32, 8, 16)), tiny_labels(), 4.0, rng())
+    anchors_px, _ = fit_anchors(Head(strides=(32, 8, 16)), tiny_labels(), 4.0, rng())
     area = anchors_px.prod(2).mean(1)
     assert area[1] < area[2] < area[0]
 
@@ -116,7 +116,7 @@ def test_coarse_layers_get_the_large_anchors_in_any_order() -> None:
     ],
 )
 def test_the_own_anchors_are_kept_where_they_fit_or_others_fit_no_better(wh: np.ndarray, reason: str) -> None:
-    anchors_px, message = check_anchors(Head(), wh, 4.0, rng())
+    anchors_px, message = fit_anchors(Head(), wh, 4.0, rng())
     assert reason in message
     np.testing.assert_allclose(anchors_px, COCO_PX, rtol=1e-6)
 
@@ -127,7 +127,7 @@ def test_the_own_anchors_are_kept_where_they_fit_or_others_fit_no_better(wh: np.
 )
 def test_labels_all_alike_never_crash(count: int, width: float, height: float) -> None:
     wh = np.full((count, 2), (width, height))
-    anchors_px, _ = check_anchors(Head(), wh, 4.0, rng())
+    anchors_px, _ = fit_anchors(Head(), wh, 4.0, rng())
     assert np.isfinite(anchors_px).all() and (anchors_px > 0).all()
     before, after = (best_possible_recall(wh, px.reshape(-1, 2), 4.0)[0] for px in (COCO_PX, anchors_px))
     assert after >= before

@@ -15,7 +15,7 @@ from tessera.utils.checkpoints.foreign import efficientnet_lite
 from tessera.utils.checkpoints.foreign.efficientnet_lite import _PACKAGES, _installed, imagenet_weights
 from tessera.utils.checkpoints.initial_model import (
     build_model,
-    fix_norm_statistics,
+    freeze_bn_of_first_layers,
     read_weights,
     start_kind,
     with_frozen_layers,
@@ -80,7 +80,7 @@ def test_a_run_from_it_freezes_and_fixes_the_layers_of_the_recipe() -> None:
     config = with_frozen_layers(CONFIG, BODY)
     assert config.frozen_layers == (0, 1, 2)
     model = build_model(config, BODY, NAMES, weights).train()
-    assert fix_norm_statistics(model, config, BODY, weights) == BODY
+    assert freeze_bn_of_first_layers(model, config, BODY, weights) == BODY
     before = {name: buffer.clone() for name, buffer in model.named_buffers() if "running" in name}
     model(torch.rand(2, 3, 64, 64))
     moved = {

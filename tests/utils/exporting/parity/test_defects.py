@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.feed.image_sizes import loaded_sizes, resized
+from tessera.data.feed.image_sizes import resized, resized_sizes
 from tessera.data.source.decode import read_image
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
@@ -73,7 +73,7 @@ def of_answers(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, 
 def dropped_padding(file: Whole, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
     """Stretched to multiples of the stride, where it should be padded."""
     height, width = image_hw(picture)
-    loaded = loaded_sizes(np.array((height, width)), IMGSZ)
+    loaded = resized_sizes(np.array((height, width)), IMGSZ)
     new_h, new_w = (-(-loaded // 32) * 32).tolist()
     image = resized(picture, (new_h, new_w), area=True)
     rows = file.network(torch.from_numpy(image[None]).permute(0, 3, 1, 2).float() / 255)

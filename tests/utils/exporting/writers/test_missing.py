@@ -11,7 +11,7 @@ import pytest
 
 from tessera.commands import export
 from tessera.utils.errors import UserError
-from tessera.utils.exporting.network_files import append_metadata
+from tessera.utils.exporting.network_writers import append_metadata
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.optional_packages import MissingExtra, import_extra
 from tessera.utils.runtime.open_model import open_exported

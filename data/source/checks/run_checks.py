@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from tessera.data.source.annotations.coco import MAX_UNMATCHED
-from tessera.data.source.checks.boxes import check_boxes, sizes_at
+from tessera.data.source.annotations.coco_file import MAX_UNMATCHED
+from tessera.data.source.checks.boxes import box_size_summary, check_boxes
 from tessera.data.source.checks.classes import check_classes, check_names, counts_of, ignored_regions, table
 from tessera.data.source.checks.drift import check_drift
-from tessera.data.source.checks.files import check_auto_labels, check_label_files
 from tessera.data.source.checks.image_quality import Fingerprint, check_images
+from tessera.data.source.checks.missing_labels import check_auto_labels, check_label_files
 from tessera.data.source.checks.near_duplicates import check_copies, check_near_duplicates
 from tessera.data.source.checks.results import DatasetCheck, SplitData
 from tessera.data.source.dataset_root import matching_paths
+from tessera.data.source.holdout import select_images
 from tessera.data.source.index import class_names
 from tessera.data.source.messages import check_usable, left_out_line, shared_labels, unused_ignores
 from tessera.data.source.scan import ClassNames, scan
-from tessera.data.source.split import select_images
 from tessera.data.source.split_files import OFFER, list_images
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetSpec
@@ -46,7 +46,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
             check.problems += check.errors[errors:]
             del check.errors[errors:]
         left_out = left_out_line(spec, split, part.scanned)
-        check.facts += [sizes_at(part, imgsz), *ignored_regions(part), *([left_out] if left_out else [])]
+        check.facts += [box_size_summary(part, imgsz), *ignored_regions(part), *([left_out] if left_out else [])]
     for split in ("train", "val"):
         if split not in spec.splits:
             offer = f" {OFFER}" if split == "val" else ""

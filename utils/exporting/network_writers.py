@@ -16,14 +16,14 @@ from tessera.utils.checkpoints.weights import save_safetensors
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.metadata import describe
-from tessera.utils.exporting.raw_network import BareNetwork
+from tessera.utils.exporting.raw_network import RawNetwork
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.runtime.exported import METADATA
 from tessera.utils.text import strict_json
 
 
 def write_torchscript(job: ExportJob, path: Path) -> None:
-    network = BareNetwork(job.model)
+    network = RawNetwork(job.model)
     images, _ = network.example(job.size_hw)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that TorchScript is deprecated, and that Python's numbers are traced
@@ -32,7 +32,7 @@ def write_torchscript(job: ExportJob, path: Path) -> None:
 
 
 def write_pt2(job: ExportJob, path: Path) -> None:
-    network = BareNetwork(job.model)
+    network = RawNetwork(job.model)
     images, free = network.example(job.size_hw)
     with torch.no_grad():
         program = torch.export.export(network, (images,), dynamic_shapes=(free,))
@@ -69,10 +69,10 @@ def append_metadata(path: Path, metadata: dict[str, str]) -> None:
         archive.writestr(METADATA, strict_json(metadata))
 
 
-def _of_one_size(job: ExportJob) -> tuple[BareNetwork, torch.Tensor, dict[str, str]]:
+def _of_one_size(job: ExportJob) -> tuple[RawNetwork, torch.Tensor, dict[str, str]]:
     height, width = job.size_hw or (job.imgsz, job.imgsz)
     metadata = {**describe(job, whole=False), "size_hw": strict_json([height, width])}
-    return BareNetwork(job.model), torch.rand(1, job.model.channels, height, width), metadata
+    return RawNetwork(job.model), torch.rand(1, job.model.channels, height, width), metadata
 
 
 def write_safetensors(job: ExportJob, path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.augment.albumentations_filters import ColourFilter, no_filter
-from tessera.data.augment.canvas import Tile, render
+from tessera.data.augment.canvas import PlacedImage, render
 from tessera.data.augment.hsv import NO_JITTER, HsvJitter
 from tessera.data.augment.labels import CanvasLabels, warp_labels
 from tessera.data.augment.warp import Warp
@@ -85,9 +85,9 @@ class Scene:
     warp: Warp  # canvas to sample
 
 
-def sample_partners(index: int, neighbours: Iterable[int], count: int, rng: np.random.Generator) -> list[int]:
+def sample_partners(index: int, mosaic_candidates: Iterable[int], count: int, rng: np.random.Generator) -> list[int]:
     """Draw `count` other neighbours as partners of image `index`, all different if there are enough."""
-    others = [neighbour for neighbour in neighbours if neighbour != index] or [index]
+    others = [neighbour for neighbour in mosaic_candidates if neighbour != index] or [index]
     return [others[i] for i in np.resize(rng.permutation(len(others)), count).tolist()]
 
 
@@ -109,11 +109,11 @@ def sample_warp(canvas_hw: tuple[int, int], size_hw: tuple[int, int], hyp: Hyp, 
 
 
 def sample_mosaic(
-    index: int, neighbours: Iterable[int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator
+    index: int, mosaic_candidates: Iterable[int], size_hw: tuple[int, int], hyp: Hyp, rng: np.random.Generator
 ) -> Scene:
     """Draw a mosaic of image `index` and three neighbours, around a centre in the middle half of the canvas."""
     height, width = size_hw
-    indices = rng.permutation([index, *sample_partners(index, neighbours, 3, rng)]).tolist()
+    indices = rng.permutation([index, *sample_partners(index, mosaic_candidates, 3, rng)]).tolist()
     centre_x, centre_y = rng.uniform(0.5, 1.5, 2) * (width, height)
     canvas_hw = 2 * height, 2 * width
     return Scene(tuple(indices), (int(centre_x), int(centre_y)), sample_warp(canvas_hw, size_hw, hyp, rng))
@@ -143,14 +143,14 @@ def render_scene(
     return Sample(out, boxes, classes)
 
 
-def _place(scene: Scene, samples: list[Sample]) -> list[Tile]:
+def _place(scene: Scene, samples: list[Sample]) -> list[PlacedImage]:
     images = [sample.image for sample in samples]
     if len(images) == 1:
-        return [Tile(images[0], *_centred(samples[0], scene.warp.canvas_hw))]
+        return [PlacedImage(images[0], *_centred(samples[0], scene.warp.canvas_hw))]
     x, y = scene.centre_xy
     lefts = x - images[0].shape[1], x, x - images[2].shape[1], x
     tops = y - images[0].shape[0], y - images[1].shape[0], y, y
-    return list(map(Tile, images, lefts, tops))
+    return list(map(PlacedImage, images, lefts, tops))
 
 
 def choose_copy_paste(
@@ -229,13 +229,13 @@ def train_sample(
         scene = Scene((draw.index,), (size_hw[1] // 2, size_hw[0] // 2), warp)  # the image alone, letterboxed
         sample = render_scene(scene, load, 0.0, rng, out, jitter)
     elif not rng.random() < hyp.mixup:
-        scene = sample_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
+        scene = sample_mosaic(draw.index, draw.mosaic_candidates, size_hw, hyp, rng)
         sample = render_scene(scene, load, copy_paste, rng, out, jitter)
     else:
-        scene = sample_mosaic(draw.index, draw.neighbours, size_hw, hyp, rng)
+        scene = sample_mosaic(draw.index, draw.mosaic_candidates, size_hw, hyp, rng)
         sample = render_scene(scene, load, copy_paste, rng, out)
-        (partner,) = sample_partners(draw.index, draw.neighbours, 1, rng)
-        scene = sample_mosaic(partner, draw.neighbours, size_hw, hyp, rng)
+        (partner,) = sample_partners(draw.index, draw.mosaic_candidates, 1, rng)
+        scene = sample_mosaic(partner, draw.mosaic_candidates, size_hw, hyp, rng)
         other = render_scene(scene, load, copy_paste, rng, np.empty_like(out))
         sample = mixup(sample, other, float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
         jitter(out)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.albumentations_filters import ColourFilter, no_filter
-from tessera.data.augment.mosaic import (
+from tessera.data.augment.pipeline import (
     letterbox,
     render_scene,
     sample_hsv_gains,

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from tessera.utils.errors import UserError
-from tessera.utils.report.results import ResultsTable, read_results, result_columns
+from tessera.utils.report.results_csv import ResultsTable, read_results, result_columns
 
 NAMES = ("box", "obj", "cls")
 RESULT_COLUMNS = result_columns(NAMES)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tessera.data.source.annotations.auto_labels import AutoLabel, auto_labels
-from tessera.data.source.annotations.label_paths import parse_any_labels
+from tessera.data.source.annotations.label_files import parse_any_labels
 from tessera.data.source.checks.results import DatasetCheck, SplitData, fraction_text
 from tessera.data.source.messages import missing_labels, unlabelled, without_objects
 from tessera.utils.files import sha256

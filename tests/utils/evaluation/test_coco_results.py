@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.utils.evaluation.coco import (
+from tessera.utils.evaluation.coco_results import (
     COCO_IDS,
     COCO_NAMES,
     coco_category_ids,

@@ -11,10 +11,10 @@ import cv2
 import numpy as np
 import pytest
 
-from tessera.data.source import split
+from tessera.data.source import holdout
 from tessera.data.source.dataset_yaml import load_spec
+from tessera.data.source.holdout import SIMILAR_BITS, ImageHashes, difference_hash, group_similar, hold_out
 from tessera.data.source.index import build_index, index_warnings
-from tessera.data.source.split import SIMILAR_BITS, Fingerprints, difference_hash, group_similar, hold_out
 from tessera.utils.errors import UserError
 from tessera.utils.seeding import ValFraction
 from tessera.utils.types import DatasetIndex
@@ -91,14 +91,14 @@ def test_images_are_compared_once(
 ) -> None:
     calls: list[ValFraction] = []
     monkeypatch.setattr(
-        split, "hold_out", lambda looks, fraction: (calls.append(fraction), hold_out(looks, fraction))[1]
+        holdout, "hold_out", lambda looks, fraction: (calls.append(fraction), hold_out(looks, fraction))[1]
     )
     yaml = write_pictures(tmp_path / "set")
     with caplog.at_level(logging.INFO):
         first = parts(yaml)
     assert "val: 0.2 of train with split_seed 0: 8 of 40 images" in caplog.text
     assert "of 36 groups (images that differ in at most 14 of 144 bits stay together; the largest" in caplog.text
-    monkeypatch.setattr(split, "difference_hash", lambda *_: pytest.fail("compared again"))
+    monkeypatch.setattr(holdout, "difference_hash", lambda *_: pytest.fail("compared again"))
     (tmp_path / "set/labels/7.txt").write_text(BOX * 2)  # the pictures are what they were
     assert parts(yaml) == first and calls == [ValFraction(0.2, 0)], "train and val share the division"
     (looks,) = (tmp_path / "cache/index").glob("*-fingerprints-*")
@@ -140,9 +140,9 @@ def test_too_few_images(tmp_path: Path) -> None:
         build(yaml, "val")
 
 
-def prints_of(bits: np.ndarray) -> Fingerprints:
+def prints_of(bits: np.ndarray) -> ImageHashes:
     contents = np.random.default_rng(0).integers(0, 256, (len(bits), 16), np.uint8)
-    return Fingerprints(contents, np.packbits(bits, axis=1))
+    return ImageHashes(contents, np.packbits(bits, axis=1))
 
 
 def test_chains_are_one_group_as_an_oracle_finds_them() -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.decode import REDUCTIONS, UnusableImage, decode_levels, image_size
+from tessera.data.source.decode import REDUCTIONS, UnusableImage, decode_raw_pixels, image_size
 from tessera.data.source.split_files import Listing
 from tessera.utils.bit_depth import Pixels, to_uint8
 from tessera.utils.environment import cache_dir
@@ -39,14 +39,14 @@ _DISTANCES = 1 << 22  # computed at a time
 log = logging.getLogger(__name__)
 
 
-class Fingerprints(NamedTuple):
+class ImageHashes(NamedTuple):
     """Fingerprints of N images."""
 
     contents: NDArray[np.uint8]  # (N, 16), hash of each file; of its relative path if it does not decode
     bits: NDArray[np.uint8]  # (N, 18), `difference_hash` of each image; 0 if it does not decode
 
 
-class Division(NamedTuple):
+class TrainValSplit(NamedTuple):
     """A split into train and val."""
 
     is_val: NDArray[np.bool_]  # (N,)
@@ -67,7 +67,7 @@ def select_images(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
     return part
 
 
-def _similarity_warning(division: Division, held_out: ValFraction) -> str:
+def _similarity_warning(division: TrainValSplit, held_out: ValFraction) -> str:
     """Return the warning that similar images are on both sides."""
     together = f"that differ in at most {division.max_bits} of {BITS} bits" if division.max_bits else "that are copies"
     return (
@@ -76,7 +76,7 @@ def _similarity_warning(division: Division, held_out: ValFraction) -> str:
     )
 
 
-def _division(spec: DatasetSpec, listing: Listing, held_out: ValFraction) -> Division:
+def _division(spec: DatasetSpec, listing: Listing, held_out: ValFraction) -> TrainValSplit:
     """Return the split, from the cache if neither images nor settings have changed."""
     fingerprints = _fingerprints(spec, listing)
     count = len(fingerprints.bits)
@@ -92,10 +92,10 @@ def _division(spec: DatasetSpec, listing: Listing, held_out: ValFraction) -> Div
 
     state = f"{SIMILAR_BITS} {held_out}\0".encode() + fingerprints.contents.tobytes() + fingerprints.bits.tobytes()
     table = np.frombuffer(cached_content(_cache_file(spec, "division"), state, divided), "<i8").astype(np.int64)
-    return Division(table[1 : 1 + count].astype(np.bool_), table[1 + count :], int(table[0]))
+    return TrainValSplit(table[1 : 1 + count].astype(np.bool_), table[1 + count :], int(table[0]))
 
 
-def _summary(division: Division, held_out: ValFraction) -> str:
+def _summary(division: TrainValSplit, held_out: ValFraction) -> str:
     """Return a summary of a split: images and groups of each side."""
     _, sizes = np.unique(division.groups, return_counts=True)
     in_val = len(np.unique(division.groups[division.is_val]))
@@ -106,7 +106,7 @@ def _summary(division: Division, held_out: ValFraction) -> str:
     )
 
 
-def hold_out(fingerprints: Fingerprints, held_out: ValFraction) -> Division | None:
+def hold_out(fingerprints: ImageHashes, held_out: ValFraction) -> TrainValSplit | None:
     """Hold out whole groups of similar images, in seeded order, as long as they fit into the fraction.
 
     If less than half of the fraction fits, images must be more similar to stay together; None if nothing fits.
@@ -121,7 +121,7 @@ def hold_out(fingerprints: Fingerprints, held_out: ValFraction) -> Division | No
         groups = group_similar(fingerprints.bits, copies.reshape(-1), max_bits)
         is_val = _choose_groups(groups, keys, wanted)
         if 2 * int(is_val.sum()) >= max(wanted, 1):
-            return Division(is_val, groups, max_bits)
+            return TrainValSplit(is_val, groups, max_bits)
     return None
 
 
@@ -146,7 +146,7 @@ def group_similar(bits: NDArray[np.uint8], copies: NDArray[np.int64], max_bits: 
     count = len(first)
     labels = np.arange(count)
     known = np.any(bits[first], axis=1)  # images that do not decode have only zeros
-    for rows, near in similar(bits[first], max_bits, np.asarray(known)):
+    for rows, near in iter_similar_pairs(bits[first], max_bits, np.asarray(known)):
         touched = near.any(1)
         mine, near = rows[touched], near[touched]
         columns = np.flatnonzero(near.any(0))
@@ -165,7 +165,7 @@ def group_similar(bits: NDArray[np.uint8], copies: NDArray[np.int64], max_bits: 
     return np.unique(labels, return_inverse=True)[1][of.reshape(-1)]
 
 
-def similar(
+def iter_similar_pairs(
     bits: NDArray[np.uint8], max_bits: int, known: NDArray[np.bool_] | None = None
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """Yield some rows of N hashes, and which hashes up to the last row are within `max_bits` of each; O(N²) time.
@@ -189,7 +189,7 @@ def _cache_file(spec: DatasetSpec, what: str) -> Path:
     return cache_dir() / "index" / f"{spec.name}-{what}-{hashlib.blake2b(key, digest_size=10).hexdigest()}"
 
 
-def _fingerprints(spec: DatasetSpec, listing: Listing) -> Fingerprints:
+def _fingerprints(spec: DatasetSpec, listing: Listing) -> ImageHashes:
     """Return the fingerprints of all images, from the cache if no file has changed."""
     count = len(listing.images)
 
@@ -201,7 +201,7 @@ def _fingerprints(spec: DatasetSpec, listing: Listing) -> Fingerprints:
     state = "\0".join([f"{BITS} {cv2.__version__}", *listing.images]).encode("utf-8", "surrogateescape")
     content = cached_content(_cache_file(spec, "fingerprints"), state + listing.image_stats.tobytes(), rows)
     table = np.frombuffer(content, np.uint8).reshape(count, _ROW)
-    return Fingerprints(table[:, :_DIGEST], table[:, _DIGEST:])
+    return ImageHashes(table[:, :_DIGEST], table[:, _DIGEST:])
 
 
 def _row(listing: Listing, place: int) -> bytes:
@@ -212,7 +212,7 @@ def _row(listing: Listing, place: int) -> bytes:
         reduction = next((by for by in REDUCTIONS if min(height, width) // by >= 4 * GRID), 1)
         with open_plain(path) as file:
             content = file.read()
-        pixels = to_uint8(decode_levels(np.frombuffer(content, np.uint8), path, reduction), None)
+        pixels = to_uint8(decode_raw_pixels(np.frombuffer(content, np.uint8), path, reduction), None)
     except (UnusableImage, UserError, OSError):  # training will skip it
         name = listing.shown(path).encode("utf-8", "surrogateescape")
         return hashlib.blake2b(name, digest_size=_DIGEST).digest() + bytes(BITS // 8)
