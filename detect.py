@@ -19,8 +19,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.program import called
@@ -72,16 +73,26 @@ UNREADABLE = 3  # exit code where sources could not be read
 OUT_OF_MEMORY_REMEDIES = "Give a smaller --imgsz or --half, or free memory that other processes hold."
 
 
-class Summary(NamedTuple):
-    """Result of a run of detect.py."""
+@dataclass(frozen=True)
+class DetectionSummary:
+    """Result of a run of detect.py.
 
-    pictures: int  # number of images and frames
+    Attributes:
+        images: number of images and frames.
+        detections: number of detections.
+        failures: a message for each source that could not be read completely.
+        folder: run directory; None if no files were written.
+        weights, imgsz: weight file, and image size in pixels.
+        per_class: number of detections of each detected class.
+    """
+
+    images: int
     detections: int
-    failures: tuple[str, ...]  # a message for each source that could not be read completely
-    folder: Path | None  # run directory; None = no files were written
+    failures: tuple[str, ...]
+    folder: Path | None
     weights: str
     imgsz: int
-    per_class: dict[str, int]  # detections of each detected class
+    per_class: dict[str, int]
 
     @property
     def exit_code(self) -> int:
@@ -91,7 +102,7 @@ class Summary(NamedTuple):
         return {
             "weights": self.weights,
             "imgsz": self.imgsz,
-            "pictures": self.pictures,
+            "pictures": self.images,
             "detections": self.detections,
             "classes": self.per_class,
             "unreadable": self.failures,
@@ -104,14 +115,14 @@ class RunTotals:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
-        self.pictures = self._dropped = 0
+        self.images = self._dropped = 0
         self.failures: list[str] = []
         self.per_class = np.zeros(len(names), np.int64)
         self._speed_ms, self._started = np.zeros(3), time.perf_counter()
 
     def add(self, result: Result, dropped: int) -> None:
         """Count an image and the frames that were dropped before it."""
-        self.pictures += 1
+        self.images += 1
         self._dropped += dropped
         self.per_class += np.bincount(result.classes, minlength=len(self.per_class))
         self._speed_ms += result.speed_ms
@@ -132,10 +143,10 @@ class RunTotals:
         """Return detections per class and speed."""
         order = np.argsort(-self.per_class, kind="stable")
         found = [f"{self.per_class[c]:,} {self._names[c]}" for c in order.tolist() if self.per_class[c]]
-        lines = [f"{plural(self.pictures, 'image')}: {first_of(found, 8) or 'no detections'}"]
-        if self.pictures:
-            preprocessing, inference, nms = self._speed_ms / self.pictures
-            rate = self.pictures / (time.perf_counter() - self._started)
+        lines = [f"{plural(self.images, 'image')}: {first_of(found, 8) or 'no detections'}"]
+        if self.images:
+            preprocessing, inference, nms = self._speed_ms / self.images
+            rate = self.images / (time.perf_counter() - self._started)
             lines.append(
                 f"Speed: {preprocessing:.1f} ms preprocessing, {inference:.1f} ms inference, {nms:.1f} ms NMS per "
                 f"image at {imgsz} px; {rate:.1f} images/s including input and output"
@@ -147,7 +158,7 @@ class RunTotals:
         return lines
 
 
-def detect(config: DetectConfig, world: World) -> Summary:
+def detect(config: DetectConfig, world: World) -> DetectionSummary:
     """Detect objects in config.source and write the requested files."""
     if world.size > 1:
         raise ConfigError(
@@ -221,7 +232,7 @@ def detect(config: DetectConfig, world: World) -> Summary:
     for c in np.flatnonzero(tally.per_class).tolist():
         counts[detector.names[c]] += int(tally.per_class[c])
     failures, imgsz = tuple(tally.failures), detector.imgsz
-    return Summary(tally.pictures, counts.total(), failures, folder, config.weights, imgsz, dict(counts))
+    return DetectionSummary(tally.images, counts.total(), failures, folder, config.weights, imgsz, dict(counts))
 
 
 def exclude_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
@@ -301,7 +312,7 @@ def describe_confidence(config: DetectConfig, detector: Detector) -> str:
     return f"confidence threshold {conf:.3g}, {reason} (--conf-thres)"
 
 
-def start(given: dict[str, Any]) -> Summary:
+def start(given: dict[str, Any]) -> DetectionSummary:
     config = DetectConfig(**given)
     with open_world(config.device, threads=config.threads) as world:
         setup_logging(world.rank, world.size)
@@ -309,7 +320,7 @@ def start(given: dict[str, Any]) -> Summary:
 
 
 @documented(DetectConfig)
-def run(**kwargs: Any) -> Summary:
+def run(**kwargs: Any) -> DetectionSummary:
     """Detect from Python; keyword arguments are the flags.
 
     Raises:

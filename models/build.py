@@ -142,7 +142,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
     kind = LAYER_TYPES.get(layer.module)
     if kind is None:
         raise ConfigError(
-            f"{layer.where}: unknown module; known are {', '.join(LAYER_TYPES)}.{did_you_mean(layer.module, LAYER_TYPES)}"
+            f"{layer.where}: unknown module; known: {', '.join(LAYER_TYPES)}.{did_you_mean(layer.module, LAYER_TYPES)}"
         )
     if len(inputs) != 1 and not kind.joins:
         raise ConfigError(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from tessera.commands.detect import Summary
+from tessera.commands.detect import DetectionSummary
 from tessera.utils.evaluation.comparison.comparison import Comparison
 from tessera.utils.inference.detector import Detector as Detector
 from tessera.utils.types import Metrics
@@ -228,7 +228,7 @@ def detect(
     line_thickness: int = 0,
     hide_labels: bool = False,
     hide_conf: bool = False,
-) -> Summary:
+) -> DetectionSummary:
     """Detect from Python; keyword arguments are the flags.
 
     Args:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from tessera.commands.detect import Summary
+from tessera.commands.detect import DetectionSummary
 from tessera.utils.evaluation.comparison.comparison import Comparison
 from tessera.utils.inference.detector import Detector as Detector
 from tessera.utils.types import Metrics

@@ -215,23 +215,37 @@ class Detections:
 
 @dataclass(frozen=True)
 class Metrics:
-    """Metrics of a validation, the same on every rank."""
+    """Metrics of a validation, equal on every rank. C' classes have objects, of nc classes.
 
-    precision: float  # mean over the classes at `confidence`, like recall
+    Attributes:
+        precision, recall: means over the C' classes at `confidence`.
+        map50, map: mean average precision at IoU 0.5, and over IoU 0.5:0.05:0.95.
+        class_ids: int64 (C',), the classes that have objects.
+        per_class: float64 (C', 4), precision, recall, AP50 and AP of `class_ids`.
+        images_per_class, objects_per_class: int64 (nc,).
+        images, objects: totals.
+        confidence: threshold of the best mean F1 (smoothed).
+        class_confidences: float64 (nc,), threshold of each class's best F1; `confidence` for a class without detections.
+        losses: one for each of the loss's names; () if no loss was computed.
+        speed_ms: milliseconds per image of preprocessing, inference and NMS.
+        names: class names by index; () if unknown.
+    """
+
+    precision: float
     recall: float
-    map50: float  # mean average precision at IoU 0.5
-    map: float  # mean over IoU 0.5:0.05:0.95
-    class_ids: NDArray[np.int64]  # (C',), classes with ground truth
-    per_class: NDArray[np.float64]  # (C', 4), rows precision, recall, AP50, AP of `class_ids`
-    images_per_class: NDArray[np.int64]  # (nc,)
-    objects_per_class: NDArray[np.int64]  # (nc,)
+    map50: float
+    map: float
+    class_ids: NDArray[np.int64]
+    per_class: NDArray[np.float64]
+    images_per_class: NDArray[np.int64]
+    objects_per_class: NDArray[np.int64]
     images: int
     objects: int
-    confidence: float  # threshold with the best mean smoothed F1
-    class_confidences: NDArray[np.float64]  # (nc,), the same per class; `confidence` for classes without detections
-    losses: tuple[float, ...] = ()  # by the criterion's names; () = not computed
-    speed_ms: tuple[float, float, float] = (0.0,) * 3  # per image: preprocessing, inference, NMS
-    names: tuple[str, ...] = ()  # class names by index; () = unknown
+    confidence: float
+    class_confidences: NDArray[np.float64]
+    losses: tuple[float, ...] = ()
+    speed_ms: tuple[float, float, float] = (0.0,) * 3
+    names: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """Return a table: all classes, and each class with ground truth if they are few."""

@@ -1,1 +1,1 @@
-"""Layers of model YAMLs, named by `KINDS` in models/build.py. Imports torch alone."""
+"""Layers of model YAMLs, named by `LAYER_TYPES` in models/build.py. Imports torch alone."""

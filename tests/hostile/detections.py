@@ -41,7 +41,7 @@ def weights_with(names: list[str], path: Path) -> str:
     return str(path)
 
 
-def found(**flags: Any) -> detect.Summary | str:
+def found(**flags: Any) -> detect.DetectionSummary | str:
     """What a run of detect.py gives, or its one message; what it says on the way is clean."""
     handler = _Checked()
     logging.getLogger().addHandler(handler)

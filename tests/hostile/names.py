@@ -81,7 +81,7 @@ def trial(rng: random.Random, folder: Path) -> str:
     return kind + (", classes" if names else "")
 
 
-def require_all(outcome: detect.Summary, made: dict[str, str]) -> None:
+def require_all(outcome: detect.DetectionSummary, made: dict[str, str]) -> None:
     """Each result has a file of its own: none has replaced another."""
     assert outcome.folder is not None
     counts = require_whole(outcome.folder)
@@ -90,7 +90,7 @@ def require_all(outcome: detect.Summary, made: dict[str, str]) -> None:
     results = [line for line in lines if "detections" in line]
     boxes = sum(len(line["detections"]) for line in results)
     pictures = sum(line["frame"] is None for line in results)
-    assert counts["lines"] == counts["labels"] == outcome.pictures == len(results), (counts, outcome)
+    assert counts["lines"] == counts["labels"] == outcome.images == len(results), (counts, outcome)
     assert counts["crops"] == counts["rows"] == outcome.detections == boxes, (counts, boxes)
     assert counts["pictures"] == pictures and counts["frames"] == len(results) - pictures, (counts, pictures)
     assert counts["videos"] == sum(kind == "video" for kind in made.values()), (counts, made)

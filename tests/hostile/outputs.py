@@ -73,10 +73,10 @@ def _mixed(rng: random.Random, folder: Path) -> str:
     if outcome.folder is None:
         return ", nothing"
     counts = require_whole(outcome.folder)
-    assert counts["labels"] == (outcome.pictures if flags["save_txt"] else 0)
+    assert counts["labels"] == (outcome.images if flags["save_txt"] else 0)
     assert counts["crops"] == (outcome.detections if flags["save_crop"] else 0)
     assert counts["rows"] == (outcome.detections if flags["save_csv"] else 0)
-    assert counts["pictures"] + counts["frames"] == (0 if flags["nosave"] else outcome.pictures)
+    assert counts["pictures"] + counts["frames"] == (0 if flags["nosave"] else outcome.images)
     return ""
 
 
@@ -113,7 +113,7 @@ def _full_disk(rng: random.Random, folder: Path) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def judged(outcome: detect.Summary | str, runs: Path) -> str:
+def judged(outcome: detect.DetectionSummary | str, runs: Path) -> str:
     """All is there, or it is said that something is not; what is there is whole."""
     for run in runs.glob("*/"):
         require_whole(run)

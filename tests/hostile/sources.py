@@ -91,7 +91,7 @@ def trial(rng: random.Random, folder: Path) -> str:
     counts = require_whole(outcome.folder)
     lines = [json.loads(line) for line in (outcome.folder / "predictions.jsonl").read_text().splitlines()][1:]
     results = [line for line in lines if "detections" in line]
-    assert counts["labels"] == outcome.pictures == len(results), (counts, outcome)
+    assert counts["labels"] == outcome.images == len(results), (counts, outcome)
     assert counts["crops"] == counts["rows"] == outcome.detections, (counts, outcome)
     assert len(set(outcome.failures)) <= 12, outcome.failures
     for message in outcome.failures:

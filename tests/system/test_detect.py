@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "set" / "images" / "val"
 
 
-def run(weights: Path, folder: Path, **flags: Any) -> detect.Summary:
+def run(weights: Path, folder: Path, **flags: Any) -> detect.DetectionSummary:
     given = {
         "weights": str(weights),
         "source": str(folder),
@@ -53,7 +53,7 @@ def run(weights: Path, folder: Path, **flags: Any) -> detect.Summary:
     return detect.run(**{**given, **flags})
 
 
-def lines_of(summary: detect.Summary) -> list[dict[str, Any]]:
+def lines_of(summary: detect.DetectionSummary) -> list[dict[str, Any]]:
     assert summary.folder is not None
     return [json.loads(line) for line in (summary.folder / "predictions.jsonl").read_text().splitlines()]
 
@@ -75,7 +75,7 @@ def test_a_folder_gives_what_a_validation_writes(weights: Path, folder: Path, tm
     ruled = tmp_path / "ruled.pt"  # as trained on this set
     torch.save({**content, "pixels": PixelRule("range", 0, 51000).as_dict()}, ruled)
     summary = run(ruled, folder, nosave=True, **flags)
-    assert summary.pictures == len(SIZES) and summary.failures == () and summary.folder is not None
+    assert summary.images == len(SIZES) and summary.failures == () and summary.folder is not None
     header, *lines = lines_of(summary)
     assert header["schema"] == "tessera-detections 1" and header["names"] == list(NAMES)
     assert header["tessera_version"] == tessera.__version__
@@ -150,7 +150,7 @@ def test_the_page_shows_the_keys_that_are_written(weights: Path, folder: Path) -
 
 def test_without_outputs_nothing_is_written(weights: Path, folder: Path) -> None:
     summary = run(weights, folder, nosave=True)
-    assert summary.folder is None and summary.pictures == len(SIZES)
+    assert summary.folder is None and summary.images == len(SIZES)
     assert not list((folder.parents[2] / "runs").iterdir())
 
 
@@ -201,7 +201,7 @@ def test_frames_and_events_of_a_video_go_to_its_files(weights: Path, tmp_path: P
     found = detect.run(
         weights=str(weights), source="street.avi", project=str(tmp_path), save_txt=True, save_json=True, device="cpu"
     )
-    assert found.pictures == 4 and found.failures == ("street.avi: ended early",)
+    assert found.images == 4 and found.failures == ("street.avi: ended early",)
     lines = lines_of(found)
     assert [line.get("event", line.get("frame")) for line in lines[1:]] == ["opened", 0, 3, 6, 9, "damaged"]
     assert [line["time_s"] for line in lines[2:6]] == [0, 0.1, 0.2, 0.3]

@@ -44,7 +44,7 @@ def inside(tmp_path: Path) -> Path:
     return folder
 
 
-def run(weights: str, source: Any, tmp_path: Path, **flags: Any) -> detect.Summary:
+def run(weights: str, source: Any, tmp_path: Path, **flags: Any) -> detect.DetectionSummary:
     given = {"weights": weights, "device": "cpu", "imgsz": 64, "project": str(tmp_path / "runs"), "conf_thres": "0.3"}
     return detect.run(**{**given, "source": source, **flags})
 
@@ -55,7 +55,7 @@ def test_an_image_with_the_name_of_a_frame(weights: str, inside: Path, tmp_path:
         cv2.imwrite(str(inside / f"v_{number}.png"), picture(40, 50, number))
     files = sorted(map(str, inside.iterdir()), reverse=turned)
     done = run(weights, files, tmp_path, **ALL)
-    assert done.folder is not None and done.pictures == 6
+    assert done.folder is not None and done.images == 6
     counts = require_whole(done.folder)
     assert counts["labels"] == counts["lines"] == 6 and counts["crops"] == counts["rows"] == done.detections > 6
     assert (counts["pictures"], counts["videos"], counts["frames"]) == (3, 1, 3)
@@ -83,10 +83,8 @@ def test_results_replace_no_source(
     with pytest.raises(ConfigError, match="--exist-ok"):
         run(weights, source, tmp_path, **flags)
     assert {path: sha256(path) for path in before} == before
-    assert run(weights, str(inside), tmp_path, **{**flags, "exist_ok": False, "name": "other"}).pictures == 4
-    assert (
-        run(weights, str(inside), tmp_path, **{**flags, "project": str(tmp_path / "r"), "name": "other"}).pictures == 4
-    )
+    assert run(weights, str(inside), tmp_path, **{**flags, "exist_ok": False, "name": "other"}).images == 4
+    assert run(weights, str(inside), tmp_path, **{**flags, "project": str(tmp_path / "r"), "name": "other"}).images == 4
 
 
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])
@@ -95,7 +93,7 @@ def test_results_are_not_written_through_links(weights: str, inside: Path, tmp_p
     (tmp_path / "runs" / "exp").mkdir(parents=True)
     for path in before:
         link(tmp_path / "runs" / "exp" / path.name, path)
-    assert run(weights, str(inside), tmp_path, **ALL, exist_ok=True).pictures == 4
+    assert run(weights, str(inside), tmp_path, **ALL, exist_ok=True).images == 4
     assert {path: sha256(path) for path in before} == before
 
 
@@ -107,7 +105,7 @@ def test_results_inside_the_source_twice(
     flags = {**ALL, "exist_ok": True, "project": str(inside / "out"), "name": "exp"}
     with caplog.at_level(logging.INFO):
         first = run(weights, f"{inside}{glob}", tmp_path, **flags)
-        assert first.pictures == 4 and "of the run directory" not in caplog.text
+        assert first.images == 4 and "of the run directory" not in caplog.text
         second = run(weights, f"{inside}{glob}", tmp_path, **flags)
     assert second == first and caplog.text.count("of the run directory") == 1
     for source in (inside / "out" / "exp", inside / "out" / "exp" / "p.png", inside / "out" / "exp" / "*.png"):
@@ -124,7 +122,7 @@ def test_bytes_over_standard_input_lie_in_no_folder(
     done = run(
         weights, "-", tmp_path, **{**ALL, "exist_ok": True, "project": str(tmp_path.parent), "name": tmp_path.name}
     )
-    assert done.pictures == 1 and (tmp_path / "stdin.jpg").is_file()
+    assert done.images == 1 and (tmp_path / "stdin.jpg").is_file()
 
 
 def test_labels_of_a_validation_replace_no_labels_of_its_dataset(weights: str, tmp_path: Path) -> None:

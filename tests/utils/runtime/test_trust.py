@@ -94,6 +94,6 @@ def test_a_file_that_is_trusted_is_used(tmp_path: Path) -> None:
         found = detect.run(
             weights=str(path), trust_file=True, source=[str(tmp_path / "picture.png")], nosave=True, device="cpu"
         )
-        assert found.pictures == 1 and found.detections > 0
+        assert found.images == 1 and found.detections > 0
         with pytest.raises(UserError, match="knows 3 classes"):  # opened and described
             val.run(weights=str(path), trust_file=True, data=str(data), project=str(tmp_path / "val"), device="cpu")
