@@ -225,7 +225,7 @@ class Metrics:
         images_per_class, objects_per_class: int64 (nc,).
         images, objects: totals.
         confidence: threshold of the best mean F1 (smoothed).
-        class_confidences: float64 (nc,), threshold of each class's best F1; `confidence` for a class without detections.
+        class_confidences: float64 (nc,), threshold of each class's best F1, or `confidence` without detections.
         losses: one for each of the loss's names; () if no loss was computed.
         speed_ms: milliseconds per image of preprocessing, inference and NMS.
         names: class names by index; () if unknown.

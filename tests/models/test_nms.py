@@ -17,13 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torchvision.ops import box_iou
 
-from tessera.models.nms import (
-    NmsSettings,
-    nms_of_candidates,
-    non_max_suppression,
-    select_candidates,
-    undo_letterbox,
-)
+from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppression, select_candidates, undo_letterbox
 from tessera.utils.types import Detections
 
 

@@ -119,12 +119,7 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
         1,
         ("boxes of train are larger than a tile", "median long side 98"),
     ),
-    "a file for a run directory": (
-        train,
-        "--project %/best.pt/runs",
-        1,
-        ("cannot be made or written to", "--project"),
-    ),
+    "a file for a run directory": (train, "--project %/best.pt/runs", 1, ("cannot be made or written to", "--project")),
     "nothing to resume": (train, "--resume --cfg '' --project %/empty", 1, ("no checkpoint", "--resume path")),
     "page of nothing": (train, "--report", 2, "--report without --check-data"),
     "page below a file": (train, "--check-data --report %/tiny.yaml/x", 1, ("--report", "folder")),

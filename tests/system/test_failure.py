@@ -56,12 +56,7 @@ def reports(outcome: Outcome) -> list[str]:
         "1 loss 6 raise",
         *(
             pytest.param(fault, marks=slow)
-            for fault in (
-                "0 validation 1 raise",
-                "0 save 3 raise",
-                "0 scan 1 raise",
-                "1 end 1 raise",
-            )
+            for fault in ("0 validation 1 raise", "0 save 3 raise", "0 scan 1 raise", "1 end 1 raise")
         ),
     ],
 )

@@ -24,10 +24,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "pieces",
-    [
-        [OK + b"Content-Length: 1000\r\n\r\n", *TRICKLE],
-        [OK + b'ETag: "a"\r\nContent-Length: 1000\r\n\r\n', b"x", 60.0],
-    ],
+    [[OK + b"Content-Length: 1000\r\n\r\n", *TRICKLE], [OK + b'ETag: "a"\r\nContent-Length: 1000\r\n\r\n', b"x", 60.0]],
     ids=["body", "silence"],
 )
 def test_a_server_that_trickles_is_given_up(tmp_path: Path, pieces: list[bytes | float]) -> None:

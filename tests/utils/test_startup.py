@@ -88,8 +88,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(
-    ("given", "spins"),
-    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)],
+    ("given", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)]
 )
 def test_waiting_threads_sleep_soon_unless_the_user_has_set_how_they_wait(
     given: dict[str, str], spins: str | None

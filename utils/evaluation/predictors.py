@@ -24,13 +24,7 @@ from torch import Tensor
 from tessera.data.source.decode import read_image
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion, LossMeter
-from tessera.models.nms import (
-    NmsSettings,
-    nms_of_candidates,
-    non_max_suppression,
-    select_candidates,
-    undo_letterbox,
-)
+from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppression, select_candidates, undo_letterbox
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import ImageMatches, match_image

@@ -25,11 +25,7 @@ _KEEP_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "bro
 
 
 def smart_DDP(
-    model: nn.Module,
-    sync_bn: bool = False,
-    compile: bool = False,
-    dynamic: bool = False,
-    world: World | None = None,
+    model: nn.Module, sync_bn: bool = False, compile: bool = False, dynamic: bool = False, world: World | None = None
 ) -> nn.Module:
     """Wrap `model` for gradient averaging over the ranks; on a single rank return the model itself.
 

@@ -21,11 +21,7 @@ from tessera.data.feed.cache import open_images
 from tessera.data.feed.dataset import TrainDataset, ValDataset
 from tessera.data.feed.decoded_cache import DecodedCache
 from tessera.data.feed.image_store import ImageStore
-from tessera.data.feed.loader import (
-    TrainLoader,
-    build_train_loader,
-    build_val_loader,
-)
+from tessera.data.feed.loader import TrainLoader, build_train_loader, build_val_loader
 from tessera.data.feed.sampler import EpochOrder, TrainSampler
 from tessera.utils.config import Hyp
 from tessera.utils.engine.context import RunContext

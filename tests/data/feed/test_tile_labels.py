@@ -69,9 +69,7 @@ def expected_labels(
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(scenes())
-def test_labels_are_cut_to_the_window_and_kept_by_what_it_shows(
-    case: tuple[DatasetIndex, int, float, int],
-) -> None:
+def test_labels_are_cut_to_the_window_and_kept_by_what_it_shows(case: tuple[DatasetIndex, int, float, int]) -> None:
     index, tile, overlap, imgsz = case
     expected = [view for number in range(len(index)) for view in expected_labels(index, number, tile, overlap, imgsz)]
     if not any(kept for kept, _ in expected):

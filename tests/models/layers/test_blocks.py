@@ -6,16 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tessera.models.layers.blocks import (
-    C3,
-    SILU,
-    SPP,
-    SPPF,
-    Conv,
-    DWConv,
-    Focus,
-    concat,
-)
+from tessera.models.layers.blocks import C3, SILU, SPP, SPPF, Conv, DWConv, Focus, concat
 from tessera.models.layers.elan import Elan
 from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from tessera.models.layers.transformer import C3TR, TransformerLayer

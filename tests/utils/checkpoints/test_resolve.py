@@ -169,10 +169,7 @@ OWN = r"tessera-n{}: no such file; tried .* No weights of tessera-n are .* --cfg
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "yolov5ss.pt",
-            r"tried \S+/yolov5ss\.pt and \S+/cache/weights/yolov5ss\.pt\. Did you mean 'yolov5s\.pt'",
-        ),
+        ("yolov5ss.pt", r"tried \S+/yolov5ss\.pt and \S+/cache/weights/yolov5ss\.pt\. Did you mean 'yolov5s\.pt'"),
         ("yolov5z.pt", r"yolov5z\.pt: no such .* Published ones of YOLOv5: yolov5n\.pt, .*yolov5x6\.pt\. Exp"),
         ("runs/bst.pt", r"Did you mean 'best\.pt'"),
         ("runs/last.pt", r"runs/last\.pt: no such file; tried \S+ Did you mean 'best\.pt'"),  # never itself

@@ -13,13 +13,7 @@ import pytest
 import torch
 
 from tessera.utils.checkpoints import saver as module
-from tessera.utils.checkpoints.format import (
-    KEYS,
-    WEIGHTS_KEYS,
-    load_any_checkpoint,
-    load_checkpoint,
-    save_checkpoint,
-)
+from tessera.utils.checkpoints.format import KEYS, WEIGHTS_KEYS, load_any_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.saver import Saver, snapshot
 from tessera.utils.checkpoints.training_state import dump_state
 from tessera.utils.errors import Interrupted, UserError

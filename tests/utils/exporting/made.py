@@ -22,7 +22,7 @@ from tessera.utils.types import Detections
 from tests.system.tiny import make_data
 
 LAYERS: list[tuple[str, list[int]]] = [
-    *(("Conv", [8, 6, 2, 2]), ("Conv", [16, 3, 2]), ("C3", [16]), ("Conv", [32, 3, 2]), ("Conv", [32, 3, 2])),
+    *(("Conv", [8, 6, 2, 2]), ("Conv", [16, 3, 2]), ("C3", [16]), ("Conv", [32, 3, 2]), ("Conv", [32, 3, 2]))
 ]
 BACKBONE = {"nc": 3, "depth_multiple": 1.0, "width_multiple": 1.0, "backbone": [[-1, 1, *layer] for layer in LAYERS]}
 HEAD = [[[3, 4], 1, "Detect", ["nc", "anchors"]]]

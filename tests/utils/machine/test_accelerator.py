@@ -82,11 +82,7 @@ def test_cuda_tunes_no_kernel_where_shapes_vary(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("accelerator", "error", "message"),
     [
-        (
-            StandIn(capacity=2 * 2**30),
-            torch.OutOfMemoryError("CUDA"),
-            r"stand-in: a batch, 2\.00 GiB were free\. Do",
-        ),
+        (StandIn(capacity=2 * 2**30), torch.OutOfMemoryError("CUDA"), r"stand-in: a batch, 2\.00 GiB were free\. Do"),
         (Accelerator(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 64 bytes"), r"cpu: a batch\. Do"),
     ],
 )

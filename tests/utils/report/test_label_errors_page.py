@@ -23,8 +23,7 @@ def made_label_errors(folder: Path, count: int) -> tuple[list[LabelError], Datas
     """Suspects of all kinds in a few pictures, whose classes have hostile names."""
     sizes = [(120, 160)] * 6
     index = dataclasses.replace(
-        make_index(sizes, paths=write_images(folder / "images", sizes), classes=[[0, 1]] * 6),
-        names=tuple(HOSTILE),
+        make_index(sizes, paths=write_images(folder / "images", sizes), classes=[[0, 1]] * 6), names=tuple(HOSTILE)
     )
     found = []
     for number in range(count):

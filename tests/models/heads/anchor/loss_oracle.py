@@ -12,9 +12,7 @@ from torch import Tensor
 from tessera.models.heads.anchor.loss import scaled_gains
 from tessera.utils.boxes import complete_iou
 from tessera.utils.config import Hyp
-from tests.models.heads.anchor.made_loss import (
-    grid_anchors,
-)
+from tests.models.heads.anchor.made_loss import grid_anchors
 
 
 def oracle_assignment(targets: Tensor, anchor_t: float, size_hw: tuple[int, int]) -> list[list[tuple[int, ...]]]:

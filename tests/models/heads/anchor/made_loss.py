@@ -11,11 +11,7 @@ from torch import Tensor
 from tessera.models.heads.anchor.head import Detect
 from tessera.utils.boxes import cxcywh_to_xyxy
 
-ANCHORS_PX = [
-    [[10, 13], [16, 30], [33, 23]],
-    [[30, 61], [62, 45], [59, 119]],
-    [[116, 90], [156, 198], [373, 326]],
-]
+ANCHORS_PX = [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[116, 90], [156, 198], [373, 326]]]
 SIZE_HW = (64, 96)
 
 

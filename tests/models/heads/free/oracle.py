@@ -86,11 +86,7 @@ def aligned_targets(
 
 
 def oracle_loss(
-    predictions: list[Tensor],
-    targets: Tensor,
-    hyp: Hyp,
-    size_hw: tuple[int, int],
-    class_weights: Sequence[float] = (),
+    predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: tuple[int, int], class_weights: Sequence[float] = ()
 ) -> Tensor:
     """The three parts (3,) of the loss of a batch."""
     boxes, logits = predictions

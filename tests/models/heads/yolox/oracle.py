@@ -32,11 +32,7 @@ def oracle_targets(predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw
 
 
 def oracle_loss(
-    predictions: list[Tensor],
-    targets: Tensor,
-    hyp: Hyp,
-    size_hw: tuple[int, int],
-    class_weights: Sequence[float] = (),
+    predictions: list[Tensor], targets: Tensor, hyp: Hyp, size_hw: tuple[int, int], class_weights: Sequence[float] = ()
 ) -> Tensor:
     """Box, objectness and class loss (3,) of a batch."""
     offsets, objectness, logits = predictions

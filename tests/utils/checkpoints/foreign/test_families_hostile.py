@@ -37,10 +37,7 @@ YOLOX: dict[str, tuple[Callable[[Tensors], object], tuple[str, ...]]] = {
         without(MIDDLE),
         ("YOLOX", "model.6.m.0.cv1.conv.weight is not in the checkpoint", "train from it"),
     ),
-    "a tensor of which the size is read is missing": (
-        without(LAST),
-        (f"unsupported YOLOX file: it has no {LAST}",),
-    ),
+    "a tensor of which the size is read is missing": (without(LAST), (f"unsupported YOLOX file: it has no {LAST}",)),
     "one tensor more": (put("head.masks.0.weight", lambda x: x), ("'head.masks.0.weight' has no place in YOLOX",)),
     "a name that a terminal obeys": (put("head.\x1b[2J" + "x" * 5000, lambda x: x), (r"\x1b[2J", "has no place")),
     "a first convolution without the four pixels": (put(STEM, lambda x: x[:, :3].clone()), (STEM, "12 input channels")),
