@@ -1,4 +1,4 @@
-"""Model construction: the layer types of model YAMLs, and layers built and checked on the meta device."""
+"""Model construction: the layer types of model YAMLs; each layer is tried on the meta device, then built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Augmentation of a sample: mosaic or letterbox, affine warp, copy-paste, mixup, flips, HSV jitter, colour filters.
+"""Augmentation of a sample: mosaic or letterbox, copy-paste, affine warp and flips, HSV jitter, mixup, colour filters.
 
 `letterbox` serves validation, `train_sample` training. Every function is pure: it draws from the generator that it
 gets. Decisions that do not depend on pixels are drawn first, as a `Scene`, in constant order and number. The scene is

@@ -1,4 +1,4 @@
-"""Geometric transformation from a canvas to a training sample.
+"""Matrix of a given warp from a canvas to a training sample; drawn in pipeline.py, rendered by canvas.py.
 
 Training images are placed on a canvas (four for mosaic). A `Warp` rotates, zooms, shears, shifts and flips the canvas
 into the sample: canvas.py renders the pixels, labels.py maps the labels.

@@ -1,4 +1,4 @@
-"""Dataset root directory: located, downloaded or generated.
+"""Dataset root directory: located, downloaded or generated; paths behind split entries and image lists.
 
 Downloads and generated data are written only below the datasets directory (TESSERA_DATASETS), whatever a YAML says.
 Elsewhere they could plant files that Python runs.

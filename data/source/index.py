@@ -1,4 +1,4 @@
-"""Dataset index: images and checked labels of a split as flat arrays, cached in a memory-mapped file.
+"""Dataset index: builds the DatasetIndex of a split from a scan, and caches it in a memory-mapped file.
 
 The file is in TESSERA_CACHE and is rebuilt when an image, a label, the names or the format changes. The dataset itself
 is never modified. If the file cannot be written, a warning is logged and the index stays in memory.

@@ -1,4 +1,4 @@
-"""Result of a training, stored by the launcher so that restarted ranks return it instead of training again."""
+"""TrainingResult: what a training returns and --json prints; kept over restarts of the ranks by the launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""COCO class names, and image and category ids for result files, taken from the dataset's COCO annotations."""
+"""COCO's class names; and a dataset's own image and category ids, from its COCO files, for result files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Location of the VOC XML files that belong to a folder of images."""
+"""Folder of the VOC XML files of an image folder, such as Annotations/ beside JPEGImages/."""
 
 # Paths are strings, as in data/source/split_files.py.
 # ruff: noqa: PTH112, PTH113, PTH118, PTH206, PTH208

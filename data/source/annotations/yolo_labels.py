@@ -1,4 +1,4 @@
-"""YOLO label files: rows `class x y w h` or `class x1 y1 x2 y2 …`, fractions of the image's width and height.
+"""YOLO label files, parsed to ParsedLabels, which the VOC and COCO readers also fill.
 
 A row of class -1 is an ignored region, neither object nor background. Coordinates that exceed the image by a rounding
 error are clipped. Files of valid boxes take a fast path; all others are parsed row by row.
