@@ -19,7 +19,7 @@ TRAIN = ROOT / "train.py"
 def test_plain_python_with_two_devices_explains_torchrun(tmp_path: Path, command: Command) -> None:
     outcome = command(train.main, *flags(tmp_path / "none.yaml", tmp_path), "--device", "0,1")
     assert outcome.code == 2, outcome.said
-    assert "torchrun --standalone --nproc-per-node 2 -m tessera train --device 0,1" in outcome.err
+    assert "torchrun --standalone --nproc-per-node 2" in outcome.err
     assert "Traceback" not in outcome.err
 
 

@@ -61,7 +61,8 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
     folder = tmp_path_factory.mktemp("whole")
     ruled = folder / "ruled.yaml"
     ruled.write_text(data.read_text() + "pixels: {range: [0, 4095]}\n")
-    outcome = run_python(ROOT / "train.py", *with_everything(ruled, folder / "runs"))
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # as in this process: sums depend on them
+    outcome = run_python(ROOT / "train.py", *with_everything(ruled, folder / "runs"), env=threads)
     assert outcome.code == 0, outcome.said
     return ruled, folder / "runs" / "exp", outcome
 
