@@ -1,6 +1,6 @@
-"""Augmentation of a sample: mosaic or letterbox, copy-paste, affine warp and flips, HSV jitter, mixup, colour filters.
+"""Training samples: mosaic, copy-paste, warp, flips, HSV jitter and mixup; letterbox for validation and inference.
 
-`letterbox` serves validation, `train_sample` training. Every function is pure: it draws from the generator that it
+`letterbox` serves validation and inference, `train_sample` training. Every function is pure: it draws from the generator that it
 gets. Decisions that do not depend on pixels are drawn first, as a `Scene`, in constant order and number. The scene is
 then loaded and rendered into the batch's memory, with the geometry of warp.py.
 

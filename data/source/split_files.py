@@ -1,4 +1,4 @@
-"""Images of a split and the location of their labels, listed without reading them."""
+"""Listing of a split: its images and their label files, unread; COCO files are read with their annotations."""
 
 # Paths are strings: 100,000 Path objects would cost seconds at each start.
 # ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH122

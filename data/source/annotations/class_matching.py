@@ -1,4 +1,4 @@
-"""Matching of class names between weights and datasets."""
+"""Class names of weights, matched to those of a dataset; messages on renamed and reordered classes."""
 
 from __future__ import annotations
 

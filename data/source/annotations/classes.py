@@ -1,4 +1,4 @@
-"""Classes of a dataset YAML: the keys `names`, `ignore` and `classes`."""
+"""Classes of a dataset YAML: `names`, `ignore`, and `classes`, which selects and merges them."""
 
 from __future__ import annotations
 

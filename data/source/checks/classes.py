@@ -1,4 +1,4 @@
-"""Class checks of `--check-data`: unnamed classes, classes without objects, similar names, and counts by class."""
+"""Class checks of `--check-data`: unnamed or unused classes, names that differ only in case, counts by class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Image quality checks of `--check-data`: decoding, content hashes, and unusual images."""
+"""Image checks of `--check-data`: decoding, fingerprints, and truncated, rotated, dark, bright, grey, tiny images."""
 
 from __future__ import annotations
 

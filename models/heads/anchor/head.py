@@ -1,4 +1,4 @@
-"""Anchor-based head of YOLOv5: one 1×1 convolution per level, decoding, and AutoAnchor.
+"""Anchor-based head of YOLOv5: anchors of the model YAML, one 1×1 convolution per level, and decoding.
 
 Legend: B images, nl levels, na anchors per level, A = Σ na·ny·nx rows, nc classes, no = 5 + nc.
 """
