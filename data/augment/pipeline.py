@@ -1,8 +1,8 @@
 """Training samples: mosaic, copy-paste, warp, flips, HSV jitter and mixup; letterbox for validation and inference.
 
-`letterbox` serves validation and inference, `train_sample` training. Every function is pure: it draws from the generator that it
-gets. Decisions that do not depend on pixels are drawn first, as a `Scene`, in constant order and number. The scene is
-then loaded and rendered into the batch's memory, with the geometry of warp.py.
+`letterbox` serves validation and inference, `train_sample` training. Functions are pure: they draw from the generator
+they get. Decisions that do not depend on pixels are drawn first, as a `Scene`, in constant order and number. It is then
+loaded and rendered into the batch's memory, with the geometry of warp.py.
 
 Images are uint8 (H, W, 3) RGB; boxes are float32 (n, 4) xyxy in pixels of their image.
 """

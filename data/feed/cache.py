@@ -1,4 +1,4 @@
-"""Image stores of a run, with the optional image cache of each node (`--cache ram` or `--cache disk`)."""
+"""Opening of the image stores of a run, and building of the image cache of each node (`--cache ram` or `disk`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiled views of large images for training (`--tile`), without writing files.
+"""Index of tiled views of large images for training (`--tile`): clipped labels, and the views of each epoch.
 
 The views of an image are its tiles and the whole image, as in tiled detection. Each view is an image of its own for the
 sampler, mosaics and statistics. Labels are clipped to a tile. An object of which a tile shows less than `MIN_VISIBLE`

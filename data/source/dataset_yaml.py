@@ -94,8 +94,8 @@ def _find_yaml(data: str | Path) -> Path:
         if os.path.isfile(path):  # noqa: PTH113 - Path.is_file() raises if a folder is not readable
             if path.suffix.lower() in (".json", ".txt", ".data"):
                 raise ConfigError(
-                    f"--data {shown(Path(data))}: found {path.suffix}, expected a dataset YAML. Write one with this "
-                    "file as `train:` or `val:`."
+                    f"--data {shown(Path(data))}: found {path.suffix}, expected a dataset YAML. Write one; a COCO "
+                    "JSON file or a list of images goes under its `train:` or `val:`."
                 )
             return absolute(path)
     if kind := special_file_kind(given):

@@ -58,25 +58,24 @@ def _no_objects(spec: DatasetSpec, listing: Listing, scanned: Scan) -> str:
         return (
             f"{what}: {first_of([*listing.coco_images], _SHOWN, _NEXT_LINE)}: its annotations hold {held}. Label some."
         )
-    if other := _unread_annotations(listing):
-        return (
-            f"{what}: {other} is not read as labels. Expected YOLO label files, Pascal VOC XML, or a COCO JSON file as "
-            f"the entry (`train: {os.path.relpath(other, listing.root)}`). Export one of these from your tool."
-        )
+    hint = ""
+    if not labelled and (other := _unread_annotations(listing)):
+        entry = f" (`train: {os.path.relpath(other, listing.root)}`)" if other.endswith(".json") else ""
+        hint = f" {other} is not read as labels: export YOLO, Pascal VOC, or a COCO JSON file as the entry{entry}."
     return (
         f"{what}: {labelled:,} of them have a label file, none with a usable row. Expected\n  "
         f"{_label_places(listing)}\nA label file has the image's path with the last /images/ replaced by /labels/ and "
-        "the suffix .txt. Correct `path`, move the labels there, or label the images."
+        f"the suffix .txt. Correct `path`, move the labels there, or label the images.{hint}"
     )
 
 
 def _unread_annotations(listing: Listing) -> str:
     """Return the first JSON, CSV or XML file that may hold the labels of the images; "" if there is none."""
     folders = dict.fromkeys(Path(image).parent for image in listing.images[:_TRIED])
-    above = dict.fromkeys(folder.parent for folder in folders)
+    above, labels = dict.fromkeys(folder.parent for folder in folders), set(listing.labels)
     for folder in (*folders, *above, *(folder / name for folder in above for name in ("annotations", "labels"))):
         for path in sorted(folder.glob("*.*")):
-            if path.suffix in (".csv", ".json", ".xml") and str(path) not in listing.labels:
+            if path.suffix in (".csv", ".json", ".xml") and str(path) not in labels:
                 return str(path)
     return ""
 

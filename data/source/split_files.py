@@ -226,14 +226,14 @@ class _Collector:
             stem_of(image): image for place in reversed(places) if place.is_dir() for image in images_and_xmls(place)[0]
         }
         by_stem.update((stem_of(image), image) for image in images)
-        draw_annotations = {stem_of(xml) for xml in xmls}
-        spelled = {normalized_stem(stem): stem for stem in by_stem.keys() - draw_annotations}
+        annotated = {stem_of(xml) for xml in xmls}
+        spelled = {normalized_stem(stem): stem for stem in by_stem.keys() - annotated}
         orphans = []
         for xml in xmls:
             if (stem := stem_of(xml)) in by_stem:
                 self._put(by_stem[stem], xml)
-            elif (stem := spelled.get(normalized_stem(stem), "")) and stem not in draw_annotations:
-                draw_annotations.add(stem)
+            elif (stem := spelled.get(normalized_stem(stem), "")) and stem not in annotated:
+                annotated.add(stem)
                 self._put(by_stem[stem], f"{Path(xml).parent}/{stem}.xml")  # `match_label_files` resolves the spelling
             else:
                 orphans.append(xml)
@@ -247,7 +247,7 @@ class _Collector:
             self.orphans.update(orphans)
         # Images without an annotation among others with one are background.
         for image in images:
-            if stem_of(image) not in draw_annotations:
+            if stem_of(image) not in annotated:
                 self._put(image, os.path.splitext(image)[0] + ".xml")
 
     def shown(self, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""YOLOX's detection head (Ge et al., arXiv 2107.08430): no anchors, one box and one objectness per cell.
+"""YOLOX's detection head (Ge et al., arXiv 2107.08430): layers, decoding and loss, with task-aligned assignment.
 
 Legend: B images, L levels, A cells of an image over all levels, C classes, S slots (see free/task_aligned_loss.py).
 """

@@ -160,7 +160,7 @@ MISTAKES: dict[str, tuple[ModuleType, str | Made, int, str | tuple[str, ...]]] =
         compare,
         described("%/best.pt --data %/changed.yaml", names=[*"abcdefghi"]),
         1,
-        "--a %/best.pt knows 3 classes, but %/changed.yaml names 9, none",
+        "--a %/best.pt knows 3 classes, but %/changed.yaml has 9, none",
     ),
     "models of two datasets": (
         compare,

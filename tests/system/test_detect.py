@@ -161,7 +161,7 @@ def test_the_rest_goes_on_and_the_exit_code_is_3(
     flags = ["--weights", str(weights), "--source", str(folder), "--device", "cpu", "--project", str(tmp_path / "r")]
     assert detect.main([*flags, "--save-json"]) == 3
     said = capsys.readouterr()
-    assert said.err.count("002.png") == 1 and "1 source could not be read" in said.err
+    assert said.err.count("002.png") == 1 and "1 failure to read a source" in said.err
     assert "5 images: " in said.out and "ms inference" in said.out and "Traceback" not in said.err
     lines = [json.loads(line) for line in (tmp_path / "r" / "exp" / "predictions.jsonl").read_text().splitlines()]
     assert [line.get("event") for line in lines].count("unreadable") == 1 and len(lines) == 1 + len(SIZES)

@@ -221,7 +221,7 @@ def test_which_codec_is_said_once(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("hangs_up")
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_whole_files(weights: str, inside: Path, tmp_path: Path, number: signal.Signals) -> None:
     """In the middle of a list that comes over standard input."""
     flags = f"--imgsz 64 --conf-thres 0.3 --device cpu --project {tmp_path / 'r'} --save-csv --save-json --save-txt"

@@ -1,4 +1,4 @@
-"""Resuming a run from its checkpoint: merged flags, compatibility checks, restored state."""
+"""Resuming a run from a loaded checkpoint: merged flags, compatibility checks, restored state."""
 
 from __future__ import annotations
 

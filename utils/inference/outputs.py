@@ -1,4 +1,4 @@
-"""Output writers of detect.py: images, videos, labels, crops, CSV and JSON, written in a background thread."""
+"""Output writers of detect.py: images, videos, labels, crops, CSV, JSON, auto-labels, in a background thread."""
 
 from __future__ import annotations
 

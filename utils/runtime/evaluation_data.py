@@ -53,8 +53,8 @@ def model_classes(names: Sequence[str], spec: DatasetSpec, given: str, *, single
         return tuple(range(len(names)))
     if not known:
         raise UserError(
-            f"{given} knows {plural(len(names), 'class')}, but {spec.yaml_path} names {spec.nc}, none of them by the "
-            "same name. Give the YAML of the training (with its `classes`), or ignore classes with --single-cls "
+            f"{given} knows {plural(len(names), 'class')}, but {spec.yaml_path} has {spec.nc}, none of them by the "
+            "same name. Give the YAML of the training (with the same `classes`), or ignore classes with --single-cls "
             f"({called('val.py')}, {called('compare.py')})."
         )
     if found != tuple(range(spec.nc)):

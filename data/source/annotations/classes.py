@@ -47,7 +47,7 @@ def _all_classes(found: YamlMapping) -> Classes:
             raise ConfigError(
                 f"{where}: ignore: {shown(name)} is in names too. Remove it from ignore, or write "
                 "names and ignore as maps from class numbers: names without it, and `ignore: "
-                f"{{{numbers[name]}: {json.dumps(name, ensure_ascii=False)}}}`."
+                f"{{{numbers[name]}: {json.dumps(name, ensure_ascii=False)}}}` and the other ignored classes."
             )
         if number in names:
             raise ConfigError(

@@ -67,8 +67,8 @@ def read_coco(path: Path, folders: Sequence[Path]) -> CocoFile:
         if isinstance(owner, (int, float, str)) and owner in images:
             images[cast(CocoId, owner)].annotations.append((number, annotation))
         else:
-            message = f"{path}: annotations[{number}] has image_id {as_json(owner)}, but no image has that id."
-            unmatched_annotations.append(message if len(unmatched_annotations) < MAX_UNMATCHED else "")
+            is_shown = len(unmatched_annotations) < MAX_UNMATCHED
+            unmatched_annotations.append(_unmatched(path, number, owner, images) if is_shown else "")
     tried, named = "\n  ".join(map(str, folders)), next((name for name in names if not is_address(name)), "")
     all_missing = f"{path}: its images, such as {shown(named)}, are in none of\n  {tried}\nMove them to one of these."
     has_annotations = "annotations" in content
@@ -212,3 +212,10 @@ def _count_files(folder: Path, names: Sequence[str]) -> tuple[int, int]:
     """Return how many names are files in `folder`, and how many of these stay inside it."""
     found = [name for name in names if os.path.isfile(folder / name)]  # noqa: PTH113 - no error for a name too long
     return len(found), sum(not os.path.normpath(name).startswith("..") for name in found)
+
+
+def _unmatched(path: Path, number: int, owner: Any, images: Mapping[CocoId, CocoImage]) -> str:
+    """Return the message about an annotation whose image_id no image has."""
+    other = {str(owner), to_integer(owner)} if isinstance(owner, (int, float, str)) else set()
+    hint = "; images have it as another type, number or text" if other & images.keys() else ""
+    return f"{path}: annotations[{number}] has image_id {as_json(owner)}, but no image has that id{hint}."

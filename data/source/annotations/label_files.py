@@ -65,8 +65,7 @@ def match_label_files(
     spelled = respelled_label_files(missing, set(labels.values()))
     notes, unused = [], []
     if spelled:
-        # Escaped, as composed and decomposed accents look alike.
-        pairs = [ascii(f"{shown(Path(at))} for {os.path.basename(label)}")[1:-1] for label, at in spelled.items()]
+        pairs = [_pair(shown(Path(at)), os.path.basename(label)) for label, at in spelled.items()]
         notes.append(f"{plural(len(pairs), 'label file')} matched by a differently spelled name: {first_of(pairs, 3)}")
     own = {image: spelled.get(label, label) for image, label in labels.items()}
     for folder, names in unmatched_label_files(own, accounted_for).items():
@@ -132,3 +131,9 @@ def _names(folder: str) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
+
+
+def _pair(found: str, label: str) -> str:
+    """Return both names, escaped if composed and decomposed accents, which look alike, are the only difference."""
+    same = unicodedata.normalize("NFC", os.path.basename(found)) == unicodedata.normalize("NFC", label)
+    return ascii(f"{found} for {label}")[1:-1] if same else f"{found} for {label}"

@@ -80,7 +80,7 @@ def _parse(raw: bytes) -> _VocReader:
         reader.parser.Parse(raw.decode(codec).encode() if is_decoded else raw, True)
     except xml.parsers.expat.ExpatError as error:
         what = f"not valid XML ({xml.parsers.expat.ErrorString(error.code)})"
-        if error.code == _INVALID_TOKEN and "\ufffd" in raw.decode(errors="replace"):
+        if error.code == _INVALID_TOKEN and raw.decode(errors="ignore").encode() != raw:
             what += f"; its bytes are not {name}. Save it as UTF-8, or let its first line declare its encoding"
         raise _InvalidVoc(error.lineno, what) from error
     except UnicodeDecodeError as error:

@@ -42,7 +42,7 @@ FAMILIES = {
 class Fractions(NamedTuple):
     """Fractions of a family, 0 … 1, for each image, as a sparse matrix (N, K) of E entries."""
 
-    names: tuple[str, ...]  # of the K shares
+    names: tuple[str, ...]  # of the K fractions
     images: NDArray[np.int64]
     columns: NDArray[np.int64]
     values: NDArray[np.float64]

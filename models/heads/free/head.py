@@ -1,4 +1,4 @@
-"""Anchor-free head of the tessera models: layers, decoding and loss.
+"""Anchor-free head: layers, decoding, loss terms, optional one-to-one branches; assigned in task_aligned_loss.py.
 
 Legend: B images, L levels, A cells of an image over all levels, R bins of a distance, C classes, S slots of all objects
 (see task_aligned_loss.py).

@@ -66,10 +66,7 @@ def verify(
     print("\n".join(table(rows)), flush=True)
     verified = Verified(job.path, files, rows)
     if refused := [f"{row.name}: {row.failures}" for row in rows if row.failures]:
-        raise UserError(
-            "\n".join(refused) + "\nDo not use these files: their detections differ from those of the checkpoint.",
-            details=verified.as_dict(),
-        )
+        raise UserError("\n".join(refused) + "\nDo not use the files named here.", details=verified.as_dict())
     return verified
 
 

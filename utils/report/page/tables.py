@@ -1,4 +1,4 @@
-"""Tables of the report page: classes, confusion, recall by size, shape and crowd, calibration, dataset."""
+"""Tables of the report page: classes, confusion, recall by size, shape and crowd, dataset."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def damaged(path: Path, target: Path, factor: float = 1.05) -> Path:
 def test_on_drawn_images_a_sound_file_passes_and_one_with_other_weights_is_refused(
     job: ExportJob, made_onnx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(UserError, match=r"(?s)other\.onnx: .*differ by up to.*Do not use these files") as caught:
+    with pytest.raises(UserError, match=r"(?s)other\.onnx: .*differ by up to.*Do not use the files") as caught:
         verify(job, {"onnx": made_onnx, "other": damaged(made_onnx, tmp_path / "other.onnx")}, World(), None)
     assert caught.value.exit_code == 1 and "best.onnx" not in str(caught.value)
     first, _, network, sound, other = capsys.readouterr().out.splitlines()
