@@ -258,9 +258,7 @@ def print_summary(tally: RunTotals, imgsz: int, folder: Path | None) -> None:
     if folder is not None and any(path.is_file() and path.name != LOCK for path in folder.rglob("*")):
         print_lines(f"Results in {folder}")
     if tally.failures:
-        log.warning(
-            f"{plural(len(tally.failures), 'failure')} to read a source or write a video; each is logged above."
-        )
+        log.warning(f"{plural(len(tally.failures), 'failure')} to read a source or write a video, logged above.")
 
 
 def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: RunTotals) -> list[Output]:

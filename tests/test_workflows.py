@@ -48,3 +48,13 @@ def test_each_python_is_tried() -> None:
     assert requires is not None and tested is not None and tested[1] == requires[1]
     versions = [f"3.{minor}" for minor in range(int(tested[1]), int(tested[2]) + 1)]
     assert WORKFLOWS["ci.yml"]["jobs"]["test"]["strategy"]["matrix"]["python"] == versions
+
+
+def test_only_the_publishing_jobs_have_an_identity() -> None:
+    jobs = {(name, job): one["permissions"] for name, flow in WORKFLOWS.items() for job, one in flow["jobs"].items()}
+    assert {key: given for key, given in jobs.items() if given != {"contents": "read"}} == {
+        ("release.yml", "publish"): {"id-token": "write"},
+        ("docs.yml", "publish"): {"pages": "write", "id-token": "write"},
+    }
+    assert all(flow["permissions"] == {} for flow in WORKFLOWS.values())
+    assert WORKFLOWS["release.yml"]["jobs"]["publish"]["environment"] == "pypi"

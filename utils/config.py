@@ -296,8 +296,8 @@ class TrainConfig(Options):
             )
         if self.report and not self.check_data:
             raise ConfigError(
-                "--report without --check-data: it writes the page of the dataset checks. Add --check-data; training "
-                "always writes report.html."
+                "--report without --check-data: it writes the page of the dataset checks. Add --check-data; a "
+                "training writes report.html unless --noreport."
             )
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")

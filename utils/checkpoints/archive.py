@@ -52,7 +52,7 @@ def unreadable(path: Path, error: BaseException) -> UserError:
 def read_archive(path: Path) -> tuple[Any, int]:
     """Return the object in a checkpoint file, and the length of its pickle in bytes.
 
-    The object consists of plain values, tensors, records and globals. No code runs.
+    The object consists of plain values, tensors, inert objects and globals. No code runs.
 
     Raises:
         UserError: a compressed member, something else than a checkpoint, or a pickle that names what none needs.

@@ -100,7 +100,12 @@ def build_model(
         model.load_state_dict({**fitting, **offered.partial}, strict=False)
         log.info(f"Loaded {len(fitting)} of {len(own)} tensors from {weights.source}{offered.report}{rest}")
     layers, flag = len(model.model), f"--freeze {' '.join(map(str, config.freeze))}"
-    frozen = config.frozen_layers if max(config.frozen_layers, default=0) < layers else range(layers)
+    frozen = config.frozen_layers
+    if max(frozen, default=0) >= layers:
+        raise ConfigError(
+            f"{flag}: {model.name} has {plural(layers, 'layer')}, 0 to {layers - 1}. --freeze {layers - 1} trains the "
+            "head alone."
+        )
     for name, parameter in model.layer_parameters(frozen):
         parameter.requires_grad_(False)
         log.debug(f"frozen: {name}")

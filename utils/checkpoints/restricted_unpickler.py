@@ -41,7 +41,7 @@ _TENSOR, _PARAMETER = "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_
 _ORDERED_DICT, _DEFAULT_DICT = "collections.OrderedDict", "collections.defaultdict"
 _SETS = {"builtins.set", "__builtin__.set"}
 _BUILDERS = {_TENSOR, _PARAMETER, _ORDERED_DICT, _DEFAULT_DICT} | _SETS
-# Further globals in files of other programs; they become records.
+# Further globals in files of other programs; they become inert objects.
 _INERT = {
     "torch.Size",
     "torch.device",
@@ -103,7 +103,7 @@ class DamagedFile(Exception):
 
 
 class RestrictedUnpickler:
-    """Interpreter of pickle opcodes; its results are plain values, tensors, records and globals.
+    """Interpreter of pickle opcodes; its results are plain values, tensors, inert objects and globals.
 
     `load` returns all elements of a storage, (numel,); `source` names the file in errors.
     """

@@ -52,7 +52,7 @@ class Saver:
         context, state: of the run.
         dataset_hash: digest of the training index.
         pixels: the dataset's conversion of images with more than 8 bits.
-        interruption: stop signals of this rank.
+        stop_signals: stop signals of this rank.
         settle: reads the remaining step flags; returns whether a rank received a stop signal.
     """
 
@@ -69,7 +69,7 @@ class Saver:
         has_best = context.resumed and context.world.run_on_main((self.folder / "best.pt").is_file)
         self.best = self.folder / ("best.pt" if has_best else "last.pt")  # the first, once a best epoch was saved
         self._context, self._state, self._dataset_hash, self._pixels = context, state, dataset_hash, pixels
-        self._interruption, self._settle_state = stop_signals, settle
+        self._stop_signals, self._settle_state = stop_signals, settle
         self._git = git_revision() if context.world.is_main else None
         # One thread for all writes: CPython before 3.12 must not fork while a thread starts or ends.
         self._thread = ThreadPoolExecutor(1, "checkpoint writer")
@@ -129,7 +129,7 @@ class Saver:
         """
         config = self._context.config
         done = stop or epoch + 1 == config.epochs
-        interrupted = any(self._context.world.all_gather(self._interruption.requested)) and not done
+        interrupted = any(self._context.world.all_gather(self._stop_signals.requested)) and not done
         if config.nosave and not (interrupted or done):
             return
         if is_best:
@@ -200,8 +200,8 @@ class Saver:
     def _interrupt(self, where: str) -> NoReturn:
         last = self.folder / "last.pt"
         message = f"Stopped as asked in {where}. Resume with: {called('train.py')} --resume {last}"
-        self._interruption.begin_shutdown()
-        raise Interrupted(message, self._interruption.requested, saved=True)
+        self._stop_signals.begin_shutdown()
+        raise Interrupted(message, self._stop_signals.requested, saved=True)
 
 
 def _weights(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class Profile(NoProfile):
     def _write_trace(self, tracer: torch.profiler.profile) -> None:
         path = self._run / "profile.json"
         tracer.export_chrome_trace(str(path))
-        log.info(f"Trace of {TRACED_STEPS} steps: {path}")
+        log.info(f"Trace of up to {TRACED_STEPS} steps: {path}")
 
 
 @contextmanager

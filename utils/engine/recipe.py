@@ -59,7 +59,8 @@ def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
     file, reason = run.config.hyp, _STARTS[run.start]
     if run.start in ("scratch", "new"):
         reason += f", {'from' if schedule.iterations >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
-    chosen = f" ({reason})" if file == recipe_file(type(head), run.start, schedule.iterations) else ""
+    is_usual = not run.resumed and file == recipe_file(type(head), run.start, schedule.iterations)
+    chosen = f" ({reason})" if is_usual else ""
     log.info(row("Recipe", one_line(file, 60) + chosen))
     log.info(row("Schedule", schedule_summary(run, schedule)))
     for warning in recipe_warnings(run, schedule, head):

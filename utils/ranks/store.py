@@ -6,8 +6,8 @@ Rank 0 or torchrun serves it (rendezvous.py). torchrun's store outlives the rank
     default/SESSION/…       torch's process groups of one start of the ranks
     tessera/SESSION/…       of one start: heartbeat/RANK (liveness.py), failure (failures.py), device/RANK
                             (rendezvous.py), zero_first/… (world.py)
-    tessera/call/…          Memory: id of a call of `open_world`
-    tessera/kept/ID/…       Memory: texts of that call
+    tessera/call/…          RestartMemory: id of a call of `open_world`
+    tessera/kept/ID/…       RestartMemory: texts of that call
 """
 
 from __future__ import annotations

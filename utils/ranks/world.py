@@ -125,7 +125,7 @@ class World:
             self._heartbeat.activity = activity
 
     def remember(self, key: str, text: str) -> None:
-        """Store rank 0's text for this call over restarts by the launcher; see Memory."""
+        """Store rank 0's text for this call over restarts by the launcher; see RestartMemory."""
         if self.is_main and self._memory is not None:
             self._memory.keep(key, text)
 

@@ -33,7 +33,7 @@ class TrialObserver:
         self.metrics = evaluation.metrics
 
         def report() -> bool:
-            self.value = self.objective.value(lambda figure: measure(evaluation, figure))
+            self.value = self.objective.value(lambda metric: measure(evaluation, metric))
             return self.report(epoch, self.value)
 
         return self.world.run_on_main(report)

@@ -41,7 +41,7 @@ class Standing(NamedTuple):
 def judge(values: Mapping[tuple[int, int], float], sets: int) -> list[Standing]:
     """Return the standings of the start (set 0) and of `sets` sets from 1 on.
 
-    `values` are objectives by set and seed, both from 1 for sets; diverged trainings are missing.
+    `values` are objectives by set (0 = the start) and seed, from 1; diverged trainings are missing.
     """
     table = np.array([[values.get((s, k), np.nan) for k in range(1, SEEDS + 1)] for s in range(sets + 1)])
     measured = np.isfinite(table)

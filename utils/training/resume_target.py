@@ -84,16 +84,17 @@ def resume_target(given: Mapping[str, Any], world: World, stack: ExitStack) -> T
         if not restarted and _has_ended(resumed.checkpoint, config):
             epochs = resumed.checkpoint["epoch"]
             if world.run_on_main(lambda: (resumed.run / ERRORS).is_file()):
+                early = epochs < config.epochs
+                further = f"give a larger {'--patience, or 0 to disable it' if early else '--epochs'}"
                 if not auto:
-                    early = epochs < config.epochs
                     end = f"stopped early by --patience {config.patience}" if early else f"--epochs {config.epochs}"
                     raise UserError(
                         f"--resume {resumed.run}: nothing left to train: finished epochs: {epochs}, {end}. To train "
-                        f"further, give a larger {'--patience, or 0 to disable it' if early else '--epochs'}."
+                        f"further, {further}."
                     )
                 log.info(
                     f"--resume auto: the run in {resumed.run} is finished, after {plural(epochs, 'epoch')}. "
-                    "To train further, give a larger --epochs."
+                    f"To train further, {further}."
                 )
                 return None
             log.info(f"--resume: {resumed.run} has finished its {plural(epochs, 'epoch')}; evaluating the best one.")

@@ -45,7 +45,7 @@ def test_the_head_is_that_of_the_model_that_is_built(cfg: str) -> None:
     [
         ((25,), "--freeze 25: nothing left to train in yolov5n, which has 25 layers, 0 to 24. Freeze .*: --freeze 24"),
         (tuple(range(25)), "--freeze 0 1 2 .* 24: nothing left to train"),
-        ((0, 25), "--freeze 0 25: nothing left to train"),
+        ((0, 25), "--freeze 0 25: yolov5n has 25 layers"),
     ],
 )
 def test_invalid_freeze_flags(freeze: tuple[int, ...], found: str) -> None:

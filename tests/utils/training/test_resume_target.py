@@ -17,7 +17,7 @@ from tessera.commands import train
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.ranks.run_lock import lock_run
+from tessera.utils.ranks.run_lock import RunLockedError, lock_run
 from tessera.utils.ranks.world import World
 from tessera.utils.report.run_recorder import RunRecorder
 from tessera.utils.training.resume_target import TrainTarget, resume_target
@@ -259,3 +259,18 @@ def test_a_run_without_a_name_and_a_search_are_refused(data: Path, tmp_path: Pat
         match=r"^--evolve with --resume auto: .* join a search with --name and --exist-ok.*--resume DIRECTORY",
     ):
         train.run(**command(data, tmp_path, evolve=3))
+
+
+def test_a_second_start_does_not_wait_for_a_run_that_it_would_replace(
+    data: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_LOCK_TIMEOUT", "0.2")
+    files = sorted(run.rglob("*"))
+    with lock_run(run, World()):
+        for given, remedy in (
+            (command(data, run.parent, resume="", exist_ok=True), r"give another --name\.$"),
+            ({"resume": str(run)}, r"after 0\.2 s; .* or begin a new run from it with --weights .*last\.pt"),
+        ):
+            with pytest.raises(RunLockedError, match=remedy):
+                begin(given, World())
+    assert sorted(run.rglob("*")) == files

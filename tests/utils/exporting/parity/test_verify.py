@@ -108,7 +108,7 @@ def test_classes_of_the_data_are_those_of_the_same_names(
     assert "3 of 3 classes" in caplog.messages[-1] and caplog.messages[-1].endswith("by name, in another order.")
     assert with_keys(classes=["star", "circle"]).images("val")[1] == (1, -1, 0)
     strange = with_keys(names=["a", "b", "c", "d"])
-    message = rf"--weights {job.path} knows 3 classes, but .*other\.yaml names 4, none of them by the same name"
+    message = rf"--weights {job.path} knows 3 classes, but .*other\.yaml has 4, none of them by the same name"
     with pytest.raises(UserError, match=message):
         strange.images("val")
     assert strange.images("train")[0] is not None, "a calibration needs no classes"
