@@ -1,4 +1,4 @@
-"""Exported files for tests: a tiny network in several formats, and ONNX files that compute constants or never end."""
+"""Exported files for tests: a tiny network in several formats, and ONNX files that compute constants."""
 
 from __future__ import annotations
 
@@ -98,26 +98,13 @@ def write_rows(path: Path, rows: NDArray[Any], strings: Mapping[str, str] = STRI
     return _write_constants(path, f"float[{batch}, 3, height, width] images", {"predictions": rows}, strings)
 
 
-def write_endless(path: Path) -> Path:
-    """A bare network with a loop whose condition stays true."""
-    body = """
-        always = Constant <value = bool {1}> ()
-        mean = ReduceMean <keepdims = 0> (images)
-        looped = Loop (, always, mean) <body = forever (int64 number, bool still, float before)
-            => (bool on, float after) { on = Identity (still) after = Identity (before) }>
-        predictions = Add (kept_predictions, looped)"""
-    return _write_constants(path, "float[batch, 3, height, width] images", {"predictions": ROWS}, STRINGS, body)
-
-
-def _write_constants(
-    path: Path, inputs: str, outputs: Mapping[str, NDArray[Any]], strings: Mapping[str, str], body: str = ""
-) -> Path:
-    """A file that gives constants called kept_…, or what `body` makes of them."""
+def _write_constants(path: Path, inputs: str, outputs: Mapping[str, NDArray[Any]], strings: Mapping[str, str]) -> Path:
+    """A file whose outputs are constants."""
     onnx = import_extra("onnx", "export", "a test")
     kept = [onnx.numpy_helper.from_array(np.asarray(value), f"kept_{name}") for name, value in outputs.items()]
     value_of = onnx.helper.make_tensor_value_info
     infos = [value_of(name, one.data_type, None) for name, one in zip(outputs, kept, strict=True)]
-    body = body or " ".join(f"{name} = Identity (kept_{name})" for name in outputs)
+    body = " ".join(f"{name} = Identity (kept_{name})" for name in outputs)
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> answers ({inputs}) => () {{ {body} }}')
     model.graph.output.extend(infos)
     model.graph.initializer.extend(kept)
