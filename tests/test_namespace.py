@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import pydoc
 import shutil
 import sys
 from pathlib import Path
@@ -176,6 +175,7 @@ def test_opencv_that_does_not_load_is_one_message(site: Path, tmp_path: Path) ->
 
 
 def test_the_stub_of_the_python_api_is_of_these_flags() -> None:
+    """So are `help()` and the signatures at run time, of which the stub is made."""
     assert api_stub.STUB.read_text() == api_stub.content(), "run: python -m tests.api_stub && ruff format tessera"
 
 
@@ -184,8 +184,3 @@ def test_every_flag_is_in_one_group_of_the_help(config: type[Options]) -> None:
     grouped = [name for names in GROUPS.values() for name in names]
     fields = [field.name for field in dataclasses.fields(config)]
     assert len(set(grouped)) == len(grouped) and set(fields) <= set(grouped)
-
-
-def test_help_of_the_python_api_lists_types_defaults_and_meanings() -> None:
-    text = pydoc.render_doc(tessera.train, renderer=pydoc.plaintext)
-    assert "epochs: 'int' = 100" in text and "epochs: number of epochs." in text and "-> 'Metrics | None'" in text

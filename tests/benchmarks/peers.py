@@ -3,13 +3,9 @@
     python -m tests.benchmarks.peers --data coco128.yaml --yolov5 ~/yolov5 --yolov5-python ~/yolov5/.venv/bin/python
     make bench-peers DATA=coco128.yaml YOLOV5=~/yolov5 YOLOV5_PYTHON=~/yolov5/.venv/bin/python YOLO=~/venv/bin/yolo
 
-Each is a program of its own, started by its command line with the same images, labels, size, batch, epochs, device
-and workers, from scratch, all else as it is by default. The data are a copy: what a program writes beside them, or
-changes in them, is gone at the end.
-
-Seconds of an epoch, with its validation, are those between the rows of the program's own results.csv, as they appear:
-the first epoch is left out. The mAP50-95 is what the program itself says of its last epoch, and none of them measures
-as the others do. Of all rounds the median, with the lowest and the highest.
+Each is started by its command line with the same images, labels, size, batch, epochs, device and workers, from scratch.
+Seconds of an epoch are those between the rows of its results.csv, without the first; mAP50-95 is its own, of the last
+epoch. Medians of all rounds, with the lowest and the highest.
 """
 
 from __future__ import annotations

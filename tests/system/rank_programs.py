@@ -5,9 +5,12 @@ Each rank prints each result as a line of JSON.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import json
 import sys
+import threading
+import time
 from unittest import mock
 
 import torch
@@ -41,6 +44,33 @@ def messages(world: World) -> Found:
         "local": [world.local_rank, world.local_size, world.node],
         "threads": [torch.get_num_threads(), world.cpus],
     }
+
+
+def foreign_threads(world: World) -> Found:
+    """How often threads that are not Python's entered the interpreter in some hundred collectives."""
+    before = _next_thread_state()
+    for number in range(100):
+        world.broadcast(number)
+        world.all_gather(number)
+        world.gather(number)
+        world.sum(torch.ones(3))
+        world.begin_sum(torch.ones(3))()
+        average_statistics(nn.BatchNorm2d(3), world)
+    time.sleep(0.2)  # for a late one to be counted
+    return {"entered": _next_thread_state() - before - 1}
+
+
+def _next_thread_state() -> int:
+    """The number of a new thread's state; they are counted through, for threads of Python and others."""
+    python = ctypes.pythonapi
+    python.PyThreadState_Get.restype = ctypes.c_void_p
+    python.PyThreadState_GetID.argtypes = [ctypes.c_void_p]
+    python.PyThreadState_GetID.restype = ctypes.c_uint64
+    numbers: list[int] = []
+    thread = threading.Thread(target=lambda: numbers.append(python.PyThreadState_GetID(python.PyThreadState_Get())))
+    thread.start()
+    thread.join()
+    return numbers[0]
 
 
 def net() -> nn.Sequential:
