@@ -14,25 +14,25 @@ import tessera
 from examples import custom_augmentation, custom_loss, detect_folder, train_and_evaluate
 from tessera.data.augment import albumentations_filters
 from tessera.models.model_yaml import HEADS
-from tessera.utils.environment import datasets_dir
+from tests.system.tiny import make_data
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small images and no workers, plots or trackers, in the examples' own calls."""
-    flags = {"imgsz": 64, "workers": 0, "noplots": True, "loggers": "none", "device": "cpu"}
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A few small images in place of the data of the examples, without workers, plots and trackers."""
+    yaml = make_data(tmp_path / "data", train=8, val=4)
+    flags = {"data": yaml, "imgsz": 64, "workers": 0, "noplots": True, "loggers": "none", "device": "cpu"}
     train: Callable[..., Any] = tessera.train
     monkeypatch.setattr(tessera, "train", lambda **given: train(**{**given, **flags}), raising=False)
+    return yaml
 
 
-def test_train_evaluate_and_detect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_train_evaluate_and_detect(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = train_and_evaluate.main(epochs=1, project=tmp_path / "runs")
-    printed = capsys.readouterr().out
-    assert "best confidence" in printed and "on 100 images" in printed
+    assert "on 4 images" in capsys.readouterr().out
     pytest.importorskip("supervision")
-    images = datasets_dir() / "shapes" / "images" / "val"
-    detect_folder.main(best, images)
-    assert capsys.readouterr().out.count(" objects, the largest of ") == 100
+    detect_folder.main(best, data.parent / "shapes" / "images" / "val")
+    assert capsys.readouterr().out.count(" objects, the largest of ") == 4
 
 
 def test_augmentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_augmentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = custom_augmentation.add_noise
     monkeypatch.setattr(custom_augmentation, "add_noise", add_noise)
     custom_augmentation.main(epochs=1, project=tmp_path)
-    assert len(changed) == 640 and sum(changed) > 600
+    assert changed and all(changed)
 
 
 def test_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
