@@ -211,6 +211,6 @@ def test_a_mistake_is_not_tried_again(cluster: Cluster, tmp_path: Path) -> None:
     data = make_data(tmp_path, train=4, val=2)
     next((tmp_path / "shapes" / "labels" / "train").glob("*.txt")).write_text("99 0.5 0.5 0.1 0.1\n")
     outcome = cluster.run(tmp_path, *flags(data, tmp_path / "runs", "--name", "night"))
-    assert outcome.code == 1 and "is not tried again" in outcome.err and "class 99" in outcome.out, outcome.said
+    assert outcome.code == 1 and "Not restarted." in outcome.err and "class 99" in outcome.out, outcome.said
     assert outcome.out.count("Waiting for 2 nodes") == 1 and "Restart" not in outcome.out, outcome.said
     assert not (tmp_path / "runs").exists()

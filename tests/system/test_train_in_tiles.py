@@ -38,11 +38,11 @@ def test_a_run_in_tiles_evaluates_whole_images_as_val_does(data: Path, tmp_path:
     labels = (data.parent / "shapes" / "labels" / "val").glob("*.txt")
     objects = sum(len(label.read_text().splitlines()) for label in labels)
     assert metrics(trained)[1:3] == ["3", str(objects)], "images and objects, not views"
-    assert metrics(trained) == metrics(evaluated)
+    again = pytest.approx([*map(float, metrics(evaluated)[1:])], abs=0.001)  # val.py folds normalisations
+    assert [*map(float, metrics(trained)[1:])] == again
     assert "--tile 64: train: 5 images split into 25 views" in trained.err
     assert "--source … --tile 64 --overlap 0.25" in trained.out
-    kept = yaml.safe_load((run / "opt.yaml").read_text())
-    assert (kept["tile"], kept["overlap"]) == (64, 0.25)
+    assert yaml.safe_load((run / "opt.yaml").read_text()).items() >= {"tile": 64, "overlap": 0.25}.items()
     table = read_results(run / "results.csv")
     assert table.filter(regex="^(train|metrics)/").notna().all().all()
     assert table.filter(regex="^val/").isna().all().all(), "a whole image has no loss"

@@ -142,7 +142,7 @@ def test_weights_that_know_none_of_the_classes_are_refused_or_taken_by_number(
     count = len(content["names"])
     other.write_text(yaml.safe_dump({**content, "names": [f"other{number}" for number in range(count + 1)]}))
     done = command(val.main, *args)
-    found = f"knows {count} classes, but {other} names {count + 1}, none of them by the same name. Give the YAML"
+    found = f"knows {count} classes, but {other} has {count + 1}, none of them by the same name. Give the YAML"
     assert done.code == 1 and found in done.err, done.said
     other.write_text(yaml.safe_dump({**content, "names": [f"other{number}" for number in range(count)]}))
     done = command(val.main, *args)

@@ -53,7 +53,7 @@ def test_unknown_yaml_lists_places_and_choices() -> None:
 
 @pytest.mark.parametrize("name", ["a.json", "train.txt", "obj.data"])
 def test_what_goes_into_a_yaml_is_none(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}: found .*, expected a dataset YAML.* with this file as `train:`"):
+    with pytest.raises(ConfigError, match=rf"{name}: found .*, expected a dataset YAML.* under its `train:`"):
         load_spec(write(tmp_path / name, "{}"))
 
 
