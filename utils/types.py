@@ -64,7 +64,7 @@ class DatasetSpec:
     ignore: tuple[str, ...] = ()  # classes whose objects are ignored regions
     label_names: tuple[str, ...] = ()  # all names in labels, by class number of label files; () = `names`
     parts: tuple[tuple[str, ...], ...] = ()  # names in labels that are merged into each class; () = no merging
-    left_out: tuple[str, ...] = ()  # names in labels that `classes` turns into background
+    excluded_names: tuple[str, ...] = ()  # names in labels that `classes` turns into background
     keypoints: int = 0  # numbers after the box in a row of a pose label, by `kpt_shape`
 
     @property
@@ -96,7 +96,7 @@ class DatasetIndex:
     ignored_classes: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     ignored_boxes_xyxy: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 4), np.float32))
     coco_text: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # `CocoIds` as JSON, or (0,)
-    left_out: str = ""  # description of the objects that `classes` of the YAML excludes
+    excluded_summary: str = ""  # description of the objects that `classes` of the YAML excludes
     stored_hash: str = ""  # `content_hash`, if it was computed before
     pixels: PixelRule | None = None  # conversion of more than 8 bits to 8
 
@@ -185,8 +185,8 @@ class Batch:
     # training.
     placements: Tensor
     # Images that did not decode → reason. In training they are grey without objects, in validation missing.
-    left_out: Mapping[int, str] = field(default_factory=dict)
-    # All images that were read: of the samples, their mosaics, and those left out.
+    undecodable: Mapping[int, str] = field(default_factory=dict)
+    # All images that were read: of the samples, their mosaics, and the undecodable ones.
     loaded: AbstractSet[int] = frozenset()
 
     def __len__(self) -> int:

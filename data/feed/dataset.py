@@ -131,10 +131,10 @@ class ValDataset(DetectionDataset):
 
     def _build(self, draws: Sequence[Draw]) -> Batch:
         batch = super()._build(draws)
-        if not batch.left_out:
+        if not batch.undecodable:
             return batch
-        left = self._build([draw for draw in draws if draw.index not in batch.left_out])
-        return replace(left, left_out={**left.left_out, **batch.left_out}, loaded=batch.loaded)
+        left = self._build([draw for draw in draws if draw.index not in batch.undecodable])
+        return replace(left, undecodable={**left.undecodable, **batch.undecodable}, loaded=batch.loaded)
 
     def _render(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
         with self.store.near(draw):

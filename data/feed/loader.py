@@ -93,8 +93,8 @@ class Loader(Generic[S]):
         if isinstance(item, UserError):
             raise item
         self._loaded |= item.loaded
-        for image in item.left_out.keys() - self._undecodable:
-            self._report_undecodable(image, item.left_out[image])
+        for image in item.undecodable.keys() - self._undecodable:
+            self._report_undecodable(image, item.undecodable[image])
         return item
 
     def _report_undecodable(self, image: int, why: str) -> None:

@@ -47,7 +47,7 @@ def unpack(archive: Path, target: Path) -> None:
 
     Raises:
         UserError: a path that leaves `target`, a link, a device, more bytes or members than the limits, a damaged or
-            encrypted archive, or a disk without room. Nothing is left behind then.
+            encrypted archive, or a full disk. Nothing is left behind then.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".unpacking"))

@@ -104,9 +104,8 @@ class DatasetRoot:
             )
         staging = real.with_name(f".{real.name}.download")
         try:
-            if (
-                real.exists() and any(real.iterdir()) and not self.has_entries(real)
-            ):  # another process may be done by now
+            # Another process may have finished by now.
+            if real.exists() and any(real.iterdir()) and not self.has_entries(real):
                 raise UserError(
                     f"{self.yaml_path}: {shown(target)} exists, but has none of {self._entries()}. Correct `path`, or "
                     f"move the folder away; then the dataset is {done}."

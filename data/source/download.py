@@ -110,7 +110,7 @@ class _Download:
 
     @property
     def state_file(self) -> Path:
-        """Describes the server's file that a part belongs to."""
+        """Description of the server's file that a part belongs to."""
         return self.target.with_name(self.target.name + ".part.json")
 
     def complete(self, file: IO[bytes]) -> None:

@@ -23,8 +23,8 @@ from tessera.data.source.annotations.yolo_labels import ALL_CLASSES
 from tessera.data.source.holdout import select_images
 from tessera.data.source.messages import (
     check_usable,
+    excluded_summary,
     has_no_area,
-    left_out_line,
     missing_labels,
     shared_labels,
     unused_ignores,
@@ -40,11 +40,11 @@ from tessera.utils.text import first_of, plural
 from tessera.utils.types import CocoIds, DatasetIndex, DatasetSpec
 
 _FORMAT = 10  # increment when the same files give another index
-_MAGIC = b"TESSERA INDEX\n\0\5"  # the last byte is the version of the file layout
+_MAGIC = b"TESSERA INDEX\n\0\6"  # the last byte is the version of the file layout
 _ALIGNMENT = 64
 _SHOWN = 5
 _COCO_IMAGES = "coco_images"  # an array of the file alone
-_PLAIN = ("split", "names", "digest", "problems", "notes", "left_out", "stored_hash")  # in the header
+_PLAIN = ("split", "names", "digest", "problems", "notes", "excluded_summary", "stored_hash")  # in the header
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ def build_index(
     if digest is not None and (stored := read_index(path, digest)) is not None:
         return dataclasses.replace(stored[0], pixels=spec.pixels)
     index = _verified_index(path, spec, split, single_cls)
-    if index.left_out:
-        logger.info(index.left_out)
+    if index.excluded_summary:
+        logger.info(index.excluded_summary)
     verified[str(path)] = index.digest
     return dataclasses.replace(index, pixels=spec.pixels)
 
@@ -177,7 +177,7 @@ def _coco_ids(listing: Listing, scanned: Scan, spec: DatasetSpec, single: bool) 
         name if name in parts else parts[0] if len(parts) == 1 else ""
         for name, parts in zip(spec.names, spec.parts or [(name,) for name in spec.names], strict=True)
     ]
-    untrained = spec.ignore + spec.left_out
+    untrained = spec.ignore + spec.excluded_names
     images = [listing.coco[place][1].id for place in kept]
     ids = result_ids(images, list(files.values()), named, single, untrained)
     if ids is None:
@@ -202,7 +202,7 @@ def _assemble(
         digest=digest,
         problems=tuple(problems),
         notes=tuple(notes),
-        left_out=left_out_line(spec, split, scanned),
+        excluded_summary=excluded_summary(spec, split, scanned),
         path_bytes=np.frombuffer(b"".join(paths), np.uint8),
         path_offsets=_offsets([len(path) for path in paths]),
         sizes_hw=scanned.sizes_hw,

@@ -18,7 +18,7 @@ from tessera.utils.types import DatasetSpec
 
 _SHOWN, _NEXT, _NEXT_LINE = 4, 3, "\n  "
 _TRIED = 20  # images whose folders are searched for other annotations
-_MOST_LEFT_OUT = 10  # classes to name
+_MOST_EXCLUDED = 10  # classes to name
 _FEW, _TENTH = 16, 10  # images that may fail to decode: 16, and a tenth of a split
 MANY_MISSING = 0.1  # fraction of images without a label file; so much background is common advice
 
@@ -33,10 +33,10 @@ def check_usable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan)
             f"{spec.yaml_path}: {split}: none of {plural(len(listing.images), 'image')} can be used:\n  {lines}"
         )
     _require_pixels(listing, scanned)
-    if split == "train" and not len(scanned.classes) and len(scanned.left_out_classes):
+    if split == "train" and not len(scanned.classes) and len(scanned.excluded_classes):
         raise UserError(
             f"{spec.yaml_path}: train: no label is of a class that `classes` keeps. "
-            f"{left_out_line(spec, split, scanned)}. Keep one that the labels have."
+            f"{excluded_summary(spec, split, scanned)}. Keep one that the labels have."
         )
     if split == "train" and not len(scanned.classes):
         raise UserError(_no_objects(spec, listing, scanned))
@@ -144,19 +144,19 @@ def most_undecodable(images: int, met: int) -> int:
     return min(images - 1, max(_FEW, images // _TENTH), _FEW + met // _TENTH)
 
 
-def left_out_line(spec: DatasetSpec, split: str, scanned: Scan) -> str:
-    """Return a summary of what the key `classes` leaves out: objects by class, and images that become background."""
-    if not spec.left_out:
+def excluded_summary(spec: DatasetSpec, split: str, scanned: Scan) -> str:
+    """Return a summary of what the key `classes` excludes: objects by class, and images that become background."""
+    if not spec.excluded_names:
         return ""
-    objects = np.bincount(scanned.left_out_classes, minlength=len(spec.left_out)).tolist()
-    of_images = scanned.left_out_counts > 0
+    objects = np.bincount(scanned.excluded_classes, minlength=len(spec.excluded_names)).tolist()
+    of_images = scanned.excluded_counts > 0
     emptied = int((of_images & (scanned.counts == 0) & (scanned.ignored_counts == 0)).sum())
-    by_count = sorted(zip(spec.left_out, objects, strict=True), key=lambda pair: -pair[1])
+    by_count = sorted(zip(spec.excluded_names, objects, strict=True), key=lambda pair: -pair[1])
     by_class = [f"{shown(name)} {count:,}" for name, count in by_count]
     return (
-        f"{split}: `classes` excludes {len(spec.left_out):,} of {len(spec.label_names):,} classes with "
+        f"{split}: `classes` excludes {len(spec.excluded_names):,} of {len(spec.label_names):,} classes with "
         f"{plural(sum(objects), 'object')} in {plural(int(of_images.sum()), 'image')}, {emptied:,} of which "
-        f"{'is' if emptied == 1 else 'are'} background without them: {first_of(by_class, _MOST_LEFT_OUT)}"
+        f"{'is' if emptied == 1 else 'are'} background without them: {first_of(by_class, _MOST_EXCLUDED)}"
     )
 
 

@@ -32,9 +32,9 @@ _SLOW_S = 0.001  # an image; from memory it takes a twentieth of that
 
 
 class ClassNames(NamedTuple):
-    """Mapping from the classes of labels to trained, ignored and left-out classes."""
+    """Mapping from the classes of labels to trained, ignored and excluded classes."""
 
-    ids: Mapping[str, int]  # name → class; -2 - k for the k-th of the ignored, then left-out classes
+    ids: Mapping[str, int]  # name → class; -2 - k for the k-th of the ignored, then excluded classes
     single: bool  # all other classes become 0, unnamed ones included
     numbers: tuple[int, ...] = ()  # class number in label files → class; () if they are equal
     ignored: int = 0  # number of ignored classes
@@ -45,7 +45,7 @@ class ClassNames(NamedTuple):
         """Return the mapping for a dataset."""
         parts = spec.parts or [(name,) for name in spec.names]
         ids = {name: number for number, names in enumerate(parts) for name in names}
-        ids |= {name: ALL_CLASSES - 1 - number for number, name in enumerate(spec.ignore + spec.left_out)}
+        ids |= {name: ALL_CLASSES - 1 - number for number, name in enumerate(spec.ignore + spec.excluded_names)}
         return cls(ids, single, tuple(ids[name] for name in spec.label_names), len(spec.ignore), spec.keypoints)
 
 
@@ -62,8 +62,8 @@ class Scan(NamedTuple):
     ignored_counts: NDArray[np.int64]  # (n,), ignored regions of each image
     ignored_classes: NDArray[np.int32]  # (r,), as in `IgnoredRegions`
     ignored_boxes_xyxy: NDArray[np.float32]  # (r, 4) pixels
-    left_out_counts: NDArray[np.int64]  # (n,), objects and regions of left-out classes in each image
-    left_out_classes: NDArray[np.int64]  # (l,), index of each one's class among the left-out classes
+    excluded_counts: NDArray[np.int64]  # (n,), objects and regions of excluded classes in each image
+    excluded_classes: NDArray[np.int64]  # (l,), index of each one's class among the excluded classes
     problems: list[str]  # "file:line: what"
     notes: list[str]  # harmless ones: duplicate rows
     unknown: list[tuple[str, str]]  # (place, class) of rows of unnamed classes
@@ -122,7 +122,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
     owners = np.repeat(np.arange(len(every)), np.array([len(own.classes) for own in regions], np.int64))
     of_regions = np.array([*chain.from_iterable(own.classes for own in regions)], np.int64)
     region_boxes = np.array([*chain.from_iterable(own.boxes for own in regions)], np.float64).reshape(-1, 4)
-    places = ALL_CLASSES - 1 - names.ignored - of_regions  # index among the left-out classes; below 0 for others
+    places = ALL_CLASSES - 1 - names.ignored - of_regions  # index among the excluded classes; below 0 for others
     is_ignored = places < 0
     return Scan(
         np.array(kept, np.bool_),

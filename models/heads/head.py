@@ -134,7 +134,7 @@ class Head(nn.Module, ABC):
         """
         if end2end:
             raise ConfigError(
-                f"--end2end: this model's {type(self).__name__} has no one-to-one branch. Leave the flag out, or "
+                f"--end2end: this model's {type(self).__name__} has no one-to-one branch. Omit the flag, or "
                 "train a model with one: a YAML that ends in DetectFree, [nc, 16, 1, true]."
             )
 

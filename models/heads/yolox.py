@@ -128,7 +128,7 @@ class YoloxLoss(TaskAlignedLoss):
     cross-entropy against r for assigned cells and 0 elsewhere, without unassigned cells in ignored regions. All are
     divided by Σ t of the global batch.
 
-    Objectness thus tells which cells predict an object, and the class score how good the prediction is. The original
+    Objectness thus says which cells predict an object, and the class score how good the prediction is. The original
     weights are similar: objectness 1 for every match, and the IoU of the cell's own box as class target. Its matches
     are few and all good, whereas some of the ten cells of this assignment hardly overlap their object.
 

@@ -1,7 +1,7 @@
 """Layers of EfficientNet-Lite (Tan and Le, arXiv 1905.11946, without squeeze-and-excitation, with ReLU6).
 
 The ImageNet weights were trained with TensorFlow, which at stride 2 pads only the end of an odd map. Here both sides
-are padded. Away from the border the function is the same, on an image shifted by up to half a cell.
+are padded. Away from the edges the function is the same, on an image shifted by up to half a cell.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def use(index: DatasetIndex) -> None:
         dataset = ValDataset(index, ImageStore(index, 64, interpolation))  # type: ignore[arg-type]
         batch = dataset.__getitems__([Draw(i, i, 0, (64, 64)) for i in range(len(index))])
         assert not isinstance(batch, Exception), batch
-        assert len(batch) + len(batch.left_out) == len(index) and len(batch) >= 2
-        for why in batch.left_out.values():
+        assert len(batch) + len(batch.undecodable) == len(index) and len(batch) >= 2
+        for why in batch.undecodable.values():
             checked(why)
 
 

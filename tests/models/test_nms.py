@@ -74,7 +74,7 @@ def test_detections_equal_the_oracle(seed: int, predictions: int, nc: int, level
         with_objectness[..., 4], decoded = 1, with_objectness[..., [0, 1, 2, 3, *range(5, 5 + nc)]]
     with pytest.MonkeyPatch.context() as patch:
         if seed % 2:
-            patch.setattr("tessera.models.nms._SCORES_AT_ONCE", 3 * (5 + nc))
+            patch.setattr("tessera.models.nms._MOST_SCORES", 3 * (5 + nc))
         results = non_max_suppression(decoded, rules)
     assert len(results) == 2
     for rows, found in zip(with_objectness, results, strict=True):
@@ -108,8 +108,8 @@ def test_candidates_of_a_whole_batch_give_the_same_detections(
     if not objectness:
         decoded = decoded[..., [0, 1, 2, 3, *range(5, 5 + nc)]]
     expected = non_max_suppression(decoded, rules)
-    for scores_at_once in (1, 2 * predictions * (5 + nc), 2**25):
-        monkeypatch.setattr("tessera.models.nms._SCORES_AT_ONCE", scores_at_once)
+    for most_scores in (1, 2 * predictions * (5 + nc), 2**25):
+        monkeypatch.setattr("tessera.models.nms._MOST_SCORES", most_scores)
         selected = select_candidates(decoded, rules)
         assert selected.shape[:2] == (5, min(most, predictions * (nc if multi_label else 1)))
         for rows, alone in zip(selected, expected, strict=True):
@@ -157,7 +157,7 @@ def test_memory_does_not_grow_with_the_classes(
     find: Callable[[Tensor, NmsSettings], object], multi_label: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Early in training every class of every box is a candidate."""
-    monkeypatch.setattr("tessera.models.nms._SCORES_AT_ONCE", 2000)
+    monkeypatch.setattr("tessera.models.nms._MOST_SCORES", 2000)
     decoded = crowd(2, 100, 1000, 5)
     with LargestTensor(decoded) as largest:
         find(decoded, NmsSettings(0.001, 0.6, multi_label=multi_label, max_candidates=10))
@@ -205,7 +205,7 @@ def test_letterbox_is_undone_and_clipped() -> None:
 
 @pytest.mark.parametrize("objectness", [True, False])
 def test_classes_have_thresholds_of_their_own(objectness: bool) -> None:
-    """What is below its own counts for nothing, in the limits on candidates too; at 1 a class is left out."""
+    """What is below its own counts for nothing, in the limits on candidates too; at 1 a class is never detected."""
     decoded = crowd(2, 200, 3, seed=9)[..., slice(None) if objectness else [0, 1, 2, 3, 5, 6, 7]]
     each = (0.3, 1.0, 0.6)
     rules = NmsSettings(0.3, 0.5, 20, has_objectness=objectness, max_candidates=100, class_confs=each)

@@ -49,7 +49,7 @@ def test_every_view_points_at_the_same_place() -> None:
     assert (predictions[..., 4:] == 1).all()
 
 
-def test_the_finest_and_the_coarsest_level_are_left_out_where_they_find_least() -> None:
+def test_the_finest_and_the_coarsest_level_are_omitted_where_they_add_least() -> None:
     predictions = predict_augmented(Lamp(6, 2).eval(), torch.rand(1, 3, 64, 64))  # type: ignore[arg-type]
     assert predictions.shape[1] == 6 + 8 + 2
 

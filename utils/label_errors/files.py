@@ -70,14 +70,14 @@ def counts(suspects: Sequence[LabelError]) -> list[tuple[LabelErrorKind, str, in
     return found
 
 
-def label_error_table(suspects: Sequence[LabelError], labels: int, images: int, left_out: int = 0) -> list[str]:
+def label_error_table(suspects: Sequence[LabelError], labels: int, images: int, unknown: int = 0) -> list[str]:
     """Return console lines: the number of errors of each kind, and of those with a score of at least `LIKELY`.
 
-    `left_out` counts labels of classes that the weights do not know.
+    `unknown` counts labels of classes that the weights do not know.
     """
     among = f"among {plural(labels, 'label')} of {plural(images, 'image')}"
-    if left_out:
-        among += f" (left out: {plural(left_out, 'label')} of classes that the weights do not know)"
+    if unknown:
+        among += f" (left out: {plural(unknown, 'label')} of classes that the weights do not know)"
     if not suspects:
         return [f"Label errors: none suspected {among}."]
     rows = counts(suspects)

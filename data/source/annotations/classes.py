@@ -23,7 +23,7 @@ class Classes(NamedTuple):
     ignore: tuple[str, ...] = ()
     label_names: tuple[str, ...] = ()
     parts: tuple[tuple[str, ...], ...] = ()
-    left_out: tuple[str, ...] = ()
+    excluded_names: tuple[str, ...] = ()
 
 
 def parse_classes(found: YamlMapping) -> Classes:
@@ -171,8 +171,8 @@ def _select_classes(found: YamlMapping, every: Classes, *, is_numbered: bool) ->
         if name in parts:
             raise ConfigError(f"{where} found the name {shown(name)} twice, expected each once.")
         parts[name] = known
-    left_out = tuple(name for name in label_names if name not in owners and name not in every.ignore)
-    return Classes(tuple(parts), every.ignore, label_names, tuple(parts.values()), left_out)
+    excluded_names = tuple(name for name in label_names if name not in owners and name not in every.ignore)
+    return Classes(tuple(parts), every.ignore, label_names, tuple(parts.values()), excluded_names)
 
 
 def _resolve_class(where: str, part: Any, label_names: Sequence[str], is_numbered: bool) -> str:

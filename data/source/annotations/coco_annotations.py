@@ -35,7 +35,7 @@ def parse_coco(
             elif name is not None and name in class_ids:
                 labels.ignore(class_ids[name], box)
         elif isinstance(box, str):
-            labels.left_out.append((number, box))
+            labels.rejected_rows.append((number, box))
         elif name is None or name not in class_ids:
             unnamed = f"category {shown(to_integer(record.get('category_id')))}"
             labels.unknown.append((number, unnamed if name is None else shown(name)))

@@ -47,11 +47,11 @@ def parse_voc(raw: bytes, size_hw: Size, class_ids: Mapping[str, int]) -> Parsed
             else:
                 labels.unknown.append((line, shown(name)))
         elif isinstance(corners, str):
-            labels.left_out.append((line, corners))
+            labels.rejected_rows.append((line, corners))
         elif name not in class_ids:
             labels.unknown.append((line, shown(name)))
         elif isinstance(box, str):
-            labels.left_out.append((line, box))
+            labels.rejected_rows.append((line, box))
         else:
             labels.add(line, (class_ids[name], *corners), class_ids[name], box)
     height, width = (reader.size.get(side, "") for side in ("height", "width"))

@@ -34,7 +34,7 @@ class IgnoredRegions(NamedTuple):
 
     Attributes:
         classes: class of each region; ALL_CLASSES; -2 - k for the k-th ignored class, which applies to all, too.
-            Classes that are left out have the numbers below these; the scan drops them.
+            Excluded classes have the numbers below these; the scan drops them.
     """
 
     classes: list[int]
@@ -58,7 +58,7 @@ class ParsedLabels:
     notes: list[tuple[int, str]] = field(default_factory=list)  # (line, message): clipped boxes
     stated_hw: Size = (0, 0)  # image size that the labels state; (0, 0) if they do not
     # Become remarks; problems if no object is left, as the image would seem to be background.
-    left_out: list[tuple[int, str]] = field(default_factory=list)
+    rejected_rows: list[tuple[int, str]] = field(default_factory=list)
     _seen: set[tuple[float | str, ...]] = field(default_factory=set, compare=False)
 
     def add(
@@ -89,9 +89,9 @@ class ParsedLabels:
     def finish(self) -> ParsedLabels:
         """Sort the messages after the last row and return the labels."""
         if self.classes:
-            self.remarks += [(line, f"{what}; object skipped") for line, what in self.left_out]
+            self.remarks += [(line, f"{what}; object skipped") for line, what in self.rejected_rows]
         else:
-            self.problems += self.left_out
+            self.problems += self.rejected_rows
         self.polygons = self.polygons if any(map(len, self.polygons)) else []
         return self
 
@@ -102,7 +102,7 @@ def parse_labels(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: in
     Args:
         raw: content of the file.
         nc: number of classes, ignored ones included.
-        classes: class of each class number in the file, below 0 if ignored or left out; () if all numbers are classes.
+        classes: class of each class number in the file, below 0 if ignored or excluded; () if all numbers are classes.
         keypoints: count of numbers after the box in a pose row; 0 without keypoints.
     """
     if raw.startswith(codecs.BOM_UTF8):
@@ -164,7 +164,7 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int 
                     if class_id < 0:
                         labels.remarks.append((number, f"{nothing}; ignored region skipped"))
                     else:
-                        labels.left_out.append((number, nothing))
+                        labels.rejected_rows.append((number, nothing))
                     continue
                 labels.notes.append((number, f"{beyond}: clipped"))
             labels.add(number, (class_id, *row[1:]), class_id, box, points)

@@ -116,7 +116,7 @@ def _written(part: SplitData) -> UnclippedBoxes:
 
 def _of_records(part: SplitData, place: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     """Return corners in pixels, (n, 4), and `as_corners`, (n,), of an image's objects in a COCO or XML file."""
-    untrained = part.spec.ignore + part.spec.left_out
+    untrained = part.spec.ignore + part.spec.excluded_names
     if place not in part.listing.coco:
         fractions = np.array(parse_any_labels(part.listing.labels[place], untrained).boxes).reshape(-1, 4)
         half = fractions[:, 2:] / 2

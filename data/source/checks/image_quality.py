@@ -73,7 +73,7 @@ def check_images(check: DatasetCheck, part: SplitData) -> list[Fingerprint | Non
                 fingerprint = f"decodes to {width} x {height} pixels, but its header says {size[1]} x {size[0]}"
             if isinstance(fingerprint, str):
                 check.problems.append(f"{shown}: {fingerprint.rstrip('.')}; image skipped")
-                check.left_out.append(shown)
+                check.skipped_images.append(shown)
                 fingerprints.append(None)
                 continue
             if fingerprint.is_cut:

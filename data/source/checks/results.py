@@ -97,7 +97,7 @@ class DatasetCheck:
     problems: list[str] = field(default_factory=list)  # cost labels, images, or trust in the metrics
     notes: list[str] = field(default_factory=list)  # harmless
     facts: list[str] = field(default_factory=list)  # statistics
-    left_out: list[str] = field(default_factory=list)  # images that training would skip
+    skipped_images: list[str] = field(default_factory=list)  # images that training would skip
     images: int = 0  # usable ones
     objects: int = 0  # in usable images
     names: tuple[str, ...] = ()  # of the classes
@@ -130,20 +130,22 @@ class DatasetCheck:
             "drifts": [one._asdict() | {"moved": [moved._asdict() for moved in one.moved]} for one in self.drifts],
             "remarks": [one._asdict() for one in self.remarks],
         }
-        return {**dataclasses.asdict(self), **named}
+        plain = dataclasses.asdict(self)
+        plain["left_out"] = plain.pop("skipped_images")
+        return {**plain, **named}
 
     def lines(self) -> list[str]:
         """Return all lines, the most serious first, and the verdict."""
-        left_out = ""
-        if self.left_out:
-            named = first_of([one_line(name, 70) for name in self.left_out], 3)
-            left_out = f"; {plural(len(self.left_out), 'image')} skipped ({named})"
+        skipped = ""
+        if self.skipped_images:
+            named = first_of([one_line(name, 70) for name in self.skipped_images], 3)
+            skipped = f"; {plural(len(self.skipped_images), 'image')} skipped ({named})"
         return [
             *(f"error: {line}" for line in self.errors),
             *(f"problem: {line}" for line in self.problems),
             *(f"note: {line}" for line in self.notes),
             *self.facts,
-            f"{plural(self.images, 'image')} with {plural(self.objects, 'object')} can be used{left_out}: "
+            f"{plural(self.images, 'image')} with {plural(self.objects, 'object')} can be used{skipped}: "
             f"{self.verdict()}",
         ]
 

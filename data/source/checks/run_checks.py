@@ -13,7 +13,7 @@ from tessera.data.source.checks.results import DatasetCheck, SplitData
 from tessera.data.source.dataset_root import matching_paths
 from tessera.data.source.holdout import select_images
 from tessera.data.source.index import class_names
-from tessera.data.source.messages import check_usable, left_out_line, shared_labels, unused_ignores
+from tessera.data.source.messages import check_usable, excluded_summary, shared_labels, unused_ignores
 from tessera.data.source.scan import ClassNames, scan
 from tessera.data.source.split_files import OFFER, list_images
 from tessera.utils.errors import UserError
@@ -45,8 +45,8 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
         if split == "test":  # training does not read it
             check.problems += check.errors[errors:]
             del check.errors[errors:]
-        left_out = left_out_line(spec, split, part.scanned)
-        check.facts += [box_size_summary(part, imgsz), *ignored_regions(part), *([left_out] if left_out else [])]
+        excluded = excluded_summary(spec, split, part.scanned)
+        check.facts += [box_size_summary(part, imgsz), *ignored_regions(part), *([excluded] if excluded else [])]
     for split in ("train", "val"):
         if split not in spec.splits:
             offer = f" {OFFER}" if split == "val" else ""
@@ -72,7 +72,7 @@ def _check_part(check: DatasetCheck, part: SplitData) -> None:
     check.problems += [line for line in listing.problems if line not in check.problems] + scanned.problems
     check.notes += [line for line in listing.notes if line not in check.notes] + scanned.notes
     check.notes += unused_ignores(part.spec, part.split, scanned)
-    check.left_out += [
+    check.skipped_images += [
         listing.shown(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if not kept
     ]
     if not scanned.unknown:  # else the unknown classes are the errors

@@ -131,7 +131,7 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
         return grid, matched
 
     def _boxes_at(self, raw: Tensor, grid: Grid, assignment: AnchorFreeAssignment) -> Callable[[Tensor], Tensor]:
-        """Return a function from cells to boxes of a first output (B, A, …), decoded at once if candidates are many."""
+        """Return a function from cells to boxes of a first output (B, A, …), all decoded if candidates are many."""
         if assignment.pairs < assignment.cells:
             flat = raw.flatten(0, 1)
             return lambda cells: self._boxes(flat[cells], grid.at(cells))

@@ -51,7 +51,7 @@ def test_a_subset_in_its_own_order_and_merged(
     yaml = made(tmp_path, f"classes: {classes}")
     index = build(yaml)
     assert index.names == load_spec(yaml).names == names and objects(index) == found and not index.problems
-    assert objects(build(yaml)) == found and build(yaml).left_out == index.left_out, "from the cache"
+    assert objects(build(yaml)) == found and build(yaml).excluded_summary == index.excluded_summary, "from the cache"
     single = build(yaml, single_cls=True)
     assert [len(row) for row in objects(single)] == [len(row) for row in found], "what is left out stays so"
 
@@ -63,9 +63,9 @@ def test_it_says_what_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         "train: `classes` excludes 2 of 5 classes with 4 objects in 3 images, 2 of which are background without "
         "them: 'truck' 2, 'dog' 2"
     )
-    assert build(yaml).left_out == said and said in caplog.messages
+    assert build(yaml).excluded_summary == said and said in caplog.messages
     assert said in check(yaml).facts
-    assert build(made(tmp_path / "all", "")).left_out == ""
+    assert build(made(tmp_path / "all", "")).excluded_summary == ""
     yaml = write_dataset(tmp_path / "dogs", {"train/a": ROWS[3], "val/a": ""}, NAMES)
     yaml.write_text(f"{yaml.read_text()}classes: [car]\n")
     with pytest.raises(
@@ -82,7 +82,7 @@ def test_ignored_classes_stay_ignored_whatever_is_kept(tmp_path: Path) -> None:
     index = build(yaml)
     assert objects(index) == [["car 2"], [], [], []]
     assert index.ignored_offsets.tolist() == [0, 0, 1, 2, 2] and index.ignored_classes.tolist() == [-1, -1]
-    assert "excludes 2 of 4 classes with 3 objects in 2 images, 0 of which are background" in index.left_out
+    assert "excludes 2 of 4 classes with 3 objects in 2 images, 0 of which are background" in index.excluded_summary
     (regions,) = (line for line in check(yaml).facts if line.startswith("train: 2 ignored regions"))
     assert regions.endswith("'dog' 2")
 

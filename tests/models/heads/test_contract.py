@@ -73,7 +73,7 @@ def test_wrong_arguments_of_a_head(kind: str, arguments: list[object], complaint
 
 @pytest.mark.parametrize("name", ROWS)
 def test_a_head_without_branches_that_predict_once_says_so(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"--end2end: this model's {name} has no one-to-one branch. Leave the"):
+    with pytest.raises(ConfigError, match=f"--end2end: this model's {name} has no one-to-one branch. Omit the"):
         made(name).head.strip_for_inference(end2end=True)
 
 

@@ -23,7 +23,7 @@ def test_send_moves_tensors_and_the_tensors_of_a_dataclass() -> None:
     assert accelerator.send(torch.ones(2)).device.type == "meta"
     batch = made_batch(0)
     moved = accelerator.send(batch)
-    assert moved.images.device.type == moved.targets.device.type == "meta" and moved.left_out is batch.left_out
+    assert moved.images.device.type == moved.targets.device.type == "meta" and moved.undecodable is batch.undecodable
 
 
 @pytest.mark.parametrize(

@@ -154,5 +154,5 @@ def test_flags_of_the_command_are_those_that_were_given(facts: ReportData) -> No
 def test_what_the_dataset_leaves_out_is_said(facts: ReportData) -> None:
     said = "val: `classes` leaves out 1 of 5 classes with 3 objects in 2 images: '<b>' 3"
     assert "leaves out" not in page(facts)
-    told = page(dataclasses.replace(facts, index=dataclasses.replace(facts.index, left_out=said)))
+    told = page(dataclasses.replace(facts, index=dataclasses.replace(facts.index, excluded_summary=said)))
     assert f"<p>{html.escape(said)}.</p>" in told.replace("&#39;", "&#x27;")

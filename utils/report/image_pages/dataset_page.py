@@ -103,8 +103,8 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
 def in_words(check: DatasetCheck) -> dict[str, list[str]]:
     """Return questions about the dataset with their answers."""
     usable = f"{'No' if check.errors else 'Yes'}: {check.verdict()}."
-    if check.left_out:
-        usable += f" {plural(len(check.left_out), 'image')} would be left out."
+    if check.skipped_images:
+        usable += f" {plural(len(check.skipped_images), 'image')} would be left out."
     like = [
         f"{drift.family[0].upper()}{drift.family[1:]} of {drift.splits[1]} differ: {_describe_drift(drift)}."
         for drift in check.drifts

@@ -153,8 +153,8 @@ def splits_of(facts: ReportData) -> list[DatasetIndex]:
 def dataset(facts: ReportData) -> Row:
     """Summarise the dataset: images, objects and box sizes of each split, and what is left out."""
     splits = splits_of(facts)
-    left_out = [readable(index.left_out, 1000) for index in splits if index.left_out]
-    return {"splits": [_split(index) for index in splits], "left_out": left_out}
+    excluded = [readable(index.excluded_summary, 1000) for index in splits if index.excluded_summary]
+    return {"splits": [_split(index) for index in splits], "excluded": excluded}
 
 
 def _split(index: DatasetIndex) -> Row:

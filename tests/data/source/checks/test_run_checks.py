@@ -75,7 +75,7 @@ def test_image_that_breaks_in_the_middle(tmp_path: Path) -> None:
     raw = path.read_bytes()
     path.write_bytes(raw[:200] + raw[-100:])
     found = check(yaml)
-    assert found.exit_code == PROBLEMS_CODE and found.images == 2 and found.left_out == ["images/train/c.png"]
+    assert found.exit_code == PROBLEMS_CODE and found.images == 2 and found.as_dict()["left_out"] == ["images/train/c.png"]
     assert found.problems[0].startswith("images/train/c.png: ")
     for name in "ac":
         (tmp_path / f"pets/images/train/{name}.png").write_bytes(raw[:200] + raw[-100:])
