@@ -29,7 +29,7 @@ class HsvJitter:
 
     def _change(self, strip: NDArray[np.uint8]) -> None:
         hsv = cv2.cvtColor(strip, cv2.COLOR_RGB2HSV)
-        hue, saturation, value = cv2.split(hsv)  # plane by plane is faster than three channels at once
+        hue, saturation, value = cv2.split(hsv)  # plane by plane is faster than all three channels together
         cv2.LUT(hue, self._hues, dst=hue)
         cv2.convertScaleAbs(saturation, dst=saturation, alpha=self.gains[1])
         cv2.convertScaleAbs(value, dst=value, alpha=self.gains[2])

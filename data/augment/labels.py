@@ -1,6 +1,6 @@
 """Boxes and polygons on a mosaic or letterbox canvas: warped into the sample, clipped, small ones dropped.
 
-An ignored region is a label of class -1 with its box as its polygon. Its visible part is always kept, however small.
+An ignored region is a label of class -1 with its box as its polygon. Its visible part is never dropped, however small.
 
 Legend: n objects and ignored regions, k polygon vertices in total.
 """

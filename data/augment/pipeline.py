@@ -170,7 +170,7 @@ def choose_copy_paste(
     chosen = rng.random(len(labels.classes)) < probability
     sizes = labels.boxes_xyxy[:, 2:] - labels.boxes_xyxy[:, :2]
     ignored = labels.classes < 0
-    around = labels.boxes_xyxy[ignored] + np.array([-1, -1, 1, 1], np.float32)  # the border of a polygon is pasted too
+    around = labels.boxes_xyxy[ignored] + np.array([-1, -1, 1, 1], np.float32)  # the outline of a polygon is pasted too
     chosen &= ~(_cover(labels.boxes_xyxy, around) > 0).any(1)
     candidates = np.flatnonzero(chosen & ~ignored & (labels.counts > 0) & (sizes.min(1) > 0))
     if not len(candidates):

@@ -142,7 +142,7 @@ class TrainLoader(Loader[TrainSampler]):
         """Return the batches of `epoch` from `start` on; the workers start at the call, even if no batch is left.
 
         Raises:
-            UserError: an image cannot be read, or so many do not decode that the dataset is damaged.
+            UserError: an image cannot be read, or too many do not decode.
         """
         self._continue_at(epoch, start)
         return self._rest(epoch, start)
@@ -216,9 +216,8 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: ShmBudget | N
         # Batches that a mosaic takes images from, and those that the fastest worker may be ahead of the slowest. Views
         # need the cache without mosaic too, because views of a batch share files.
         batches = mosaic_batches(run.batch_size) + workers * PREFETCH
-        node_images = min(
-            run.rank_batch_size * world.local_size + 2 * MOSAIC_BLOCK, run.batch_size
-        )  # blocks may extend beyond the rank
+        # Blocks may extend beyond the rank.
+        node_images = min(run.rank_batch_size * world.local_size + 2 * MOSAIC_BLOCK, run.batch_size)
         images = share_decoded_cache(store, world, batch_size=run.batch_size, node_images=node_images, batches=batches)
     elif not store.is_cached:
         images = share_decoded_cache(store, world)

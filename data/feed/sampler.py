@@ -209,8 +209,8 @@ class TrainSampler(Sampler[list[Draw]]):
 class ValSampler(Sampler[list[Draw]]):
     """One rank's part of a validation set: each image once over all ranks, images of one shape in a batch.
 
-    Images are sorted by shape, the largest first, so that a lack of memory shows at once. They are dealt to the ranks
-    in turn: counts differ by at most one, and each rank gets its part of every shape. A rank may get no image.
+    Images are sorted by shape, the largest first, so that a lack of memory shows early. They are dealt to the ranks in
+    turn: counts differ by at most one, and each rank gets its part of every shape. A rank may get no image.
     `Draw.position` is the position in the sorted order, `Draw.epoch` is 0. `shapes`, int (N, 2), are padded heights and
     widths; see `rect_val_shapes`.
     """
@@ -268,8 +268,8 @@ def repeat_factors(index: DatasetIndex) -> NDArray[np.float64]:
     nc = len(index.names)
     owner = np.repeat(np.arange(len(index)), np.diff(index.box_offsets))
     images, classes = np.divmod(np.unique(owner * nc + index.classes), nc)
-    share = np.bincount(classes, minlength=nc) / len(index)
+    fraction = np.bincount(classes, minlength=nc) / len(index)
     factors = np.ones(len(index))
     if len(classes):
-        np.maximum.at(factors, images, np.sqrt(share[share > 0].mean() / share[classes]))
+        np.maximum.at(factors, images, np.sqrt(fraction[fraction > 0].mean() / fraction[classes]))
     return factors

@@ -3,7 +3,7 @@
 The views of an image are its tiles and the whole image, as in tiled detection. Each view is an image of its own for the
 sampler, mosaics and statistics. Labels are clipped to a tile. An object of which a tile shows less than `MIN_VISIBLE`
 becomes an ignored region there, because a neighbouring tile shows more of it. Since most tiles are empty, an epoch has
-all views with objects, all whole images, and as many empty tiles as views with objects, sampled anew in each epoch.
+all views with objects, all whole images, and as many empty tiles as views with objects, resampled in each epoch.
 Tiles with ignored regions alone, such as the inside of a large object, are in no epoch.
 
 Legend: P images, N views; of one image w windows, m objects.

@@ -152,7 +152,7 @@ class WorkerWatchdog:
     """Watchdog that kills loader workers which are stopped (SIGSTOP) or hang; a killed worker ends the run.
 
     A stopped or hanging worker is alive for its rank, which would wait for it forever. Workers of other ranks would
-    wait for its locks. Only Linux tells which processes are stopped.
+    wait for its locks. Only Linux reports which processes are stopped.
     """
 
     def __init__(self, rank: int) -> None:

@@ -130,7 +130,9 @@ def read_raw_pixels(path: Path, reduction: int = 1) -> NDArray[Any]:
         with open_plain(path) as file:  # cv2.imread does not take all Unicode paths on all systems
             encoded = np.fromfile(file, np.uint8)
     except OSError as error:
-        raise UserError(f"{path}: cannot read the image ({error.strerror}). Restore it or take it out.") from error
+        raise UserError(
+            f"{path}: cannot read the image ({error.strerror}). Restore it or remove it from the dataset."
+        ) from error
     return decode_raw_pixels(encoded, str(path), reduction)
 
 

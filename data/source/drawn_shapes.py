@@ -1,7 +1,7 @@
 """Generated dataset of simple shapes, which needs no download.
 
 Six classes on varied textures, from about 15 pixels to 0.6 of the image, rotated, stretched, shaded, overlapping and
-clipped by the border, with lines as distractors. Each image is a pure function of (seed, split, number): the files are
+clipped by the image, with lines as distractors. Each image is a pure function of (seed, split, number): the files are
 equal on all machines with the same NumPy and OpenCV.
 """
 
@@ -59,7 +59,7 @@ def write_shapes(root: Path, *, train: int = 640, val: int = 100, size: int = 14
             if not _is_written(root):
                 raise UserError(
                     f"{root}: cannot put the shapes dataset here ({error.strerror}). Expected no such folder or an "
-                    f"empty one; move it away, or give the dataset another path."
+                    "empty one; move it away, or give the dataset another path."
                 ) from error
 
 

@@ -36,7 +36,7 @@ _COMMON_FRAMES = frozenset({0xC0, 0xC1, 0xC2})  # codings that every libjpeg dec
 _END, _SCAN, _APPLICATION = 0xD9, 0xDA, 0xE1
 _FRAME = struct.Struct(">BHH")  # bits a channel, height, width
 _PNM = re.compile(rb"P[1-7fF]\s+(\d{1,9})\s+(\d{1,9})\s")
-_PICTURE = re.compile(
+_IMAGE = re.compile(
     rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|BM.{4}\0\0\0\0|RIFF.{4}WEBP|II[*+]\0|MM\0[*+]|P[1-7fF]\s|"
     rb"\0\0\0\x0cjP  \r\n|.{4}ftyp(?:avif|avis|heic|heix|mif1)",
     re.DOTALL,
@@ -53,7 +53,7 @@ Size = tuple[int, int]
 
 def is_image(head: bytes) -> bool:
     """Return whether the first bytes are of an image format that OpenCV may decode."""
-    return _PICTURE.match(head) is not None
+    return _IMAGE.match(head) is not None
 
 
 def is_video(head: bytes) -> bool:
@@ -72,7 +72,7 @@ class Header(NamedTuple):
     """Facts from the first bytes of an image."""
 
     size_hw: Size  # height and width in pixels
-    least_bytes: int = 0  # minimum file length for so many pixels
+    least_bytes: int = 0  # minimum length of a file of this size
     is_decoded_size: bool = False  # whether the decoded image is sure to have this size, EXIF orientation included
     orientation: int = 1  # EXIF orientation of a JPEG: 1 is upright, 2 to 8 are rotated or mirrored by decoding
 

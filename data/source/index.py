@@ -113,12 +113,12 @@ def class_names(spec: DatasetSpec, single_cls: bool) -> tuple[str, ...]:
 
 def problem_report(index: DatasetIndex) -> str:
     """Return a warning on what the scan found, with counts and the first lines; "" without problems."""
-    said = []
+    messages = []
     for noun, about, found in (("problem", "with", index.problems), ("note", "on", index.notes)):
         if found:
             lines, count = first_of(found, _SHOWN, "\n  "), plural(len(found), noun)
-            said.append(f"{index.split}: {count} {about} images or labels (all: --check-data):\n  {lines}")
-    return "\n".join(said)
+            messages.append(f"{index.split}: {count} {about} images or labels (all: --check-data):\n  {lines}")
+    return "\n".join(messages)
 
 
 def index_warnings(index: DatasetIndex) -> list[str]:
@@ -167,9 +167,9 @@ def _digest(spec: DatasetSpec, split: str, listing: Listing, names: tuple[str, .
 
 
 def _coco_ids(listing: Listing, scanned: Scan, spec: DatasetSpec, single: bool) -> CocoIds | None:
-    """Return the COCO ids of the kept images; None if any image is of no COCO file, or ids collide."""
-    kept = np.flatnonzero(scanned.kept).tolist()
-    if not all(place in listing.coco for place in kept):
+    """Return the COCO ids of the usable images; None if any image is of no COCO file, or ids collide."""
+    places = np.flatnonzero(scanned.usable).tolist()
+    if not all(place in listing.coco for place in places):
         return None
     files = {file: categories for file, _, categories in listing.coco.values()}
     # A class has the id of its category. A merged class has that of its namesake among its parts.
@@ -178,7 +178,7 @@ def _coco_ids(listing: Listing, scanned: Scan, spec: DatasetSpec, single: bool) 
         for name, parts in zip(spec.names, spec.parts or [(name,) for name in spec.names], strict=True)
     ]
     untrained = spec.ignore + spec.excluded_names
-    images = [listing.coco[place][1].id for place in kept]
+    images = [listing.coco[place][1].id for place in places]
     ids = result_ids(images, list(files.values()), named, single, untrained)
     if ids is None:
         listing.notes.append(
@@ -194,7 +194,7 @@ def _assemble(
     ids = _coco_ids(listing, scanned, spec, single_cls)
     notes = listing.notes + unused_ignores(spec, split, scanned) + scanned.notes
     problems = listing.problems + shared_labels([listing]) + missing_labels(split, listing, scanned) + scanned.problems
-    paths = [os.fsencode(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if kept]
+    paths = [os.fsencode(image) for image, usable in zip(listing.images, scanned.usable, strict=True) if usable]
     no_offsets = np.zeros(0, np.int64)
     index = DatasetIndex(
         split=split,

@@ -27,7 +27,7 @@ def check_usable(spec: DatasetSpec, split: str, listing: Listing, scanned: Scan)
     """Raise a UserError if training on the scanned split would be wrong or impossible."""
     if scanned.unknown:
         raise UserError(first_of(unknown_classes(spec, split, scanned), _SHOWN, _NEXT_LINE))
-    if not scanned.kept.any():
+    if not scanned.usable.any():
         lines = first_of([*listing.notes, *listing.problems, *scanned.problems], _SHOWN, _NEXT_LINE)
         raise UserError(
             f"{spec.yaml_path}: {split}: none of {plural(len(listing.images), 'image')} can be used:\n  {lines}"
@@ -87,7 +87,7 @@ def _require_pixels(listing: Listing, scanned: Scan) -> None:
     files = list(dict.fromkeys(file_of.values()))
     numbers = {file: number for number, file in enumerate(files)}
     of_image = np.array([numbers[file_of[at]] if at in file_of else -1 for at in range(len(listing.images))], np.int64)
-    of_box = np.repeat(of_image[scanned.kept], scanned.counts)
+    of_box = np.repeat(of_image[scanned.usable], scanned.counts)
     is_beyond = (scanned.boxes_xyxy > 1 + MAX_OVERSHOOT).any(1)  # fractions may be rounded up
     for number in np.setdiff1d(of_box, [-1, *np.unique(of_box[is_beyond])]):
         raise UserError(
@@ -206,8 +206,8 @@ def shared_labels(listings: Sequence[Listing]) -> list[str]:
 
 
 def unlabelled(listing: Listing, scanned: Scan) -> list[str]:
-    """Return the kept images without a label file, as messages name them."""
-    missing = np.flatnonzero(scanned.kept & (listing.label_stats[:, 0] == MISSING[0])).tolist()
+    """Return the usable images without a label file, as messages name them."""
+    missing = np.flatnonzero(scanned.usable & (listing.label_stats[:, 0] == MISSING[0])).tolist()
     return [listing.shown(listing.images[place]) for place in missing if place not in listing.coco]
 
 

@@ -50,9 +50,9 @@ class ClassNames(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Scan results; n images kept, with m objects."""
+    """Scan results; n usable images, with m objects."""
 
-    kept: NDArray[np.bool_]  # (N,), whether each listed image is usable
+    usable: NDArray[np.bool_]  # (N,), whether each listed image is usable
     sizes_hw: NDArray[np.int32]  # (n, 2)
     counts: NDArray[np.int64]  # (n,), objects of each image
     classes: NDArray[np.int32]  # (m,)
@@ -81,7 +81,7 @@ def scan(listing: Listing, names: ClassNames) -> Scan:
 
 def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Scan:
     """Read the images from `start` to before `end` and their labels."""
-    kept: list[bool] = []
+    usable: list[bool] = []
     sizes: list[Size] = []
     every: list[ParsedLabels] = []
     problems: list[str] = []
@@ -89,7 +89,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
     unknown: list[tuple[str, str]] = []
     for index in range(start, end):
         image = listing.images[index]
-        kept.append(False)
+        usable.append(False)
         try:
             size = image_size(image, int(listing.image_stats[index, 0]))
         except UnusableImage as error:
@@ -109,7 +109,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
                 notes.append(f"{where(None)}: {objects.duplicates} {noun}, used once")
             if objects.problems:
                 continue
-        kept[-1] = True
+        usable[-1] = True
         sizes.append(size)
         every.append(objects)
     sizes_hw = np.array(sizes, np.int32).reshape(-1, 2)
@@ -125,7 +125,7 @@ def scan_range(listing: Listing, start: int, end: int, names: ClassNames) -> Sca
     places = ALL_CLASSES - 1 - names.ignored - of_regions  # index among the excluded classes; below 0 for others
     is_ignored = places < 0
     return Scan(
-        np.array(kept, np.bool_),
+        np.array(usable, np.bool_),
         sizes_hw,
         counts,
         np.zeros_like(classes) if names.single else classes,

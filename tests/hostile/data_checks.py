@@ -61,7 +61,7 @@ class Box:
 
 @dataclass
 class Image:
-    """A picture and its labels; `raw` replaces the file's bytes, None in its place is no file."""
+    """An image and its labels; `raw` replaces the file's bytes, None in its place is no file."""
 
     name: str
     seed: int

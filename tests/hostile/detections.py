@@ -29,7 +29,7 @@ FLAGS: dict[str, Any] = {"device": "cpu", "imgsz": 64, "max_det": 4}
 
 @cache
 def weights() -> str:
-    """A checkpoint that finds something on every picture; made once, for all cases."""
+    """A checkpoint that detects something in every image; made once, for all cases."""
     folder = _kept.enter_context(tempfile.TemporaryDirectory(prefix="hostile-weights"))
     return str(checkpoint(Path(folder) / "best.pt", ANCHORED))
 

@@ -117,7 +117,7 @@ def _name(rng: random.Random) -> str:
 
 
 def _make(path: str, number: int, rng: random.Random) -> bool:
-    """A picture or a video at a path; False where it cannot be there."""
+    """An image or a video at a path; False where it cannot be there."""
     if os.path.lexists(path) or os.path.basename(path) in (".", "..", ""):
         return False
     try:

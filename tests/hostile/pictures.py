@@ -53,7 +53,7 @@ def trial(rng: random.Random, folder: Path) -> str:
 
 
 def use(index: DatasetIndex) -> None:
-    """Load every picture as a validation does; those that do not decode are left out, with a reason."""
+    """Load every image as a validation does; those that do not decode are skipped, with a reason."""
     for interpolation in ("area", "linear"):
         dataset = ValDataset(index, ImageStore(index, 64, interpolation))  # type: ignore[arg-type]
         batch = dataset.__getitems__([Draw(i, i, 0, (64, 64)) for i in range(len(index))])
@@ -82,7 +82,7 @@ def flipped(rng: random.Random, raw: bytes) -> bytes:
 
 
 def spliced(rng: random.Random, raw: bytes) -> bytes:
-    """The start of one picture, the end of another."""
+    """The start of one image, the end of another."""
     return cut(rng, raw) + encoded(rng)[rng.randrange(20) :]
 
 

@@ -68,10 +68,10 @@ def prepare() -> None:
 
 
 def trial(rng: random.Random, folder: Path) -> str:
-    """Detect on a good picture and what is hostile: the good one has its results, and each other at most a line."""
+    """Detect on a good image and what is hostile: the good one has its results, and each other at most a line."""
     os.environ["TESSERA_MAX_PIXELS"] = str(2**24)
     (folder / "in").mkdir()
-    os.chdir(folder)  # a glob must not find all the pictures of this machine
+    os.chdir(folder)  # a glob must not find all the images of this machine
     good = folder / "in" / "zzz.png"
     cv2.imwrite(str(good), picture(40, 50, 1))
     kind = rng.choice([*_KINDS])

@@ -27,10 +27,10 @@ def match_classes(known: Sequence[str], wanted: Sequence[str]) -> tuple[int, ...
     for spelled in spellings:
         taken = set(found)
         offered = [(spelled(name), number) for number, name in enumerate(known) if number not in taken]
-        asked = [(spelled(name), number) for number, name in enumerate(wanted) if found[number] < 0]
+        unmatched = [(spelled(name), number) for number, name in enumerate(wanted) if found[number] < 0]
         number_of = dict(offered)
-        counts = [Counter(name for name, _ in side) for side in (offered, asked)]
-        for name, number in asked:
+        counts = [Counter(name for name, _ in side) for side in (offered, unmatched)]
+        for name, number in unmatched:
             if counts[0][name] == counts[1][name] == 1:
                 found[number] = number_of[name]
     return tuple(found)

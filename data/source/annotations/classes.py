@@ -95,7 +95,7 @@ def _numbered_names(found: YamlMapping, key: str, first: int) -> dict[int, str]:
     if key == "names" and nc is not None and (type(nc) is not int or nc != len(names)):
         raise ConfigError(
             f"{found.at('nc')}: nc is {shown(nc)}, but names has {plural(len(names), 'class')}. Make them "
-            "agree, or leave nc out."
+            "agree, or remove nc."
         )
     return numbered
 

@@ -98,7 +98,7 @@ def _load(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
     except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}). Export the file anew.") from error
+        raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}). Export the file again.") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, a number of more than 4,300 digits, or nested too deep
         raise UserError(f"{path}: expected a COCO JSON ({first_line(error).partition(';')[0]}).") from error
     missing = [key for key in ("images", "categories") if not isinstance(content, dict) or key not in content]
@@ -108,11 +108,11 @@ def _load(path: Path) -> dict[str, Any]:
     for key, required in _REQUIRED.items():
         records = content.get(key, [])
         if not isinstance(records, list):
-            raise UserError(f"{path}: {key} is {as_json(records)}, expected a list. Export the file anew.")
+            raise UserError(f"{path}: {key} is {as_json(records)}, expected a list. Export the file again.")
         for number, record in enumerate(records):
             if not isinstance(record, dict):
                 raise UserError(
-                    f"{path}: {key}[{number}] is {as_json(record)}, expected an object. Export the file anew."
+                    f"{path}: {key}[{number}] is {as_json(record)}, expected an object. Export the file again."
                 )
             if lacking := [name for name in required if name not in record]:
                 raise UserError(f"{path}: {key}[{number}] has no '{lacking[0]}', expected a COCO file with {_PARTS}.")
@@ -121,17 +121,17 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _unique_names(path: Path, categories: Mapping[CocoId, str], used: Collection[Any]) -> dict[CocoId, str]:
     """Return categories with unique names: of several with one name the one in use, as exports add a root category."""
-    kept: dict[str, CocoId] = {}
+    id_of: dict[str, CocoId] = {}
     for own, name in categories.items():
-        earlier = kept.setdefault(name, own)
+        earlier = id_of.setdefault(name, own)
         if earlier != own and own in used:
             if earlier in used:
                 raise UserError(
                     f"{path}: the categories with the ids {earlier} and {own} are both named {shown(name)}, expected a "
                     "name for each. Rename one, or merge the two."
                 )
-            kept[name] = own
-    return {own: name for own, name in categories.items() if kept[name] == own}
+            id_of[name] = own
+    return {own: name for own, name in categories.items() if id_of[name] == own}
 
 
 def _records_by_id(path: Path, key: str, content: Mapping[str, Any]) -> dict[CocoId, dict[str, Any]]:
@@ -145,7 +145,7 @@ def _records_by_id(path: Path, key: str, content: Mapping[str, Any]) -> dict[Coc
         if own in records:
             raise UserError(
                 f"{path}: {key}[{number}] has the id {shown(own)}, and so has an earlier one: their annotations cannot "
-                "be told apart. Give each an id of its own."
+                "be distinguished. Give each an id of its own."
             )
         records[own] = item
     return records

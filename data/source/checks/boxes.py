@@ -92,7 +92,7 @@ def _corners(written: UnclippedBoxes) -> NDArray[np.bool_]:
 
 
 def _written(part: SplitData) -> UnclippedBoxes:
-    """Return the boxes of all kept images as written."""
+    """Return the boxes of all usable images as written."""
     listing, scanned = part.listing, part.scanned
     is_text = np.array(
         [place not in listing.coco and not label.endswith(".xml") for place, label in enumerate(listing.labels)]

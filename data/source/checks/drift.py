@@ -159,14 +159,14 @@ def _of_boxes(part: SplitData, columns: NDArray[np.int64], names: tuple[str, ...
 
 
 def _images(part: SplitData) -> NDArray[np.int64]:
-    """Return the image of each object among the kept images."""
+    """Return the image of each object among the usable images."""
     return np.repeat(np.arange(len(part.scanned.counts), dtype=np.int64), part.scanned.counts)
 
 
-def _sums(shares: Fractions, selected: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _sums(fractions: Fractions, selected: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the sum of each fraction over the images of `selected`, (K,)."""
-    values = shares.values * selected[shares.images]
-    return np.bincount(shares.columns, weights=values, minlength=len(shares.names)).astype(np.float64)
+    values = fractions.values * selected[fractions.images]
+    return np.bincount(fractions.columns, weights=values, minlength=len(fractions.names)).astype(np.float64)
 
 
 def _joined(first: Fractions, second: Fractions) -> Fractions:
@@ -175,13 +175,13 @@ def _joined(first: Fractions, second: Fractions) -> Fractions:
     return Fractions(first.names, *joined)
 
 
-def _scales(shares: Fractions, n: int, m: int) -> NDArray[np.float64]:
+def _scales(fractions: Fractions, n: int, m: int) -> NDArray[np.float64]:
     """Return the standard deviation of each sum over m of n + m images, drawn without replacement; inf instead of 0."""
     total = n + m
-    cell = shares.images * len(shares.names) + shares.columns
+    cell = fractions.images * len(fractions.names) + fractions.columns
     keys, of = np.unique(cell, return_inverse=True)
-    values = np.bincount(of.reshape(-1), weights=shares.values, minlength=len(keys))
-    squares = np.bincount(keys % len(shares.names), weights=values**2, minlength=len(shares.names))
-    means = _sums(shares, shares.has) / total
+    values = np.bincount(of.reshape(-1), weights=fractions.values, minlength=len(keys))
+    squares = np.bincount(keys % len(fractions.names), weights=values**2, minlength=len(fractions.names))
+    means = _sums(fractions, fractions.has) / total
     variance = (squares - total * means**2) / (total - 1) * (m * n / total)
     return np.where(variance > 1e-9, np.sqrt(np.maximum(variance, 0)), np.inf)

@@ -23,10 +23,10 @@ _FAR = 40.0  # maximum difference of levels in thumbnails
 _CONTRAST = 2.0  # minimum standard deviation of levels; plain images are not compared
 _SEEN = "metrics on training images are too good"
 
-ImageHashes = Mapping[SplitData, Sequence[Fingerprint | None]]  # split → fingerprints of its kept images
+Fingerprints = Mapping[SplitData, Sequence[Fingerprint | None]]  # split → fingerprints of its usable images
 
 
-def check_copies(check: DatasetCheck, fingerprints: ImageHashes) -> None:
+def check_copies(check: DatasetCheck, fingerprints: Fingerprints) -> None:
     """Report identical files: copies of training images invalidate metrics, and copies may differ in their labels."""
     owners: dict[bytes, dict[SplitData, list[int]]] = {}
     for part, of_images in fingerprints.items():
@@ -82,7 +82,7 @@ def _labels(part: SplitData, own: int) -> list[tuple[float, ...]]:
     return sorted(found)
 
 
-def check_near_duplicates(check: DatasetCheck, fingerprints: ImageHashes) -> None:
+def check_near_duplicates(check: DatasetCheck, fingerprints: Fingerprints) -> None:
     """Report similar images of different files, within a split and between splits."""
     known = [(part, own, one) for part, images in fingerprints.items() for own, one in enumerate(images) if one]
     if not known:

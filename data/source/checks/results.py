@@ -18,7 +18,7 @@ from tessera.utils.types import DatasetSpec
 
 @dataclass(frozen=True, eq=False)
 class SplitData:
-    """A scanned split; N images listed, n of them kept, m objects."""
+    """A scanned split; N images listed, n of them usable, m objects."""
 
     spec: DatasetSpec
     split: str  # "train", "val" or "test"
@@ -28,8 +28,8 @@ class SplitData:
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Index in the listing of each kept image, int64 (n,)."""
-        return np.flatnonzero(self.scanned.kept)
+        """Index in the listing of each usable image, int64 (n,)."""
+        return np.flatnonzero(self.scanned.usable)
 
     @cached_property
     def owners(self) -> NDArray[np.int64]:

@@ -73,7 +73,7 @@ def _check_part(check: DatasetCheck, part: SplitData) -> None:
     check.notes += [line for line in listing.notes if line not in check.notes] + scanned.notes
     check.notes += unused_ignores(part.spec, part.split, scanned)
     check.skipped_images += [
-        listing.shown(image) for image, kept in zip(listing.images, scanned.kept, strict=True) if not kept
+        listing.shown(image) for image, usable in zip(listing.images, scanned.usable, strict=True) if not usable
     ]
     if not scanned.unknown:  # else the unknown classes are the errors
         try:

@@ -124,7 +124,7 @@ def rendered(scene: Scene, source: ListSource) -> Sample:
 
 
 def share_outside(image: np.ndarray, canvas: np.ndarray, warp: Warp, tolerance: int = 2) -> float:
-    """Share of pixels that differ from the plain warp of `canvas` by more than interpolation may.
+    """Fraction of pixels that differ from the plain warp of `canvas` by more than interpolation may.
 
     A resize maps whole pixels on whole pixels, so that it looks up to half a pixel of the canvas and half a pixel of
     the sample beside the exact point; its value lies between those of the canvas's pixels around there.

@@ -171,8 +171,8 @@ def _outline_box(outline, warp):  # type: ignore[no-untyped-def]
     source = (source[:2] / source[2]).T
     canvas = np.array(warp.canvas_hw[::-1])
     seen = front & (source >= 0).all(1) & (source <= canvas).all(1) & Outline(outline).contains_points(source)
-    share = np.linspace(0, 1, 100)[:, None, None]
-    edges = (outline + share * (np.roll(outline, -1, 0) - outline)).reshape(-1, 2)
+    fraction = np.linspace(0, 1, 100)[:, None, None]
+    edges = (outline + fraction * (np.roll(outline, -1, 0) - outline)).reshape(-1, 2)
     edges = edges[((edges >= 0) & (edges <= canvas)).all(1)]
     mapped = np.array([point for point in (forward(warp, x, y) for x, y in edges) if point]).reshape(-1, 2)
     mapped = mapped[((mapped >= 0) & (mapped <= [width, height])).all(1)]

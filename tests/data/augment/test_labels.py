@@ -44,7 +44,7 @@ def test_boxes_equal_the_plain_double_canvas(case: tuple[Scene, ListSource]) -> 
 
 
 def near_threshold(scene: Scene, source: ListSource) -> bool:
-    """Whether a hundredth of a percent more or less zoom changes which objects are kept."""
+    """Whether a hundredth of a percent more or less zoom changes which objects remain."""
     counts = set()
     for factor in (0.9999, 1.0, 1.0001):
         varied = dataclasses.replace(scene.warp, zoom=scene.warp.zoom * factor)
@@ -120,7 +120,7 @@ def test_labels_lie_on_the_pixels(warp: Warp, seed: int, outlined: bool) -> None
     seen = np.array([*red.min(0)[::-1], *(red.max(0)[::-1] + 1)])
     larger = np.concatenate((seen[:2] - boxes[0, :2], boxes[0, 2:] - seen[2:]))  # of the label, on each side
     assert (larger > -1.6).all(), "pixels outside the label"
-    # A sharp corner covers no whole pixel; where the border cuts a side that is turned by 5 degrees, it is a wedge that
+    # A sharp corner covers no whole pixel; where the edge cuts a side that is turned by 5 degrees, it is a wedge that
     # covers none for half a pixel / tan 5° = 6 pixels, and more with what interpolation takes away.
     height, width = warp.size_hw
     is_cut = bool((boxes[0] <= 0).any() or boxes[0, 2] >= width or boxes[0, 3] >= height)
@@ -138,7 +138,7 @@ def test_which_objects_are_kept() -> None:
 
 
 def test_objects_cut_away_by_the_canvas_are_dropped() -> None:
-    """Cut to a line on the canvas's border, a box would come back with an area when that line is turned."""
+    """Cut to a line on the canvas's edge, a box would come back with an area when that line is turned."""
     tile = PlacedImage(np.zeros((64, 64, 3), np.uint8), -40, 0)
     sample = Sample(tile.image, np.array([[0, 0, 30, 60], [35, 0, 60, 60]], np.float32), np.arange(2, dtype=np.int32))
     found = CanvasLabels.gather([sample], [tile[1:]], (64, 64))

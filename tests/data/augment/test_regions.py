@@ -93,7 +93,7 @@ def test_regions_are_not_pasted() -> None:
 
 
 def test_what_only_touches_a_region_is_not_pasted() -> None:
-    """The border of a polygon is drawn on the pixels that it touches: one more to the right and below."""
+    """The outline of a polygon is drawn on the pixels that it touches: one more to the right and below."""
     box = np.array([[10, 10, 30, 30]], np.float32)
     outlines = [*box[:, [0, 1, 2, 1, 2, 3, 0, 3]].reshape(-1, 4, 2)]
     for left, is_pasted in ((30, False), (32, True)):

@@ -254,7 +254,7 @@ def test_where_slots_cannot_be_mapped_nothing_is_kept(
 
     monkeypatch.setattr(recent_module.mmap, "mmap", no_room)
     assert share(store, rank(0, 1), batch_size=4, node_images=4, batches=8) is store
-    assert "Cannot allocate memory for decoded images" in caplog.text and "Cannot allocate memory" in caplog.text
+    assert "Cannot allocate memory for decoded images ([Errno 12] Cannot allocate memory): loading" in caplog.text
 
 
 def test_ranks_of_a_node_share_the_first_ones_slots(store: Counted) -> None:

@@ -217,7 +217,7 @@ def test_validation_sees_every_image_once_and_can_be_undone(index: DatasetIndex,
 
 
 def check_placed(index: DatasetIndex, store: ImageStore, image: int, batch: Batch, row: int) -> None:
-    """The picture is unchanged at its placement, grey around it, and the boxes lead back to the labels."""
+    """The image is unchanged at its placement, grey around it, and the boxes lead back to the labels."""
     scale_x, scale_y, left, top = batch.placements[row].tolist()
     loaded = store.load(image)
     height, width = loaded.shape[:2]

@@ -45,7 +45,7 @@ def scenes(draw: st.DrawFn) -> tuple[DatasetIndex, int, float, int]:
 def expected_labels(
     index: DatasetIndex, number: int, tile: int, overlap: float, imgsz: int
 ) -> list[tuple[list[tuple[float, ...]], list[tuple[float, ...]]]]:
-    """Of each view of a picture, its objects and ignored parts of objects: rows class, x1, y1, x2, y2, one by one."""
+    """Of each view of an image, its objects and ignored parts of objects: rows class, x1, y1, x2, y2, one by one."""
     height, width = index.sizes_hw[number].tolist()
     classes, boxes = index.labels(number)
     rows = list(zip(classes.tolist(), boxes.tolist(), strict=True))
@@ -161,4 +161,4 @@ def test_objects_larger_than_tiles_are_refused_where_they_are_most() -> None:
     with pytest.raises(UserError, match=r"--tile 64: 2 of 3 boxes of train are larger than a tile.*long side 70 pix"):
         build_tile_index(labelled([(300, 400)], [boxes]), TILE, OVERLAP, IMGSZ)
     views = build_tile_index(labelled([(300, 400)], [boxes[1:]]), TILE, OVERLAP, 320)
-    assert views.labels(len(views) - 1)[1].tolist() == boxes[1:], "the whole picture shows it"
+    assert views.labels(len(views) - 1)[1].tolist() == boxes[1:], "the whole image shows it"

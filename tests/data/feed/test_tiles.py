@@ -39,25 +39,25 @@ HYP = Hyp(**{**dict.fromkeys(Hyp.__dataclass_fields__, 0.0), "mosaic": 1.0, "mix
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> DatasetIndex:
-    """Pictures, most of them larger than a tile, with one object of 12 pixels each; the last has none."""
+def photos(tmp_path: Path) -> DatasetIndex:
+    """Images, most of them larger than a tile, with one object of 12 pixels each; the last has none."""
     boxes = [[[width / 2, 20, width / 2 + 12, 32]] for _, width in SIZES[:-1]] + [[]]
     return labelled(SIZES, boxes, paths=write_images(tmp_path / "images", SIZES))
 
 
-def test_what_is_trained_on_has_a_hash_and_a_cache_of_its_own(pictures: DatasetIndex) -> None:
-    made = [build_tile_index(pictures, tile, overlap, IMGSZ) for tile, overlap in ((64, 0.25), (64, 0.3), (70, 0.25))]
-    for key in ({index.content_hash() for index in (pictures, *made)}, {index.digest for index in (pictures, *made)}):
+def test_what_is_trained_on_has_a_hash_and_a_cache_of_its_own(photos: DatasetIndex) -> None:
+    made = [build_tile_index(photos, tile, overlap, IMGSZ) for tile, overlap in ((64, 0.25), (64, 0.3), (70, 0.25))]
+    for key in ({index.content_hash() for index in (photos, *made)}, {index.digest for index in (photos, *made)}):
         assert len(key) == 4
-    assert build_tile_index(pictures, 64, 0.25, 96).content_hash() == made[0].content_hash(), "the same labels"
-    fewer = build_tile_index(pictures, 64, 0.25, 32)
+    assert build_tile_index(photos, 64, 0.25, 96).content_hash() == made[0].content_hash(), "the same labels"
+    fewer = build_tile_index(photos, 64, 0.25, 32)
     assert fewer.content_hash() != made[0].content_hash() and fewer.digest == made[0].digest, "the same pixels"
 
 
 @pytest.mark.parametrize("imgsz", [64, 48])
-def test_pixels_are_those_of_the_window(pictures: DatasetIndex, imgsz: int) -> None:
-    views = build_tile_index(pictures, TILE, OVERLAP, imgsz)
-    store, whole = image_store(views, imgsz, "area"), ImageStore(pictures, imgsz, "area")
+def test_pixels_are_those_of_the_window(photos: DatasetIndex, imgsz: int) -> None:
+    views = build_tile_index(photos, TILE, OVERLAP, imgsz)
+    store, whole = image_store(views, imgsz, "area"), ImageStore(photos, imgsz, "area")
     for view in range(len(views)):
         number, (left, top, right, bottom) = int(views.owners[view]), views.windows[view].tolist()
         image = store.load(view)
@@ -94,22 +94,22 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
 
 @pytest.mark.parametrize("cache", ["ram", "disk"])
 def test_a_cache_holds_views_and_decodes_a_picture_once(
-    pictures: DatasetIndex, cache: CacheMode, decoded: Counter[Path], caplog: pytest.LogCaptureFixture
+    photos: DatasetIndex, cache: CacheMode, decoded: Counter[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    views = build_tile_index(pictures, TILE, OVERLAP, 48)
+    views = build_tile_index(photos, TILE, OVERLAP, 48)
     plain = image_store(views, 48, "area")
     with open_images(views, 48, cache, "area", World()) as cached:
-        assert set(decoded.values()) == {1} and len(decoded) == len(pictures)
+        assert set(decoded.values()) == {1} and len(decoded) == len(photos)
         assert f"{len(views)} train views take" in caplog.text
         assert cached.nbytes == sum(plain.load(view).size + 1 for view in range(len(views)))
         for view in range(len(views)):
             np.testing.assert_array_equal(cached.load(view), plain.load(view))
-            assert cached.of_file(view) == plain.of_file(view), "a damaged picture counts once"
+            assert cached.of_file(view) == plain.of_file(view), "a damaged image counts once"
 
 
-def test_what_is_in_use_is_not_overwritten_by_other_views_of_its_picture(tmp_path: Path) -> None:
-    """Three views of a picture in two slots: the third would go where the first is."""
+def test_what_is_in_use_is_not_overwritten_by_other_views_of_its_image(tmp_path: Path) -> None:
+    """Three views of an image in two slots: the third would go where the first is."""
     views = many(tmp_path, 2)
     store = image_store(views, IMGSZ, "area")
     recent = DecodedCache(store, 2)
@@ -136,8 +136,8 @@ def batches(made: TrainLoader) -> list[tuple[bytes, ...]]:
 
 
 @pytest.mark.parametrize("flags", [{}, {"rect": True}], ids=["mosaic", "rect"])
-def test_the_stream_is_the_same_on_any_workers_ranks_and_caches(pictures: DatasetIndex, flags: dict[str, Any]) -> None:
-    views = build_tile_index(pictures, TILE, OVERLAP, IMGSZ)
+def test_the_stream_is_the_same_on_any_workers_ranks_and_caches(photos: DatasetIndex, flags: dict[str, Any]) -> None:
+    views = build_tile_index(photos, TILE, OVERLAP, IMGSZ)
     plain = image_store(views, IMGSZ, "area")
     alone = batches(loader(views, plain, **flags))
     assert batches(loader(views, plain, workers=2, **flags)) == alone
@@ -149,7 +149,7 @@ def test_the_stream_is_the_same_on_any_workers_ranks_and_caches(pictures: Datase
 
 
 def many(tmp_path: Path, count: int, background: int = 0) -> TileIndex:
-    """Views of pictures of 200 x 200 pixels, 17 each; the object of each is in the corner and in the whole."""
+    """Views of images of 200 x 200 pixels, 17 each; the object of each is in the corner and in the whole."""
     sizes = [(200, 200)] * (count + background)
     boxes: list[list[list[float]]] = [[[2, 2, 14, 14]]] * count + [[]] * background
     return build_tile_index(labelled(sizes, boxes, paths=write_images(tmp_path / "many", sizes)), 64, 0.2, 64)
@@ -160,7 +160,7 @@ def test_a_picture_is_decoded_once_for_the_views_that_are_near(
 ) -> None:
     few = many(tmp_path / "few", 6)
     batches(loader(few, image_store(few, IMGSZ, "area")))
-    assert set(decoded.values()) == {1}, "a small set is kept whole"
+    assert set(decoded.values()) == {1}, "a small set is cached whole"
     views = many(tmp_path, 24)
     store = image_store(views, IMGSZ, "area")
     slots = 8 * (128 // 8 + 1) * IMGSZ**2 * 3  # a few batches: fewer than there are views
@@ -174,7 +174,7 @@ def test_a_picture_is_decoded_once_for_the_views_that_are_near(
 def test_an_epoch_has_every_object_every_whole_picture_and_other_empty_tiles(tmp_path: Path) -> None:
     views = many(tmp_path, 12, background=1)
     assert (len(views), views.with_objects, len(views.empty_tiles)) == (13 * 17, 24, 12 * 15 + 16)
-    assert views.images_per_epoch == 49, "with the whole picture of the background"
+    assert views.images_per_epoch == 49, "with the whole image of the background"
     order = EpochOrder(len(views), 7, 3, IMGSZ, views=views)
     kept = set(range(len(views))) - set(views.empty_tiles.tolist())
     epochs = [order.plan(epoch)[0].tolist() for epoch in range(40)]
@@ -196,9 +196,9 @@ def test_views_of_a_picture_come_in_short_runs(tmp_path: Path) -> None:
 
 
 def test_a_damaged_picture_counts_once(
-    pictures: DatasetIndex, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    photos: DatasetIndex, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_data(pictures.path(0))
-    views = build_tile_index(pictures, TILE, OVERLAP, IMGSZ)
+    break_data(photos.path(0))
+    views = build_tile_index(photos, TILE, OVERLAP, IMGSZ)
     batches(loader(views, image_store(views, IMGSZ, "area")))
     assert caplog.text.count("did not decode") == 1 and "1 of 6 images did not decode so far" in caplog.text

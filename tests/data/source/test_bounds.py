@@ -162,7 +162,7 @@ def make_special(path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["FIFO", "socket", "device", "folder"])
 @pytest.mark.parametrize("place", ["images/train/a.jpg", "labels/train/a.txt"])
-def test_special_files_are_left_out_by_kind(
+def test_special_files_are_skipped_by_kind(
     tmp_path: Path, kind: str, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a socket's path is short

@@ -27,7 +27,7 @@ def made(root: Path, more: str) -> Path:
 
 
 def objects(index: DatasetIndex) -> list[list[str]]:
-    """Names of the objects of each image, with the width of each in tenths, which tells what it was in the labels."""
+    """Names of the objects of each image, with the width of each in tenths, which shows its class in the labels."""
     found = []
     for image in range(len(index)):
         classes, boxes = index.labels(image)
@@ -53,10 +53,10 @@ def test_a_subset_in_its_own_order_and_merged(
     assert index.names == load_spec(yaml).names == names and objects(index) == found and not index.problems
     assert objects(build(yaml)) == found and build(yaml).excluded_summary == index.excluded_summary, "from the cache"
     single = build(yaml, single_cls=True)
-    assert [len(row) for row in objects(single)] == [len(row) for row in found], "what is left out stays so"
+    assert [len(row) for row in objects(single)] == [len(row) for row in found], "what is excluded stays so"
 
 
-def test_it_says_what_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_it_says_what_is_excluded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     yaml = made(tmp_path, "classes: [person, car]\nignore: {4: unsure}")
     said = (
@@ -118,7 +118,7 @@ def coco(root: Path, more: str) -> Path:
 
 @pytest.mark.parametrize("names", ["", "names: [truck, car, person]\n"])
 def test_categories_of_coco_keep_their_ids(tmp_path: Path, names: str) -> None:
-    """A crowd of a class that is left out is no region; a merged class has an id of its own, or its namesake's."""
+    """A crowd of an excluded class is no region; a merged class has an id of its own, or its namesake's."""
     index = build(coco(tmp_path, f"{names}classes: [car, person]\n"))
     assert objects(index) == [["person 1", "car 2"]] and index.coco_ids() == ((1,), (7, 3))
     assert index.ignored_classes.tolist() == [1]

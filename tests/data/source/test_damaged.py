@@ -1,4 +1,4 @@
-"""DamagedFile images of formats read by TIFF tags or Pillow: one message each."""
+"""Damaged images of formats read by TIFF tags or Pillow: one message each."""
 
 from __future__ import annotations
 

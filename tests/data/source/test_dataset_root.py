@@ -71,7 +71,7 @@ def test_download_in_parts_appears_whole(tmp_path: Path, site: str) -> None:
     with pytest.raises(UserError, match="404"):
         load_spec(yaml)
     assert not (tmp_path / "datasets" / "pets").exists()
-    (tmp_path / "site" / "labels.zip").unlink()  # has been unpacked: not asked for again
+    (tmp_path / "site" / "labels.zip").unlink()  # has been unpacked: not requested again
     pack(tmp_path / "site" / "images.zip", made, "", "images")
     assert len(build(yaml, "val").classes) == 1
 

@@ -68,7 +68,7 @@ def test_labels_are_what_was_rendered(written: Path) -> None:
 
 
 def test_boxes_are_tight(painted: list[Painted]) -> None:
-    """Outside its box a shape changes next to nothing; each of the box's four border lines it does change."""
+    """Outside its box a shape changes next to nothing; each of the box's four edge lines it does change."""
     seen = 0
     for number in range(30):
         painted.clear()

@@ -23,8 +23,8 @@ from tests.data.source.annotations.test_voc import voc, voc_object
 from tests.data.source.made_yaml import BOX, build, check, coco_set, refuse
 
 
-def write_pictures(root: Path, count: int = 40, kind: str = "text") -> Path:
-    """Noise, of which numbers 0 to 3 are one picture in four qualities, and 4 is that of 5 a byte longer."""
+def write_images(root: Path, count: int = 40, kind: str = "text") -> Path:
+    """Noise, of which numbers 0 to 3 are one image in four qualities, and 4 is that of 5 a byte longer."""
     for number in range(count):
         path = write_image(root / f"images/{number}.jpg", seed=number)
         if number < 4:
@@ -56,11 +56,11 @@ def parts(yaml: Path) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("kind", ["text", "coco", "voc"])
 def test_each_image_is_on_one_side_with_its_labels(tmp_path: Path, kind: str) -> None:
-    yaml = write_pictures(tmp_path / "set", kind=kind)
+    yaml = write_images(tmp_path / "set", kind=kind)
     train, val = parts(yaml)
     assert sorted(train + val) == sorted(map(str, range(40))) and len(val) == 8
-    for twins in ({"0", "1", "2", "3"}, {"4", "5"}):
-        assert twins <= set(train) or twins <= set(val), "twins stay together"
+    for copies in ({"0", "1", "2", "3"}, {"4", "5"}):
+        assert copies <= set(train) or copies <= set(val), "copies stay together"
     index = build(yaml, "val")
     assert len(index.classes) == 8 and not index.problems
     found = check(yaml)
@@ -68,7 +68,7 @@ def test_each_image_is_on_one_side_with_its_labels(tmp_path: Path, kind: str) ->
 
 
 def test_the_same_wherever_it_lies_and_whatever_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    yaml = write_pictures(tmp_path / "set")
+    yaml = write_images(tmp_path / "set")
     train, val = parts(yaml)
     moved = tmp_path / "elsewhere/deeper/set"
     shutil.copytree(tmp_path / "set", moved)
@@ -93,14 +93,14 @@ def test_images_are_compared_once(
     monkeypatch.setattr(
         holdout, "hold_out", lambda looks, fraction: (calls.append(fraction), hold_out(looks, fraction))[1]
     )
-    yaml = write_pictures(tmp_path / "set")
+    yaml = write_images(tmp_path / "set")
     with caplog.at_level(logging.INFO):
         first = parts(yaml)
     assert "val: 0.2 of train with split_seed 0: 8 of 40 images" in caplog.text
     assert "of 36 groups (images that differ in at most 14 of 144 bits stay together; the largest" in caplog.text
     monkeypatch.setattr(holdout, "difference_hash", lambda *_: pytest.fail("compared again"))
-    (tmp_path / "set/labels/7.txt").write_text(BOX * 2)  # the pictures are what they were
-    assert parts(yaml) == first and calls == [ValFraction(0.2, 0)], "train and val share the division"
+    (tmp_path / "set/labels/7.txt").write_text(BOX * 2)  # the images are unchanged
+    assert parts(yaml) == first and calls == [ValFraction(0.2, 0)], "train and val use one division"
     (looks,) = (tmp_path / "cache/index").glob("*-fingerprints-*")
     looks.write_bytes(looks.read_bytes()[:-1] + b"?")
     monkeypatch.undo()
@@ -110,7 +110,7 @@ def test_images_are_compared_once(
 
 
 def test_a_new_image_moves_few_others(tmp_path: Path) -> None:
-    yaml = write_pictures(tmp_path / "set")
+    yaml = write_images(tmp_path / "set")
     _, val = parts(yaml)
     write_image(tmp_path / "set/images/new.jpg", seed=99)
     assert len(set(val) ^ set(parts(yaml)[1])) <= 2
@@ -133,7 +133,7 @@ def test_what_is_no_share(tmp_path: Path, text: str, what: str) -> None:
 
 
 def test_too_few_images(tmp_path: Path) -> None:
-    yaml = write_pictures(tmp_path / "set", 6)
+    yaml = write_images(tmp_path / "set", 6)
     for number in range(1, 6):
         shutil.copy(tmp_path / "set/images/0.jpg", tmp_path / f"set/images/{number}.jpg")
     with pytest.raises(UserError, match=r"val: 0\.2: train has too few different images \(6 files\)"):
@@ -173,7 +173,7 @@ def test_a_camera_that_stands_still_can_be_divided(caplog: pytest.LogCaptureFixt
 
 def test_a_run_is_warned_where_both_sides_look_alike(tmp_path: Path) -> None:
     """At every start, not only when the images are divided."""
-    yaml = write_pictures(tmp_path / "set")
+    yaml = write_images(tmp_path / "set")
     scene = np.random.default_rng(0).integers(60, 200, (9, 9), np.uint8)
     for number in range(40):  # something bright in another place
         frame = scene.copy()
@@ -194,7 +194,7 @@ def test_shares_are_met_and_seeds_differ() -> None:
         found = hold_out(looks, ValFraction(fraction, 0))
         assert found is not None and found.is_val.sum() == min(round(200 * fraction), 199)
         chosen.append(found.is_val)
-    assert all((less <= more).all() for less, more in pairwise(chosen)), "a larger share holds the smaller one"
+    assert all((less <= more).all() for less, more in pairwise(chosen)), "a larger fraction holds the smaller one"
     other = hold_out(looks, ValFraction(0.2, 1))
     assert other is not None and not np.array_equal(other.is_val, chosen[2])
 

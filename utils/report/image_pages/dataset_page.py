@@ -104,7 +104,7 @@ def in_words(check: DatasetCheck) -> dict[str, list[str]]:
     """Return questions about the dataset with their answers."""
     usable = f"{'No' if check.errors else 'Yes'}: {check.verdict()}."
     if check.skipped_images:
-        usable += f" {plural(len(check.skipped_images), 'image')} would be left out."
+        usable += f" {plural(len(check.skipped_images), 'image')} would be skipped."
     like = [
         f"{drift.family[0].upper()}{drift.family[1:]} of {drift.splits[1]} differ: {_describe_drift(drift)}."
         for drift in check.drifts

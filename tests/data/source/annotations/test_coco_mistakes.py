@@ -69,7 +69,7 @@ def test_a_few_images_of_a_large_file(tmp_path: Path) -> None:
 
 
 def test_annotations_of_no_image_are_all_told_by_the_check(tmp_path: Path) -> None:
-    """A run refuses them; the check goes on, and finds what else is wrong."""
+    """A run refuses them; the check continues, and reports what else is wrong."""
     stray = [{"image_id": own, "category_id": 17, "bbox": [1, 2, 3, 4]} for own in (5, "7", None)]
     outside = {"image_id": 7, "category_id": 17, "bbox": [900, 2, 3, 4]}
     spec = load_spec(write_coco(tmp_path / "set", coco(annotations=[*stray, outside, *coco()["annotations"]])))

@@ -126,7 +126,7 @@ def test_a_little_beyond_the_image_is_cut_to_it(row: str, box: tuple[float, ...]
     assert all(polygon.min() >= 0 and polygon.max() <= 1 for polygon in objects.polygons if len(polygon))
 
 
-def test_what_is_left_without_an_area_is_left_out_and_the_others_stay() -> None:
+def test_what_is_left_without_an_area_is_rejected_and_the_others_stay() -> None:
     objects = parse_labels(b"1 0.5 0.5 0.1 0.1\n0 1.005 0.5 0.01 0.1\n", 2)
     assert objects.classes == [1] and not objects.problems
     assert objects.remarks == [(2, "0.005 beyond the image: nothing of it is inside; object skipped")]
@@ -150,6 +150,6 @@ def test_the_box_of_a_pose_by_kpt_shape(rest: str) -> None:
 
 
 def test_polygons_at_the_border_are_no_poses() -> None:
-    """Eight points around the image, the most that touch the border, and a closed one of five."""
+    """Eight points around the image, the most that touch the edge, and a closed one of five."""
     around = b"0 0 0 .5 0 1 0 1 .5 1 1 .5 1 0 1 0 .5"
     assert len(parse_labels(around + b"\n0 0 0 1 0 1 1 0 1 0 0\n", 2).polygons) == 2

@@ -19,7 +19,7 @@ from tessera.utils.types import DatasetSpec
 Rng = np.random.Generator
 NAMES = ("cat", "dog", "horse")
 SIDE = 400
-Objects = Sequence[tuple[int, float, float, float]]  # class, centre x and y, side, as shares of the picture
+Objects = Sequence[tuple[int, float, float, float]]  # class, centre x and y, side, as fractions of the image
 
 
 def made_part(split: str, scene: Callable[[np.random.Generator], Objects], images: int, seed: int) -> SplitData:
@@ -30,7 +30,7 @@ def made_part(split: str, scene: Callable[[np.random.Generator], Objects], image
     half = rows[:, 3:] / 2
     fields: dict[str, Any] = dict.fromkeys(Scan._fields)
     fields |= {
-        "kept": np.ones(images, np.bool_),
+        "usable": np.ones(images, np.bool_),
         "sizes_hw": np.full((images, 2), SIDE, np.int32),
         "counts": np.array([len(objects) for objects in scenes], np.int64),
         "classes": rows[:, 0].astype(np.int32),
@@ -51,7 +51,7 @@ def moved(check: DatasetCheck) -> set[str]:
 
 
 def ordinary(rng: Rng) -> list[tuple[int, float, float, float]]:
-    """Class, centre x, centre y and side of each object of a picture, shares of it; correlated within the picture."""
+    """Class, centre x, centre y and side of each object of an image, fractions of it; correlated within the image."""
     own = int(rng.integers(3))
     side, x = 0.05 + 0.3 * rng.random(), 0.2 + 0.6 * rng.random()
     return [(own, x, 0.2 + 0.6 * rng.random(), side) for _ in range(int(rng.geometric(0.25)))]
@@ -80,7 +80,7 @@ def test_what_was_planted_is_named(kind: str) -> None:
 
 
 def test_chance_hardly_ever_alarms() -> None:
-    """Objects of a picture are alike in class, place and size: a test over objects would alarm nearly always."""
+    """Objects of an image are alike in class, place and size: a test over objects would alarm nearly always."""
     alarms = sum(
         bool(moved(checked(made_part("train", ordinary, 150, seed), made_part("val", ordinary, 40, 1000 + seed))))
         for seed in range(20)

@@ -18,7 +18,7 @@ PLANTED = {"a": CUT, "b": TURNED, "c": DARKER, "d": BRIGHTER, "e": DEEP, "f": GR
 
 @pytest.fixture
 def planted(tmp_path: Path) -> Path:
-    """Ordinary pictures, and one of each kind."""
+    """Ordinary images, and one of each kind."""
     ordinary = {f"{split}/{number}": BOX for split in ("train", "val") for number in range(9)}
     yaml = write_dataset(tmp_path / "pets", {**ordinary, **{f"train/{name}": BOX for name in PLANTED}})
     folder = tmp_path / "pets" / "images" / "train"

@@ -30,7 +30,7 @@ def saved_again(pixels: Pixels, scale: float, quality: int) -> Pixels:
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Pixels]:
-    """Pictures of the shapes; none is a copy."""
+    """Images of the shapes; none is a copy."""
     return [render_image("train", number, size=320)[0] for number in range(60)]
 
 
@@ -52,13 +52,13 @@ def test_copies_in_another_size_or_quality_are_found(drawn: list[Pixels], scale:
 
 
 def test_plain_grounds_are_not_alike_by_their_grounds() -> None:
-    pictures = []
+    prints = []
     for number in range(9):
         page = np.full((90, 90, 3), 255, np.uint8)
         left, top = 10 + 25 * (number % 3), 10 + 25 * (number // 3)
         page[top : top + 20, left : left + 20] = 0
-        pictures.append(fingerprint(page, number))
-    assert near_duplicates(pictures, [0] * 9) == []
+        prints.append(fingerprint(page, number))
+    assert near_duplicates(prints, [0] * 9) == []
     assert (
         near_duplicates([fingerprint(np.full((90, 90, 3), level, np.uint8), level) for level in range(5)], [0] * 5)
         == []

@@ -33,7 +33,7 @@ def test_clean(tmp_path: Path) -> None:
     ]
 
 
-def test_left_out_images_are_problems_not_errors(tmp_path: Path) -> None:
+def test_skipped_images_are_problems_not_errors(tmp_path: Path) -> None:
     found = check(
         write_dataset(tmp_path / "pets", {"train/a": BOX, "train/b": "x\ny\n", "train/c": BOX * 3, "val/d": BOX})
     )
@@ -75,7 +75,7 @@ def test_image_that_breaks_in_the_middle(tmp_path: Path) -> None:
     raw = path.read_bytes()
     path.write_bytes(raw[:200] + raw[-100:])
     found = check(yaml)
-    assert found.exit_code == PROBLEMS_CODE and found.images == 2 and found.as_dict()["left_out"] == ["images/train/c.png"]
+    assert (found.exit_code, found.images, found.as_dict()["left_out"]) == (PROBLEMS_CODE, 2, ["images/train/c.png"])
     assert found.problems[0].startswith("images/train/c.png: ")
     for name in "ac":
         (tmp_path / f"pets/images/train/{name}.png").write_bytes(raw[:200] + raw[-100:])
@@ -85,7 +85,7 @@ def test_image_that_breaks_in_the_middle(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
 def test_what_follows_the_end_of_an_image_is_no_damage(tmp_path: Path, suffix: str) -> None:
-    """Phones keep a video behind a photograph; a preview's end in the headers is not the picture's own."""
+    """Phones keep a video behind a photograph; a preview's end in the headers is not the image's own."""
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX})
     path = write_image(tmp_path / f"pets/images/train/c{suffix}", (200, 200))
     (tmp_path / "pets/labels/train/c.txt").touch()

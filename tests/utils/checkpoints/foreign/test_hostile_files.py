@@ -1,4 +1,4 @@
-"""DamagedFile, foreign and hostile weight files: one message each, and no code runs."""
+"""Damaged, foreign and hostile weight files: one message each, and no code runs."""
 
 from __future__ import annotations
 
