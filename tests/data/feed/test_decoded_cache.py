@@ -55,7 +55,7 @@ def store(index: DatasetIndex) -> Counted:
 
 
 def draw(position: int, *mosaic_candidates: int) -> Draw:
-    """A place whose window is `mosaic_candidates`, its own image last."""
+    """A draw with these images as candidates for its mosaic, its own image last."""
     first = position - len(mosaic_candidates) + 1
     near = {image: first + number for number, image in enumerate(mosaic_candidates)}
     return Draw(mosaic_candidates[-1], position, 0, (64, 64), near)

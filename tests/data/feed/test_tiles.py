@@ -84,11 +84,11 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Counter[Path]:
     counts: Counter[Path] = Counter()
     read = images_module.read_image
 
-    def plural(path: Path, *args: Any) -> NDArray[np.uint8]:
+    def counted(path: Path, *args: Any) -> NDArray[np.uint8]:
         counts[path] += 1
         return read(path, *args)
 
-    monkeypatch.setattr(images_module, "read_image", plural)
+    monkeypatch.setattr(images_module, "read_image", counted)
     return counts
 
 

@@ -222,4 +222,4 @@ def test_workers_are_as_many_as_the_system_allows(
     world = rank(0, 2)
     for _ in range(2):
         assert reserve_workers(8, 1000, world, ShmBudget(world)) == workers
-    assert warning in caplog.text and not list(tmp_path.rglob("pymp*"))
+    assert caplog.text.count(warning) == 2 - ("may not" in warning) and not list(tmp_path.rglob("pymp*"))

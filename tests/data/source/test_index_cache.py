@@ -31,11 +31,11 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     real = module.scan
 
-    def plural(listing, names):  # type: ignore[no-untyped-def]
+    def counted(listing, names):  # type: ignore[no-untyped-def]
         seen.append(len(listing.images))
         return real(listing, names)
 
-    monkeypatch.setattr(module, "scan", plural)
+    monkeypatch.setattr(module, "scan", counted)
     return seen
 
 

@@ -35,6 +35,6 @@ def test_copies_in_a_real_set(shared: Path, tmp_path: Path) -> None:
         "train: 3 images grey in a colour ",
         "2 near-duplicates in train of ima",
     ]
-    line, twins = found.problems
+    line, pair = found.problems
     assert line.startswith("train: 4 images with several files that differ in their labels, such as images/train/")
-    assert twins.startswith("1 near-duplicate in val of images in train, such as images/train/raccoon-21.jpg")
+    assert pair.startswith("1 near-duplicate in val of images in train, such as images/train/raccoon-21.jpg")
