@@ -35,7 +35,7 @@ def write_squares(folder: Path) -> Path:
 
 
 def draw(number: int) -> tuple[NDArray[np.uint8], list[str]]:
-    """A picture, uint8 (SIZE, SIZE, 3) RGB, and the label rows of its two squares, one in each half."""
+    """Return an image, uint8 (SIZE, SIZE, 3) RGB, and the label rows of its two squares, one in each half."""
     column = np.arange(SIZE)
     grey = 90 + (column[:, None] * (1 + number % 3) + column[None] * (number % 5)) % 64
     picture = np.repeat(grey[..., None], 3, axis=2).astype(np.uint8)

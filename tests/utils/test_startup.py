@@ -121,7 +121,7 @@ end_process(7)
 
 
 def test_a_program_that_runs_the_command_has_the_last_word(tmp_path: Path) -> None:
-    """os._exit took the figures of `python -m cProfile -o out train.py` with it."""
+    """os._exit lost the statistics of `python -m cProfile -o out train.py`."""
     command, out = tmp_path / "command.py", tmp_path / "out"
     command.write_text("from tessera.utils.startup import end_process\nend_process(7)\n")
     profiled = [sys.executable, "-m", "cProfile", "-o", str(out), str(command)]

@@ -77,7 +77,7 @@ def test_without_either_it_is_the_default_model() -> None:
     ("cfg", "nc", "weights", "asked", "fixed"),
     [
         ("", 2, "best.pt", 1000, 23),  # the whole of tessera-n
-        ("", 3, "best.pt", 1000, 22),  # all but the head, which starts anew
+        ("", 3, "best.pt", 1000, 22),  # all but the head, which is reinitialised
         ("", 3, "best.pt", 5, 5),
         ("", 2, "", 1000, 0),  # from scratch
         ("yolov5n.yaml", 2, "best.pt", 1000, 0),  # which has another first layer

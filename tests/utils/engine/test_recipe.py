@@ -24,7 +24,7 @@ BODY = "hyp.tessera-body.yaml"
 
 
 def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedule]:
-    """A run of 60 epochs over so many images in batches of 16, with the hyperparameters of a file."""
+    """A run of 60 epochs over `images` images in batches of 16, with the hyperparameters of a file."""
     run = made_run(load_hyp(file), imgsz=64, batch_size=16, hyp=file, epochs=60, **flags)
     return run, Schedule(run.hyp, 60, -(-images // 16), 16)
 

@@ -42,17 +42,17 @@ def until(ready: Callable[[], object]) -> None:
 
 
 class CountedStore:
-    """`store`, or one in memory, with calls by name counted in `asked`."""
+    """`store`, or one in memory, with calls by name counted in `calls`."""
 
-    def __init__(self, store: Store | None = None, asked: Counter[str] | None = None) -> None:
+    def __init__(self, store: Store | None = None, calls: Counter[str] | None = None) -> None:
         self._store = HashStore() if store is None else store
-        self.asked: Counter[str] = Counter() if asked is None else asked
+        self.calls: Counter[str] = Counter() if calls is None else calls
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any) -> Any:
             with self._lock:
-                self.asked[name] += 1
+                self.calls[name] += 1
             return getattr(self._store, name)(*args)
 
         return call

@@ -77,10 +77,10 @@ def status_of(pid: int, place: str, tick: int = 7) -> Status:
     return Status(tick, 3, "here", "training epoch 4", pid, place)
 
 
-def beside(sign: Status, store: HashStore | None = None) -> Heartbeat:
-    """Rank 0 of two, the other of which has given `sign` and no more."""
+def beside(status: Status, store: HashStore | None = None) -> Heartbeat:
+    """Rank 0 of two; the other one has published `status` alone."""
     store = store or HashStore()
-    store.set("heartbeat/1", json.dumps(sign))
+    store.set("heartbeat/1", json.dumps(status))
     return Heartbeat(store, 0, 2)
 
 
@@ -199,11 +199,11 @@ def test_who_is_not_the_first_to_see_a_failure_prints_nothing(
 
 def test_all_ranks_name_those_that_are_silent_and_ask_the_store_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "INTERVAL_S", 0.2)
-    store, asked = HashStore(), Counter[str]()
+    store, calls = HashStore(), Counter[str]()
     store.set("heartbeat/23", json.dumps(Status(7, 3, "node6", "training epoch 4", 1, "another boot")))
     beats = [Heartbeat(CountedStore(store), rank, 24) for rank in range(23)]
     for beat in beats:
-        beat._store = CountedStore(store, asked)
-    found = {lost_ranks_message(lost).partition(":")[0] for lost in at_once([beat.silent_ranks for beat in beats])}
+        beat._store = CountedStore(store, calls)
+    found = {lost_ranks_message(lost).partition(", or")[0] for lost in at_once([beat.silent_ranks for beat in beats])}
     at_once([beat.close for beat in beats])
-    assert found == {"rank 23 on node6 (last"} and asked["multi_get"] == 2 * 23, asked
+    assert found == {"rank 23 on node6 (last: training epoch 4) is gone: killed"} and calls["multi_get"] == 2 * 23, calls

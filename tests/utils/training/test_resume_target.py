@@ -36,7 +36,7 @@ def command(data: Path, project: Path, **flags: Any) -> dict[str, Any]:
 
 
 def begin(given: dict[str, Any], world: World) -> TrainTarget:
-    """What a training that is not done begins with."""
+    """Return the start of a training that is not finished."""
     with ExitStack() as stack:
         begun = resume_target(given, world, stack)
     assert begun is not None

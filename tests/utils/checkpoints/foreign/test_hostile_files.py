@@ -1,4 +1,4 @@
-"""DamagedFile, foreign and hostile weight files: one message each, and no code runs."""
+"""Damaged, foreign and hostile weight files: one message each, and no code runs."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_records_are_inert() -> None:
     [
         (b"ccollections\nOrderedDict\n}S'__class__'\nI1\nsb.", "state for a Global"),
         (b"]}b.", "state for a list"),
-        (b"I5\n(tR.", "a call of a int"),
+        (b"I5\n(tR.", "a call of type int"),
         (b"cmodels.yolo\nModel\n]R.", "a call of a Global"),
         (b"}]I1\nsb.", "a key that is a list"),
         (b"S'x'\nQ.", "persistent id that is no storage"),
