@@ -36,7 +36,8 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
     if missing:
         others = f", or numbers from 0 to {present - 1}" if present else ""
         raise ConfigError(
-            f"--device {device}: there is no CUDA device {missing[0]}; torch detects {present}. Use --device cpu{others}."
+            f"--device {device}: there is no CUDA device {missing[0]}; torch detects {present}. Use --device "
+            f"cpu{others}."
         )
     # With `srun --gpus-per-task=1` each task sees one device, its own; `require_own_devices` compares them.
     place = 0 if launch.size == 1 or len(numbers) == 1 else launch.local_rank

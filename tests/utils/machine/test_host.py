@@ -33,8 +33,8 @@ print(by_default, faults())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc is Linux's")
 def test_freed_memory_is_used_again_without_the_kernel() -> None:
-    said = subprocess.check_output([sys.executable, "-c", PROGRAM], text=True, timeout=60)
-    by_default, reused = map(int, said.split())
+    output = subprocess.check_output([sys.executable, "-c", PROGRAM], text=True, timeout=60)
+    by_default, reused = map(int, output.split())
     if by_default < 50:
         pytest.skip(f"this C library or kernel maps no memory again: {by_default} page faults for 128 MiB")
     assert reused < by_default / 10

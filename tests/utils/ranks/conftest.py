@@ -15,11 +15,11 @@ from torch.distributed import HashStore, Store
 from tessera.utils.ranks import liveness
 from tessera.utils.ranks.liveness import Watchdog
 
-SERVER = "rank 0 on a, which keeps the job's store,"
+SERVER = "rank 0 on a, which serves the job's store,"
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Messages with which the process would have ended; both threads act every 20 ms."""
     messages: list[str] = []
     monkeypatch.setattr(liveness, "exit_immediately", lambda rank, message, code: messages.append(message))
@@ -29,7 +29,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def guard(said: list[str]) -> Iterator[Watchdog]:
+def guard(messages: list[str]) -> Iterator[Watchdog]:
     with contextlib.closing(Watchdog(1, SERVER)) as made:
         yield made
 

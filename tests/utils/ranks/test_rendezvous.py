@@ -138,7 +138,7 @@ def test_nobody_listens(guard: Watchdog, capfd: pytest.CaptureFixture[str], agen
 
 @quick
 def test_somebody_listens_who_never_answers(
-    guard: Watchdog, said: list[str], taken: socket.socket, capfd: pytest.CaptureFixture[str]
+    guard: Watchdog, messages: list[str], taken: socket.socket, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def connect() -> None:
         with contextlib.suppress(UserError):  # at the test's end
@@ -146,10 +146,10 @@ def test_somebody_listens_who_never_answers(
 
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
-    until(lambda: said)
+    until(lambda: messages)
     taken.close()
     thread.join(60)
-    assert said[0].startswith(f"{SERVER} has not answered")
+    assert messages[0].startswith(f"{SERVER} has not answered")
     assert "does not answer as a job's store" in capfd.readouterr().err
 
 

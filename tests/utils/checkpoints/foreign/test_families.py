@@ -192,16 +192,16 @@ def test_other_classes_reinitialise_the_last_class_convolutions_alone(
     different = {name for name, tensor in weights.state_dict.items() if not torch.equal(state[name], tensor)}
     assert different == reinitialised and model.names == THREE
     total = len(state)
-    (said,) = [record.message for record in caplog.records if record.message.startswith("Loaded ")]
-    assert said.startswith(f"Loaded {total - 6} of {total} tensors from ")
-    assert said.endswith("; class layer: 1 of 3 classes known by name (cow), 2 reinitialised")
+    (text,) = [record.message for record in caplog.records if record.message.startswith("Loaded ")]
+    assert text.startswith(f"Loaded {total - 6} of {total} tensors from ")
+    assert text.endswith("; class layer: 1 of 3 classes known by name (cow), 2 reinitialised")
     assert torch.equal(state[min(reinitialised)][2], weights.state_dict[min(reinitialised)][19]), "COCO's cow"
 
 
 def test_the_input_of_yolox_is_brought_to_rgb_in_0_to_1(shared: Path, yolox: Weights) -> None:
     """Its own path: BGR in 0 … 255, the four phases of 2×2 pixels end to end, the weights as they are in the file."""
-    picture = families.picture().permute(2, 0, 1)[None].float()
-    bgr = picture.flip(1)
+    image = families.picture().permute(2, 0, 1)[None].float()
+    bgr = image.flip(1)
     phases = [bgr[..., row::2, column::2] for row, column in ((0, 0), (1, 0), (0, 1), (1, 1))]
     original = small_yolox(shared)["backbone.backbone.stem.conv.conv.weight"]
     expected = F.conv2d(torch.cat(phases, 1), original, padding=1)
@@ -210,7 +210,7 @@ def test_the_input_of_yolox_is_brought_to_rgb_in_0_to_1(shared: Path, yolox: Wei
     seen: list[Tensor] = []
     focus.conv.conv.register_forward_hook(lambda *given: seen.append(given[2]))  # type: ignore[union-attr, operator]
     with torch.no_grad():
-        focus(picture / 255)
+        focus(image / 255)
     assert (seen[0] - expected).abs().max() < 1e-5 * expected.abs().max()
     brought = yolox.state_dict["model.0.conv.conv.weight"].unflatten(1, (4, 3))
     assert torch.equal(brought.flip(2).flatten(1, 2), original * 255)
