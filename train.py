@@ -131,7 +131,7 @@ def train(
                     iteration = epoch * batches + progress.step_in_epoch
                     window = schedule.window(iteration)
                     schedule.apply(state.optimizer, iteration + window - 1)
-                    result = step(itertools.islice(stream, window), window, stop_signals.asked)
+                    result = step(itertools.islice(stream, window), window, stop_signals.stop_requested)
                     stop_signals.defer()  # from now on a signal ends in a checkpoint
                     bar.update(window, progress.mean_losses() * world.size, result.objects, run.imgsz)
                     guard.note(result.flags)

@@ -191,7 +191,7 @@ if __name__ == "__main__":
     parser.add_argument("--device", default="", help="cpu = ranks without a GPU")
     parser.add_argument("--strategy", choices=("STRICT_SPREAD", "PACK"), default="STRICT_SPREAD")
     parser.add_argument("--max-restarts", type=int, default=3)
-    asked = parser.parse_known_args()
+    known, others = parser.parse_known_args()
     ray.init(log_to_driver=False)
     received: list[int] = []
 
@@ -202,6 +202,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, interrupt)
     signal.signal(signal.SIGINT, interrupt)
     try:
-        print(strict_json(train(*asked)))
+        print(strict_json(train(known, others)))
     except KeyboardInterrupt:
         sys.exit(128 + received[0])

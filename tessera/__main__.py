@@ -20,19 +20,19 @@ USAGE = (
 
 def main() -> int:
     """Run the command that the first argument names, as if its file had been started; returns the exit code."""
-    asked = sys.argv[1] if len(sys.argv) > 1 else ""
-    if asked in COMMANDS:
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    if command in COMMANDS:
         del sys.argv[1]
-        runpy.run_module(f"tessera.commands.{asked}", run_name="__main__", alter_sys=True)
+        runpy.run_module(f"tessera.commands.{command}", run_name="__main__", alter_sys=True)
         return 0
     protect_streams()
-    if asked in ("-h", "--help"):
+    if command in ("-h", "--help"):
         print(USAGE)
-    elif asked == "--version":
+    elif command == "--version":
         print(version_line())
     else:
-        hint = did_you_mean(asked, (*COMMANDS, "--help", "--version"))
-        problem = f"no command is called {shown(asked)}.{hint}" if asked else "no command is given."
+        hint = did_you_mean(command, (*COMMANDS, "--help", "--version"))
+        problem = f"no command is called {shown(command)}.{hint}" if command else "no command is given."
         print(f"error: {problem}\n{USAGE}", file=sys.stderr)
         return 2
     return 0

@@ -40,7 +40,7 @@ each_head = pytest.mark.parametrize(
     "head",
     [pytest.param(head, marks=pytest.mark.slow if head in ("DetectYOLOX", "DetectYOLOv9") else ()) for head in HEADS],
 )
-STEPS = 3  # of an epoch of the little dataset, with 8 images a batch
+STEPS = 3  # of an epoch of the small dataset, with 8 images a batch
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -114,7 +114,7 @@ def test_exhausted_memory_is_explained(gate: Gate) -> None:
 def test_memory_that_ends_before_the_first_step_is_explained(
     gate: Gate, monkeypatch: pytest.MonkeyPatch, part: str, work: str
 ) -> None:
-    """As what a run keeps beside its model is made, where the device has no room for as much again."""
+    """The device has no memory for a second copy of the model."""
     make = getattr(start, part)
 
     def tight(*args: Any, **kwargs: Any) -> Any:

@@ -29,7 +29,7 @@ HYPS: dict[str, tuple[str, dict[str, float]]] = {
     "yolox": ("hyp.tessera-short.yaml", {"lr0": 0.01, "mosaic": 0.0, "scale": 0.0, "translate": 0.0}),
 }
 EPOCHS = 60
-MARGIN = 0.05  # that every score keeps from the threshold, so that no rounding decides
+MARGIN = 0.05  # distance of every score from the threshold, so that no rounding decides
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ def flags(data: Path, project: Path) -> dict[str, Any]:
 
 
 def detections(weights: Path, confidence: float = CONFIDENCE) -> list[list[list[float]]]:
-    """What a checkpoint finds in each picture of the validation, from left to right: box in pixels, score, class."""
+    """Return a checkpoint's detections in each validation image, from left to right: box in pixels, score, class."""
     detector = Detector(str(weights), device="cpu", conf_thres=confidence)
     results = [next(iter(detector(draw(number)[0]))) for number in range(COUNTS["val"])]
     return [

@@ -24,8 +24,8 @@ def write_squares(folder: Path) -> Path:
         for kind in ("images", "labels"):
             (folder / kind / split).mkdir(parents=True)
         for _ in range(count):
-            picture, rows = draw(number)
-            Image.fromarray(picture).save(folder / "images" / split / f"{number:02}.png")
+            pixels, rows = draw(number)
+            Image.fromarray(pixels).save(folder / "images" / split / f"{number:02}.png")
             (folder / "labels" / split / f"{number:02}.txt").write_text("\n".join(rows) + "\n")
             number += 1
     path = folder / "squares.yaml"
@@ -35,16 +35,16 @@ def write_squares(folder: Path) -> Path:
 
 
 def draw(number: int) -> tuple[NDArray[np.uint8], list[str]]:
-    """A picture, uint8 (SIZE, SIZE, 3) RGB, and the label rows of its two squares, one in each half."""
+    """Return an image, uint8 (SIZE, SIZE, 3) RGB, and the label rows of its two squares, one in each half."""
     column = np.arange(SIZE)
     grey = 90 + (column[:, None] * (1 + number % 3) + column[None] * (number % 5)) % 64
-    picture = np.repeat(grey[..., None], 3, axis=2).astype(np.uint8)
+    pixels = np.repeat(grey[..., None], 3, axis=2).astype(np.uint8)
     rows = []
     for half in range(2):
         kind, side = (number + half * (number // 2)) % len(NAMES), 14 + (number * 5 + half * 7) % 13
         left = half * 32 + (number * 3) % (33 - side)
         top = (number * 11 + half * 17) % (SIZE - side + 1)
-        picture[top : top + side, left : left + side] = _COLOURS[kind]
+        pixels[top : top + side, left : left + side] = _COLOURS[kind]
         x, y = left + side / 2, top + side / 2
         rows.append(" ".join([str(kind), *(f"{value / SIZE:.6f}" for value in (x, y, side, side))]))
-    return picture, rows
+    return pixels, rows

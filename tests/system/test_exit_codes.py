@@ -114,9 +114,9 @@ PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
     "detect.py could not read some of the sources, and has done the others": (half_a_source, "broken.jpg"),
     "`--check-data`: no error, but problems that cost labels or trust in the metrics": (lost_labels, ""),
     "another process still writes the run directory": (a_run_of_another_process, "is still being written by process"),
-    "Ctrl-C": (lambda d: struck(d, "SIGINT"), "Stopped as asked"),
-    "SIGUSR1": (lambda d: struck(d, "SIGUSR1"), "Stopped as asked"),
-    "SIGTERM": (lambda d: struck(d, "SIGTERM"), "Stopped as asked"),
+    "Ctrl-C": (lambda d: struck(d, "SIGINT"), "Stopped as requested"),
+    "SIGUSR1": (lambda d: struck(d, "SIGUSR1"), "Stopped as requested"),
+    "SIGTERM": (lambda d: struck(d, "SIGTERM"), "Stopped as requested"),
     "killed outright: `kill -9`, or by the kernel, out of memory": (lambda d: struck(d, "kill"), ""),
     "torchrun, whatever ended its ranks": (
         lambda d: torchrun(ROOT / "train.py", "--epoches", "3", ranks=1),

@@ -51,7 +51,7 @@ def test_ranks_end_when_torchrun_is_stopped(data: Path, tmp_path: Path) -> None:
         job.process.send_signal(signal.SIGSTOP)
         ends(job, pids)
         said = job.err
-    found = re.findall(r"rank (\d): error: torchrun on \S+, which keeps the job's store, has not answered for", said)
+    found = re.findall(r"rank (\d): error: torchrun on \S+, which serves the job's store, has not answered for", said)
     assert sorted(found) == ["0", "1"], said
     assert "Traceback" not in said and "frame #" not in said, said
     load_checkpoint(last)

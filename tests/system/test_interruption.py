@@ -88,9 +88,9 @@ def test_an_abandoned_validation_loses_nothing(
     state = torch.load(last, weights_only=True)
     assert (state["epoch"], state["step_in_epoch"], state["metrics"]) == (0, STEPS, None), stopped.said
     if stop != "kill":
-        assert "Stopped as asked in the validation of epoch 0." in stopped.err, stopped.said
+        assert "Stopped as requested in the validation of epoch 0." in stopped.err, stopped.said
         again = train(tmp_path, 1, "--resume", str(last), "--device", "cpu", fault=f"0 batch 1 {stop}")
-        assert again.code == 143 and "Stopped as asked in the validation of epoch 0." in again.err, again.said
+        assert again.code == 143 and "Stopped as requested in the validation of epoch 0." in again.err, again.said
     assert_resumes(tmp_path / "exp", ranks, undisturbed(ranks))
 
 
@@ -141,7 +141,7 @@ def test_train_and_val_run_in_any_thread(data: Path, tmp_path: Path) -> None:
 def test_a_signal_to_one_rank_stops_both(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
     stopped = train(tmp_path, 2, *flags(data, tmp_path, "--epochs", "2"), fault=f"1 step {STEPS + 3} SIGUSR1")
     assert stopped.code != 0
-    assert stopped.err.count("Stopped as asked in epoch 1 after batch 3") == 1, stopped.said
+    assert stopped.err.count("Stopped as requested in epoch 1 after batch 3") == 1, stopped.said
     assert_resumes(tmp_path / "exp", 2, undisturbed(2), "--workers", "0")
 
 

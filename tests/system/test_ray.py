@@ -150,7 +150,7 @@ def test_the_job_starts_again_without_an_actor_and_resumes_to_the_same_bits(
     ]
     # torchrun of the lost actor got SIGTERM: one rank's signal stops all of them, with a checkpoint.
     (resumed,) = places("Resuming .* in", outcome.out)
-    assert resumed >= (1, 0) and "Stopped as asked" in outcome.out, outcome.said
+    assert resumed >= (1, 0) and "Stopped as requested" in outcome.out, outcome.said
     assert_same_run(run, undisturbed)
     result = json.loads(outcome.out.splitlines()[-1])
     best = torch.load(run / "weights" / "best.pt", weights_only=True)
@@ -187,7 +187,7 @@ def test_the_driver_ends_everything_with_a_checkpoint_and_says_when_restarts_are
         job.until(lambda: len(table.read_text().splitlines()) > rows)
         job.process.send_signal(signal.SIGTERM)
         stopped = cluster.end_of(job)
-    assert stopped.code == 128 + signal.SIGTERM and "Stopped as asked" in stopped.out, stopped.said
+    assert stopped.code == 128 + signal.SIGTERM and "Stopped as requested" in stopped.out, stopped.said
     assert "Restart" not in stopped.out and "Traceback" not in stopped.err, stopped.said
 
 

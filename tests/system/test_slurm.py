@@ -154,6 +154,6 @@ def test_the_sbatch_file_of_the_docs_stops_at_the_warning_and_is_queued_again(cl
     cluster.said("scancel", "--signal=USR1", job)  # what SLURM sends to the ranks before the time is over
     wait_until(lambda: "Best epoch" in said(), 300, said)
     wait_until(lambda: job not in cluster.said("squeue", "--noheader"), 300, said)
-    assert said().count("Stopped as asked") == 1 and said().count("Resuming ") == 1, said()
+    assert said().count("Stopped as requested") == 1 and said().count("Resuming ") == 1, said()
     assert [path.name for path in run.parent.iterdir()] == [run.name]
     assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1, 2]

@@ -32,7 +32,7 @@ def test_tolerate_warns_and_continues_but_not_after_an_interrupt(caplog: pytest.
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "text"),
     [
         (OSError(24, "Too many open files", "a.jpg"), "ulimit -n 4096"),
         (RuntimeError("unable to open shared memory object </x>: Too many open files (24)"), "ulimit -n 4096"),
@@ -44,5 +44,5 @@ def test_tolerate_warns_and_continues_but_not_after_an_interrupt(caplog: pytest.
         (RuntimeError(f"kthvalue CUDA{NOT_DETERMINISTIC}, but you set …"), f"ic: kthvalue CUDA{NOT_DETERMINISTIC} on"),
     ],
 )
-def test_limits_of_the_system_and_of_torch_are_named(error: Exception, told: str) -> None:
-    assert told in str(explain_exception(error))
+def test_limits_of_the_system_and_of_torch_are_named(error: Exception, text: str) -> None:
+    assert text in str(explain_exception(error))

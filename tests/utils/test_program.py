@@ -1,4 +1,4 @@
-"""The program's revision, what `--version` prints, and the device that a run takes by itself."""
+"""The program's revision, what `--version` prints, and the default device."""
 
 from __future__ import annotations
 

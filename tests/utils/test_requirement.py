@@ -42,7 +42,7 @@ NO_FORM, NO_INTERVAL = "expected a metric, a comparison and a number", "Only map
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], r"nothing to compare\. Give two models: compare\.py A B"),
         (["a.pt"], "found 1 MODEL, expected two"),
@@ -60,8 +60,8 @@ NO_FORM, NO_INTERVAL = "expected a metric, a comparison and a number", "Only map
         *((["a.pt", "b.pt", "--require", text], NO_INTERVAL) for text in ("ms.low > 0", "map.mean > 0")),
     ],
 )
-def test_what_is_no_pair_or_no_requirement_is_refused(words: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_no_pair_or_no_requirement_is_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         CompareConfig(**CompareConfig.from_args(words))
 
 

@@ -32,17 +32,17 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_and_wrong_flags_are_answered_without_torch(script: str, flag: str, code: int) -> None:
     done = run(script, flag)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    said = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
     assert done.returncode == code
     assert {"argparse", "tessera.utils.startup"} <= imported and not imported & {"torch", "numpy", "pandas", "cv2"}
     if code:
-        assert len(said) == 1 and said[0].startswith("error: ") and flag.partition("=")[0] in said[0]
+        assert len(lines) == 1 and lines[0].startswith("error: ") and flag.partition("=")[0] in lines[0]
     else:
-        assert said == [] and ("yolox_s.pth" if flag == "--list-weights" else "--device STR") in done.stdout
+        assert lines == [] and ("yolox_s.pth" if flag == "--list-weights" else "--device STR") in done.stdout
 
 
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("place", "message"),
     [
         ({"RANK": "3", "WORLD_SIZE": "4"}, "rank 3: error: "),
         ({"RANK": "2", "LOCAL_RANK": "0", **TORCHRUN}, "rank 2: error: "),
@@ -53,7 +53,7 @@ def test_help_lists_and_wrong_flags_are_answered_without_torch(script: str, flag
     ids=["by hand", "first of a node", "second of a node", "task", "first task"],
 )
 def test_a_wrong_flag_is_printed_once_for_each_command_line(
-    place: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in place.items():
         monkeypatch.setenv(name, value)
@@ -65,8 +65,8 @@ def test_a_wrong_flag_is_printed_once_for_each_command_line(
     with pytest.raises(SystemExit, match="2"):
         startup.check_command_line(TrainConfig)
     found = capsys.readouterr().err
-    assert found.startswith(said) and bool(found) == bool(said), found
-    assert bool(waited) == (not said)
+    assert found.startswith(message) and bool(found) == bool(message), found
+    assert bool(waited) == (not message)
 
 
 def test_ctrl_c_while_torch_is_imported_is_quiet() -> None:
@@ -121,7 +121,7 @@ end_process(7)
 
 
 def test_a_program_that_runs_the_command_has_the_last_word(tmp_path: Path) -> None:
-    """os._exit took the figures of `python -m cProfile -o out train.py` with it."""
+    """os._exit lost the statistics of `python -m cProfile -o out train.py`."""
     command, out = tmp_path / "command.py", tmp_path / "out"
     command.write_text("from tessera.utils.startup import end_process\nend_process(7)\n")
     profiled = [sys.executable, "-m", "cProfile", "-o", str(out), str(command)]

@@ -83,8 +83,8 @@ def test_the_first_line_of_an_error_or_its_kind() -> None:
 
 
 def test_times_as_one_says_them() -> None:
-    said = {0.4: "0 s", 89.4: "89 s", 90: "2 min", 3600: "60 min", 5970: "1 h 40 min", 90_000: "25 h 0 min"}
-    assert {seconds: duration(seconds) for seconds in said} == said
+    texts = {0.4: "0 s", 89.4: "89 s", 90: "2 min", 3600: "60 min", 5970: "1 h 40 min", 90_000: "25 h 0 min"}
+    assert {seconds: duration(seconds) for seconds in texts} == texts
 
 
 def test_a_number_and_its_noun() -> None:

@@ -1,4 +1,4 @@
-"""YAML files: the line of each key, and what each mistake says, alike for datasets, models and hyperparameters."""
+"""YAML files: lines of keys, and error messages, alike for datasets, models and hyperparameters."""
 
 from __future__ import annotations
 

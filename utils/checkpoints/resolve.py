@@ -86,7 +86,10 @@ def _published_file(known: PublishedWeights) -> Path:
         try:
             digest = sha256(cached) if known.sha256 else ""
         except OSError as error:
-            raise UserError(f"--weights {known.name}: cannot read {cached}: {error.strerror or error}.") from error
+            raise UserError(
+                f"--weights {known.name}: cannot read {cached}: {error.strerror or error}. Check its permissions and "
+                "the disk."
+            ) from error
         if digest != known.sha256:
             raise UserError(
                 f"--weights {known.name}: {cached} is not the published file: its SHA-256 is '{digest}', expected "

@@ -224,7 +224,7 @@ class RestrictedUnpickler:
 
     def _make(self, target: Any, args: Any) -> Any:
         if not isinstance(target, Global) or not isinstance(args, tuple):
-            raise TypeError(f"a call of a {type(target).__name__}")
+            raise TypeError(f"a call of type {type(target).__name__}")
         if target.name == _TENSOR:
             return self._tensor(*args[:4])
         if target.name == _PARAMETER:

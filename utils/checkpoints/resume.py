@@ -90,7 +90,7 @@ def run_of_checkpoint(
     Args:
         given: flags by name.
         path, checkpoint, world: file, its content, and the ranks.
-        restarted: by the launcher or by `--resume auto`; AutoBatch's batch size is then kept if the ranks divide it.
+        restarted: by the launcher or by `--resume auto`; AutoBatch's batch size then stays if the ranks divide it.
         others: differences found before.
 
     Raises:

@@ -199,7 +199,7 @@ class Saver:
 
     def _interrupt(self, where: str) -> NoReturn:
         last = self.folder / "last.pt"
-        message = f"Stopped as asked in {where}. Resume with: {called('train.py')} --resume {last}"
+        message = f"Stopped as requested in {where}. Resume with: {called('train.py')} --resume {last}"
         self._stop_signals.begin_shutdown()
         raise Interrupted(message, self._stop_signals.requested, saved=True)
 

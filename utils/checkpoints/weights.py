@@ -134,8 +134,8 @@ def _read_safetensors(path: Path) -> Weights:
             pixels=PixelRule.from_plain(json.loads(found["pixels"]), f"{path}: pixels"),
         )
     except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        said = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{path}: its header is damaged ({said}). Export it again.") from error
+        problem = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"{path}: its header is damaged ({problem}). Export it again.") from error
 
 
 def model_of_weights(weights: Weights, given: str) -> DetectionModel:

@@ -123,8 +123,8 @@ class Options:
         Raises:
             ConfigError: an unknown name.
         """
-        names = {flag.lstrip("-").replace("-", "_"): f.name for f in dataclasses.fields(cls) for flag in flags_of(f)}
-        former = {flag.lstrip("-").replace("-", "_"): flag for flag in yolov5_flags(cls.program)}
+        names = {keyword_of(flag): f.name for f in dataclasses.fields(cls) for flag in flags_of(f)}
+        former = {keyword_of(flag): flag for flag in yolov5_flags(cls.program)}
         given, idle = replaced_flags(
             cls.program, [former[key] for key, value in kwargs.items() if key in former and value]
         )
@@ -195,6 +195,11 @@ class Options:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for opt.yaml and checkpoints."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+def keyword_of(flag: str) -> str:
+    """Return the keyword argument of a flag: batch_size for --batch-size."""
+    return flag.lstrip("-").replace("-", "_")
 
 
 def flags_of(f: dataclasses.Field[Any]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from tessera.utils.flags.options import COMPATIBILITY, GROUPS, Options, flags_of
+from tessera.utils.flags.options import COMPATIBILITY, GROUPS, Options, flags_of, keyword_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 _TEXT = ("name", "objective", "loggers", "license", "include", "require")  # not paths
@@ -26,7 +26,7 @@ def parameters_of(config: type[Options]) -> list[inspect.Parameter]:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=_type(f))
         for f in _ordered(config)
         if not f.metadata["positional"]
-        for name in dict.fromkeys(flag.lstrip("-").replace("-", "_") for flag in flags_of(f))
+        for name in dict.fromkeys(map(keyword_of, flags_of(f)))
     ]
 
 

@@ -21,7 +21,7 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
     present = _cuda_devices()
     if word == "cpu" or (word in ("", "cuda") and present == 0):
         if word == "cuda":
-            raise ConfigError("--device cuda: torch finds no CUDA device. Use --device cpu, or fix the driver.")
+            raise ConfigError("--device cuda: torch detects no CUDA device. Use --device cpu, or fix the driver.")
         return Accelerator()
     try:
         numbers = [int(part) for part in word.split(",")] if word not in ("", "cuda") else list(range(present))
@@ -36,7 +36,8 @@ def choose_accelerator(device: str, launch: Launch) -> Accelerator:
     if missing:
         others = f", or numbers from 0 to {present - 1}" if present else ""
         raise ConfigError(
-            f"--device {device}: there is no CUDA device {missing[0]}; torch finds {present}. Use --device cpu{others}."
+            f"--device {device}: there is no CUDA device {missing[0]}; torch detects {present}. Use --device "
+            f"cpu{others}."
         )
     # With `srun --gpus-per-task=1` each task sees one device, its own; `require_own_devices` compares them.
     place = 0 if launch.size == 1 or len(numbers) == 1 else launch.local_rank

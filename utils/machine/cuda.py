@@ -12,7 +12,7 @@ from tessera.utils.environment import make_cublas_deterministic
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.batch_norm import BatchNormParts, FusedBatchNormParts
 
-# Messages of cuBLAS and cuDNN; older cuDNN reports that it finds no kernel whose workspace fits.
+# Messages of cuBLAS and cuDNN; older cuDNN reports that no kernel has a workspace that fits.
 _OUT_OF_MEMORY = (
     "out of memory",
     "cudaErrorMemoryAllocation",
@@ -149,8 +149,8 @@ class Cuda(Accelerator):
         return [*super().profiler_activities(), torch.profiler.ProfilerActivity.CUDA]
 
     def free_memory(self) -> int:
-        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        return torch.cuda.mem_get_info(self.device)[0] + kept
+        free_blocks = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + free_blocks
 
     def allocated_memory(self) -> int:
         return torch.cuda.memory_allocated(self.device)

@@ -47,7 +47,7 @@ def single_threaded_pool(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
 def keep_malloc_memory() -> None:
     """Let glibc's malloc keep freed memory for the next step; do nothing without glibc.
 
-    By default it maps every large block anew, and the kernel zeroes activations and gradients page by page in each
+    By default it maps every large block again, and the kernel zeroes activations and gradients page by page in each
     step, which costs a fifth of a training step on the CPU.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None

@@ -140,7 +140,7 @@ def _report(caught: Exception | KeyboardInterrupt, launch: Launch) -> int:
 
 
 def exit_immediately(rank: int, message: str, exit_code: int) -> None:
-    """Print `message`, if there is one, and end this process at once, whatever its other threads do."""
+    """Print `message`, if there is one, and end this process immediately, whatever its other threads do."""
     if message:
         print_nonblocking(f"rank {rank}: error: {message}")
     answer.fail(UserError.kind if message else PeerError.kind, message or "another rank reports the failure", exit_code)

@@ -62,7 +62,7 @@ def open_world(
         with _own_threads(world, threads):
             yield world
         return
-    server = f"{server_of(launch)} on {launch.address}:{launch.port}, which keeps the job's store,"
+    server = f"{server_of(launch)} on {launch.address}:{launch.port}, which serves the job's store,"
     with closing(Watchdog(launch.rank, server)) as watchdog:
         join = _single if launch.size == 1 else _joined
         with join(launch, accelerator, watchdog, call) as world, _own_threads(world, threads):

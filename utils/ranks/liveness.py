@@ -25,7 +25,7 @@ from tessera.utils.ranks.failures import FirstFailure, exit_immediately, print_n
 
 INTERVAL_S = 1.0  # of both threads
 NOTICE_S = 5.0
-GRACE_S = 10.0  # for a rank to end by itself after another rank has failed
+GRACE_S = 10.0  # for a rank to end on its own after another rank has failed
 STORE_LOST = "the connection to the job's store is lost: its host or its launcher is gone. The job is ended."
 _SILENT_INTERVALS = 2.5  # a living rank publishes once in each
 _ENDED = -1  # tick of a rank that has left the job

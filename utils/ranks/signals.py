@@ -75,7 +75,7 @@ class StopSignals:
             return
         self.requested = number
         if self._is_main:  # no promise of a checkpoint: after a lost rank, when launchers send SIGTERM, there is none
-            how = "stopping soon; Ctrl-C ends at once" if self._deferred else "stopping"
+            how = "stopping soon; Ctrl-C ends immediately" if self._deferred else "stopping"
             _write_line(f"{signal.Signals(number).name}: {how}.")
         if not self._deferred:
             raise self._end()
@@ -84,7 +84,7 @@ class StopSignals:
         """Start the shutdown: ignore Ctrl-C for GRACE_S seconds."""
         self._ending_since = time.monotonic()
 
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Return whether a signal has come."""
         return self.requested > 0
 
@@ -204,7 +204,7 @@ def _act_on_signals(who: str, numbers: int, stderr: int) -> None:
 
 
 def _end_if_stuck(number: int, handler: StopSignals) -> None:
-    if not handler.asked() and not handler._deferred and signal.getsignal(number) is handler:
+    if not handler.stop_requested() and not handler._deferred and signal.getsignal(number) is handler:
         name = signal.Signals(number).name
         _write_line(f"{name}: ended during a call that does not return.")
         answer.fail(Interrupted.kind, f"Stopped by {name}.", 128 + number)

@@ -1,4 +1,4 @@
-"""TrainingResult: what a training returns and --json prints; kept over restarts of the ranks by the launcher."""
+"""TrainingResult: what a training returns and --json prints; stored over restarts of the ranks by the launcher."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Validation:
         world, is_last = self.run.world, epoch + 1 == self.run.config.epochs
         if self.run.config.noval and not is_last:
             return None
-        settings = Settings(stop_requested=self.stop_signals.asked, errors=is_last)
+        settings = Settings(stop_requested=self.stop_signals.stop_requested, errors=is_last)
         self.loader.begin()  # forks workers, which must not happen during a write
         self.saver.before_validation()
         world.set_activity(f"validating epoch {epoch}")
@@ -105,7 +105,7 @@ class Validation:
         """Validate the best checkpoint, write its tables, images and report, and log where they are.
 
         If it has the weights of the last epoch, bit by bit, the last evaluation is reused. For a search, whose runs are
-        not kept, the last epoch counts.
+        removed, the last epoch counts.
         """
         self.run.world.set_activity("validating the best epoch")
         if self.watch:

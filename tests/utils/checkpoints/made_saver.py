@@ -18,7 +18,7 @@ from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Metrics
 
-WAIT_S = 60.0  # for a thread that should be there at once
+WAIT_S = 60.0  # for a thread that should be there immediately
 METRICS = Metrics(
     precision=0.5,
     recall=0.6,
@@ -42,7 +42,7 @@ def open_saver(folder: Path, state: TrainState[Any], **flags: Any) -> Saver:
 
 
 class SlowDisk:
-    """`save_checkpoint` that begins to write only when it is let go.
+    """`save_checkpoint` that starts to write only when it is released.
 
     Attributes:
         begun: set once a write has begun.

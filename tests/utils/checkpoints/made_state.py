@@ -20,7 +20,7 @@ from tessera.utils.machine.accelerator import Accelerator
 
 
 class Net(nn.Module):
-    """A small model with what a checkpoint asks of a detector."""
+    """A small model with what a checkpoint needs of a detector."""
 
     def __init__(self, nc: int = 2, width: int = 4) -> None:
         super().__init__()

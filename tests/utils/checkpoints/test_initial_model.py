@@ -36,8 +36,8 @@ def test_the_head_is_that_of_the_model_that_is_built(cfg: str) -> None:
     weights = Weights(built.state_dict(), built.yaml, NAMES, "a file")
     assert head_class(TrainConfig(weights="last.pt"), NAMES, weights) is type(built.head), "the weights bring the model"
     (other,) = FILES.keys() - {cfg}
-    asked = TrainConfig(cfg=other, weights="last.pt")
-    assert head_class(asked, NAMES, weights).__name__ == FILES[other], "but --cfg wins"
+    given = TrainConfig(cfg=other, weights="last.pt")
+    assert head_class(given, NAMES, weights).__name__ == FILES[other], "but --cfg wins"
 
 
 @pytest.mark.parametrize(
@@ -74,27 +74,27 @@ def test_without_either_it_is_the_default_model() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cfg", "nc", "weights", "asked", "fixed"),
+    ("cfg", "nc", "weights", "given", "fixed"),
     [
         ("", 2, "best.pt", 1000, 23),  # the whole of tessera-n
-        ("", 3, "best.pt", 1000, 22),  # all but the head, which starts anew
+        ("", 3, "best.pt", 1000, 22),  # all but the head, which is reinitialised
         ("", 3, "best.pt", 5, 5),
         ("", 2, "", 1000, 0),  # from scratch
         ("yolov5n.yaml", 2, "best.pt", 1000, 0),  # which has another first layer
     ],
 )
 def test_only_completely_loaded_layers_keep_their_statistics(
-    cfg: str, nc: int, weights: str, asked: int, fixed: int
+    cfg: str, nc: int, weights: str, given: int, fixed: int
 ) -> None:
     """A run that is resumed, without the weights, fixes the same layers."""
     trained = DetectionModel("tessera-n.yaml", nc=2)
     config = TrainConfig(cfg=cfg, weights=weights)
-    hyp = dataclasses.replace(HYP, fixed_norms=float(asked))
+    hyp = dataclasses.replace(HYP, fixed_norms=float(given))
     model = DetectionModel(cfg or "tessera-n.yaml", nc=nc)
     found = freeze_bn_of_first_layers(model, config, hyp, Weights(trained.state_dict(), trained.yaml, NAMES, "a file"))
     again = DetectionModel(cfg or "tessera-n.yaml", nc=nc)
     assert found == freeze_bn_of_first_layers(again, config, found, None)
-    assert found.fixed_norms == (fixed if weights else asked)
+    assert found.fixed_norms == (fixed if weights else given)
     for one in (model, again):
         convolutions = ((int(name.split(".")[1]), m) for name, m in one.named_modules() if isinstance(m, Conv))
         assert all(m.frozen_statistics == (layer < fixed) for layer, m in convolutions)

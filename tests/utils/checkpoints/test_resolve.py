@@ -167,7 +167,7 @@ OWN = r"tessera-n{}: no such file; tried .* No weights of tessera-n are .* --cfg
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "text"),
     [
         ("yolov5ss.pt", r"tried \S+/yolov5ss\.pt and \S+/cache/weights/yolov5ss\.pt\. Did you mean 'yolov5s\.pt'"),
         ("yolov5z.pt", r"yolov5z\.pt: no such .* Published ones of YOLOv5: yolov5n\.pt, .*yolov5x6\.pt\. Exp"),
@@ -184,14 +184,14 @@ OWN = r"tessera-n{}: no such file; tried .* No weights of tessera-n are .* --cfg
         ("imagenet", r"imagenet: the backbone of a classifier, which only train\.py accepts"),
     ],
 )
-def test_names_of_nothing(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
+def test_names_of_nothing(name: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in ("runs", "exp/weights", "yolov5n"):
         (tmp_path / folder).mkdir(parents=True)
     for file in ("runs/best.pt", "exp/weights/best.pt"):
         (tmp_path / file).write_bytes(b"x")
     (tmp_path / "runs/last.pt").symlink_to("gone")
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=text):
         resolve_weights(name)
 
 
@@ -200,7 +200,7 @@ YOLOV9 = "Published ones of YOLOv9: v9-t.pt, v9-s.pt, v9-m.pt, v9-c.pt."
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "text"),
     [
         ("yolox", YOLOX),
         ("yolox_nano.pth", f"YOLOX-nano cannot be read. {YOLOX}"),
@@ -216,7 +216,7 @@ YOLOV9 = "Published ones of YOLOv9: v9-t.pt, v9-s.pt, v9-m.pt, v9-c.pt."
     ],
 )
 def test_suggestions_are_of_the_same_family(
-    typed: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    typed: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for other in ("yolov5x.pt", "mine.pt"):  # the user's own
@@ -224,4 +224,4 @@ def test_suggestions_are_of_the_same_family(
     with pytest.raises(UserError) as caught:
         resolve_weights(typed)
     hint = str(caught.value).partition(f"weights/{typed}.")[2].partition("Expected a checkpoint")[0].strip()
-    assert hint == said
+    assert hint == text

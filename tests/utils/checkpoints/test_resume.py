@@ -43,7 +43,7 @@ def test_a_run_saved_before_log_became_loggers_resumes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saved", "given", "asked", "has"),
+    ("saved", "given", "wanted", "has"),
     [
         ({}, {"hyp": "hyp.short.yaml"}, "--hyp 'hyp.short.yaml'", "the optimizer SGD .* Adam"),
         ({}, {"optimizer": "Adam"}, "--optimizer Adam", "the optimizer SGD .* Adam"),
@@ -61,9 +61,9 @@ def test_a_run_saved_before_log_became_loggers_resumes() -> None:
     ],
 )
 def test_flags_that_prevent_a_resume_are_named_together(
-    saved: dict[str, Any], given: dict[str, Any], asked: str, has: str
+    saved: dict[str, Any], given: dict[str, Any], wanted: str, has: str
 ) -> None:
-    message = rf"^{asked} with --resume: the run of {LAST} has {has}.* Omit {asked}, or"
+    message = rf"^{wanted} with --resume: the run of {LAST} has {has}.* Omit {wanted}, or"
     with pytest.raises(ConfigError, match=message):
         resumed(given, checkpoint(**saved))
 
@@ -98,17 +98,17 @@ def test_rates_by_layer_cannot_begin_or_end_at_a_resume(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "text"),
     [
         (["cat"], "1 class, the run has 2"),
         (["cat", "dog", "cow"], "3 classes, the run has 2"),
         (["dog", "cat"], r"the classes in another order than the run \('cat' is 0 in the checkpoint.* --weights"),
     ],
 )
-def test_data_with_other_classes_is_refused(names: list[str], said: str) -> None:
+def test_data_with_other_classes_is_refused(names: list[str], text: str) -> None:
     run = ResumedRun(Path("mine"), checkpoint())
     run.check_classes(["cat", "mouse"], TrainConfig(data="pets.yaml"))
-    with pytest.raises(UserError, match=rf"pets\.yaml has {said}"):
+    with pytest.raises(UserError, match=rf"pets\.yaml has {text}"):
         run.check_classes(names, TrainConfig(data="pets.yaml"))
 
 

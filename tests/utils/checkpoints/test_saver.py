@@ -217,7 +217,7 @@ def test_an_epoch_writes_one_whole_file_before_it_is_validated(tmp_path: Path, d
             saver.after_epoch(epoch, METRICS, is_best=best, stop=False)
         saver.settle()
         assert disk.calls == ["last.pt", "best.pt", "last.pt", "last.pt", "best.pt"]
-        with pytest.raises(Interrupted, match="Stopped as asked in the validation of epoch 3"):
+        with pytest.raises(Interrupted, match="Stopped as requested in the validation of epoch 3"):
             saver.stop_validation()
         saver.after_epoch(3, METRICS, is_best=False, stop=True)
     last = load_checkpoint(saver.folder / "last.pt")

@@ -63,7 +63,7 @@ def gradient_of_a_step(parts: list[Batch]) -> list[Tensor]:
 
 
 def apart(a: list[Tensor], b: list[Tensor]) -> float:
-    """Largest difference of two gradients, as a share of the largest value."""
+    """Largest difference of two gradients, as a fraction of the largest value."""
     return max(float((x - y).abs().max()) for x, y in zip(a, b, strict=True)) / max(float(x.abs().max()) for x in a)
 
 

@@ -24,7 +24,7 @@ BODY = "hyp.tessera-body.yaml"
 
 
 def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedule]:
-    """A run of 60 epochs over so many images in batches of 16, with the hyperparameters of a file."""
+    """A run of 60 epochs over `images` images in batches of 16, with the hyperparameters of a file."""
     run = made_run(load_hyp(file), imgsz=64, batch_size=16, hyp=file, epochs=60, **flags)
     return run, Schedule(run.hyp, 60, -(-images // 16), 16)
 
@@ -55,9 +55,9 @@ def test_the_recipe_depends_on_start_and_length(start: Start, batches: int, file
 def test_the_run_is_given_the_file_of_its_length_and_autobatch_counts_as_64(
     batch_size: int, images: int, file: str
 ) -> None:
-    asked = TrainConfig(epochs=100, batch_size=batch_size)
-    found = with_recipe(asked, Detect, "scratch", images)
-    assert found == (dataclasses.replace(asked, hyp=file), load_hyp(file))
+    given = TrainConfig(epochs=100, batch_size=batch_size)
+    found = with_recipe(given, Detect, "scratch", images)
+    assert found == (dataclasses.replace(given, hyp=file), load_hyp(file))
 
 
 def test_every_recipe_is_a_file_that_is_there() -> None:
@@ -77,12 +77,12 @@ def test_the_summary_of_a_recipe() -> None:
         "15 of 60 epochs"
     )
     assert "; Adam, learning" in schedule_summary(*made(SHORT, 205, optimizer="Adam"))
-    for flags, said in (
+    for flags, text in (
         ({"close_mosaic": 0}, "steps; mosaic in every epoch"),
         ({"close_mosaic": 90}, "steps; no mosaic"),
         ({"rect": True}, "steps; no mosaic"),
     ):
-        assert schedule_summary(*made(SHORT, 205, **flags)).endswith(said)
+        assert schedule_summary(*made(SHORT, 205, **flags)).endswith(text)
 
 
 def test_the_summary_names_layer_decay_in_a_run_from_weights() -> None:
@@ -111,15 +111,15 @@ MORE = "more --epochs or a smaller --batch-size"
 def test_a_run_of_few_steps_or_of_warm_up_is_warned(
     file: str, images: int, weights: str, steps: str, why: str, helps: str
 ) -> None:
-    said = f"{steps} batches in the warm-up: {why}. Use {helps}."
-    assert recipe_warnings(*made(file, images, weights=weights), DetectionModel(TINY).head) == ([said] if steps else [])
+    text = f"{steps} batches in the warm-up: {why}. Use {helps}."
+    assert recipe_warnings(*made(file, images, weights=weights), DetectionModel(TINY).head) == ([text] if steps else [])
 
 
 def test_a_long_run_that_is_mostly_warm_up_is_warned() -> None:
     run = made_run(load_hyp(LOW), imgsz=64, batch_size=64, hyp=LOW, epochs=5)
-    (said,) = recipe_warnings(run, Schedule(run.hyp, 5, 200, 64), DetectionModel(TINY).head)
-    assert said.startswith("1,000 optimizer steps, 600 of 1,000 batches in the warm-up: most of the run.")
-    assert said.endswith("Use a lower warmup_epochs in --hyp.")
+    (text,) = recipe_warnings(run, Schedule(run.hyp, 5, 200, 64), DetectionModel(TINY).head)
+    assert text.startswith("1,000 optimizer steps, 600 of 1,000 batches in the warm-up: most of the run.")
+    assert text.endswith("Use a lower warmup_epochs in --hyp.")
 
 
 def test_pretrained_weights_are_suggested_for_few_images() -> None:
@@ -138,12 +138,12 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
         return recipe_warnings(dataclasses.replace(run, hyp=hyp), schedule, head)
 
     assert found(dataclasses.replace(run.hyp, box=0.2)) == [], "a search may come to that"
-    (said,) = found(dataclasses.replace(run.hyp, box=7.5))
-    assert "box gain 7.5, expected about 0.05 as in hyp.short.yaml" in said
+    (text,) = found(dataclasses.replace(run.hyp, box=7.5))
+    assert "box gain 7.5, expected about 0.05 as in hyp.short.yaml" in text
 
 
 @pytest.mark.parametrize(
-    ("file", "optimizer", "said"),
+    ("file", "optimizer", "text"),
     [
         (SHORT, "SGD", ["--optimizer SGD: lr0 0.002 of hyp.short.yaml is for AdamW; hyp.scratch-low.yaml, for SGD, has "
                         "0.01. Give --hyp hyp.scratch-low.yaml, or a file with a similar rate."]),
@@ -154,10 +154,10 @@ def test_gains_of_another_kind_of_head_are_named() -> None:
         (LOW, "SGD", []),
     ],
 )  # fmt: skip
-def test_an_optimizer_that_the_rate_was_not_made_for_is_named(file: str, optimizer: str, said: list[str]) -> None:
+def test_an_optimizer_that_the_rate_was_not_made_for_is_named(file: str, optimizer: str, text: list[str]) -> None:
     head = DetectionModel(TINY).head
     run, schedule = made(file, 1000, optimizer=optimizer)
-    assert recipe_warnings(run, schedule, head) == said
+    assert recipe_warnings(run, schedule, head) == text
     fitting = dataclasses.replace(run, hyp=dataclasses.replace(run.hyp, lr0=0.004))  # between those of both
     assert recipe_warnings(fitting, schedule, head) == []
 

@@ -15,11 +15,11 @@ from torch.distributed import HashStore, Store
 from tessera.utils.ranks import liveness
 from tessera.utils.ranks.liveness import Watchdog
 
-SERVER = "rank 0 on a, which keeps the job's store,"
+SERVER = "rank 0 on a, which serves the job's store,"
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Messages with which the process would have ended; both threads act every 20 ms."""
     messages: list[str] = []
     monkeypatch.setattr(liveness, "exit_immediately", lambda rank, message, code: messages.append(message))
@@ -29,7 +29,7 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def guard(said: list[str]) -> Iterator[Watchdog]:
+def guard(messages: list[str]) -> Iterator[Watchdog]:
     with contextlib.closing(Watchdog(1, SERVER)) as made:
         yield made
 
@@ -42,17 +42,17 @@ def until(ready: Callable[[], object]) -> None:
 
 
 class CountedStore:
-    """`store`, or one in memory, with calls by name counted in `asked`."""
+    """`store`, or one in memory, with calls by name counted in `calls`."""
 
-    def __init__(self, store: Store | None = None, asked: Counter[str] | None = None) -> None:
+    def __init__(self, store: Store | None = None, calls: Counter[str] | None = None) -> None:
         self._store = HashStore() if store is None else store
-        self.asked: Counter[str] = Counter() if asked is None else asked
+        self.calls: Counter[str] = Counter() if calls is None else calls
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
         def call(*args: Any) -> Any:
             with self._lock:
-                self.asked[name] += 1
+                self.calls[name] += 1
             return getattr(self._store, name)(*args)
 
         return call

@@ -87,7 +87,7 @@ def test_other_levels_and_ignored_regions_are_other_data(one: DatasetIndex, othe
         require_agreement(mine, _Ranks([theirs]))
 
 
-def asked(*others: Options) -> World:
+def rank_0(*others: Options) -> World:
     return _Ranks([_command(config) for config in others])
 
 
@@ -105,19 +105,19 @@ def asked(*others: Options) -> World:
 )
 def test_ranks_that_were_asked_for_other_work_are_refused(other: Options, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        require_same_command(TrainConfig(), asked(other))
+        require_same_command(TrainConfig(), rank_0(other))
 
 
 def test_settings_of_one_rank_and_what_is_compared_later_may_differ() -> None:
-    require_same_command(TrainConfig(), asked(TrainConfig(workers=3, project="elsewhere", seed=4)))
+    require_same_command(TrainConfig(), rank_0(TrainConfig(workers=3, project="elsewhere", seed=4)))
 
 
 def test_weights_are_compared_by_content_where_every_rank_has_them(tmp_path: Path) -> None:
     for name, content in (("a.pt", "one"), ("b.pt", "one"), ("c.pt", "two")):
         (tmp_path / name).write_text(content)
     a, b, c = (TrainConfig(weights=str(tmp_path / name)) for name in ("a.pt", "b.pt", "c.pt"))
-    require_same_command(a, asked(b))
+    require_same_command(a, rank_0(b))
     with pytest.raises(UserError, match=r"--weights: .*a.pt \(\w+\) on rank 0; .*c.pt \(\w+\) on rank 1"):
-        require_same_command(a, asked(c))
+        require_same_command(a, rank_0(c))
     elsewhere = TrainConfig(weights=str(tmp_path / "only on rank 0.pt"))  # compared by name
-    require_same_command(elsewhere, asked(elsewhere))
+    require_same_command(elsewhere, rank_0(elsewhere))

@@ -86,14 +86,14 @@ def test_a_mistake_that_rank_0_does_not_meet_is_printed(
 ) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    said: list[str] = []  # until nobody has ended this rank, whose mistake may be everyone's
-    monkeypatch.setattr(failures, "rank_0_reports", lambda: said.append(capsys.readouterr().err))
+    printed: list[str] = []  # until nobody has ended this rank, whose mistake may be everyone's
+    monkeypatch.setattr(failures, "rank_0_reports", lambda: printed.append(capsys.readouterr().err))
 
     def body() -> None:
         raise ConfigError("--device 3: there is no such device")
 
     assert run_rank(body) == (2, None)
-    assert said == [""] and capsys.readouterr().err == "rank 1: error: --device 3: there is no such device\n"
+    assert printed == [""] and capsys.readouterr().err == "rank 1: error: --device 3: there is no such device\n"
 
 
 def test_each_call_of_a_process_remembers_its_own_and_a_restarted_process_recalls_it(

@@ -65,7 +65,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.fixture(autouse=True)
-def timeout(said: list[str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def timeout(messages: list[str], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """TESSERA_PEER_TIMEOUT in seconds: the test's, else 60."""
     monkeypatch.setenv("TESSERA_PEER_TIMEOUT", str(getattr(request, "param", 60)))
 
@@ -77,32 +77,32 @@ def status_of(pid: int, place: str, tick: int = 7) -> Status:
     return Status(tick, 3, "here", "training epoch 4", pid, place)
 
 
-def beside(sign: Status, store: HashStore | None = None) -> Heartbeat:
-    """Rank 0 of two, the other of which has given `sign` and no more."""
+def beside(status: Status, store: HashStore | None = None) -> Heartbeat:
+    """Rank 0 of two; the other one has published `status` alone."""
     store = store or HashStore()
-    store.set("heartbeat/1", json.dumps(sign))
+    store.set("heartbeat/1", json.dumps(status))
     return Heartbeat(store, 0, 2)
 
 
-def test_a_call_that_returns_in_time_ends_nothing(guard: Watchdog, said: list[str]) -> None:
+def test_a_call_that_returns_in_time_ends_nothing(guard: Watchdog, messages: list[str]) -> None:
     for _ in range(20):
         with guard.watch("Nobody", 0.2):
             time.sleep(0.03)
-    assert said == []
+    assert messages == []
 
 
 def test_a_call_that_hangs_is_announced_and_then_ends_the_process(
-    guard: Watchdog, said: list[str], capfd: pytest.CaptureFixture[str]
+    guard: Watchdog, messages: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with guard.watch("rank 0 on a", 0.2, "Waiting for rank 0."):
-        until(lambda: said)
-    assert said[0].startswith("rank 0 on a has not answered for 0 s")
+        until(lambda: messages)
+    assert messages[0].startswith("rank 0 on a has not answered for 0 s")
     assert capfd.readouterr().err == "Waiting for rank 0.\n"
 
 
 @soon
 def test_a_heartbeat_whose_store_is_frozen_ends_its_process(
-    guard: Watchdog, said: list[str], server: tuple[subprocess.Popen[bytes], int]
+    guard: Watchdog, messages: list[str], server: tuple[subprocess.Popen[bytes], int]
 ) -> None:
     process, port = server
     guard.server_pid = process.pid
@@ -110,8 +110,8 @@ def test_a_heartbeat_whose_store_is_frozen_ends_its_process(
     joined = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timeout)
     beat = Heartbeat(guard.watched(joined), 1, 2)
     os.kill(process.pid, signal.SIGSTOP)
-    until(lambda: said)
-    assert said[0].startswith(f"{SERVER} has not answered")
+    until(lambda: messages)
+    assert messages[0].startswith(f"{SERVER} has not answered")
     assert process.wait(60) == -signal.SIGKILL
     beat.close()
 
@@ -128,17 +128,17 @@ def test_it_leaves_though_nobody_reads_what_it_prints() -> None:
 
 
 def test_a_rank_that_is_not_there_any_more_is_reported_at_once(
-    sleeper: subprocess.Popen[bytes], said: list[str], capfd: pytest.CaptureFixture[str]
+    sleeper: subprocess.Popen[bytes], messages: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     store = HashStore()
     one = beside(status_of(sleeper.pid, namespace("pid")), store)
     time.sleep(0.2)
-    assert not said
+    assert not messages
     sleeper.kill()
     sleeper.wait()
-    until(lambda: said)
+    until(lambda: messages)
     one.close()
-    assert said == [""]
+    assert messages == [""]
     assert "rank 1 on here (last: training epoch 4) is gone" in capfd.readouterr().err
     assert FirstFailure.read(store) == FirstFailure("heartbeat 0", 1)
 
@@ -146,26 +146,26 @@ def test_a_rank_that_is_not_there_any_more_is_reported_at_once(
 @soon
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_silent_rank_is_reported_and_on_this_machine_killed(
-    sleeper: subprocess.Popen[bytes], said: list[str], is_here: bool
+    sleeper: subprocess.Popen[bytes], messages: list[str], is_here: bool
 ) -> None:
     os.kill(sleeper.pid, signal.SIGSTOP)
     one = beside(status_of(sleeper.pid, namespace("pid") if is_here else "another boot"))
-    until(lambda: said)
+    until(lambda: messages)
     one.close()
-    assert said[0].startswith("rank 1 on here has not answered for")
+    assert messages[0].startswith("rank 1 on here has not answered for")
     assert sleeper.wait(60) == -signal.SIGKILL if is_here else sleeper.poll() is None
 
 
 @soon
-def test_a_rank_that_never_sends_a_heartbeat_is_missed(said: list[str]) -> None:
+def test_a_rank_that_never_sends_a_heartbeat_is_missed(messages: list[str]) -> None:
     beat = Heartbeat(HashStore(), 0, 2)
-    until(lambda: said)
+    until(lambda: messages)
     beat.close()
-    assert said[0].startswith("rank 1 has sent no heartbeat for")
+    assert messages[0].startswith("rank 1 has sent no heartbeat for")
 
 
 @soon
-def test_a_rank_that_leaves_the_job_as_its_process_ends_is_not_missed(said: list[str]) -> None:
+def test_a_rank_that_leaves_the_job_as_its_process_ends_is_not_missed(messages: list[str]) -> None:
     """And the rank that reads it continues to publish: otherwise it would itself be missed."""
     sign = status_of(2**22 + 1, namespace("pid"))
 
@@ -182,28 +182,28 @@ def test_a_rank_that_leaves_the_job_as_its_process_ends_is_not_missed(said: list
     before = store.get("heartbeat/0")
     until(lambda: store.get("heartbeat/0") != before)
     one.close()
-    assert not said
+    assert not messages
 
 
 def test_who_is_not_the_first_to_see_a_failure_prints_nothing(
-    said: list[str], capfd: pytest.CaptureFixture[str]
+    messages: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     store = HashStore()
     FirstFailure("rank 1", 1).claim(store)
     one = beside(status_of(2**22 + 1, namespace("pid")), store)
-    until(lambda: said)
+    until(lambda: messages)
     one.close()
-    assert said == [""]
+    assert messages == [""]
     assert capfd.readouterr().err == ""
 
 
 def test_all_ranks_name_those_that_are_silent_and_ask_the_store_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(liveness, "INTERVAL_S", 0.2)
-    store, asked = HashStore(), Counter[str]()
+    store, calls = HashStore(), Counter[str]()
     store.set("heartbeat/23", json.dumps(Status(7, 3, "node6", "training epoch 4", 1, "another boot")))
     beats = [Heartbeat(CountedStore(store), rank, 24) for rank in range(23)]
     for beat in beats:
-        beat._store = CountedStore(store, asked)
-    found = {lost_ranks_message(lost).partition(":")[0] for lost in at_once([beat.silent_ranks for beat in beats])}
+        beat._store = CountedStore(store, calls)
+    found = {lost_ranks_message(lost).partition(", or")[0] for lost in at_once([beat.silent_ranks for beat in beats])}
     at_once([beat.close for beat in beats])
-    assert found == {"rank 23 on node6 (last"} and asked["multi_get"] == 2 * 23, asked
+    assert found == {"rank 23 on node6 (last: training epoch 4) is gone: killed"} and calls["multi_get"] == 2 * 23

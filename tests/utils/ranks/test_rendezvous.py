@@ -25,7 +25,7 @@ from tests.utils.ranks.conftest import SERVER, CountedStore, until
 
 
 def start(store: Store, size: int, delays: dict[int, float] | None = None) -> set[str]:
-    """All ranks at once, or some later; the names they came to."""
+    """Start all ranks concurrently, or some later; return their session ids."""
 
     def one(rank: int) -> str:
         time.sleep((delays or {}).get(rank, 0))
@@ -48,7 +48,7 @@ def test_waiting_for_a_straggler_names_it_and_asks_the_store_seldom(
     monkeypatch.setattr(rendezvous, "NOTICE_S", 1.0)
     store = CountedStore()
     assert len(start(store, 24, {23: 1.5})) == 1
-    assert store.asked.total() < 24 * 150, store.asked  # with 20 ms between questions there are 10,000
+    assert store.calls.total() < 24 * 150, store.calls  # with 20 ms between questions there are 10,000
     (line,) = capfd.readouterr().err.splitlines()  # on a busy machine others may be late too
     assert re.fullmatch(r"Waiting for rank.*\b23 of 24 to start, for at most 10 s \(TESSERA_JOIN_TIMEOUT\)\.", line)
 
@@ -117,7 +117,7 @@ def rank(number: int, port: int, agent: bool = False) -> Launch:
 
 @pytest.fixture
 def taken() -> Iterator[socket.socket]:
-    """A port on which somebody listens, who takes connections and says nothing."""
+    """A port with a listener that accepts connections and never answers."""
     with socket.socket() as listener:
         listener.bind(("0.0.0.0", 0))
         listener.listen(20)
@@ -138,7 +138,7 @@ def test_nobody_listens(guard: Watchdog, capfd: pytest.CaptureFixture[str], agen
 
 @quick
 def test_somebody_listens_who_never_answers(
-    guard: Watchdog, said: list[str], taken: socket.socket, capfd: pytest.CaptureFixture[str]
+    guard: Watchdog, messages: list[str], taken: socket.socket, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def connect() -> None:
         with contextlib.suppress(UserError):  # at the test's end
@@ -146,10 +146,10 @@ def test_somebody_listens_who_never_answers(
 
     thread = threading.Thread(target=connect, daemon=True)
     thread.start()
-    until(lambda: said)
+    until(lambda: messages)
     taken.close()
     thread.join(60)
-    assert said[0].startswith(f"{SERVER} has not answered")
+    assert messages[0].startswith(f"{SERVER} has not answered")
     assert "does not answer as a job's store" in capfd.readouterr().err
 
 

@@ -49,18 +49,18 @@ def test_a_second_process_is_refused_and_leaves_nothing_and_a_kill_frees_the_loc
 ) -> None:
     given = {"weights": "a.pt", "data": "a.yaml", "source": ["a"]}
     own = {name: value for name, value in given.items() if name in flags.__dataclass_fields__}
-    asked = flags(**own, project=str(tmp_path), name="night", exist_ok=True)
+    wanted = flags(**own, project=str(tmp_path), name="night", exist_ok=True)
     with another_process(holding(tmp_path / "night")) as (process, pipe):
         child, who = pipe.recv(), rf"process {process.pid} on {socket.gethostname()} since 20\d\d-\d\d-\d\d \d\d:"
         before = sorted(tmp_path.rglob("*")), (tmp_path / "night" / LOCK).read_text()
         message = f"night is still being written by {who}.*after 0.3 s.*--name"
-        with pytest.raises(RunLockedError, match=message) as error, new_run(asked, World()):
+        with pytest.raises(RunLockedError, match=message) as error, new_run(wanted, World()):
             pass
         assert error.value.exit_code == 4
         assert (sorted(tmp_path.rglob("*")), (tmp_path / "night" / LOCK).read_text()) == before
         process.kill()
         process.join()
-        with new_run(asked, World()) as run:
+        with new_run(wanted, World()) as run:
             os.kill(child, 0)  # it is alive
             assert run == tmp_path / "night"
         os.kill(child, 9)
@@ -101,13 +101,13 @@ def test_a_directory_that_its_holder_removes_meanwhile_is_made_again(
 def test_a_new_run_takes_no_directory_that_another_start_has_taken_since_it_was_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusal, asked = RunLock._refusal, TrainConfig(project=str(tmp_path))
+    refusal, wanted = RunLock._refusal, TrainConfig(project=str(tmp_path))
 
     def held(lock: RunLock, file: Any) -> str:
         return "another start" if lock.run.name == "exp" else refusal(lock, file)
 
     monkeypatch.setattr(RunLock, "_refusal", held)
-    with new_run(asked, World()) as run:
+    with new_run(wanted, World()) as run:
         assert run.name == "exp2"
 
 

@@ -54,7 +54,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
     try:
         with StopSignals() as stop_signals:
             send(signal.SIGHUP)
-            assert not stop_signals.asked() and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert not stop_signals.stop_requested() and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -80,13 +80,13 @@ def test_a_second_ctrl_c_always_ends_at_once() -> None:
 def test_the_first_signal_is_acknowledged_at_once_by_rank_0(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for rank, said in (("0", "\nSIGUSR1: stopping soon; Ctrl-C ends at once.\n"), ("1", "")):
+    for rank, message in (("0", "\nSIGUSR1: stopping soon; Ctrl-C ends immediately.\n"), ("1", "")):
         monkeypatch.setenv("RANK", rank)
         monkeypatch.setenv("WORLD_SIZE", "2")
         with StopSignals() as stop_signals:
             stop_signals.defer()
             send(signal.SIGUSR1)
-            assert capfd.readouterr().err == said
+            assert capfd.readouterr().err == message
             send(signal.SIGTERM)
             assert capfd.readouterr().err == ""
 
@@ -101,7 +101,7 @@ def test_an_end_that_has_begun_is_not_cut_off_unless_it_takes_long(monkeypatch: 
                 send(signal.SIGINT)
         send(signal.SIGINT)
         send(signal.SIGTERM)  # as launchers send it
-        assert outer.requested == signal.SIGINT and inner.asked()
+        assert outer.requested == signal.SIGINT and inner.stop_requested()
         monkeypatch.setattr("tessera.utils.ranks.signals.GRACE_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
@@ -164,9 +164,9 @@ def test_a_process_in_a_call_that_never_returns_ends(number: signal.Signals, cod
                 process.wait(1)
                 break
         process.kill()
-        said = process.communicate(timeout=60)[1]
+        message = process.communicate(timeout=60)[1]
     assert process.returncode == code
-    assert f"{number.name}: ended during a call that does not return" in said
+    assert f"{number.name}: ended during a call that does not return" in message
 
 
 def test_a_signal_that_is_noted_or_handled_ends_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,15 +138,15 @@ def test_a_forked_process_answers_for_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [(ODD_PATH, r"caf\udce9.py"), (HOLDING_BACK, ", in <module>")], ids=["path", "stderr"]
+    ("text", "message"), [(ODD_PATH, r"caf\udce9.py"), (HOLDING_BACK, ", in <module>")], ids=["path", "stderr"]
 )
 def test_a_process_answers_from_a_file_of_any_name_and_while_words_of_libraries_are_held_back(
-    text: str, said: str
+    text: str, message: str
 ) -> None:
     """Such as a loader worker that hangs in a decode."""
     with program(text) as process:
         assert process.stdout and process.stdout.readline() == "1\n"
-        assert said in ask(process, process.pid)
+        assert message in ask(process, process.pid)
         write(process, "end")
         assert rest_of(process) == ""
 

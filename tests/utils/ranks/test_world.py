@@ -48,12 +48,12 @@ def open_rank(monkeypatch: pytest.MonkeyPatch, rank: int, nodes: Nodes) -> OfSev
 
 @pytest.mark.usefixtures("quota")
 @pytest.mark.parametrize(
-    ("asked", "cpus", "ranks", "workers"), [(8, 16, 1, 8), (8, 16, 4, 4), (8, 1, 2, 1), (0, 16, 1, 0), (8, 6, 4, 1)]
+    ("given", "cpus", "ranks", "workers"), [(8, 16, 1, 8), (8, 16, 4, 4), (8, 1, 2, 1), (0, 16, 1, 0), (8, 6, 4, 1)]
 )
 def test_workers_are_capped_by_the_processors_of_the_node(
-    monkeypatch: pytest.MonkeyPatch, asked: int, cpus: int, ranks: int, workers: int
+    monkeypatch: pytest.MonkeyPatch, given: int, cpus: int, ranks: int, workers: int
 ) -> None:
-    assert min(asked, open_rank(monkeypatch, 0, [[frozenset(range(cpus))] * ranks]).cpus) == workers
+    assert min(given, open_rank(monkeypatch, 0, [[frozenset(range(cpus))] * ranks]).cpus) == workers
 
 
 TASKS = [frozenset(range(8 * task, 8 * task + 8)) for task in range(8)]

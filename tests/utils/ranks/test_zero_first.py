@@ -67,7 +67,7 @@ def test_questions_grow_neither_with_the_ranks_nor_with_the_time(ranks: int, mon
     """Each rank waits 1.5 seconds of a clock that only its own sleep moves on, and then until all have."""
     all_waited, over, slept = threading.Barrier(ranks), threading.Event(), Counter[int]()
 
-    class TrainingResult(HashStore):
+    class NotifyingStore(HashStore):
         def set(self, key: str, value: str) -> None:
             super().set(key, value)
             if key.endswith("/over"):
@@ -84,10 +84,10 @@ def test_questions_grow_neither_with_the_ranks_nor_with_the_time(ranks: int, mon
             if rank == 0:
                 all_waited.wait(60)
 
-    store = CountedStore(TrainingResult())
+    store = CountedStore(NotifyingStore())
     monkeypatch.setattr(store_module, "time", SimpleNamespace(sleep=sleep))
     at_once([partial(one, rank) for rank in range(ranks)])
-    assert store.asked.total() < ranks * 25, store.asked
+    assert store.calls.total() < ranks * 25, store.calls
 
 
 @pytest.mark.parametrize("local_rank", [-1, 0, 3])

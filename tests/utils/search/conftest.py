@@ -1,4 +1,4 @@
-"""What the tests of searches share."""
+"""Fixtures of search tests."""
 
 from __future__ import annotations
 

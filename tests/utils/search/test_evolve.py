@@ -132,7 +132,7 @@ def test_what_a_search_tries_lies_around_its_start() -> None:
 
 
 def test_a_search_has_a_folder_of_its_own_and_only_those_who_ask_continue_it(tmp_path: Path) -> None:
-    """Neither the folder of a training nor that of another search; one that failed at once leaves none."""
+    """Neither the folder of a training nor that of another search; one that failed immediately leaves none."""
     weights = tmp_path / "exp" / "weights" / "last.pt"
     weights.parent.mkdir(parents=True)
     weights.write_text("of a training")

@@ -19,7 +19,7 @@ def verdicts(gain: float, rng: np.random.Generator) -> tuple[float, float, float
 
     One trial in ten gains `gain`.
     """
-    naive = twice = said = 0
+    naive = twice = better = 0
     for _ in range(SEARCHES):
         worth = np.zeros(TRIALS)
         worth[1::10] = gain
@@ -32,16 +32,16 @@ def verdicts(gain: float, rng: np.random.Generator) -> tuple[float, float, float
         errors = differences.std(1, ddof=1) / np.sqrt(SEEDS)
         twice += bool((differences.mean(1) > 2 * errors).any())
         found = gains(again[0], again[1:])
-        said += any(gain.is_better for gain in found)
+        better += any(gain.is_better for gain in found)
         assert [gain.mean for gain in found] == pytest.approx(differences.mean(1))
-    return naive / SEARCHES, twice / SEARCHES, said / SEARCHES
+    return naive / SEARCHES, twice / SEARCHES, better / SEARCHES
 
 
 def test_a_gain_of_four_times_the_noise_is_detected_and_none_is_seldom() -> None:
-    naive, twice, said = verdicts(0.0, np.random.default_rng(0))
+    naive, twice, better = verdicts(0.0, np.random.default_rng(0))
     assert naive > 0.9, "the best of twenty is above the first by luck"
     assert twice > 0.1, "twice the standard error of three differences, the best of three sets, is too easily passed"
-    assert said <= 0.04, "half of 5 %, and three standard deviations of a thousand searches"
+    assert better <= 0.04, "half of 5 %, and three standard deviations of a thousand searches"
     assert verdicts(0.04, np.random.default_rng(0))[2] > 0.9
 
 

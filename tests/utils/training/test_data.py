@@ -23,7 +23,7 @@ def test_a_moved_dataset(tmp_path: Path, resume: str) -> None:
 
 
 def test_labels_are_filtered_at_the_training_size() -> None:
-    """Boxes of 4 pixels in pictures of 100: 1.3 at 33 pixels, 2.6 at 64."""
+    """Boxes of 4 pixels in images of 100: 1.3 at 33 pixels, 2.6 at 64."""
     pictures = make_index([(100, 100)], classes=[[0]])
     pictures.boxes_xyxy[:] = [10, 10, 14, 14]
     rounded, exact = (data.training_samples(pictures, TrainConfig(tile=64, imgsz=imgsz)) for imgsz in (33, 64))

@@ -36,7 +36,7 @@ def command(data: Path, project: Path, **flags: Any) -> dict[str, Any]:
 
 
 def begin(given: dict[str, Any], world: World) -> TrainTarget:
-    """What a training that is not done begins with."""
+    """Return the start of a training that is not finished."""
     with ExitStack() as stack:
         begun = resume_target(given, world, stack)
     assert begun is not None
@@ -127,17 +127,17 @@ class Restarted(World):
 def test_a_damaged_checkpoint_gives_way_to_the_newest_whole_one(
     data: Path, run: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    weights, asked = run / "weights", command(data, run.parent, epochs=2)
+    weights, wanted = run / "weights", command(data, run.parent, epochs=2)
     for name in ("last.pt", "epoch1.pt"):
         cut(weights / name)
     for who, world in (("--resume auto", World()), ("Restarted by the launcher", Restarted(run))):
         caplog.clear()
-        resumed = begin(asked, world).resumed
+        resumed = begin(wanted, world).resumed
         assert resumed is not None and resumed.checkpoint["epoch"] == 1
         (warned,) = (record.getMessage() for record in caplog.records if record.levelno == logging.WARNING)
         assert warned.startswith(f"{who}: {weights}/last.pt: ") and f"{weights}/epoch1.pt: " in warned
         assert warned.endswith(f"Continuing from {weights}/epoch0.pt")
-    assert train.run(**asked) is not None
+    assert train.run(**wanted) is not None
     assert load_checkpoint(weights / "last.pt")["epoch"] == 2
 
 

@@ -42,7 +42,7 @@ def _quarter(side: int, nc: int) -> int:
 
 
 def v9_t(shared: Path, nc: int = NC, width: int = 128, *, auxiliary: bool = False) -> Tensors:
-    """YOLOv9-t for so many classes, its class branches `width` channels wide."""
+    """YOLOv9-t for `nc` classes, its class branches `width` channels wide."""
     named = {
         name: shape
         for name, shape in families.shapes(shared, "yolov9-t").items()

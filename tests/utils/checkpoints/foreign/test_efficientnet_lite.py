@@ -39,7 +39,7 @@ def maps_by_the_book(tensors: dict[str, Tensor], images: Tensor) -> list[Tensor]
         weight = tensors[f"{name}.weight"]
         return F.conv2d(x, weight, None, stride, weight.shape[2] // 2, 1, groups)
 
-    black = F.pad((images - 127) / 128, (1, 1, 1, 1), value=-127 / 128)  # what lies around a picture here
+    black = F.pad((images - 127) / 128, (1, 1, 1, 1), value=-127 / 128)  # the letterbox padding here
     x = F.relu6(normalised(F.conv2d(black, tensors["_conv_stem.weight"], None, 2), "_bn0"))
     strides = [1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 1, 1, 1]
     found = []

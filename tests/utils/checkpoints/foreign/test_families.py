@@ -166,7 +166,7 @@ def test_files_for_other_classes_have_their_head(
 
 @pytest.mark.parametrize("width", [80, 64])
 def test_the_width_of_class_branches_is_the_files(width: int, shared: Path, tmp_path: Path) -> None:
-    """YOLOv9 makes it of the number of classes, and its trainer may have been told another."""
+    """YOLOv9 makes it of the number of classes, and its trainer may have had another."""
     weights = load_weights(save(tmp_path / "9.pt", v9_t(shared, 3, width)))
     assert weights.model_yaml["head"][-1][3] == ["nc", width, 16]
     model = model_of_weights(weights, "given")
@@ -186,22 +186,22 @@ def test_other_classes_reinitialise_the_last_class_convolutions_alone(
     with caplog.at_level("INFO"):
         model = build_model(TrainConfig(weights=str(tmp_path / "file.pt")), HYP, THREE, weights)
     last = {"YOLOX": "model.24.cls.{}.2", "YOLOv9": "model.22.one_to_many.cls.{}.2"}[family]
-    anew = {f"{last.format(level)}.{kind}" for level in range(3) for kind in ("weight", "bias")}
+    reinitialised = {f"{last.format(level)}.{kind}" for level in range(3) for kind in ("weight", "bias")}
     state = model.state_dict()
     assert state.keys() == weights.state_dict.keys()
     different = {name for name, tensor in weights.state_dict.items() if not torch.equal(state[name], tensor)}
-    assert different == anew and model.names == THREE
+    assert different == reinitialised and model.names == THREE
     total = len(state)
-    (said,) = [record.message for record in caplog.records if record.message.startswith("Loaded ")]
-    assert said.startswith(f"Loaded {total - 6} of {total} tensors from ")
-    assert said.endswith("; class layer: 1 of 3 classes known by name (cow), 2 reinitialised")
-    assert torch.equal(state[min(anew)][2], weights.state_dict[min(anew)][19]), "COCO's cow"
+    (text,) = [record.message for record in caplog.records if record.message.startswith("Loaded ")]
+    assert text.startswith(f"Loaded {total - 6} of {total} tensors from ")
+    assert text.endswith("; class layer: 1 of 3 classes known by name (cow), 2 reinitialised")
+    assert torch.equal(state[min(reinitialised)][2], weights.state_dict[min(reinitialised)][19]), "COCO's cow"
 
 
 def test_the_input_of_yolox_is_brought_to_rgb_in_0_to_1(shared: Path, yolox: Weights) -> None:
     """Its own path: BGR in 0 … 255, the four phases of 2×2 pixels end to end, the weights as they are in the file."""
-    picture = families.picture().permute(2, 0, 1)[None].float()
-    bgr = picture.flip(1)
+    image = families.picture().permute(2, 0, 1)[None].float()
+    bgr = image.flip(1)
     phases = [bgr[..., row::2, column::2] for row, column in ((0, 0), (1, 0), (0, 1), (1, 1))]
     original = small_yolox(shared)["backbone.backbone.stem.conv.conv.weight"]
     expected = F.conv2d(torch.cat(phases, 1), original, padding=1)
@@ -210,7 +210,7 @@ def test_the_input_of_yolox_is_brought_to_rgb_in_0_to_1(shared: Path, yolox: Wei
     seen: list[Tensor] = []
     focus.conv.conv.register_forward_hook(lambda *given: seen.append(given[2]))  # type: ignore[union-attr, operator]
     with torch.no_grad():
-        focus(picture / 255)
+        focus(image / 255)
     assert (seen[0] - expected).abs().max() < 1e-5 * expected.abs().max()
     brought = yolox.state_dict["model.0.conv.conv.weight"].unflatten(1, (4, 3))
     assert torch.equal(brought.flip(2).flatten(1, 2), original * 255)

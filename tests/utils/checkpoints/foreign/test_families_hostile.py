@@ -27,7 +27,7 @@ def put(name: str, make: Callable[[Tensor], Any]) -> Callable[[Tensors], object]
 
 
 def classes(nc: int) -> Callable[[Tensors], object]:
-    """So many classes of one number each, of which a model would have a branch's whole width."""
+    """`nc` classes of one number each"""
     return put(LAST, lambda _: torch.zeros(nc, 1, 1, 1))
 
 

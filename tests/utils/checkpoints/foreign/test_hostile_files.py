@@ -113,8 +113,8 @@ def test_records_are_inert() -> None:
     [
         (b"ccollections\nOrderedDict\n}S'__class__'\nI1\nsb.", "state for a Global"),
         (b"]}b.", "state for a list"),
-        (b"I5\n(tR.", "a call of a int"),
-        (b"cmodels.yolo\nModel\n]R.", "a call of a Global"),
+        (b"I5\n(tR.", "a call of type int"),
+        (b"cmodels.yolo\nModel\n]R.", "a call of type Global"),
         (b"}]I1\nsb.", "a key that is a list"),
         (b"S'x'\nQ.", "persistent id that is no storage"),
         (b"(S'storage'\ncmodels.yolo\nModel\nS'0'\nS'cpu'\nI4\ntQ.", "persistent id that is no storage"),

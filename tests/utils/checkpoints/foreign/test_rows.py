@@ -34,7 +34,7 @@ each_by_size = pytest.mark.parametrize(
 
 @pytest.fixture
 def image() -> Tensor:
-    """The picture as the model gets it, float32 (1, 3, 160, 224)."""
+    """The image as the model gets it, float32 (1, 3, 160, 224)."""
     return families.picture().permute(2, 0, 1)[None].float() / 255
 
 
@@ -75,7 +75,7 @@ def test_rows_of_the_import_and_of_the_fused_model(
 @each_by_size
 def test_rows_of_the_pipeline(reference: str, family_files: Callable[[str], Path], shared: Path) -> None:
     backend = open_model(str(family_files(reference)), World(accelerator=accelerator_of(torch.device("cpu"))))
-    backend.size_hw = families.SIZE_HW  # without the margin that validation leaves around a picture
+    backend.size_hw = families.SIZE_HW  # without the padding that validation adds around an image
     assert_pipeline(backend, expected_rows(shared, reference, has_objectness=backend.has_objectness))
 
 
@@ -93,7 +93,7 @@ def test_rows_of_the_exported_onnx(
 
 
 def assert_pipeline(backend: Backend, expected: Tensor) -> None:
-    """The rows of the picture on its way through a pipeline, up to the suppression."""
+    """Compare the rows of the image in a pipeline, before NMS."""
     picture = families.picture().numpy()
     canvas, _ = letterbox_image(picture, max(families.SIZE_HW), backend.stride, backend.size_hw)
     assert_rows(backend(network_input(canvas, backend.accelerator.device)), expected)

@@ -135,7 +135,7 @@ def test_tensors_own_their_memory(original: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         (lambda model: delattr(model, "yaml"), "unsupported YOLOv5 file: its model has no `yaml`"),
         (lambda model: setattr(model, "yaml", {"nc": Path("x")}), "damaged: it holds a value of type InertObject"),
@@ -143,9 +143,9 @@ def test_tensors_own_their_memory(original: Any) -> None:
         (lambda model: model.model[0].conv.weight.data.fill_(float("nan")), "'model.0.conv.weight' has values that"),
     ],
 )
-def test_unsupported_models(original: Any, change: Any, said: str) -> None:
+def test_unsupported_models(original: Any, change: Any, text: str) -> None:
     path, model = original()
     change(model)
     torch.save({"model": model}, path)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=text):
         load_weights(path)
