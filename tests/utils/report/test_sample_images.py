@@ -49,9 +49,7 @@ def test_a_picture_shows_images_of_all_shapes(
     tmp_path: Path, written: dict[str, tuple[list[Pixels], list[Annotations]]]
 ) -> None:
     """Spread over the share of a rank, which comes sorted by shape; two images in the last batch are enough."""
-    sink = SampleImageCollector(
-        index(["a", "b"], 5 * 192), ranks=2
-    )  # 96 images for this rank: every other one is shown
+    sink = SampleImageCollector(index(["a", "b"], 5 * 192), ranks=2)  # of 96 images every other one is shown
     for first, count, size_hw in ((0, 40, (64, 64)), (40, 40, (48, 64)), (80, 16, (64, 32))):
         shown = batch(first, count, size_hw, padding=8)
         sink.add(shown, [NOTHING] * count)

@@ -1,4 +1,4 @@
-"""data_report.html: results of `--check-data` as one self-contained page."""
+"""data_report.html: results of `--check-data` as a self-contained page."""
 
 from __future__ import annotations
 
