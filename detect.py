@@ -209,12 +209,12 @@ def detect(config: DetectConfig, world: World) -> DetectionSummary:
             explain_out_of_memory(world.accelerator, f"an image at {detector.imgsz} px", OUT_OF_MEMORY_REMEDIES)
         )
         items: Iterable[Frame | SourceEvent] = stack.enter_context(sources)
-        at_once = 1
+        threads = 1
         if of_files:
             items = stack.enter_context(prefetch(items))
-            at_once = detector.pipeline.backend.enable_concurrency()
+            threads = detector.pipeline.backend.enable_concurrency()
         found = stack.enter_context(
-            detect_ahead(items, lambda item: detector.detect(item) if isinstance(item, Frame) else None, at_once)
+            detect_ahead(items, lambda item: detector.detect(item) if isinstance(item, Frame) else None, threads)
         )
         for item, result in tqdm(found, total=sources.pictures, unit="image", disable=None, mininterval=0.5):
             if isinstance(item, SourceEvent):

@@ -103,7 +103,7 @@ def validate(config: ValConfig, world: World) -> Validated:
         labels = LabelFileWriter(run / "labels", index, config.save_conf) if config.save_txt else None
         samples = SampleImageCollector(index, world.size, SHOWN if world.is_main else 0)
         evidence = EvidenceCollector(index, class_of) if config.find_errors else None
-        collectors: list[DetectionCollector] = [sink for sink in (labels, samples, evidence) if sink is not None]
+        collectors: list[DetectionCollector] = [one for one in (labels, samples, evidence) if one is not None]
 
         found = evaluate_split(
             Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,

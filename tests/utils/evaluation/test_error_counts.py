@@ -94,7 +94,7 @@ def test_counts_divide_all_and_any_cut_gives_equal_bits(seed: int, ranks: int, c
     assert_same_bits(errors_of(images, 3, confidence, cut, regions), found)
 
 
-def test_of_each_kind_the_worst_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_each_kind_the_worst_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same ones by any cut, ties included."""
     images = random_images(5, 40, 3, coarse=True, crowded=True)
     everything = errors_of(images, 3, 0.2).worst

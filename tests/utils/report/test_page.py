@@ -57,7 +57,7 @@ def test_thousands_of_classes_stay_below_five_megabytes(tmp_path: Path) -> None:
     assert "classes not shown" in text and "more not shown" in text
 
 
-def test_pictures_have_a_budget(facts: ReportData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crops_have_a_budget(facts: ReportData, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gallery(facts)
     sizes = [len(error["crop"].uri) for error in whole]
     assert min(sizes) > 0
@@ -69,7 +69,7 @@ def test_pictures_have_a_budget(facts: ReportData, monkeypatch: pytest.MonkeyPat
     assert not any(error["crop"].uri for error in gallery(facts))
 
 
-def test_a_picture_that_is_gone_leaves_its_errors_without_crops(facts: ReportData) -> None:
+def test_an_image_that_is_gone_leaves_its_errors_without_crops(facts: ReportData) -> None:
     worst = facts.items[0].image
     facts.index.path(worst).unlink()
     shown = gallery(facts)

@@ -71,7 +71,7 @@ def test_trackers_get_the_optimizer_that_is_used_and_both_of_two_values_of_one_n
     assert (config["close_mosaic"], config["hyp_close_mosaic"]) == (-1, 0.25)
 
 
-def test_other_ranks_write_no_picture_and_start_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_write_no_image_and_start_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     world.rank = 1
     monkeypatch.setattr(World, "run_on_main", lambda self, action: None)
@@ -104,7 +104,7 @@ def test_of_hidden_files_only_what_a_killed_run_was_writing_goes(tmp_path: Path)
     assert not torn.exists() and mine.exists()
 
 
-def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path: Path) -> None:
+def test_event_files_of_the_run_before_go_only_where_a_new_run_begins(tmp_path: Path) -> None:
     events = tmp_path / "events.out.tfevents.1"
     with open_recorder(tmp_path, noplots=True) as recorder:
         recorder.epoch(0, EPOCH)
@@ -121,7 +121,7 @@ def test_event_files_of_the_run_before_go_only_where_a_run_begins_anew(tmp_path:
 
 
 def test_predictions_are_rendered_in_ten_epochs_of_a_run(tmp_path: Path) -> None:
-    """The last epoch may be the best, of which all pictures are."""
+    """The last epoch may be the best, of which all images are."""
     with open_recorder(tmp_path, start_epoch=1, epochs=95) as recorder:
         assert [epoch for epoch in range(95) if recorder.image_collectors(INDEX, epoch)] == [*range(0, 95, 10), 94]
         assert recorder.image_collectors(INDEX)
@@ -137,9 +137,7 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
     monkeypatch.setattr(Loggers, "image", lambda self, tag, path, epoch: handed.append(path))
     monkeypatch.setattr(SampleImageCollector, "__len__", lambda self: 1)
     monkeypatch.setattr(
-        SampleImageCollector,
-        "write_predictions",
-        lambda self, path, confidence: path.write_text(f"{epochs[-1]}, {confidence}"),
+        SampleImageCollector, "write_predictions", lambda self, path, conf: path.write_text(f"{epochs[-1]}, {conf}")
     )
     with open_recorder(tmp_path, start_epoch=1, epochs=2) as recorder:
         for epoch in range(2):

@@ -162,7 +162,7 @@ class StreamReader(threading.Thread):
 
     def _failure_message(self) -> str:
         if self.origin.form == "camera":
-            return f"camera {self.origin.where} delivers no image."
+            return f"camera {self.origin.where} delivers no image. Check its number and its connection."
         return f"no frame arrived in {plural(self._timeouts.tries, 'attempt')}. Check the URL and the network."
 
 
