@@ -104,9 +104,7 @@ def compare(config: CompareConfig, world: World) -> Comparison:
         one_a, one_b = (side[median_run([run.figures.map for run in side])] for side in (a, b))
 
         def joined() -> Comparison:
-            finds_a, finds_b = (
-                detections_above(one.evaluation.matches, one.figures.threshold) for one in (one_a, one_b)
-            )
+            of_a, of_b = (detections_above(one.evaluation.matches, one.figures.threshold) for one in (one_a, one_b))
             found = Comparison(
                 tuple(run.figures for run in a),
                 tuple(run.figures for run in b),
@@ -114,10 +112,10 @@ def compare(config: CompareConfig, world: World) -> Comparison:
                 config.task,
                 index.names,
                 differences(rankings[0], rankings[1], matches),
-                find_disagreements(finds_a, finds_b, index, one_a.figures.threshold, one_b.figures.threshold),
+                find_disagreements(of_a, of_b, index, one_a.figures.threshold, one_b.figures.threshold),
                 config.requirements,
             )
-            write_disagreements(folder, index, found.flips, finds_a, finds_b)
+            write_disagreements(folder, index, found.flips, of_a, of_b)
             report_comparison(found, folder, verbose=config.verbose)
             return found
 
@@ -149,8 +147,8 @@ def about(side: str, name: str) -> Iterator[None]:
         raise
     except UserError as error:
         kind = ConfigError if isinstance(error, ConfigError) else UserError
-        said = str(error).removeprefix("--weights ").removeprefix(f"{name}: ")
-        raise kind(f"--{side} {name}: {said}", reporter=error.reporter) from error
+        message = str(error).removeprefix("--weights ").removeprefix(f"{name}: ")
+        raise kind(f"--{side} {name}: {message}", reporter=error.reporter) from error
 
 
 def trained_on(runs: Sequence[Opened], config: CompareConfig) -> tuple[str, str]:
@@ -159,11 +157,11 @@ def trained_on(runs: Sequence[Opened], config: CompareConfig) -> tuple[str, str]
     Raises:
         ConfigError: the runs were trained on different datasets, and `--data` does not choose one.
     """
-    said = {run.model.data: run.called for run in reversed(runs) if run.model.data}
-    if len(said) > 1 and not config.data:
-        each = ", ".join(f"{called} on {data}" for data, called in reversed(said.items()))
+    datasets = {run.model.data: run.called for run in reversed(runs) if run.model.data}
+    if len(datasets) > 1 and not config.data:
+        each = ", ".join(f"{called} on {data}" for data, called in reversed(datasets.items()))
         raise ConfigError(f"--data: none given, and the runs were trained on different datasets: {each}. Give --data.")
-    return next(((called, data) for data, called in said.items()), (runs[0].called, ""))
+    return next(((called, data) for data, called in datasets.items()), (runs[0].called, ""))
 
 
 def check_comparable(runs: Sequence[Opened], index: DatasetIndex) -> None:

@@ -194,45 +194,45 @@ def detect(config: DetectConfig, world: World) -> DetectionSummary:
     if config.track:
         check_trackable(sources.origins)
     of_files = all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins)  # not live
-    tally, places = RunTotals(detector.names), OutputPaths()
+    totals, places = RunTotals(detector.names), OutputPaths()
     tracking = detector.tracking() if config.track else None
     named_late = config.exist_ok and any(origin.form == "stdin" for origin in sources.origins)
     with ExitStack() as stack:
         run = stack.enter_context(
             new_run(config, world, (origin.where for origin in sources.origins if origin.is_file))
         )
-        written = open_outputs(config, detector, run, tally)
+        written = open_outputs(config, detector, run, totals)
         output = BackgroundWriter(written)
-        stack.callback(print_summary, tally, detector.imgsz, run if written else None)  # after Ctrl-C too
+        stack.callback(print_summary, totals, detector.imgsz, run if written else None)  # after Ctrl-C too
         stack.callback(output.close)
         stack.enter_context(
             explain_out_of_memory(world.accelerator, f"an image at {detector.imgsz} px", OUT_OF_MEMORY_REMEDIES)
         )
         items: Iterable[Frame | SourceEvent] = stack.enter_context(sources)
-        at_once = 1
+        threads = 1
         if of_files:
             items = stack.enter_context(prefetch(items))
-            at_once = detector.pipeline.backend.enable_concurrency()
+            threads = detector.pipeline.backend.enable_concurrency()
         found = stack.enter_context(
-            detect_ahead(items, lambda item: detector.detect(item) if isinstance(item, Frame) else None, at_once)
+            detect_ahead(items, lambda item: detector.detect(item) if isinstance(item, Frame) else None, threads)
         )
         for item, result in tqdm(found, total=sources.pictures, unit="image", disable=None, mininterval=0.5):
             if isinstance(item, SourceEvent):
-                for take in (tally.event, places.event, output.event, *([tracking.event] if tracking else [])):
+                for take in (totals.event, places.event, output.event, *([tracking.event] if tracking else [])):
                     take(item)
                 continue
             assert result is not None
             result = tracking(result) if tracking else result
-            tally.add(result, item.dropped)
+            totals.add(result, item.dropped)
             if named_late and item.media != "stream" and item.source != "-" and not is_address(item.source):
                 require_outside(run, [item.source])
             output.add(result, item, places.of(item))
     folder = run if written and run.is_dir() else None
     counts = Counter[str]()  # two classes may have one name
-    for c in np.flatnonzero(tally.per_class).tolist():
-        counts[detector.names[c]] += int(tally.per_class[c])
-    failures, imgsz = tuple(tally.failures), detector.imgsz
-    return DetectionSummary(tally.images, counts.total(), failures, folder, config.weights, imgsz, dict(counts))
+    for c in np.flatnonzero(totals.per_class).tolist():
+        counts[detector.names[c]] += int(totals.per_class[c])
+    failures, imgsz = tuple(totals.failures), detector.imgsz
+    return DetectionSummary(totals.images, counts.total(), failures, folder, config.weights, imgsz, dict(counts))
 
 
 def exclude_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
@@ -252,20 +252,20 @@ def exclude_results(origins: Sequence[Origin], run: Path) -> Sequence[Origin]:
     return remaining
 
 
-def print_summary(tally: RunTotals, imgsz: int, folder: Path | None) -> None:
+def print_summary(totals: RunTotals, imgsz: int, folder: Path | None) -> None:
     """Print the summary; an empty run directory is removed afterwards, and not printed."""
-    print_lines(*tally.lines(imgsz))
+    print_lines(*totals.lines(imgsz))
     if folder is not None and any(path.is_file() and path.name != LOCK for path in folder.rglob("*")):
         print_lines(f"Results in {folder}")
-    if tally.failures:
-        log.warning(f"{plural(len(tally.failures), 'failure')} to read a source or write a video, logged above.")
+    if totals.failures:
+        log.warning(f"{plural(len(totals.failures), 'failure')} to read a source or write a video, logged above.")
 
 
-def open_outputs(config: DetectConfig, detector: Detector, run: Path, tally: RunTotals) -> list[Output]:
+def open_outputs(config: DetectConfig, detector: Detector, run: Path, totals: RunTotals) -> list[Output]:
     outputs: list[Output] = []
     if not config.nosave:
         style = Style(config.line_thickness, not config.hide_labels, not config.hide_conf)
-        outputs.append(AnnotatedFiles(run, style, config.vid_stride, tally.fail))
+        outputs.append(AnnotatedFiles(run, style, config.vid_stride, totals.fail))
     if config.auto_label:
         outputs.append(AutoLabelFiles(run / LABELS, config.weights, *label_classes(detector.names, config.data)))
     elif config.save_txt:

@@ -101,9 +101,9 @@ def validate(config: ValConfig, world: World) -> Validated:
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
         origin = RunInfo(config, config.weights, imgsz, world.accelerator.name, world.size)
         labels = LabelFileWriter(run / "labels", index, config.save_conf) if config.save_txt else None
-        pictures = SampleImageCollector(index, world.size, SHOWN if world.is_main else 0)
+        samples = SampleImageCollector(index, world.size, SHOWN if world.is_main else 0)
         evidence = EvidenceCollector(index, class_of) if config.find_errors else None
-        collectors: list[DetectionCollector] = [sink for sink in (labels, pictures, evidence) if sink is not None]
+        collectors: list[DetectionCollector] = [one for one in (labels, samples, evidence) if one is not None]
 
         found = evaluate_split(
             Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
@@ -119,7 +119,7 @@ def validate(config: ValConfig, world: World) -> Validated:
             target = run / "predictions.json"
             world.run_on_main(lambda: save_coco_results(target, found.matches, results_ids(index)))
         if world.is_main:
-            pictures.write(run, found.metrics.confidence)
+            samples.write(run, found.metrics.confidence)
             listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
             report_errors(listed)
         suspected = None

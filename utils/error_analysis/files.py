@@ -137,7 +137,7 @@ def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
     objects = np.diff(errors.offsets)
     missed_before = np.concatenate(([0], np.cumsum(errors.outcomes == Kind.MISSED)))
     missed = np.diff(missed_before[errors.offsets])
-    columns = errors.images.tolist(), objects.tolist(), errors.finds.tolist(), missed.tolist()
+    columns = errors.images.tolist(), objects.tolist(), errors.image_kind_counts.tolist(), missed.tolist()
     for image, count, kinds, unseen in zip(*columns, strict=True):
         correct, detections = kinds[KINDS.index(Kind.CORRECT)], sum(kinds)
         ratios = (correct, detections), (correct, count), (2 * correct, detections + count)

@@ -2,7 +2,7 @@
 
 Each kind is fixed alone. For a wrong class or a bad location, the most confident detection about an object without a
 true positive becomes correct, and the others are removed. Other false positives are removed; missed objects are removed
-from the ground truth. AP is COCO's: recalls are compared as by pycocotools, classes without objects are left out.
+from the ground truth. AP is COCO's: recalls are compared as by pycocotools, classes without objects are excluded.
 
 Legend: C classes that have objects, E candidates of a class.
 """

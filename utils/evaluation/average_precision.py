@@ -1,7 +1,7 @@
 """COCO average precision, equal to pycocotools on the same detections.
 
 The precision envelope is sampled at 101 recalls. Detections are ranked by score, then by image. Classes without objects
-are left out of the mean.
+are excluded from the mean.
 
 Every AP takes a weight per image. Ones give the metric; the multiplicities of a resampled set of images give the
 bootstrap, without matching or sorting again.

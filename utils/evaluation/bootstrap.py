@@ -25,7 +25,7 @@ class Intervals(NamedTuple):
 def bootstrap_interval(ranking: Ranking, rng: np.random.Generator) -> Intervals:
     """Return the 95 % interval of mAP over sets of N images sampled with replacement.
 
-    An image sampled k times counts k times. A class without objects in a round is left out of that round's mean.
+    An image sampled k times counts k times. A class without objects in a round is excluded from that round's mean.
     """
     samples = resampled(ranking, rng, ROUNDS).maps()
     if np.isnan(samples).all():

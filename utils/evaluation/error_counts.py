@@ -46,8 +46,8 @@ class ErrorRows(NamedTuple):
         areas = (self.boxes_xyxy[:, 2:] - self.boxes_xyxy[:, :2]).prod(1)
         order = np.lexsort((self.places, self.images, -areas, -self.sizes, self.kinds))
         kinds = self.kinds[order]
-        kept = order[np.arange(len(order)) - np.searchsorted(kinds, kinds) < MOST_ERRORS]
-        return ErrorRows._make(column[kept] for column in self)
+        rows = order[np.arange(len(order)) - np.searchsorted(kinds, kinds) < MOST_ERRORS]
+        return ErrorRows._make(column[rows] for column in self)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Errors:
     Attributes:
         confidence: threshold of the detections that count.
         images: int64 (N,), dataset indices, ascending.
-        finds, class_kind_counts: int64 (N, 6) and (C, 6), detections of each of `KINDS` by image and by class.
+        image_kind_counts, class_kind_counts: int64 (N, 6) and (C, 6), detections of each of `KINDS`.
         outcomes: uint8 (M,), of each object: `CORRECT`, `WRONG_CLASS`, `BADLY_PLACED` or `MISSED`.
         offsets: int64 (N + 1,), where the objects of each image start in `outcomes`.
         sizes: float64 (8,), sums of `ErrorRows.sizes` by kind, over all errors.
@@ -66,7 +66,7 @@ class Errors:
 
     confidence: float
     images: NDArray[np.int64]
-    finds: NDArray[np.int64]
+    image_kind_counts: NDArray[np.int64]
     class_kind_counts: NDArray[np.int64]
     outcomes: NDArray[np.uint8]
     offsets: NDArray[np.int64]
@@ -76,7 +76,7 @@ class Errors:
 
     def counts(self) -> dict[Kind, int]:
         """Return the number of detections of each of `KINDS`, and of missed objects."""
-        found = dict(zip(KINDS, self.finds.sum(0).tolist(), strict=True))
+        found = dict(zip(KINDS, self.image_kind_counts.sum(0).tolist(), strict=True))
         return {**found, Kind.MISSED: int((self.outcomes == Kind.MISSED).sum())}
 
 

@@ -26,7 +26,7 @@ VOTE_S = 5.0  # seconds between two votes on stopping
 
 
 class EvaluationStopped(Exception):
-    """A rank was asked to stop, and all ranks have ended the validation."""
+    """A stop was requested on a rank, and all ranks have ended the validation."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def evaluate(
         criterion: for the validation losses of a raw model; None = no losses.
 
     Raises:
-        EvaluationStopped: on every rank, where one was asked to stop.
+        EvaluationStopped: on every rank, where a stop was requested on one.
     """
     settings = settings or Settings()
     accelerator = world.accelerator
@@ -103,7 +103,7 @@ def _voting(batches: Iterator[Batch], stop_requested: Callable[[], bool] | None,
     """Yield the batches; after the first, and then about every `VOTE_S`, the ranks vote on stopping.
 
     A rank that has no batch left keeps voting until all are done. Each vote sets the number of batches until the next
-    one, by the pace of the slowest rank. If one was asked to stop, every rank raises EvaluationStopped.
+    one, by the pace of the slowest rank. If a stop was requested on one, every rank raises EvaluationStopped.
     """
     if stop_requested is None:
         yield from batches

@@ -168,8 +168,8 @@ class ShardEvaluation:
         for image, (_, matches, seconds) in zip(images, results, strict=True):
             self.matches.append(Matches.of_image(image, matches, keep_boxes=self.settings.errors))
             self.clock.add("nms", seconds)
-        for sink in collectors:
-            sink.add(batch, [detections for detections, *_ in results])
+        for collector in collectors:
+            collector.add(batch, [detections for detections, *_ in results])
 
     def _image(self, image: int, predict: Callable[[], Detections]) -> tuple[Detections, ImageMatches, float]:
         """Return detections and matches of one image, and seconds of NMS on the host.

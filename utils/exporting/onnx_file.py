@@ -31,7 +31,7 @@ image = np.asarray(Image.open("photo.jpg").convert("RGB"))
 rules = {"conf": np.array([0.4], np.float32), "iou": np.array([0.45], np.float32), "max_det": np.array([300], np.int64)}
 boxes, scores, classes = session.run(None, {"image": image, **rules})
 """
-_USAGE_BATCHED = "images uint8 (B, H, W, 3) RGB of one size; counts (B,) says how many of a picture's rows are found."
+_USAGE_BATCHED = "images uint8 (B, H, W, 3) RGB of one size; counts (B,) are the numbers of detections."
 _USAGE_RAW = "images float32 (B, 3, H, W) RGB in 0 … 1; predictions: cx, cy, w, h in pixels, then the classes' scores."
 
 

@@ -29,7 +29,7 @@ def shrink(g: Nodes, images: Value, before: Size, after: Size) -> Value:
     """Shrink uint8 (B, H, W, 3) to uint8 (B, 3, h, w) by area means.
 
     Where both ratios are whole, OpenCV adds the pixels and divides once. Half rounds to even, with 2×2 up. Otherwise
-    it weighs rows before columns. Here columns are second, so that values within 1e-6 of a half may round differently.
+    it averages along the rows first. Here the columns are first: values within 1e-6 of a half may round differently.
     """
     ratio = Size(g.Div(before.height, after.height), g.Div(before.width, after.width))
     whole = g.And(

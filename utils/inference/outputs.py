@@ -36,7 +36,7 @@ from tessera.utils.text import escape_control, first_of, harmless_cell, strict_j
 log = logging.getLogger(__name__)
 
 SCHEMA = "tessera-detections 1"  # of predictions.jsonl, see docs/detect.md
-_PICTURES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})  # kept formats; others become .jpg
+_IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})  # other formats become .jpg
 _LONGEST_SIDES = {".jpg": 65_500, ".jpeg": 65_500, ".webp": 16_383}  # limits of formats or their libraries in pixels
 _WAITING = 3  # most queued results, with their images
 _CSV_COLUMNS = ("Image Name", "Prediction", "Confidence", "Frame", "x1", "y1", "x2", "y2")
@@ -110,7 +110,7 @@ class AnnotatedFiles(Output):
         drawn = result.draw(frame.pixels, line_width=width, labels=labels, scores=scores)
         if frame.media == "picture":
             suffix = frame.name.suffix.lower()
-            _write_image(self._folder, place, suffix if suffix in _PICTURES else ".jpg", drawn)
+            _write_image(self._folder, place, suffix if suffix in _IMAGE_SUFFIXES else ".jpg", drawn)
             return
         if frame.source not in self._videos:
             fps = self._fps.get(frame.source)
@@ -172,7 +172,7 @@ class CropFiles(Output):
 
 
 class LineFile(Output):
-    """A new UTF-8 file of whole lines, each flushed at once for readers; invalid bytes of names are escaped.
+    """A new UTF-8 file of whole lines, each flushed immediately for readers; invalid bytes of names are escaped.
 
     Raises:
         UserError: of each method, where the file cannot be written.

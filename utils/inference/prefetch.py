@@ -21,7 +21,7 @@ _END = object()
 @contextmanager
 def prefetch(items: Iterable[T]) -> Iterator[Iterator[T]]:
     """Iterate over `items` in a thread, which ends with the context; their errors are raised in order."""
-    with ThreadPoolExecutor(1, "reading ahead") as pool:
+    with ThreadPoolExecutor(1, "prefetch") as pool:
         try:
             rest = iter(items)
             begun: Iterator[Future[Any]] = (pool.submit(next, rest, _END) for _ in count())
@@ -31,23 +31,23 @@ def prefetch(items: Iterable[T]) -> Iterator[Iterator[T]]:
 
 
 @contextmanager
-def detect_ahead(items: Iterable[T], find: Callable[[T], R], at_once: int) -> Iterator[Iterator[tuple[T, R]]]:
-    """Yield each item with `find(item)`, in order; errors of both are raised in order.
+def detect_ahead(items: Iterable[T], detect: Callable[[T], R], threads: int) -> Iterator[Iterator[tuple[T, R]]]:
+    """Yield each item with `detect(item)`, in order; errors of both are raised in order.
 
-    `items` are iterated in the caller's thread. `find` is called in `at_once` threads, which end with the context; 1 =
-    the caller's own.
+    `items` are iterated in the caller's thread, and `detect` is called in `threads` others, which end with the context;
+    with 1 in the caller's too.
     """
-    if at_once == 1:
-        yield ((item, find(item)) for item in items)
+    if threads == 1:
+        yield ((item, detect(item)) for item in items)
         return
-    with single_threaded_pool(at_once, "finding ahead") as pool:
-        yield _results(_begun(pool, items, find), at_once)
+    with single_threaded_pool(threads, "detection") as pool:
+        yield _results(_begun(pool, items, detect), threads)
 
 
-def _begun(pool: ThreadPoolExecutor, items: Iterable[T], find: Callable[[T], R]) -> Iterator[Future[tuple[T, R]]]:
+def _begun(pool: ThreadPoolExecutor, items: Iterable[T], detect: Callable[[T], R]) -> Iterator[Future[tuple[T, R]]]:
     try:
         for item in items:
-            yield pool.submit(lambda item: (item, find(item)), item)
+            yield pool.submit(lambda item: (item, detect(item)), item)
     except Exception as error:  # raised in order
         failed = Future[tuple[T, R]]()
         failed.set_exception(error)

@@ -123,8 +123,8 @@ class ByteTracks:
 
 def check_trackable(origins: Sequence[Origin]) -> None:
     """Raise a ConfigError where all sources are images; warn where some are."""
-    pictures = sum(origin.form == "picture" for origin in origins)
+    images = sum(origin.form == "picture" for origin in origins)
     if all(origin.form in _STILL for origin in origins):
         raise ConfigError(NO_VIDEO)
-    if pictures:
-        log.warning(f"--track: {pictures} of {len(origins)} sources are images, whose objects get no ids.")
+    if images:
+        log.warning(f"--track: {images} of {len(origins)} sources are images, whose objects get no ids.")

@@ -110,7 +110,7 @@ def _count(scene: _Scene, explained: NDArray[np.float32], placed: Sequence[tuple
     correct = scene.matches.kinds[counted] == Kind.CORRECT
     near = (scene.iou[counted] > BACKGROUND_IOU).sum(1) > correct
     places = near.astype(np.int64), scene.matches.classes[counted], bins_of(scene.scores[counted])
-    np.add.at(counts.finds, places, 1)
+    np.add.at(counts.detections, places, 1)
     np.add.at(counts.correct, tuple(place[correct] for place in places), 1)
     labels = scene.labels
     sizes = sizes_of(labels.boxes_xyxy, labels.size_hw)

@@ -65,13 +65,13 @@ class Counts(NamedTuple):
     """Counts of how well detector and labels agree.
 
     Attributes:
-        finds, correct: (2, C, BINS), detections by whether they reach a label that is not theirs, class and confidence;
+        detections, correct: (2, C, BINS), by whether they reach a label that is not theirs, class and confidence;
             and the true positives of them at IoU 0.5.
         supports: (C, 3, len(SUPPORTS) + 1), labels by class, size and confidence of the best detection there.
         overlaps: (C, BINS), labels by class and IoU with the best detection of their class.
     """
 
-    finds: NDArray[np.int64]
+    detections: NDArray[np.int64]
     correct: NDArray[np.int64]
     supports: NDArray[np.int64]
     overlaps: NDArray[np.int64]

@@ -83,7 +83,7 @@ def label_error_table(suspects: Sequence[LabelError], labels: int, images: int, 
     rows = counts(suspects)
     lines = [
         f"Label errors: {plural(len(suspects), 'suspect')} {among}, {sum(likely for *_, likely in rows):,} with a "
-        f"score of {LIKELY:g} and more:",
+        f"score of {LIKELY:g} or more:",
         f"{'kind':>22}{'suspects':>11}{f'from {LIKELY:g}':>11}",
     ]
     return lines + [f"{name:>22}{every:>11,}{likely:>11,}   {EXPLAINED[kind]}" for kind, name, every, likely in rows]

@@ -121,11 +121,11 @@ def _scores(rows: Rows, counts: Counts, index: DatasetIndex) -> NDArray[np.float
 
 
 def _trust(counts: Counts) -> NDArray[np.float64]:
-    """Estimate the precision of detections, (2, C, B) as `Counts.finds`; it rises with the confidence."""
-    finds, correct = (table.sum(1) for table in (counts.finds, counts.correct))
-    usual = np.stack([_rising((c + 1) / (n + 2), n + 2.0) for c, n in zip(correct, finds, strict=True)])
+    """Estimate the precision of detections, (2, C, B) as `Counts.detections`; it rises with the confidence."""
+    detections, correct = (table.sum(1) for table in (counts.detections, counts.correct))
+    usual = np.stack([_rising((c + 1) / (n + 2), n + 2.0) for c, n in zip(correct, detections, strict=True)])
     sure = slice(BINS // 4, None)  # of the others nearly all are false
-    expected = (counts.finds * usual[:, None])[..., sure].sum((0, 2))
+    expected = (counts.detections * usual[:, None])[..., sure].sum((0, 2))
     ratio = (counts.correct[..., sure].sum((0, 2)) + _WEIGHT) / (expected + _WEIGHT)
     trust: NDArray[np.float64] = (usual[:, None] * ratio[:, None]).clip(0, 1)
     return trust

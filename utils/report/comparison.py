@@ -31,8 +31,8 @@ def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
     """Print a comparison and write compare.json, on rank 0."""
     write_whole(run / "compare.json", f"{strict_json(headed(CompareConfig.program, found.as_dict()))}\n".encode())
     print_lines(*_lines(found, verbose), f"Results in {run}")
-    for asked in found.unmet:
-        log.error(f"{_named(asked)}: not met, found {found.value(asked):+.4f}")
+    for requirement in found.unmet:
+        log.error(f"{_named(requirement)}: not met, found {found.value(requirement):+.4f}")
 
 
 def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
@@ -54,13 +54,13 @@ def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
     )
     yield f"False positives: {flips.wrong_both:,} of both, {flips.wrong_a:,} of A alone, {flips.wrong_b:,} of B alone"
     yield found.verdict
-    for asked in found.requirements:
-        if asked not in found.unmet:
-            yield f"{_named(asked)}: met, found {found.value(asked):+.4f}"
+    for requirement in found.requirements:
+        if requirement not in found.unmet:
+            yield f"{_named(requirement)}: met, found {found.value(requirement):+.4f}"
 
 
-def _named(asked: Requirement) -> str:
-    return f'--require "{one_line(asked.text, 80)}"'
+def _named(requirement: Requirement) -> str:
+    return f'--require "{one_line(requirement.text, 80)}"'
 
 
 def _described(one: RunMetrics) -> str:
@@ -69,7 +69,7 @@ def _described(one: RunMetrics) -> str:
 
 
 def _class_lines(found: Comparison, verbose: bool) -> Iterator[str]:
-    """Return rows of all classes with `--verbose`, else of those that differ significantly."""
+    """Yield rows of all classes with `--verbose`, else of those that differ significantly."""
     beyond = [one for one in found.differences.classes if one.p_holm < LEVEL]
     shown = found.differences.classes if verbose else sorted(beyond, key=lambda one: -abs(one.ap.difference))[:_CLASSES]
     for one in shown:

@@ -50,7 +50,7 @@ class EpochBar:
 
     def __enter__(self) -> EpochBar:
         self._started = time.monotonic()
-        self._shown = self._started if self._plain else -math.inf  # a bar shows its first batch at once
+        self._shown = self._started if self._plain else -math.inf  # a bar shows its first batch immediately
         if self._prints:
             tqdm.write("".join(f"{name:>{_WIDTH}}" for name in self.columns), file=self._stream)
             if not self._plain:

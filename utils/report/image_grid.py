@@ -1,4 +1,4 @@
-"""Grids of images with boxes, as one JPEG."""
+"""Grids of images with boxes, in one JPEG."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def save_grid(
         image.save(file, "JPEG", quality=92, subsampling=0)
 
 
-def draw_annotations(picture: Pixels, marks: Annotations, names: Sequence[str], style: Style) -> Pixels:
+def draw_annotations(image: Pixels, marks: Annotations, names: Sequence[str], style: Style) -> Pixels:
     """Return a copy of an image, uint8 (h, w, 3) RGB, with boxes and labels."""
-    copy = np.array(picture, np.uint8, order="C")
+    copy = np.array(image, np.uint8, order="C")
     longest = max(copy.shape)
     size = round(max(longest / 80, min(max(longest / 40, 11), 20)))
     _paint(copy, marks, names, size, style, [])

@@ -34,9 +34,9 @@ class ResultsTable:
         """Open `path`, or create it, for epochs from `start_epoch` on; raise UserError for another kind of table."""
         self.path, self.columns = path, result_columns(loss_names)
         rows = _read_rows(path, self.columns)[1] if path.exists() else []
-        kept = [self.columns, *(row for row in rows if int(float(row[0])) < start_epoch)]
+        remaining = [self.columns, *(row for row in rows if int(float(row[0])) < start_epoch)]
         with atomic_write(path) as file:
-            file.write("".join(f"{','.join(cells)}\n" for cells in kept).encode())
+            file.write("".join(f"{','.join(cells)}\n" for cells in remaining).encode())
 
     def append(self, row: Mapping[str, float]) -> None:
         """Add one epoch; `row` has exactly the keys `columns`."""

@@ -109,7 +109,7 @@ class RunRecorder:
         shown = epoch is None or epoch + 1 == self._epochs
         self._predictions = SampleImageCollector(index, self._world.size, PREDICTED) if predicted else None
         self._samples = SampleImageCollector(index, self._world.size) if shown else None
-        return [sink for sink in (self._predictions, self._samples) if sink is not None]
+        return [collector for collector in (self._predictions, self._samples) if collector is not None]
 
     def epoch(self, epoch: int, figures: EpochMetrics) -> None:
         """Add the row of an epoch to results.csv and trackers; log the remaining time after the first.
@@ -129,12 +129,12 @@ class RunRecorder:
         left = self._epochs - epoch - 1
         if epoch == self._start_epoch and left and figures.images_per_s:
             log.info(f"{plural(left, 'more epoch')} at this pace: about {duration(left * figures.seconds)}")
-        sink, self._predictions = self._predictions, None
-        if sink is not None and len(sink) and metrics is not None:
+        collector, self._predictions = self._predictions, None
+        if collector is not None and len(collector) and metrics is not None:
             with warn_on_error("predictions.jpg"):
                 own = self.run / f"predictions_epoch{epoch}.jpg"  # a tracker may read it many epochs later
                 for path in (own, self.run / "predictions.jpg"):
-                    sink.write_predictions(path, metrics.confidence)
+                    collector.write_predictions(path, metrics.confidence)
                 self._loggers.image("predictions", own, epoch)
 
     def finish(self, epoch: int, checkpoint: Path, confidence: float) -> None:

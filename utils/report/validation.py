@@ -90,7 +90,7 @@ def report_label_errors(
     """
     listed = suspects(evidence, index)
     kinds = [{"kind": name, "suspects": every, "likely": likely} for _, name, every, likely in counts(listed)]
-    said: dict[str, Any] = {"kinds": kinds, "file": None, "page": None}
+    result: dict[str, Any] = {"kinds": kinds, "file": None, "page": None}
     judged = int(evidence.counts.supports.sum())
     print_lines(*label_error_table(listed, judged, len(index), len(index.classes) - judged))
     labels: dict[int, ImageLabels] = {}
@@ -98,14 +98,14 @@ def report_label_errors(
         labels = locate_labels(spec, index, sorted({suspect.image for suspect in listed}))
     with warn_on_error(FILE):
         write_label_errors(run / FILE, listed, index, labels)
-        said["file"] = str(run / FILE)
+        result["file"] = str(run / FILE)
         print_lines(f"Suspects: {run / FILE}")
     if not config.noreport:
         with warn_on_error(PAGE):
             write_whole(run / PAGE, label_errors_page(run.name, listed, index, labels, origin).encode())
-            said["page"] = str(run / PAGE)
+            result["page"] = str(run / PAGE)
             print_lines(f"Page: {run / PAGE}")
-    return said
+    return result
 
 
 def table_header() -> str:

@@ -141,7 +141,7 @@ class _Exported(Model):
     def __init__(
         self, description: Description, runtime: str, enable_concurrency: Callable[[], int] | None = None
     ) -> None:
-        self.description, self.runtime, self._compute_apart = description, runtime, enable_concurrency
+        self.description, self.runtime, self._enable_concurrency = description, runtime, enable_concurrency
         self.source, self.names, self.data = description.path.name, description.names, description.data
         self.imgsz, self.stride, self.size_hw = description.imgsz, description.stride, description.size_hw
         self.imgsz_origin = f"was made for {description.imgsz}"
@@ -149,7 +149,7 @@ class _Exported(Model):
         self.pixels = description.pixels
 
     def enable_concurrency(self) -> int:
-        return self._compute_apart() if self._compute_apart else 1
+        return self._enable_concurrency() if self._enable_concurrency else 1
 
     def describe(self, imgsz: int) -> str:
         return f"{self.source}: {self.runtime}"
@@ -203,7 +203,7 @@ class ExportedDetector(_Exported, ImageBackend):
         description, runtime, enable_concurrency: as of `_Exported`.
         run: maps the inputs to boxes (n, 4), scores (n,) and classes (n,); thread-safe.
         ranks: number of dimensions of each input; a UserError where an input is missing.
-        picture: name of the image input, uint8 (H, W, 3) RGB.
+        image: name of the image input, uint8 (H, W, 3) RGB.
     """
 
     def __init__(
@@ -212,19 +212,19 @@ class ExportedDetector(_Exported, ImageBackend):
         runtime: str,
         run: Callable[[dict[str, NDArray[Any]]], Sequence[NDArray[Any]]],
         ranks: Mapping[str, int],
-        picture: str = "image",
+        image: str = "image",
         enable_concurrency: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(description, runtime, enable_concurrency)
-        self._run, self._ranks, self._picture = run, ranks, picture
-        needed = {picture, "conf", "max_det"}.union(() if description.end2end else ("iou",))
+        self._run, self._ranks, self._image = run, ranks, image
+        needed = {image, "conf", "max_det"}.union(() if description.end2end else ("iou",))
         if missing := needed - ranks.keys():
             raise UserError(
                 f"{description.path}: found the inputs {', '.join(ranks)}, expected {', '.join(sorted(missing))} too. "
                 "Export again."
             )
 
-    def detect(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
+    def detect(self, image: NDArray[np.uint8], rules: NmsSettings) -> Detections:
         """As ImageBackend; a UserError for rules that the file does not support."""
         if self.nc > 1 and (rules.agnostic or not rules.multi_label):
             raise UserError(
@@ -239,8 +239,8 @@ class ExportedDetector(_Exported, ImageBackend):
             name: np.full([1] * self._ranks[name], limits[name]) for name in limits.keys() & self._ranks.keys()
         }
         with runtime_errors(self.runtime, self.description.path, "compute"):
-            found = self._run({self._picture: np.ascontiguousarray(picture), **thresholds})
-            boxes, scores, classes = checked_detections(found, self.nc, max_det, picture.shape[:2])
+            found = self._run({self._image: np.ascontiguousarray(image), **thresholds})
+            boxes, scores, classes = checked_detections(found, self.nc, max_det, image.shape[:2])
         if rules.class_confs:
             passing = np.flatnonzero(scores > np.array(rules.class_confs, np.float32)[classes])[: rules.max_det]
             boxes, scores, classes = boxes[passing], scores[passing], classes[passing]

@@ -37,7 +37,7 @@ class _Session:
     def rows(self, name: str, images: NDArray[Any]) -> NDArray[Any]:
         return np.asarray(self.opened.run(None, {name: images})[0])
 
-    def rows_apart(self, name: str, images: NDArray[Any]) -> NDArray[Any]:
+    def rows_concurrently(self, name: str, images: NDArray[Any]) -> NDArray[Any]:
         """Return the rows, image by image after `enable_concurrency`."""
         if self._pool is None or len(images) == 1:
             return self.rows(name, images)
@@ -78,17 +78,17 @@ def open_onnx(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exporte
     inputs = "; ".join(f"{value.name} {value.type} {value.shape}" for value in opened.get_inputs())
     strings = dict(opened.get_modelmeta().custom_metadata_map)
     description = Description.read(strings, path, f"its inputs: {inputs}")
-    runtime, apart = f"ONNX Runtime, {opened.get_providers()[0]}", session.enable_concurrency
+    runtime, concurrency = f"ONNX Runtime, {opened.get_providers()[0]}", session.enable_concurrency
     if not description.whole:
         first = opened.get_inputs()[0]
         batch = first.shape[0] if isinstance(first.shape[0], int) else None
-        predict = partial(session.rows_apart if batch is None else session.rows, first.name)
-        return ExportedNetwork(description, runtime, accelerator, predict, batch, apart)
+        predict = partial(session.rows_concurrently if batch is None else session.rows, first.name)
+        return ExportedNetwork(description, runtime, accelerator, predict, batch, concurrency)
     # Files of earlier exports have defaults for the thresholds.
     named = [*opened.get_inputs(), *opened.get_overridable_initializers()]
     ranks = {value.name: len(value.shape) for value in named}
     return ExportedDetector(
-        description, runtime, session.detect, ranks, "images" if "images" in ranks else "image", apart
+        description, runtime, session.detect, ranks, "images" if "images" in ranks else "image", concurrency
     )
 
 

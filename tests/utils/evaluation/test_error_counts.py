@@ -71,7 +71,7 @@ def test_the_threshold_decides_what_is_missed() -> None:
 def test_what_lies_in_an_ignored_region_is_no_error() -> None:
     region = np.array([-1], np.int32), np.array([ELSEWHERE], np.float32)
     found = errors_of([SCENES[Kind.BACKGROUND]], 2, regions=[region])
-    assert found.finds.sum() == 0 and len(found.worst.kinds) == 1, "the missed object alone"
+    assert found.image_kind_counts.sum() == 0 and len(found.worst.kinds) == 1, "the missed object alone"
 
 
 @given(seed=st.integers(0, 2**32 - 1), ranks=st.integers(2, 5), confidence=st.sampled_from([0.0, 0.3, 0.6]))
@@ -82,7 +82,7 @@ def test_counts_divide_all_and_any_cut_gives_equal_bits(seed: int, ranks: int, c
     found = errors_of(images, 3, confidence, regions=regions)
     matches = [match_image(*image, own) for image, own in zip(images, regions, strict=True)]
     counted = sum(int(((m.kinds != Kind.IGNORED) & (m.scores >= confidence)).sum()) for m in matches)
-    assert found.finds.sum() == found.class_kind_counts.sum() == counted == matrix_of(found)[:3].sum()
+    assert found.image_kind_counts.sum() == found.class_kind_counts.sum() == counted == matrix_of(found)[:3].sum()
     assert len(found.outcomes) == matrix_of(found)[:, :3].sum() == sum(len(c) for _, _, c in images)
     matrix, counts = matrix_of(found), found.counts()
     by_outcome = np.bincount(found.outcomes, minlength=len(Kind))
@@ -94,7 +94,7 @@ def test_counts_divide_all_and_any_cut_gives_equal_bits(seed: int, ranks: int, c
     assert_same_bits(errors_of(images, 3, confidence, cut, regions), found)
 
 
-def test_of_each_kind_the_worst_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_each_kind_the_worst_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same ones by any cut, ties included."""
     images = random_images(5, 40, 3, coarse=True, crowded=True)
     everything = errors_of(images, 3, 0.2).worst

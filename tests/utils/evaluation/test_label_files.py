@@ -27,6 +27,7 @@ def detections(n: int = 2) -> Detections:
         ),
         (["/d/1.jpg", "/d/1.png"], ["1.jpg", "1.png"]),
         (["/d/a/IMG.jpg", "/d/b/img.jpg"], ["a/IMG", "b/img"]),
+        (["/d/a/1.jpg", "/d/A/1.jpg", "/d/a/1.jpg"], ["a/1.jpg", "A/1.jpg-2", "a/1.jpg-3"]),
     ],
 )
 def test_output_stems(paths: list[str], stems: list[str]) -> None:

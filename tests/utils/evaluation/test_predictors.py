@@ -39,7 +39,7 @@ class Rows(Backend):
 
 
 class Whole(ImageBackend):
-    """The whole pipeline around it, picture by picture."""
+    """The whole pipeline around it, image by image."""
 
     imgsz = IMGSZ
 

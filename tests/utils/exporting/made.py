@@ -57,7 +57,7 @@ def checkpoint(path: Path, described: Mapping[str, Any], data: str = "shapes.yam
 
 
 def dataset(folder: Path, *, train: int = 2, val: int = 6, size: int = 120) -> Path:
-    """The YAML of a few drawn pictures of the checkpoint's classes."""
+    """The YAML of a few drawn images of the checkpoint's classes."""
     data = make_data(folder, train=train, val=val, size=size)
     for labels in folder.rglob("*.txt"):
         labels.write_text(re.sub(r"(?m)^\d+", lambda number: str(int(number[0]) % len(NAMES)), labels.read_text()))

@@ -76,7 +76,7 @@ def program(section: str, language: str) -> str:
 
 
 def other(code: str) -> str:
-    """The program with other thresholds: a runtime that passes over one finds what the page's own would."""
+    """The program with other thresholds: a runtime that ignores one detects what the page's own would."""
     for written, instead in zip(WRITTEN, OTHER, strict=True):
         code, count = re.subn(rf"(?<![\d.]){re.escape(str(written))}(?!\d)", str(instead), code)
         assert count == 1, f"{written} is there {count} times"
@@ -93,7 +93,7 @@ def folder(tmp_path: Path, made_onnx: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(made_pt: Path) -> dict[Limits, Result]:
-    """What the checkpoint itself finds at both sets of thresholds; each of the second is one that shows."""
+    """What the checkpoint itself detects at both sets of thresholds; each of the second is one that shows."""
 
     def of_checkpoint(conf: float, iou: float, max_det: int) -> Result:
         detector = Detector(made_pt, imgsz=96, conf_thres=conf, iou_thres=iou, max_det=max_det, device="cpu")

@@ -35,7 +35,7 @@ from tests.utils.exporting.made import FREE, NAMES, checkpoint, differing, pictu
 
 IMGSZ, IOU = 96, 0.45
 CONF = 0.375  # of the checkpoint
-# Heights and widths that real pictures are brought to; () = as they are.
+# Heights and widths that real images are resized to; () = as they are.
 REAL_SIZES: tuple[tuple[int, ...], ...] = (
     *((),) * 6,
     *((3000, 4000), (1080, 1920), (1213, 1800), (700, 300), (2000, 500), (200, 150), (64, 400), (641, 640), (1, 1)),
@@ -56,7 +56,7 @@ def detections(session: Any, image: np.ndarray, conf: float, max_det: int = 300)
 def assert_equal(
     session: Any, model: DetectionModel, image: np.ndarray, conf: float, max_det: int = 300, iou: float = IOU
 ) -> int:
-    """What the pipeline finds is found, and nothing else; returns how much that is."""
+    """The detections are those of the pipeline; returns their number."""
     rules = NmsSettings(conf, iou, max_det, has_objectness=model.head.has_objectness)
     expected = pipeline(model, image, IMGSZ, rules)
     found = detections(session, image, conf, max_det)

@@ -24,7 +24,7 @@ def test_the_same_items_in_order_and_an_error_after_them() -> None:
         assert list(itertools.islice(ahead, 100)) == list(range(100))
         with pytest.raises(OSError, match="gone"):
             next(ahead)
-    assert made_in == {"reading ahead_0"}
+    assert made_in == {"prefetch_0"}
 
 
 def test_no_more_than_a_few_are_made_and_the_thread_ends() -> None:
@@ -73,6 +73,6 @@ def test_detections_come_in_the_order_of_the_items(at_once: int, of_items: bool)
             next(found)
     assert max(begun) <= 20 + at_once
     for thread in threading.enumerate():
-        if thread.name.startswith("finding ahead"):
+        if thread.name.startswith("detection"):
             thread.join(10)
     assert threading.active_count() == before

@@ -124,7 +124,7 @@ def test_each_video_has_ids_of_its_own_and_an_image_none(
         sources[result.source] |= {box.track for box in result}
         assert (result.track_ids is None) == result.source.endswith("a.png")
     assert sources == {str(tmp_path / "a.png"): {None}, str(video): {None, 1, 2, 3}, str(other): {None, 1}}
-    assert "1 of 4 sources" in caplog.text
+    assert "1 of 4 sources are images" in caplog.text
 
 
 def made(

@@ -148,7 +148,7 @@ def test_labels_of_classes_that_the_weights_lack_are_left_out() -> None:
 
 
 def test_a_class_that_is_often_found_falsely_counts_for_less() -> None:
-    """Two labels are missing, of two classes; of one of them the detector finds many others that are not there."""
+    """Two labels are missing, of two classes; of one of them the detector detects many others that are not there."""
     true = scenes()
     a, b = (next(i for i, scene in enumerate(true) if scene.classes[0] == c) for c in (0, 1))
     labelled = [with_error(s, LabelErrorKind.MISSING) if i in (a, b) else s for i, s in enumerate(true)]

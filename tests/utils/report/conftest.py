@@ -28,7 +28,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Figure]]:
 
 @pytest.fixture
 def picture(tmp_path: Path) -> Path:
-    """A small red picture."""
+    """A small red image."""
     path = tmp_path / "val_batch0_pred.jpg"
     cv2.imwrite(str(path), np.full((20, 30, 3), (0, 0, 255), np.uint8))
     return path

@@ -26,7 +26,7 @@ BOX = "0 0.5 0.5 0.5 0.5\n"
 
 @pytest.fixture
 def yaml(tmp_path: Path) -> Path:
-    """Pets with a near-duplicate and a dark picture."""
+    """Pets with a near-duplicate and a dark image."""
     root = tmp_path / "pets"
     made = write_dataset(root, {f"{split}/{number}": BOX for split in ("train", "val") for number in range(4)})
     drawn = render_image("train", 0, size=320)[0]
@@ -92,7 +92,7 @@ def test_any_number_of_findings_stays_below_five_megabytes_and_names_are_text(tm
     assert "more not shown" in text and html.escape(HOSTILE[0]) in text
 
 
-def test_a_picture_that_is_gone_is_listed_without_a_copy(tmp_path: Path) -> None:
+def test_an_image_that_is_gone_is_listed_without_a_copy(tmp_path: Path) -> None:
     check = made_check(tmp_path / "pictures", 2, ["a", "b", "c"])
     shutil.rmtree(tmp_path / "pictures")
     text = data_page(check, DatasetSpec("a", tmp_path / "a.yaml", tmp_path, {}, ()))

@@ -76,7 +76,7 @@ def test_boxes_shrink_with_their_image_in_a_grid() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(count=st.integers(1, 20), height=st.integers(1, 700), width=st.integers(1, 700))
-def test_any_batch_fits_the_picture(count: int, height: int, width: int) -> None:
+def test_any_batch_fits_the_grid(count: int, height: int, width: int) -> None:
     picture = grid(grey(count, height, width), [marks([], [])] * min(count, 16), NAMES, [])
     assert max(picture.shape[:2]) <= MAX_SIDE
     assert min(picture.shape[:2]) >= 1
@@ -152,7 +152,7 @@ def test_each_part_of_a_text_has_a_font_with_its_characters(monkeypatch: pytest.
     assert font_runs("แมว 0.87") == [(Path("thai.ttf"), "แมว"), (Path("latin.ttf"), " 0.87")]
 
 
-def test_a_class_whose_characters_no_font_has_is_told_by_its_number(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_class_whose_characters_no_font_has_is_shown_by_its_number(caplog: pytest.LogCaptureFixture) -> None:
     for cached in (palette.class_text, palette._warn_of_fonts):
         cached.cache_clear()
     names = ["cat", "\U0010fffd", "a\U0010fffdb", "\U0010fffc"]

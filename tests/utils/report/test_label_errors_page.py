@@ -20,7 +20,7 @@ ORIGIN = RunInfo(ValConfig(find_errors=True), "best.pt", 640, "cpu")
 
 
 def made_label_errors(folder: Path, count: int) -> tuple[list[LabelError], DatasetIndex, dict[int, ImageLabels]]:
-    """Suspects of all kinds in a few pictures, whose classes have hostile names."""
+    """Suspects of all kinds in a few images, whose classes have hostile names."""
     sizes = [(120, 160)] * 6
     index = dataclasses.replace(
         make_index(sizes, paths=write_images(folder / "images", sizes), classes=[[0, 1]] * 6), names=tuple(HOSTILE)

@@ -37,7 +37,7 @@ def test_a_confusion_matrix_of_many_classes_shows_the_most_confused(tmp_path: Pa
     shown = [label.get_text() for label in axes.get_xticklabels()]
     assert len(shown) == 41 and shown[-2:] == ["other 1,164", "background"]
     assert {"class 2", "class 700", "class 900"} <= set(shown)
-    assert axes.get_title().endswith("39 most confused of 1,203 classes, the others as one")
+    assert axes.get_title().endswith("39 most confused of 1,203 classes, the others together")
     cells = axes.images[0].get_array().filled(0)
     column = dict(zip(shown, cells[:, shown.index("class 700")], strict=True))
     assert column["class 700"] == 0.5 and column["class 900"] == 0.25
@@ -49,7 +49,7 @@ def test_a_confusion_matrix_of_many_classes_shows_the_most_confused(tmp_path: Pa
 def test_labels_of_many_objects_are_counted_in_pieces(
     tmp_path: Path, figures: list[Figure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cells and bars hold what a count of all objects at once gives, whatever the pieces."""
+    """Cells and bars hold what a count of all objects together gives, whatever the pieces."""
     monkeypatch.setattr(labels, "_AT_ONCE", 999)
     data = index(names(600, "short"), 30_000)
     plot_labels(data, tmp_path / "labels.jpg")

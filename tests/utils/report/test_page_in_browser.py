@@ -55,7 +55,7 @@ def shown(tab: Tab) -> list[dict[str, str]]:
 
 
 def texts(tab: Tab, query: str) -> list[str]:
-    """The texts of what a query finds."""
+    """The texts that a query selects."""
     found: list[str] = tab.run(f"[...document.querySelectorAll({query!r})].map(e => e.textContent)")
     return found
 
@@ -84,7 +84,7 @@ def test_1203_classes_fit(tmp_path: Path) -> None:
         assert tab.said == [] and tab.requested == []
 
 
-def test_a_click_on_the_matrix_leads_to_its_pictures(tab: Tab, facts: ReportData) -> None:
+def test_a_click_on_the_matrix_leads_to_its_images(tab: Tab, facts: ReportData) -> None:
     cells = tab.run("[...document.querySelectorAll('button[data-pair]')].map(e => [e.dataset.pair, +e.textContent])")
     everything, first = listed(tab), shown(tab)
     assert len(cells) > 5 and first == everything[:24]

@@ -37,7 +37,7 @@ def batch(first: int, count: int, size_hw: tuple[int, int], padding: int = 0) ->
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[list[Pixels], list[Annotations]]]:
-    """Images and boxes of each picture, by its name."""
+    """Images and boxes of each grid, by its name."""
     found = {}
     monkeypatch.setattr(
         sample_images, "save_grid", lambda i, a, names, captions, target: found.update({target.name: (i, a)})
@@ -45,13 +45,11 @@ def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[list[Pixels], li
     return found
 
 
-def test_a_picture_shows_images_of_all_shapes(
+def test_a_grid_shows_images_of_all_shapes(
     tmp_path: Path, written: dict[str, tuple[list[Pixels], list[Annotations]]]
 ) -> None:
     """Spread over the share of a rank, which comes sorted by shape; two images in the last batch are enough."""
-    sink = SampleImageCollector(
-        index(["a", "b"], 5 * 192), ranks=2
-    )  # 96 images for this rank: every other one is shown
+    sink = SampleImageCollector(index(["a", "b"], 5 * 192), ranks=2)  # of 96 images every other one is shown
     for first, count, size_hw in ((0, 40, (64, 64)), (40, 40, (48, 64)), (80, 16, (64, 32))):
         shown = batch(first, count, size_hw, padding=8)
         sink.add(shown, [NOTHING] * count)
@@ -65,7 +63,7 @@ def test_a_picture_shows_images_of_all_shapes(
     assert boxes[0].tolist() == [0, 0, 64, 64]
 
 
-def test_few_images_fill_one_picture_and_large_ones_are_kept_small(
+def test_few_images_fill_one_grid_and_large_ones_stay_small(
     tmp_path: Path, written: dict[str, tuple[list[Pixels], list[Annotations]]]
 ) -> None:
     sink = SampleImageCollector(index(["a", "b"], 25), ranks=1)

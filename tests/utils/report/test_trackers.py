@@ -29,7 +29,7 @@ def test_the_names_of_the_flag_are_the_trackers() -> None:
     assert tuple(TRACKERS) == LOGGER_NAMES
 
 
-def test_tensorboard_holds_scalars_and_pictures(tmp_path: Path, picture: Path) -> None:
+def test_tensorboard_holds_scalars_and_images(tmp_path: Path, picture: Path) -> None:
     use(["tensorboard"], tmp_path / "run", picture)
     events = EventAccumulator(str(tmp_path / "run")).Reload()
     assert events.Tags()["scalars"] == ["train/box_loss"]
@@ -41,7 +41,7 @@ def test_tensorboard_holds_scalars_and_pictures(tmp_path: Path, picture: Path) -
     assert "config/text_summary" in events.Tags()["tensors"]
 
 
-def test_pictures_in_an_event_file_stay_small_and_legible(tmp_path: Path) -> None:
+def test_images_in_an_event_file_stay_small_and_legible(tmp_path: Path) -> None:
     """Whatever they hold (noise compresses worst): a run has 26, and viewers read the file whole."""
     cv2.imwrite(str(tmp_path / "noise.jpg"), np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), np.uint8))
     cv2.imwrite(str(tmp_path / "chart.png"), np.full((1200, 1500, 3), 255, np.uint8))

@@ -88,7 +88,7 @@ ROWS = np.array([[[32, 32, 20, 20, 0.5, 0.25, 0], [30, 30, 9, 9, 0, 0, 0.75]]], 
 
 
 def write_answer(path: Path, answer: Mapping[str, NDArray[Any]], strings: Mapping[str, str] = WHOLE_STRINGS) -> Path:
-    """A whole detector that finds `answer`, its outputs by name."""
+    """A whole detector that detects `answer`, its outputs by name."""
     inputs = "uint8[height, width, 3] image, float conf, float iou, int64 max_det"
     return _write_constants(path, inputs, answer, strings)
 
@@ -101,13 +101,13 @@ def write_rows(path: Path, rows: NDArray[Any], strings: Mapping[str, str] = STRI
 def _write_constants(path: Path, inputs: str, outputs: Mapping[str, NDArray[Any]], strings: Mapping[str, str]) -> Path:
     """A file whose outputs are constants."""
     onnx = import_extra("onnx", "export", "a test")
-    kept = [onnx.numpy_helper.from_array(np.asarray(value), f"kept_{name}") for name, value in outputs.items()]
+    constants = [onnx.numpy_helper.from_array(np.asarray(value), f"const_{name}") for name, value in outputs.items()]
     value_of = onnx.helper.make_tensor_value_info
-    infos = [value_of(name, one.data_type, None) for name, one in zip(outputs, kept, strict=True)]
-    body = " ".join(f"{name} = Identity (kept_{name})" for name in outputs)
+    infos = [value_of(name, one.data_type, None) for name, one in zip(outputs, constants, strict=True)]
+    body = " ".join(f"{name} = Identity (const_{name})" for name in outputs)
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> answers ({inputs}) => () {{ {body} }}')
     model.graph.output.extend(infos)
-    model.graph.initializer.extend(kept)
+    model.graph.initializer.extend(constants)
     onnx.helper.set_model_props(model, dict(strings))
     onnx.save(model, path)
     return path

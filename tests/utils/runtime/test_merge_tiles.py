@@ -58,7 +58,7 @@ def drawn(size_hw: tuple[int, int], boxes: list[tuple[int, int, int, int]]) -> N
 
 
 class WhiteBoxes(ImageBackend):
-    """A detector of white boxes that finds no less than 8 pixels of one, and is surer of large ones.
+    """A detector of white boxes that detects no less than 8 pixels of one, and is surer of large ones.
 
     Args:
         largest: pictures with a longer side have nothing in them.
@@ -84,7 +84,7 @@ class WhiteBoxes(ImageBackend):
 
 
 def found_in_tiles(picture: NDArray[np.uint8], tile: int, overlap: float, *, whole: bool = True) -> NDArray[np.float32]:
-    """Boxes from top to bottom; `whole`: the whole picture shows them too, not its tiles alone."""
+    """Boxes from top to bottom; `whole`: the whole image shows them too, not its tiles alone."""
     backend = WhiteBoxes() if whole else WhiteBoxes(largest=tile)
     found, _ = Pipeline(backend, 64, tile, overlap)(picture, RULES)
     boxes = found.boxes_xyxy.numpy()

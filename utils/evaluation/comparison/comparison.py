@@ -88,11 +88,11 @@ class Comparison:
         a, b = (float(sum(getattr(run, metric) for run in side)) / len(side) for side in (self.a, self.b))
         return a, b
 
-    def value(self, asked: Requirement) -> float:
+    def value(self, requirement: Requirement) -> float:
         """Return the value that a requirement constrains."""
-        if asked.end:
-            return float(getattr(getattr(self, asked.metric), asked.end))
-        a, b = self.means(asked.metric)
+        if requirement.end:
+            return float(getattr(getattr(self, requirement.metric), requirement.end))
+        a, b = self.means(requirement.metric)
         return b - a
 
     def as_dict(self) -> dict[str, Any]:
@@ -140,14 +140,14 @@ def _overall(found: Differences) -> str:
     if not any(one.ap.difference or one.ap.high - one.ap.low for one in found.classes):
         return "A and B have equal metrics in every class."
     bounds = f"{overall.low:+.3f} to {overall.high:+.3f}"
-    said = f"mAP50-95 {overall.difference:+.3f} (95 % interval {bounds}, {p_value(overall.p)})"
+    summary = f"mAP50-95 {overall.difference:+.3f} (95 % interval {bounds}, {p_value(overall.p)})"
     if overall.p < LEVEL and overall.low > 0:
-        return f"B is better than A: {said}."
+        return f"B is better than A: {summary}."
     if overall.p < LEVEL and overall.high < 0:
-        return f"B is worse than A: {said}."
+        return f"B is worse than A: {summary}."
     if max(abs(overall.low), abs(overall.high)) <= MATTERS:
-        return f"No difference of {MATTERS:g} or more: {said}."
-    return f"Undecided: {said}. {_what_it_takes(found)}"
+        return f"No difference of {MATTERS:g} or more: {summary}."
+    return f"Undecided: {summary}. {_what_it_takes(found)}"
 
 
 def p_value(p: float) -> str:

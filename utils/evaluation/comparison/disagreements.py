@@ -33,13 +33,13 @@ class ImageResult(NamedTuple):
 
 def detections_above(matches: Matches, threshold: float) -> dict[int, ImageResult]:
     """Return the detections of each image above a confidence threshold."""
-    finds, start = {}, 0
+    results, start = {}, 0
     sizes = zip(*(column.tolist() for column in matches[:3]), strict=True)
     for image, objects, detections in sizes:
         end = start + int((matches.scores[start : start + detections] >= threshold).sum())
         kinds, found = matches.kinds[start:end], np.zeros(objects, np.bool_)
         found[matches.objects[start:end][kinds == Kind.CORRECT]] = True
-        finds[image] = ImageResult(
+        results[image] = ImageResult(
             matches.boxes_xyxy[start:end],
             matches.scores[start:end],
             matches.classes[start:end],
@@ -47,7 +47,7 @@ def detections_above(matches: Matches, threshold: float) -> dict[int, ImageResul
             found,
         )
         start += detections
-    return finds
+    return results
 
 
 class ImageDisagreements(NamedTuple):

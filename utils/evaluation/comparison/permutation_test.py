@@ -20,8 +20,8 @@ def permutation_p_value(observed: float, swapped: NDArray[np.float64], images: i
     """Return the two-sided p-value of a difference from those with random images swapped, (R,).
 
     It is the fraction of rounds with as large a difference, the observed one included. Where they are too few to count,
-    the normal tail of the same variance is used, at least 2^(1 - images), the smallest possible value for so many
-    images that can change it.
+    the normal tail of the same variance is used, at least 2^(1 - images): no smaller value is possible if `images`
+    images can change the difference.
     """
     extreme = int((np.abs(swapped) >= abs(observed) - 1e-12).sum())
     p = (1 + extreme) / (1 + len(swapped))

@@ -130,10 +130,10 @@ def without_ties(
     is_full = len(found) >= rules.max_det
     is_beyond = scores <= (float(found.scores[-1]) + allowed.margin if is_full else -np.inf)
     is_suppressed = over.max(1, initial=0) >= rules.iou - allowed.overlap
-    return _kept(reference, ~(is_gone & (is_suppressed | is_beyond))), _kept(found, ~(is_new & is_alone))
+    return _select(reference, ~(is_gone & (is_suppressed | is_beyond))), _select(found, ~(is_new & is_alone))
 
 
-def _kept(found: Detections, mask: NDArray[np.bool_]) -> Detections:
+def _select(found: Detections, mask: NDArray[np.bool_]) -> Detections:
     rows = torch.from_numpy(mask)
     return Detections(found.boxes_xyxy[rows], found.scores[rows], found.classes[rows])
 

@@ -224,10 +224,8 @@ def _not_known(path: str) -> str:
 
 
 def _endings() -> str:
-    pictures, videos = (
-        " ".join(sorted(s[1:] for s in suffixes)) for suffixes in (IMAGE_SOURCE_SUFFIXES, VIDEO_SUFFIXES)
-    )
-    return f"Expected files that end in {pictures}; {videos}."
+    images, videos = (" ".join(sorted(s[1:] for s in suffixes)) for suffixes in (IMAGE_SOURCE_SUFFIXES, VIDEO_SUFFIXES))
+    return f"Expected files that end in {images}; {videos}."
 
 
 def _name_of_address(address: str) -> str:

@@ -101,7 +101,7 @@ class Sources:
     def _items(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
         """Yield the items of a source; streams are appended to `streams` instead."""
         if origin.form == "picture":
-            yield from self._picture(origin, Path(origin.where))
+            yield from self._image(origin, Path(origin.where))
         elif origin.form == "stdin":
             yield from self._from_stdin(origin, streams)
         elif origin.form == "address":
@@ -113,7 +113,7 @@ class Sources:
         else:
             yield _unreadable(origin, origin.why)
 
-    def _picture(self, origin: Origin, encoded: Path | bytes) -> Iterator[Item]:
+    def _image(self, origin: Origin, encoded: Path | bytes) -> Iterator[Item]:
         try:
             frame = Frame(self.read(encoded), origin.source, name=origin.place)
         except ConfigError:  # affects the whole run
@@ -138,7 +138,7 @@ class Sources:
         if found is None:
             streams.append(replace(origin, form="stream"))
         elif isinstance(found, bytes):
-            yield from self._picture(origin, found)
+            yield from self._image(origin, found)
         else:
             with found:
                 yield from read_video(origin, self.vid_stride, found.name)
@@ -150,7 +150,7 @@ class Sources:
         try:
             for found in read_stdin(sys.stdin.buffer):
                 if isinstance(found, bytes):
-                    yield from self._picture(origin, found)
+                    yield from self._image(origin, found)
                 else:
                     yield from self._items(parse_line(found), streams)
         except ConfigError:

@@ -16,7 +16,7 @@ from tessera.utils.text import one_line, plural
 MOST_WAITING = 8  # queued frames of a stream with --every-frame
 _STALL_TIMES = 10  # times the usual time between two frames
 _USUAL = 0.1  # weight of the newest frame in that time
-_JOIN_S = 0.5  # a thread that waits for a server ends by itself later
+_JOIN_S = 0.5  # a thread that waits for a server ends later
 _LOOK_S = 1.0  # interval of checks for Ctrl-C
 
 
@@ -162,7 +162,7 @@ class StreamReader(threading.Thread):
 
     def _failure_message(self) -> str:
         if self.origin.form == "camera":
-            return f"camera {self.origin.where} delivers no image."
+            return f"camera {self.origin.where} delivers no image. Check its number and its connection."
         return f"no frame arrived in {plural(self._timeouts.tries, 'attempt')}. Check the URL and the network."
 
 

@@ -89,7 +89,7 @@ def _class_histogram(axes: Axes, counts: NDArray[np.int64], names: Sequence[str]
         axes.stairs(counts, np.arange(len(counts) + 1) - 0.5, fill=True, color=BLUE)
     style(axes, f"Objects: {int(counts.sum()):,}   Classes: {len(counts):,}   Images: {images:,}", "", "Objects")
     if len(counts) <= NAMED_CLASSES:
-        level = len(counts) * min(max(map(len, names), default=0), 17) <= 140  # so many characters fit side by side
+        level = len(counts) * min(max(map(len, names), default=0), 17) <= 140  # characters that fit side by side
         axes.set_xticks(positions, [class_label(name, 140 // len(counts) if level else 30) for name in names])
         size = float(np.clip(700 / max(len(counts), 1), 6, 11))
         axes.tick_params(axis="x", labelsize=size, rotation=0 if level else 90, length=0)

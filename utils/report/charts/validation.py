@@ -56,7 +56,7 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, confidence: float, names: 
     chosen, matrix = most_confused(confusion, most)
     labels = [*(names[i] for i in chosen), "background"]
     if len(chosen) < len(names):
-        title = f"{title}\n{most} most confused of {len(names):,} classes, the others as one"
+        title = f"{title}\n{most} most confused of {len(names):,} classes, the others together"
         labels.insert(-1, f"other {len(names) - most:,}")
     count = len(labels)
     totals = matrix.sum(0, keepdims=True).astype(float)

@@ -1,4 +1,4 @@
-"""data_report.html: results of `--check-data` as one self-contained page."""
+"""data_report.html: results of `--check-data` as a self-contained page."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_data_page(check: DatasetCheck, spec: DatasetSpec, folder: Path) -> Pat
 def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
     """Render the page; equal datasets give equal text."""
     copies = ThumbnailEncoder(spec.pixels)
-    told = {"Errors": check.errors, "Problems": check.problems, "Notes": check.notes}
+    findings = {"Errors": check.errors, "Problems": check.problems, "Notes": check.notes}
     remarks = {kind: [remark for remark in check.remarks if kind == remark.kind] for kind in KINDS}
     columns = [column for own in check.counts for column in (own.class_images, own.class_objects)]
     rows = zip(check.names, *columns, strict=True) if columns else ()
@@ -53,9 +53,9 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
         verdict=check.lines()[-1],
         check=check,
         words=in_words(check),
-        told=[
+        findings=[
             (kind, [readable(line, _LINE) for line in lines[:MOST_LINES]], len(lines))
-            for kind, lines in told.items()
+            for kind, lines in findings.items()
             if lines
         ],
         counts=check.counts,

@@ -1,1 +1,1 @@
-"""`report.html`: a validation, and the training that it ends, as one page that needs nothing but itself."""
+"""`report.html`: a validation, and the training that it ends, as a self-contained page."""

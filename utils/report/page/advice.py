@@ -147,8 +147,8 @@ def waits(share: float) -> str:
 
 def skipped_steps(steps: int) -> str:
     """Count the steps without a finite gradient."""
-    said = f"{plural(steps, 'step')} skipped for a gradient that was not finite: see the log of the run."
-    return said if steps else ""
+    text = f"{plural(steps, 'step')} skipped for a gradient that was not finite: see the log of the run."
+    return text if steps else ""
 
 
 def too_small(interval: tuple[float, float], images: int) -> str:

@@ -91,7 +91,7 @@ def answers(facts: ReportData) -> dict[str, list[str]]:
         longer = [advice.more_epochs(results["metrics/mAP_0.5:0.95"].to_numpy(float)), advice.overfits(losses)]
         skipped = advice.skipped_steps(origin.skipped)
     split = splits_of(facts)[0]
-    asked = {
+    sentences = {
         "Did it go well?": went,
         "Would more epochs help?": longer,
         "Which class lacks images?": [
@@ -105,8 +105,8 @@ def answers(facts: ReportData) -> dict[str, list[str]]:
             advice.problems(len(facts.index.problems), readable(shlex.quote(origin.config.data), 100)),
         ],
     }
-    said = {question: [sentence for sentence in told if sentence] for question, told in asked.items()}
-    return {question: told for question, told in said.items() if told}
+    answered = {question: list(filter(None, answer)) for question, answer in sentences.items()}
+    return {question: answer for question, answer in answered.items() if answer}
 
 
 def _speed(facts: ReportData) -> list[str]:
@@ -115,8 +115,7 @@ def _speed(facts: ReportData) -> list[str]:
         times = facts.results[["time/epoch_s", "time/data_wait"]].dropna().to_numpy(float)
         share = float(np.average(times[:, 1], weights=times[:, 0])) if times[:, 0].sum() > 0 else math.nan
     speed = advice.speed_line(facts.found.metrics.speed_ms, (1, 3, facts.origin.imgsz, facts.origin.imgsz))
-    told = [advice.waits(share), f"{speed}."]
-    return [sentence for sentence in told if sentence]
+    return [sentence for sentence in (advice.waits(share), f"{speed}.") if sentence]
 
 
 def _versions(facts: ReportData) -> dict[str, str]:

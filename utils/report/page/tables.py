@@ -55,7 +55,7 @@ def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int
     """Select the most confused classes, ascending, and their matrix.
 
     Returns:
-        (c,), all if there are at most `most`; and counts (G, G) of these, of all others as one group if any, and of
+        (c,), all if there are at most `most`; and counts (G, G) of these, of all others together if any, and of
         background.
     """
     chosen = np.sort(confusion.confusions().argsort(kind="stable")[-most:])
@@ -65,7 +65,7 @@ def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int
 
 
 def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Row:
-    """Return the confusion matrix: `names`, `left` classes grouped as one, and cells by predicted class.
+    """Return the confusion matrix: `names`, `left` classes grouped together, and cells by predicted class.
 
     `shown_pairs` are those of the errors in the gallery.
     """
@@ -151,7 +151,7 @@ def splits_of(facts: ReportData) -> list[DatasetIndex]:
 
 
 def dataset(facts: ReportData) -> Row:
-    """Summarise the dataset: images, objects and box sizes of each split, and what is left out."""
+    """Summarise the dataset: images, objects and box sizes of each split, and what it leaves out."""
     splits = splits_of(facts)
     excluded = [readable(index.excluded_summary, 1000) for index in splits if index.excluded_summary]
     return {"splits": [_split(index) for index in splits], "excluded": excluded}

@@ -34,8 +34,8 @@ def render_page(template: str, **values: Any) -> str:
 
 def format_commands(text: str) -> Markup:
     """Escape a sentence, with commands in backticks and flags as code."""
-    said = _COMMAND.sub(r"<code>\1</code>", str(escape(text)))
-    return Markup(_FLAG.sub(r'<span class="flag">\1</span>', said))  # it is escaped above
+    marked = _COMMAND.sub(r"<code>\1</code>", str(escape(text)))
+    return Markup(_FLAG.sub(r'<span class="flag">\1</span>', marked))  # it is escaped above
 
 
 @cache

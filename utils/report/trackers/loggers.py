@@ -162,10 +162,10 @@ class Loggers:
 
 def _open(name: str, api: Any, run: Path, config: dict[str, Any], resume: bool) -> Tracker:
     """Open the tracker's run, and store its id for `--resume`."""
-    kept = run / f"{name}.id"
-    previous = kept.read_text().strip() if resume and kept.is_file() else None
+    id_file = run / f"{name}.id"
+    previous = id_file.read_text().strip() if resume and id_file.is_file() else None
     tracker = TRACKERS[name](api, run, config, previous)
     if tracker.run_id is not None and tracker.run_id != previous:
-        with atomic_write(kept) as file:
+        with atomic_write(id_file) as file:
             file.write(tracker.run_id.encode())
     return tracker

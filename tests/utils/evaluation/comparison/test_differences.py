@@ -137,7 +137,7 @@ def test_seeds_that_differ_widen_the_interval() -> None:
 
 
 @pytest.mark.slow
-def test_trainings_that_differ_by_chance_are_told_apart_in_5_percent_at_most() -> None:
+def test_trainings_that_differ_by_chance_are_found_to_differ_in_5_percent_at_most() -> None:
     """Three and two runs a side, whose skills vary by seed on the same images."""
     rng = np.random.default_rng(11)
     p = []

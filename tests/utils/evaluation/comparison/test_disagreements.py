@@ -17,16 +17,16 @@ from tests.utils.evaluation.made_images import random_images, random_regions, sh
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60)
-def test_finds_are_the_matches_of_a_validation(seed: int) -> None:
+def test_results_are_the_matches_of_a_validation(seed: int) -> None:
     """They are those of the detections that reach the threshold alone, also with ties."""
     images = random_images(seed, 3, 3, coarse=True, crowded=True)
     regions = random_regions(images, seed, 3)
-    finds = detections_above(share(images, regions=regions), 0.5)
-    assert list(finds) == [0, 1, 2]
+    results = detections_above(share(images, regions=regions), 0.5)
+    assert list(results) == [0, 1, 2]
     for number, (detections, boxes, classes) in enumerate(images):
         sure = detections.scores >= 0.5
         kept = Detections(detections.boxes_xyxy[sure], detections.scores[sure], detections.classes[sure])
-        alone, own = match_image(kept, boxes, classes, regions[number]), finds[number]
+        alone, own = match_image(kept, boxes, classes, regions[number]), results[number]
         correct = alone.correct[:, 0]
         assert own.found.sum() == correct.sum() and len(own.found) == len(classes)
         np.testing.assert_array_equal(own.wrong, ~correct & (alone.in_regions == 0))
@@ -50,7 +50,7 @@ INDEX = make_index([(400, 400)] * 30, classes=[[0, 1, 2]] * 30)
 
 
 def test_flips_by_hand() -> None:
-    """Image 3 is worse by an object and two wrong finds, image 5 better by one, image 7 flips both ways."""
+    """Image 3 is worse by an object and two false positives, image 5 better by one, image 7 flips both ways."""
     a, b = ({image: found(image, 0, 1) for image in range(30)} for _ in range(2))
     b[3] = found(3, 0, wrong=2)
     b[5] = found(5, 0, 1, 2)

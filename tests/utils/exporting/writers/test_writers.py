@@ -16,14 +16,14 @@ from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork
 from tessera.utils.runtime.open_model import open_exported
 from tests.utils.exporting.made import NAMES
 
-pytestmark = pytest.mark.slow  # five exports, and each tried on a score of pictures
+pytestmark = pytest.mark.slow  # five exports, and each tried on a score of images
 
 INCLUDED = ("openvino", "torchscript", "pt2", "safetensors")
 
 
 @pytest.fixture(scope="module")
 def written(made_pt: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The files by suffix; that each finds what the checkpoint finds is checked by the export itself."""
+    """The files by suffix; that each detects what the checkpoint detects is checked by the export itself."""
     for package in ("onnx", "onnxscript", "openvino", "safetensors"):
         pytest.importorskip(package)
     source = tmp_path_factory.mktemp("writers") / "best.pt"

@@ -21,7 +21,7 @@ from tests.utils.inference.sources.made_sources import events, frames, items, re
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three pictures, one of them deeper, and what is none; the working folder is another one."""
+    """Three images, one of them deeper, and what is none; the working folder is another one."""
     for seed, name in enumerate(["b.jpg", "a.png", "deep/c.jpg", ".hidden.jpg"]):
         write_image(tmp_path / "in" / name, seed=seed)
     (tmp_path / "in" / "notes.md").write_text("none")
