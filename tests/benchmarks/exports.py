@@ -37,14 +37,14 @@ CONF, IOU, MAX_DET = 0.25, 0.45, 300
 Pictures = Sequence[np.ndarray]
 
 
-def plain_letterbox(picture: np.ndarray, size: int) -> tuple[np.ndarray, float, int, int]:
+def plain_letterbox(image: np.ndarray, size: int) -> tuple[np.ndarray, float, int, int]:
     """A square of float32 (1, 3, size, size), with the scale, left and top of the image in it."""
-    height, width = picture.shape[:2]
+    height, width = image.shape[:2]
     scale = size / max(height, width)
     new_w, new_h = round(width * scale), round(height * scale)
     left, top = (size - new_w) // 2, (size - new_h) // 2
     canvas = np.full((size, size, 3), 114, np.uint8)
-    canvas[top : top + new_h, left : left + new_w] = cv2.resize(picture, (new_w, new_h))
+    canvas[top : top + new_h, left : left + new_w] = cv2.resize(image, (new_w, new_h))
     return np.ascontiguousarray(canvas.transpose(2, 0, 1)[None], np.float32) / 255, scale, left, top
 
 
@@ -142,7 +142,7 @@ def main() -> None:
         rivals = {name: ours(network, pictures, given.imgsz) for name, network in networks.items()}
         baseline = "bare network, NumPy around it"
         rates = rounds({baseline: plain(raw, pictures, given.imgsz), **rivals}, given.rounds)
-        show(rates, baseline, unit="pictures/s")
+        show(rates, baseline, unit="images/s")
         if given.accuracy:
             judge = Verifier(job(), pictures, world, index, Settings())
             print("\n".join(table([judge.network(), *map(judge.file, files.values())])))

@@ -32,8 +32,8 @@ class PlainLoader:
     Four images on a double canvas, one warp of it, HSV plane by plane through tables, flip, channels first.
 
     Args:
-        load: picture by number, uint8 (H, W, 3) BGR, long side `imgsz`.
-        boxes: float (n, 5) of each picture: class, x0, y0, x1, y1 in its pixels.
+        load: image by number, uint8 (H, W, 3) BGR, long side `imgsz`.
+        boxes: float (n, 5) of each image: class, x0, y0, x1, y1 in its pixels.
         hyp: strengths.
         imgsz: side of a sample in pixels.
     """
@@ -43,7 +43,7 @@ class PlainLoader:
         self.rng = np.random.default_rng(0)
 
     def __call__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Picture (3, S, S) and boxes (n, 5)."""
+        """Return the image (3, S, S) and boxes (n, 5)."""
         size, rng, hyp = self.imgsz, self.rng, self.hyp
         centre_x, centre_y = (int(v) for v in rng.uniform(0.5 * size, 1.5 * size, 2))
         canvas = np.full((2 * size, 2 * size, 3), FILL, np.uint8)
@@ -131,7 +131,7 @@ def main() -> None:
         rounds=7,
         imgsz=640,
         images=(128, "samples a round"),
-        times=(16, "the dataset so many times over, more than is held"),
+        times=(16, "repetitions of the dataset"),
         hyp="hyp.scratch-low.yaml",
     ).parse_args()
     index = repeated(indexed(given.data), given.times)

@@ -146,7 +146,7 @@ def main() -> None:
         __doc__,
         data="shapes.yaml",
         imgsz=640,
-        times=(1, "the dataset so many times over, for the cache"),
+        times=(1, "repetitions of the dataset, for the cache"),
         cfg=("yolov5n.yaml", "the model whose peak is measured"),
         rank_program=("", argparse.SUPPRESS),
         peak_program=("", argparse.SUPPRESS),

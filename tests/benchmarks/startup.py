@@ -2,7 +2,7 @@
 
     uv run python -m tests.benchmarks.startup --data coco128.yaml --images 118287
 
-Images and labels of the dataset are hard-linked under new names until there are as many as asked for.
+Images and labels of the dataset are hard-linked under new names until there are `--images` of them.
 """
 
 from __future__ import annotations

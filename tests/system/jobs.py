@@ -70,7 +70,7 @@ class Job:
         return [pid for pid in self.processes() if parent_of(pid) == parent]
 
     def wait(self, timeout: float = 300) -> Outcome:
-        """Wait for the command to end by itself; after `timeout` seconds the test fails, with the job killed."""
+        """Wait for the command to end; after `timeout` seconds the test fails, with the job killed."""
         try:
             self.process.wait(timeout)
         except subprocess.TimeoutExpired:
