@@ -27,16 +27,7 @@ FILL = 114
 
 
 class PlainLoader:
-    """The plain way to make a training sample, without the parts that any of its steps could save.
-
-    Four images on a double canvas, one warp of it, HSV plane by plane through tables, flip, channels first.
-
-    Args:
-        load: image by number, uint8 (H, W, 3) BGR, long side `imgsz`.
-        boxes: float (n, 5) of each image: class, x0, y0, x1, y1 in its pixels.
-        hyp: strengths.
-        imgsz: side of a sample in pixels.
-    """
+    """The plain way to make a sample: four images on a canvas, one warp, HSV by tables, flip, channels first."""
 
     def __init__(self, load, boxes: list[np.ndarray], hyp: Hyp, imgsz: int) -> None:  # type: ignore[no-untyped-def]
         self.load, self.boxes, self.hyp, self.imgsz = load, boxes, hyp, imgsz

@@ -70,15 +70,7 @@ def _wait() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """What rivals train.
-
-    Attributes:
-        model: copied by each rival.
-        batch: the one that every step trains on.
-        imgsz: side of its images in pixels.
-        accelerator: where they compute.
-        steps: of a round; the device is waited for after the last one.
-    """
+    """What rivals train; the device is waited for after a round's last step."""
 
     model: DetectionModel
     batch: Batch

@@ -81,15 +81,7 @@ class Gate:
     def train(
         self, name: str, *, head: str = "Detect", on_cpu: bool = False, large: bool = False, **flags: Any
     ) -> Metrics | None:
-        """Train a small model in this process, and return the metrics of its best epoch.
-
-        Args:
-            name: of its run directory.
-            head: of its model.
-            on_cpu: on the CPU instead of the device.
-            large: on CUDA a model of size n at 320 px with crowded batches from workers; no effect on the stand-in.
-            flags: further flags.
-        """
+        """Train a small model in this process; `large` on CUDA: size n at 320 px, with crowded batches from workers."""
         small, real = HEADS[head]
         cfg = self.project / f"{head}.yaml"
         cfg.write_text(yaml.safe_dump({**small, "nc": 3}))

@@ -23,16 +23,7 @@ _NETWORK = 0x40000000  # CLONE_NEWNET
 
 
 class ForkedJob:
-    """Ranks, and one launcher per host that waits for them; the processes of a host are one session.
-
-    Args:
-        run: a rank's program; returns its exit code.
-        folder: gets what they print, and their process ids.
-        env: variables.
-        keeps_store: the launcher keeps the job's store, as torchrun does; else rank 0 does.
-        hosts: network namespaces of two ranks; none = all on this machine.
-        ranks: how many.
-    """
+    """Ranks, and one launcher per host, which waits for them and with `keeps_store` has the job's store."""
 
     def __init__(
         self,

@@ -21,13 +21,7 @@ PART_FAILED = "the run continues without it"  # of a warning
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a command.
-
-    Attributes:
-        code: its exit code.
-        out, err: what it printed.
-        printed: what all commands printed since the test before ended (tests/conftest.py).
-    """
+    """End of a command; `printed` is what all commands since the test before have printed (tests/conftest.py)."""
 
     printed: ClassVar[list[str]] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,11 @@ from tessera.utils.errors import UserError
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tests.hostile.detections import weights_with
 from tests.layers import ROOT
+from tests.system.jobs import Job
+from tests.system.launch import python_command
 from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, picture
+from tests.utils.inference.sources.made_sources import events, frames, items
+from tests.utils.inference.sources.mjpeg_server import REFUSE, mjpeg_server
 
 SIZES = ((90, 120), (33, 140), (128, 40), (11, 300), (300, 200), (60, 60))
 
@@ -219,3 +224,22 @@ def test_two_classes_of_one_name_are_counted_together(folder: Path, tmp_path: Pa
     found = [row["class"] for line in lines_of(outcome)[1:] for row in line["detections"]]
     assert outcome.detections == len(found) and outcome.per_class["car"] == len(found) - found.count(2) > 0
     assert {0, 1} <= set(found)
+
+
+@pytest.mark.slow
+def test_a_stream_until_it_is_interrupted(weights: Path, tmp_path: Path) -> None:
+    """It breaks and returns; after Ctrl-C all files are complete, and no output holds the password of the URL."""
+    given = ["--weights", str(weights), "--project", str(tmp_path / "runs"), "--device", "cpu", "--save-json"]
+    path = tmp_path / "runs" / "exp" / "predictions.jsonl"
+    with mjpeg_server([50], REFUSE, [100_000], pause_s=0.01) as server:
+        url = server.url.replace("://", "://me:secret@")
+        with Job(python_command("detect.py", *given, "--source", url), tmp_path / "said") as job:
+            job.until(lambda: path.exists() and '"detections"' in path.read_text().partition('"reconnected"')[2])
+            job.process.send_signal(signal.SIGINT)
+            outcome = job.wait()
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    seen = [row["event"] for row in rows if "event" in row]
+    assert outcome.code == 130 and list(dict.fromkeys(seen)) == ["opened", "gap", "reconnected"], outcome.said
+    assert "Results in " in outcome.out and "secret" not in outcome.said + path.read_text()
+    (video,) = path.parent.glob("*.mp4")
+    assert events(items(video))[-1].kind == "ended" and len(frames(items(video))) > 1

@@ -15,7 +15,7 @@ from tessera.commands import val
 from tessera.utils.report.results_csv import read_results
 from tessera.utils.types import Metrics
 from tests.at_once import at_once
-from tests.system.jobs import train
+from tests.system.jobs import start, train
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
 
 STEPS = 5  # optimizer steps an epoch
@@ -143,6 +143,19 @@ def test_a_signal_to_one_rank_stops_both(data: Path, tmp_path: Path, undisturbed
     assert stopped.code != 0
     assert stopped.err.count("Stopped as requested in epoch 1 after batch 3") == 1, stopped.said
     assert_resumes(tmp_path / "exp", 2, undisturbed(2), "--workers", "0")
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_launcher_stops_all(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
+    """Torchrun passes it on to the ranks' process groups, loader workers included."""
+    with start(tmp_path, 2, *flags(data, tmp_path, "--epochs", "2", "--save-steps", "1")) as job:
+        job.until((tmp_path / "exp" / "weights" / "last.pt").is_file)
+        job.process.send_signal(signal.SIGTERM)
+        stopped = job.wait(60)
+        assert job.left_over() == [], stopped.said
+    assert stopped.code != 0 and "DataLoader" not in stopped.err, stopped.said
+    assert stopped.err.count("Stopped as requested") == 1, stopped.said
+    assert_resumes(tmp_path / "exp", 2, undisturbed(2))
 
 
 @pytest.mark.slow

@@ -9,8 +9,9 @@ import pytest
 
 from tessera.commands import train
 from tests.system.jobs import started
-from tests.system.launch import ROOT, Command, Outcome, free_port, python_command, run_command
+from tests.system.launch import ROOT, Command, Outcome, free_port, python_command, run_command, torchrun
 from tests.system.tiny import flags, make_data
+from tests.utils.exporting.made import ANCHORED, checkpoint
 from tests.utils.test_environment import launch_of
 
 TRAIN = ROOT / "train.py"
@@ -43,6 +44,14 @@ def test_local_rank_as_a_flag_alone(tmp_path: Path) -> None:
         first, second = (job.wait() for job in jobs)
     assert second.code == 0, second.said
     assert_trained_by_two(first, tmp_path / "runs")
+
+
+@pytest.mark.slow
+def test_an_export_under_a_launcher_is_refused_with_one_message(tmp_path: Path) -> None:
+    weights = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(make_data(tmp_path, train=1, val=2)))
+    outcome = torchrun(ROOT / "export.py", "--weights", str(weights), "--include", "pt")
+    assert outcome.code != 0 and not (tmp_path / "best-weights.pt").exists(), outcome.said
+    assert outcome.err.count("export.py runs as one process. Start it without a launcher.") == 1, outcome.said
 
 
 def assert_trained_by_two(outcome: Outcome, project: Path) -> None:

@@ -32,16 +32,9 @@ pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs st
 
 
 class Traced(NamedTuple):
-    """System calls of a command and all that it started.
+    """System calls of a command and all that it started."""
 
-    Attributes:
-        written: absolute paths that were opened for writing, made, changed, renamed or removed.
-        talked: whether a socket for a network was made.
-        addresses: that were bound or connected to.
-        programs: that were started, but for Python and those of `ASKING`.
-    """
-
-    written: set[Path]
+    written: set[Path]  # opened for writing, made, changed, renamed or removed
     talked: bool
     addresses: set[str]
     programs: set[str]

@@ -69,15 +69,7 @@ def assert_safe(text: str, *, scripts: int) -> Tags:
 
 
 def made_report_data(folder: Path, names: Sequence[str], images: int = 12, *, seed: int = 1, **more: Any) -> ReportData:
-    """ReportData of a validation of random images.
-
-    Args:
-        folder: gets the images, and is the run's.
-        names: of the classes.
-        images: how many.
-        seed: of them.
-        more: other values of `ReportData`.
-    """
+    """ReportData of a validation of random images in `folder`, with further values in `more`."""
     scenes = random_images(seed, images, len(names), coarse=False)
     paths = [str(path).encode() for path in write_images(folder / "images", [(SIZE, SIZE)] * images)]
     index = dataclasses.replace(
