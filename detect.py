@@ -216,7 +216,7 @@ def detect(config: DetectConfig, world: World) -> DetectionSummary:
         found = stack.enter_context(
             detect_ahead(items, lambda item: detector.detect(item) if isinstance(item, Frame) else None, threads)
         )
-        for item, result in tqdm(found, total=sources.pictures, unit="image", disable=None, mininterval=0.5):
+        for item, result in tqdm(found, total=sources.images, unit="image", disable=None, mininterval=0.5):
             if isinstance(item, SourceEvent):
                 for take in (totals.event, places.event, output.event, *([tracking.event] if tracking else [])):
                     take(item)

@@ -209,7 +209,7 @@ class TrainSampler(Sampler[list[Draw]]):
 class ValSampler(Sampler[list[Draw]]):
     """One rank's part of a validation set: each image once over all ranks, images of one shape in a batch.
 
-    Images are sorted by shape, the largest first, so that a lack of memory shows early. They are dealt to the ranks in
+    Images are sorted by shape, the largest first, so that a lack of memory shows early. The ranks take them in
     turn: counts differ by at most one, and each rank gets its part of every shape. A rank may get no image.
     `Draw.position` is the position in the sorted order, `Draw.epoch` is 0. `shapes`, int (N, 2), are padded heights and
     widths; see `rect_val_shapes`.

@@ -72,7 +72,7 @@ class Sources:
     _stack: ExitStack = field(default_factory=ExitStack)
 
     @property
-    def pictures(self) -> int | None:
+    def images(self) -> int | None:
         """Number of images, readable or not; None where there are other sources."""
         of_files = all(origin.form in ("picture", "unreadable") for origin in self.origins)
         return len(self.origins) if of_files else None

@@ -58,7 +58,7 @@ def test_a_glob(folder: Path) -> None:
 
 def test_several_in_the_order_of_naming(folder: Path) -> None:
     with open_sources([folder / "b.jpg", str(folder / "deep"), folder / "a.png"], read=read) as sources:
-        assert sources.pictures == 3
+        assert sources.images == 3
         assert names(list(sources)) == ["b.jpg", "c.jpg", "a.png"]
 
 
