@@ -195,7 +195,7 @@ def test_frames_and_events_of_a_video_go_to_its_files(weights: Path, tmp_path: P
     ]
 
     class Made:
-        pictures, expected, origins = None, 0, ()
+        images, expected, origins = None, 0, ()
 
         def __enter__(self) -> list[Any]:
             return frames
