@@ -1,4 +1,4 @@
-"""Data loaders for training and validation: batches in the sampler's order, each built whole by a worker.
+"""Data loaders: workers prefetch across epochs and resume at any batch; too many undecodable images end the run.
 
 Legend: B images of this rank's batch, T objects of the batch.
 """

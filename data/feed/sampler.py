@@ -1,4 +1,4 @@
-"""Order of images: the batches of each rank in training and validation, image weights, mosaic candidates.
+"""Samplers: batches of each rank (shuffled, balanced, by aspect ratio, tiled), image weights, mosaic candidates.
 
 Everything here is a pure function of (seed, epoch), known on every rank without communication. An epoch is one global
 order, cut into global batches, of which each rank takes its slice. The sequence of global batches is therefore the same

@@ -1,4 +1,4 @@
-"""TrainingResult: what a training returns and --json prints; stored over restarts of the ranks by the launcher."""
+"""TrainingResult, printed by --json; kept by the launcher, so that restarted ranks return it without retraining."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folder of the VOC XML files of an image folder, such as Annotations/ beside JPEGImages/."""
+"""Search for the folder that holds the VOC XML files of an image folder; only its path is returned."""
 
 # Paths are strings, as in data/source/split_files.py.
 # ruff: noqa: PTH112, PTH113, PTH118, PTH206, PTH208

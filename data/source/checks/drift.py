@@ -1,4 +1,4 @@
-"""Drift checks of `--check-data`: differences of val and test from train in classes, box sizes, positions and counts.
+"""Drift checks of `--check-data`: permutation tests of val and test against train (classes, boxes, counts).
 
 Images are the unit, as objects of one image are correlated. A permutation test deals all images to the two splits at
 random; a family of fractions differs if few permutations have as large a maximum difference (Westfall and Young 1993).
