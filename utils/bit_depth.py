@@ -1,4 +1,4 @@
-"""Conversion of images of more than 8 bits to 8 bits, by one rule for training, validation and detection.
+"""Conversion of images of more than 8 bits to 8, by one rule everywhere; and the image suffixes that are read.
 
 By default, 16-bit levels give their high byte, and floats 0 … 1 become 0 … 255. Images of a 12-bit camera, which use a
 sixteenth of 16 bits, would be nearly black: the key `pixels:` of the dataset's YAML sets the range.

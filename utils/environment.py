@@ -1,4 +1,4 @@
-"""Environment variables, which only this module reads, and `Launch`, the ranks as a launcher sets them."""
+"""Environment variables, read and set for libraries by this module alone; `Launch`, the ranks of a launcher."""
 
 from __future__ import annotations
 

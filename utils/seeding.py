@@ -1,4 +1,4 @@
-"""Random generators: process-level seeds offset by rank, and counter-based generators for samples.
+"""Seeds of each process, generators of each sample by (seed, epoch, position), random subsets, `ValFraction`.
 
 A sample's generator is a pure function of (seed, epoch, position). The stream of samples is therefore equal for any
 number of workers and ranks, and after a resume.

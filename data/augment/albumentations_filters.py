@@ -1,4 +1,4 @@
-"""Rare colour filters of Albumentations, if it is installed."""
+"""Blur, MedianBlur, ToGray and CLAHE of Albumentations, if installed, each with probability 0.01."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rendering of the images on a canvas into a sample.
+"""Pixels of a training sample: one image or a mosaic of them, cropped and resized, or warped by a `Warp`.
 
 - Zoom, shift and flip only (the default hyperparameters): each image is cropped to its visible part and resized
   directly into the sample, which costs a third of a warp.

@@ -1,4 +1,4 @@
-"""Matrix of a given warp from a canvas to a training sample; drawn in pipeline.py, rendered by canvas.py.
+"""`Warp`: matrix of a random perspective (rotation, zoom, shear, shift, flips), and points mapped by it.
 
 Training images are placed on a canvas (four for mosaic). A `Warp` rotates, zooms, shears, shifts and flips the canvas
 into the sample: canvas.py renders the pixels, labels.py maps the labels.

@@ -1,4 +1,4 @@
-"""Error messages and warnings shared by dataset indexing and `--check-data`."""
+"""Checks of a scanned split and their messages, shared by indexing and `--check-data`: classes, missing labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoint files as zip archives, read within bounds: nothing unfolds beyond the size of the file.
+"""Reading of .pt files, which are zip archives, without running code or using more memory than their size.
 
 torch.save stores members uncompressed. zipfile compares each member with its checksum.
 """

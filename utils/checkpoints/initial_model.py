@@ -1,4 +1,4 @@
-"""Initial model of a run: built from `--cfg` or the weights, with the tensors of `--weights` that fit."""
+"""Initial model of a run, from `--cfg` or the weights, with fitting tensors of `--weights` and frozen layers."""
 
 from __future__ import annotations
 

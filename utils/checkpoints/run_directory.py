@@ -1,4 +1,4 @@
-"""Run directories: creation and numbering, the newest checkpoint, YAML files inside."""
+"""Run directories: creation, numbering, newest checkpoint, YAML files; refusal of inputs that lie inside one."""
 
 from __future__ import annotations
 

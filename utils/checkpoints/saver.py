@@ -1,4 +1,4 @@
-"""When checkpoints are written, and by whom; the atomic write is `utils/files.py::atomic_write`."""
+"""Writer of last.pt, best.pt and epochN.pt: when each is due, written by a thread of rank 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading of weights: checkpoints, files of other programs, and safetensors."""
+"""Loading of weights (checkpoints, other programs' files, safetensors), models of them, safetensors writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random batch sizes in pixels for `--multi-scale`, the same on every rank."""
+"""Random image size of each batch for `--multi-scale`; check that batches are large enough for BatchNorm."""
 
 from __future__ import annotations
 

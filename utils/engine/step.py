@@ -1,4 +1,4 @@
-"""Optimizer step over a window of batches, on any number of ranks."""
+"""Training step: forward, backward and update over accumulated batches; skipped if a gradient is not finite."""
 
 from __future__ import annotations
 

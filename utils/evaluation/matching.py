@@ -1,4 +1,4 @@
-"""Matching of the detections of one image with its objects, by COCO's rules.
+"""Matching of one image's detections with its objects by COCO's rules, and their kinds of error by TIDE's.
 
 Within each class, detections choose in descending order of score. Each takes the unmatched object of highest IoU that
 reaches the threshold. A detection without an object is neutral if a fraction of its area as large as the threshold lies

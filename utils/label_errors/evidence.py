@@ -1,4 +1,4 @@
-"""Evidence for label errors: bounded candidates and counts, joined over ranks.
+"""Candidate label errors, and counts of detector-label agreement: of each rank, bounded in number, then joined.
 
 How far a detector can be trusted is known only after all images. So each rank keeps candidates and counts.
 

@@ -1,4 +1,4 @@
-"""Parts of a synchronised BatchNorm between its messages, in plain torch and with torch's CUDA kernels.
+"""Computations of SyncBatchNorm before and after its all-reduces: in plain torch, or by torch's CUDA kernels.
 
 Legend: x, dy float (B, C, H, W), dy the gradient of the output; all else float32 (C,); μ mean, σ standard deviation.
 """

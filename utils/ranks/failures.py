@@ -1,4 +1,4 @@
-"""Failure reporting of a job: the first rank that fails prints the reason, the others end silently."""
+"""Running a command on a rank to its exit code; of a job's failures only the first one is printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interfaces of models: a bare network, or a file with the whole pipeline.
+"""Interfaces of opened models: networks that need letterbox and NMS, or files that map an image to its boxes.
 
 Legend: B images, A predictions of an image, C classes.
 """

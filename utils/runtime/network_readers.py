@@ -1,4 +1,4 @@
-"""Readers of bare networks: TorchScript, torch.export (.pt2), ncnn and LiteRT.
+"""Readers of exported networks without NMS inside: TorchScript, torch.export (.pt2), ncnn and LiteRT.
 
 TorchScript and .pt2 files are programs: loading one can run anything. `open_exported` requires `--trust-file` for them.
 """

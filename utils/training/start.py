@@ -1,4 +1,4 @@
-"""Start of a training: from flags to the run directory, the data and the initial state."""
+"""Start of a training: run directory, recipe, AutoBatch size, precision, data, model and loss, from the flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base of losses with task-aligned assignment: assignment, division, and sums over ranks.
+"""Base of losses with task-aligned assignment (TOOD): assignment, normalisation over all ranks, and sparse BCE.
 
 Losses are sums over this rank's images (see models/heads/criterion.py), over the target scores of the global batch.
 

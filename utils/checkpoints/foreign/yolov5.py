@@ -1,4 +1,4 @@
-"""Original YOLOv5 checkpoints: weights, architecture and class names from the inert objects of a pickled module."""
+"""Original YOLOv5 checkpoints: weights, architecture and class names of the pickled model, without its code."""
 
 from __future__ import annotations
 

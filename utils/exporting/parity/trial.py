@@ -1,4 +1,4 @@
-"""Trials of a network and of a file on the same images, and the differences between them.
+"""Detections of the network and of its exported file on the same images, compared without regard to NMS ties.
 
 Two sets of thresholds show whether a file ignores them. Ties in NMS are no difference: of overlapping boxes with almost
 equal scores, rounding decides which one stays. A file's detections are right too where they are an NMS result of the
