@@ -72,6 +72,7 @@ bench:
 YOLOV5 =
 YOLOV5_PYTHON = python3
 YOLO = yolo
+PEERS = --imgsz 320 --epochs 60 --rounds 1
 
 bench-peers:
-	uv run python -m tests.benchmarks.peers --data $(DATA) --yolov5 "$(YOLOV5)" --yolov5-python "$(YOLOV5_PYTHON)" --yolo "$(YOLO)"
+	uv run python -m tests.benchmarks.peers --data $(DATA) $(PEERS) --yolov5 "$(YOLOV5)" --yolov5-python "$(YOLOV5_PYTHON)" --yolo "$(YOLO)"

@@ -4,7 +4,7 @@
     make bench-peers DATA=coco128.yaml YOLOV5=~/yolov5 YOLOV5_PYTHON=~/yolov5/.venv/bin/python YOLO=~/venv/bin/yolo
 
 Each is started by its command line with the same images, labels, size, batch, epochs, device and workers, from scratch.
-Seconds of an epoch are those between the rows of its results.csv, without the first; mAP50-95 is its own, of the last
+Seconds of an epoch are those between the rows of its results.csv, without the first; mAP50-95 is its own, of the best
 epoch. Medians of all rounds, with the lowest and the highest.
 """
 
@@ -49,11 +49,11 @@ class Rival(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """One training: seconds of all, seconds of an epoch after the first, mAP50-95 of the last epoch."""
+    """One training: seconds of all, seconds of an epoch after the first, mAP50-95 of the best epoch."""
 
     run_s: float
     epoch_s: float
-    last_map: float
+    best_map: float
 
 
 def rivals(yolov5: str, yolov5_python: str, yolo: str) -> list[Rival]:
@@ -66,7 +66,7 @@ def rivals(yolov5: str, yolov5_python: str, yolo: str) -> list[Rival]:
     else:
         print("YOLOv5: not installed here: name the folder of a clone by --yolov5, its Python by --yolov5-python")
     if command := shutil.which(Path(yolo).expanduser()):
-        for name in ("yolov5n", "yolo11n"):
+        for name in ("yolov5n", "yolov8n", "yolo11n", "yolo26n"):
             model = {"model": f"{name}.yaml", "pretrained": "False"}
             found.append(Rival(f"Ultralytics, {name}", [command, "detect", "train"], model, assigns=True))
     else:
@@ -128,10 +128,10 @@ def measure(command: Sequence[str], project: Path) -> tuple[Measured, str]:
     if process.returncode or len(seen) < 2:
         end = "\n".join(words.splitlines()[-5:])
         raise RuntimeError(f"exit code {process.returncode}, {len(seen)} rows of results.csv\n{end}")
-    last = pd.read_csv(table, skipinitialspace=True).rename(columns=str.strip).iloc[-1]
+    best = pd.read_csv(table, skipinitialspace=True).rename(columns=str.strip).max()
     epoch_s = max(seen[-1] - seen[0], BETWEEN_LOOKS_S) / (len(seen) - 1)
     version = _VERSION.search(words)
-    found = Measured(run_s, epoch_s, float(next((last[name] for name in MAPS if name in last), "nan")))
+    found = Measured(run_s, epoch_s, float(next((best[name] for name in MAPS if name in best), "nan")))
     return found, " ".join(version[0].split()) if version else "it does not say its version"
 
 
