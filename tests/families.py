@@ -1,13 +1,14 @@
 """Weight files of YOLOX and YOLOv9 in their published form, made by the reference data's rule, and their predictions.
 
 The reference data gives every tensor's name and shape, the rule that fills it from its name, an image by its seed, and
-the rows that the families' own code predicts for it: no weight file is needed.
+the rows that the families' own code predicts for it: no weight file is needed. Of YOLOX-Nano, the published weights.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 import zlib
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ FILES = {  # as published, by the name of the reference
     "yolov9-t": "v9-t.pt",
     "yolov9-c": "v9-c.pt",
 }
+NANO = "yolox_nano"
 
 
 def shapes(shared: Path, reference: str) -> dict[str, tuple[int, ...]]:
@@ -62,7 +64,9 @@ def _filled(name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def write(shared: Path, reference: str, folder: Path) -> Path:
-    """The file of one of `FILES` in `folder`, in its published form, by its published name."""
+    """The file of one of `FILES` or of NANO in `folder`, in its published form, by its published name."""
+    if reference == NANO:
+        return Path(shutil.copy(shared / "weights" / f"{NANO}.pth", folder))
     tensors = state_dict(shapes(shared, reference))
     content: Any = {"start_epoch": 300, "model": tensors} if reference.startswith("yolox") else tensors
     path = folder / FILES[reference]

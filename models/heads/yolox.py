@@ -22,8 +22,8 @@ from tessera.models.heads.free.task_aligned_loss import (
 )
 from tessera.models.heads.grid import Grid, cells_last, make_grid
 from tessera.models.heads.head import Head, HeadSpec, Output, object_prior
-from tessera.models.layers.blocks import Conv
-from tessera.models.layers.yaml_arguments import one_of, read_arguments
+from tessera.models.layers.blocks import CONVS, Conv, ConvClass
+from tessera.models.layers.yaml_arguments import class_of, one_of, read_arguments
 from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
 from tessera.utils.config import Hyp
 
@@ -33,34 +33,35 @@ FARTHEST = 2.0**20  # of a trained centre from its cell in strides; squares of l
 
 
 class DetectYOLOX(Head):
-    """`[[…], 1, DetectYOLOX, [nc]]`; the width of all branches is the number of channels of the finest map.
+    """`[[…], 1, DetectYOLOX, [nc, conv]]`; the width of all branches is the number of channels of the finest map.
 
     A box's centre is an offset from the cell's corner in strides; its sides are exponentials in strides. The score is
     objectness · class probability.
 
     Pretrained weights are mapped to these modules by name, with `level` counted from the finest: `stems.{level}` (Conv
-    1×1); `cls.{level}.0`, `cls.{level}.1` (Conv 3×3), `cls.{level}.2` (nn.Conv2d 1×1 to C); `box.{level}.0`,
-    `box.{level}.1` (Conv 3×3), followed by `offsets.{level}` (nn.Conv2d 1×1 to 4) and `objectness.{level}` (nn.Conv2d
+    1×1); `cls.{level}.0`, `cls.{level}.1` (`conv` 3×3), `cls.{level}.2` (nn.Conv2d 1×1 to C); `box.{level}.0`,
+    `box.{level}.1` (`conv` 3×3), followed by `offsets.{level}` (nn.Conv2d 1×1 to 4) and `objectness.{level}` (nn.Conv2d
     1×1 to 1).
     """
 
     has_objectness = True
     recipes = DetectFree.recipes
 
-    def __init__(self, nc: int, channels: Sequence[int], strides: Sequence[float]) -> None:
+    def __init__(self, nc: int, channels: Sequence[int], strides: Sequence[float], conv: ConvClass = Conv) -> None:
         super().__init__(nc, strides)
         width = channels[0]
         self.stems = nn.ModuleList(Conv(c, width) for c in channels)
-        self.cls = nn.ModuleList(nn.Sequential(*_pair(width), nn.Conv2d(width, nc, 1)) for _ in channels)
-        self.box = nn.ModuleList(nn.Sequential(*_pair(width)) for _ in channels)
+        self.cls = nn.ModuleList(nn.Sequential(*_pair(width, conv), nn.Conv2d(width, nc, 1)) for _ in channels)
+        self.box = nn.ModuleList(nn.Sequential(*_pair(width, conv)) for _ in channels)
         self.offsets = nn.ModuleList(nn.Conv2d(width, 4, 1) for _ in channels)
         self.objectness = nn.ModuleList(nn.Conv2d(width, 1, 1) for _ in channels)
         self._init_from_priors()
 
     @classmethod
     def from_spec(cls, spec: HeadSpec) -> DetectYOLOX:
-        read_arguments(spec.where, spec.arguments, (("nc", one_of("nc")),), required=1)
-        return cls(spec.nc, spec.channels, spec.strides)
+        readers = (("nc", one_of("nc")), ("conv", class_of(*CONVS)))
+        _, *conv = read_arguments(spec.where, spec.arguments, readers, required=1)
+        return cls(spec.nc, spec.channels, spec.strides, *conv)
 
     def class_layers(self) -> list[str]:
         return [f"cls.{level}.2" for level in range(len(self.cls))]
@@ -114,8 +115,8 @@ class DetectYOLOX(Head):
         return YoloxLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
 
 
-def _pair(width: int) -> tuple[Conv, Conv]:
-    return Conv(width, width, 3), Conv(width, width, 3)
+def _pair(width: int, conv: ConvClass) -> tuple[nn.Module, nn.Module]:
+    return conv(width, width, 3), conv(width, width, 3)
 
 
 class YoloxLoss(TaskAlignedLoss):

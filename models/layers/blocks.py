@@ -146,14 +146,38 @@ class DWConv(Conv):
         super().__init__(c_in, c_out, kernel, stride, groups=math.gcd(c_in, c_out), dilation=dilation, act=act)
 
 
-class Bottleneck(nn.Module):
-    """1×1 then 3×3 convolution, added to the input where `shortcut` is set and the channels agree."""
+class DepthwiseSeparableConv(nn.Sequential):
+    """Depth-wise `Conv`, then a 1×1 `Conv` of `groups` to `c_out` (Howard et al., MobileNets, arXiv 1704.04861).
 
-    def __init__(self, c_in: int, c_out: int, shortcut: bool = True, groups: int = 1, expansion: float = 0.5) -> None:
+    YOLOX calls it DWConv; the names of its convolutions are those in YOLOX-Nano's weights.
+    """
+
+    def __init__(self, c_in: int, c_out: int, kernel: Size = 3, stride: Size = 1, groups: int = 1) -> None:
+        super().__init__()
+        self.dconv = Conv(c_in, c_in, kernel, stride, groups=c_in)
+        self.pconv = Conv(c_in, c_out, groups=groups)
+
+
+CONVS = (Conv, DepthwiseSeparableConv)  # for the 3×3 convolutions of other blocks
+ConvClass = type[Conv] | type[DepthwiseSeparableConv]
+
+
+class Bottleneck(nn.Module):
+    """1×1 `Conv`, then 3×3 `conv`, added to the input where `shortcut` is set and the channels agree."""
+
+    def __init__(
+        self,
+        c_in: int,
+        c_out: int,
+        shortcut: bool = True,
+        groups: int = 1,
+        expansion: float = 0.5,
+        conv: ConvClass = Conv,
+    ) -> None:
         super().__init__()
         hidden = int(c_out * expansion)
         self.cv1 = Conv(c_in, hidden, 1)
-        self.cv2 = Conv(hidden, c_out, 3, groups=groups)
+        self.cv2 = conv(hidden, c_out, 3, groups=groups)
         self.adds = shortcut and c_in == c_out
 
     def forward(self, x: Tensor) -> Tensor:
@@ -164,24 +188,31 @@ class Bottleneck(nn.Module):
 class C3(nn.Module):
     """Cross-stage partial block (Wang et al., CSPNet, 2020): a branch of bottlenecks and a bypass, concatenated.
 
-    `repeats` is the number of bottlenecks, `shortcut` whether they add their input, `groups` those of their 3×3
-    convolutions, `expansion` the channels of a branch over `c_out`.
+    `repeats` is the number of bottlenecks, `shortcut` whether they add their input, `groups` and `conv` those of their
+    3×3 convolutions, `expansion` the channels of a branch over `c_out`.
     """
 
     def __init__(
-        self, c_in: int, c_out: int, repeats: int = 1, shortcut: bool = True, groups: int = 1, expansion: float = 0.5
+        self,
+        c_in: int,
+        c_out: int,
+        repeats: int = 1,
+        shortcut: bool = True,
+        groups: int = 1,
+        expansion: float = 0.5,
+        conv: ConvClass = Conv,
     ) -> None:
         super().__init__()
         hidden = int(c_out * expansion)
         self.cv1 = Conv(c_in, hidden, 1)
         self.cv2 = Conv(c_in, hidden, 1)
         self.cv3 = Conv(2 * hidden, c_out, 1)
-        self.m = self.deep_branch(hidden, repeats, shortcut, groups)
+        self.m = self.deep_branch(hidden, repeats, shortcut, groups, conv)
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
+    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int, conv: ConvClass) -> nn.Module:
         """Return the layers between `cv1` and `cv3`, which subclasses replace."""
-        return nn.Sequential(*(Bottleneck(channels, channels, shortcut, groups, 1.0) for _ in range(repeats)))
+        return nn.Sequential(*(Bottleneck(channels, channels, shortcut, groups, 1.0, conv) for _ in range(repeats)))
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.cv3(concat((self.m(self.cv1(x)), self.cv2(x)))))

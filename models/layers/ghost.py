@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from tessera.models.layers.blocks import C3, Conv, DWConv, Size, concat
+from tessera.models.layers.blocks import C3, Conv, ConvClass, DWConv, Size, concat
 
 CHEAP_KERNEL = 5  # of the depth-wise convolution that makes the second half
 
@@ -60,5 +60,5 @@ class C3Ghost(C3):
     """`C3` with ghost bottlenecks, which always add their input; the arguments are those of `C3`."""
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
+    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int, conv: ConvClass) -> nn.Module:
         return nn.Sequential(*(GhostBottleneck(channels, channels) for _ in range(repeats)))

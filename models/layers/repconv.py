@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.models.layers.blocks import C3, SILU, Conv
+from tessera.models.layers.blocks import C3, SILU, Conv, ConvClass
 
 
 class RepConv(nn.Module):
@@ -54,5 +54,5 @@ class RepC3(C3):
     """`C3` with re-parameterised bottlenecks, which always add their input; the arguments are those of `C3`."""
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
+    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int, conv: ConvClass) -> nn.Module:
         return nn.Sequential(*(RepBottleneck(channels) for _ in range(repeats)))

@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from tessera.models.layers.blocks import C3
+from tessera.models.layers.blocks import C3, ConvClass
 
 ATTENTION_HEADS = 4
 
@@ -56,5 +56,5 @@ class C3TR(C3):
     """
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int) -> nn.Module:
+    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int, conv: ConvClass) -> nn.Module:
         return TransformerBlock(channels, ATTENTION_HEADS, repeats)

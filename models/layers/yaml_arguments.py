@@ -117,6 +117,12 @@ def one_of(*choices: str) -> Reader:
     return read
 
 
+def class_of(*classes: type) -> Reader:
+    """Return a reader of the name of one of some classes."""
+    read, named = one_of(*(each.__name__ for each in classes)), {each.__name__: each for each in classes}
+    return lambda value: named[read(value)]
+
+
 def counts(value: object) -> list[int]:
     """Read a list of integers from 1."""
     if isinstance(value, list) and value:

@@ -37,11 +37,13 @@ FAMILY = {
     "yolov5m-free": (23_182_608, 60.31, 23_138_025, 15.02),
     "yolov5l-free": (50_219_312, 129.60, 50_159_945, 32.32),
     "yolov5x-free": (92_568_272, 237.89, 92_494_121, 59.37),
+    "yolox-nano-free": (1_086_480, 3.49, 1_071_465, 0.85),
     "yolox-tiny-free": (4_574_208, 12.53, 4_551_801, 3.10),
     "yolox-s-free": (8_104_816, 21.91, 8_075_017, 5.44),
     "yolox-m-free": (23_367_696, 62.68, 23_323_113, 15.61),
     "yolox-l-free": (50_712_368, 135.90, 50_653_001, 33.89),
     "yolox-x-free": (93_594_832, 251.01, 93_520_681, 62.65),
+    "yolox-nano": (912_159, 2.51, 897_144, 0.61),
     "yolox-tiny": (5_055_855, 15.22, 5_033_448, 3.77),
     "yolox-s": (8_968_255, 26.75, 8_938_456, 6.64),
     "yolox-m": (25_326_495, 73.64, 25_281_912, 18.35),
@@ -132,11 +134,12 @@ def test_sizes_differ_in_multiples_and_in_channels_of_the_deepest_stage() -> Non
 
 
 @pytest.mark.parametrize(
-    "name", [*(f"yolov5{size}" for size in "nsmlx"), *(f"yolox-{size}" for size in ("tiny", *"smlx"))]
+    "name", [*(f"yolov5{size}" for size in "nsmlx"), *(f"yolox-{size}" for size in ("nano", "tiny", *"smlx"))]
 )
 def test_the_free_variants_differ_in_their_last_row_and_have_no_anchors(name: str) -> None:
     free, plain = (read_yaml(MODELS_DIR / f"{name}{end}.yaml", "").values for end in ("-free", ""))
-    head = ["Detect", ["nc", "anchors"]] if plain.pop("anchors", None) else ["DetectYOLOX", ["nc"]]
+    convs = ["DepthwiseSeparableConv"] if name == "yolox-nano" else []
+    head = ["Detect", ["nc", "anchors"]] if plain.pop("anchors", None) else ["DetectYOLOX", ["nc", *convs]]
     assert plain["head"].pop() == [[17, 20, 23], 1, *head]
     assert free["head"].pop() == [[17, 20, 23], 1, "DetectFree", ["nc"]]
     assert free == plain

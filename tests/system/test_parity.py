@@ -74,6 +74,8 @@ CASES = {
         flags=("--cfg", "tessera-n.yaml"), hyp=(*FREE, ("mosaic", 0.0), ("translate", 0.0)), empty_share=True
     ),
     "yolox": Case(flags=("--cfg", "yolox-tiny.yaml"), hyp=FREE),
+    "yolox-nano": Case(flags=("--cfg", "yolox-nano.yaml"), hyp=FREE),
+    "yolox-nano-free": Case(flags=("--cfg", "yolox-nano-free.yaml"), hyp=FREE),
     "yolov9": Case(head="DetectYOLOv9, [nc, 64]", hyp=FREE),
     "partial-batch": Case(images=20),
     "rect": Case(flags=("--rect",)),

@@ -154,6 +154,7 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
             *(1, "hyp.tessera-body.yaml", ("--cfg", "tessera-lite0.yaml", "--weights", "imagenet")),
             marks=pytest.mark.slow,
         ),
+        pytest.param(1, "hyp.tessera-short.yaml", ("--cfg", "yolox-nano.yaml"), marks=pytest.mark.slow),
         pytest.param(2, "hyp.known.yaml", ("--weights", ONE_EPOCH), marks=pytest.mark.slow),
     ],
 )

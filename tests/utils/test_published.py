@@ -40,7 +40,7 @@ def test_every_file_is_in_the_table_with_what_is_known_of_it() -> None:
 
 
 def test_facts_have_their_form() -> None:
-    assert len(PUBLISHED) == len({weights.name for weights in PUBLISHED}) == 19
+    assert len(PUBLISHED) == len({weights.name for weights in PUBLISHED}) == 20
     for weights in PUBLISHED:
         assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/releases/download/[\w.-]+/", weights.folder)
         assert weights.url == weights.folder + weights.name
@@ -89,7 +89,7 @@ def test_no_two_files_share_a_spelling_and_a_family_has_one_licence() -> None:
 
 def test_files_of_the_users_own_are_suggested_within_the_family() -> None:
     assert suggestion("yolox_custm.pt", ["yolov5_custom.pt", "yolox_custom.pt"]) == " Did you mean 'yolox_custom.pt'?"
-    assert suggestion("yolox_custm.pt", ["yolov5_custom.pt"]).startswith(" Published ones of YOLOX: yolox_tiny.pth, ")
+    assert suggestion("yolox_custm.pt", ["yolov5_custom.pt"]).startswith(" Published ones of YOLOX: yolox_nano.pth, ")
     assert suggestion("bst.pt", ["best.pt"]) == " Did you mean 'best.pt'?"
     assert suggestion("bst.pt") == suggestion("") == ""
 

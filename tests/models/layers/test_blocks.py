@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tessera.models.layers.blocks import C3, SILU, SPP, SPPF, Conv, DWConv, Focus, concat
+from tessera.models.layers.blocks import C3, SILU, SPP, SPPF, Conv, DepthwiseSeparableConv, DWConv, Focus, concat
 from tessera.models.layers.elan import Elan
 from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from tessera.models.layers.transformer import C3TR, TransformerLayer
@@ -18,7 +18,7 @@ from tests.models.layers.made_blocks import image, parameters, randomised
     [
         Conv(4, 8, 3),
         DWConv(4, 8, 3),
-        C3(4, 8, 2),
+        C3(4, 8, 2, conv=DepthwiseSeparableConv),
         Focus(4, 8, 3),
         GhostBottleneck(4, 8, 3, 2),
         C3Ghost(4, 16, 2),

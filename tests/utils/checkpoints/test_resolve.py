@@ -195,7 +195,7 @@ def test_names_of_nothing(name: str, text: str, tmp_path: Path, monkeypatch: pyt
         resolve_weights(name)
 
 
-YOLOX = "Published ones of YOLOX: yolox_tiny.pth, yolox_s.pth, yolox_m.pth, yolox_l.pth, yolox_x.pth."
+YOLOX = "Published ones of YOLOX: yolox_nano.pth, yolox_tiny.pth, yolox_s.pth, yolox_m.pth, yolox_l.pth, yolox_x.pth."
 YOLOV9 = "Published ones of YOLOv9: v9-t.pt, v9-s.pt, v9-m.pt, v9-c.pt."
 
 
@@ -203,7 +203,7 @@ YOLOV9 = "Published ones of YOLOv9: v9-t.pt, v9-s.pt, v9-m.pt, v9-c.pt."
     ("typed", "text"),
     [
         ("yolox", YOLOX),
-        ("yolox_nano.pth", f"YOLOX-nano cannot be read. {YOLOX}"),
+        ("yolox_darknet.pth", f"YOLOX-darknet cannot be read. {YOLOX}"),
         ("YOLOX_S.PTH", "Did you mean 'yolox_s.pth'?"),
         ("yoloxs", "Did you mean 'yolox_s.pth'?"),
         ("yolox_tinny.pth", "Did you mean 'yolox_tiny.pth'?"),

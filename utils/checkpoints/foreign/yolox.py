@@ -23,7 +23,7 @@ from tessera.utils.text import first_of, shown
 from tessera.utils.yaml_file import read_yaml
 
 MARKER = "backbone.backbone.stem.conv.conv.weight"
-EXPECTED_SIZES = "tiny, s, m, l and x"
+EXPECTED_SIZES = "nano, tiny, s, m, l and x"
 
 _LAYERS = {
     "backbone.backbone.stem": 0,
@@ -56,11 +56,20 @@ _BRANCHES = {  # of the head, by level
 }
 _BACKBONE_NAME = re.compile(rf"({'|'.join(map(re.escape, _LAYERS))})\.(.+)")
 _HEAD_NAME = re.compile(rf"head\.({'|'.join(_BRANCHES)})\.([0-2])\.(.+)")
+_DEEPEST = "backbone.backbone.dark5.0"
 _PIXELS = 4  # joined by the first convolution
 _LEVELS = 255.0
 _STEM, _REPEATS = 64, 3  # channels and bottlenecks at multiple 1
 _MOST_REPEATS = 12  # bottlenecks of the first stage; three times YOLOX-x's
-_SIZES = {(24, 1): "tiny", (32, 1): "s", (48, 2): "m", (64, 3): "l", (80, 4): "x"}  # by stem and bottlenecks
+# By stem, bottlenecks, and whether 3×3 convolutions are depth-wise separable.
+_SIZES = {
+    (16, 1, True): "nano",
+    (24, 1, False): "tiny",
+    (32, 1, False): "s",
+    (48, 2, False): "m",
+    (64, 3, False): "l",
+    (80, 4, False): "x",
+}
 
 
 def convert(tensors: Mapping[str, Tensor]) -> ConvertedWeights:
@@ -69,10 +78,6 @@ def convert(tensors: Mapping[str, Tensor]) -> ConvertedWeights:
     Raises:
         WrongTensors: a tensor has no counterpart.
     """
-    if odd := next((name for name in tensors if ".dconv." in name), None):
-        raise WrongTensors(
-            f"it has depth-wise convolutions ({shown(odd)}), as yolox_nano has, expected {EXPECTED_SIZES}"
-        )
     state = {_renamed(name): tensor for name, tensor in tensors.items()}
     first = shape_of(tensors, MARKER, 4)
     if first[1] != 3 * _PIXELS:
@@ -80,11 +85,14 @@ def convert(tensors: Mapping[str, Tensor]) -> ConvertedWeights:
     stem = "model.0.conv.conv.weight"
     state[stem] = state[stem].unflatten(1, (_PIXELS, 3)).flip(2).flatten(1, 2) * _LEVELS
     channels, bottlenecks = first[0], _bottlenecks(tensors)
-    require_shape(tensors, "backbone.backbone.dark5.0.conv.weight", (16 * channels, 8 * channels, 3, 3))
+    separable = f"{_DEEPEST}.pconv.conv.weight" in tensors
+    conv, side = ("pconv.conv", 1) if separable else ("conv", 3)
+    require_shape(tensors, f"{_DEEPEST}.{conv}.weight", (16 * channels, 8 * channels, side, side))
     nc = shape_of(tensors, "head.cls_preds.0.weight", 4)[0]
     require_shape(tensors, "head.cls_preds.0.weight", (nc, 4 * channels, 1, 1))
-    size = _SIZES.get((channels, bottlenecks))
-    described = {**read_yaml(MODELS_DIR / f"yolox-{size or 's'}.yaml", "a model").values, "nc": nc, "name": "yolox"}
+    size = _SIZES.get((channels, bottlenecks, separable))
+    plan = size or ("nano" if separable else "s")
+    described = {**read_yaml(MODELS_DIR / f"yolox-{plan}.yaml", "a model").values, "nc": nc, "name": "yolox"}
     if size is None:  # not a published size
         multiples = {"depth_multiple": bottlenecks / _REPEATS, "width_multiple": channels / _STEM}
         return ConvertedWeights(state, described | multiples)

@@ -1,4 +1,4 @@
-"""Decoding and initialisation of YOLOX's head."""
+"""Largest boxes and initialisation of YOLOX's head."""
 
 from __future__ import annotations
 
@@ -12,26 +12,6 @@ from tessera.models.heads.yolox import LARGEST_LOG
 from tests.models.heads.free.made import SHAPES_HW, SIZE_HW, features
 from tests.models.heads.free.oracle import STRIDES, cells_of
 from tests.models.heads.yolox.oracle import made_head
-
-
-def test_rows_are_those_worked_out_by_hand() -> None:
-    head = made_head(2)
-    grid = make_grid(SHAPES_HW, STRIDES, torch.device("cpu"))
-    offsets = torch.zeros(1, len(grid.centres), 4)
-    first = [0, 64 // 8 * 96 // 8, 64 // 8 * 96 // 8 + 4 * 6]  # cells before each level's own
-    offsets[0, first[0] + 12 * 3 + 5] = torch.tensor([0.25, -0.5, 0.0, math.log(3)])
-    offsets[0, first[1] + 6 * 2 + 1] = torch.tensor([1.5, 2.0, math.log(0.5), math.log(2)])
-    offsets[0, first[2] + 2] = torch.tensor([-3.0, 0.75, math.log(10), -1000])
-    found = head.boxes(offsets, grid)[0]
-    expected = {
-        0: [0, 0, 8, 8],
-        first[0] + 12 * 3 + 5: [(5 + 0.25) * 8, (3 - 0.5) * 8, 8, 24],
-        first[1] + 6 * 2 + 1: [(1 + 1.5) * 16, (2 + 2) * 16, 8, 32],
-        first[2] + 2: [(2 - 3) * 32, 0.75 * 32, 320, 0],
-        len(found) - 1: [2 * 32, 32, 32, 32],
-    }
-    for row, box in expected.items():
-        torch.testing.assert_close(found[row], torch.tensor(box, dtype=torch.float32))
 
 
 def test_a_box_is_as_large_as_its_offsets_say_up_to_what_suppression_can_compare() -> None:

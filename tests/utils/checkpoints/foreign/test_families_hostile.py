@@ -78,9 +78,9 @@ YOLOX: dict[str, tuple[Callable[[Tensors], object], tuple[str, ...]]] = {
         put("backbone.backbone.dark2.1.m.7.conv1.conv.weight", lambda x: x),
         ("first stage has the bottlenecks 0, 7",),
     ),
-    "yolox_nano": (
+    "one depth-wise convolution": (
         lambda t: renamed("backbone.bu_conv2.conv", "backbone.bu_conv2.dconv.conv")(t),
-        ("depth-wise", "yolox_nano", "tiny, s, m, l and x"),
+        ("model.18.conv.weight is not in the checkpoint", "model.18.dconv.conv.weight of the checkpoint has no"),
     ),
     "of both families": (put("22.heads.0.class_conv.0.conv.weight", lambda x: x), ("has no place in YOLOX",)),
     "more tensors than any model": (

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tessera.data.source.decode import read_image
 from tessera.models.detector import DetectionModel
 from tessera.utils.boxes import xyxy_to_cxcywh
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
@@ -23,13 +24,6 @@ from tessera.utils.runtime.pipeline import letterbox_image, network_input
 from tests import families
 
 each_family = pytest.mark.parametrize("reference", families.FILES)
-each_by_size = pytest.mark.parametrize(
-    "reference",
-    [
-        pytest.param(name, marks=() if name in ("yolox_tiny", "yolov9-t") else pytest.mark.slow)
-        for name in families.FILES
-    ],
-)
 
 
 @pytest.fixture
@@ -53,11 +47,11 @@ def expected_rows(shared: Path, reference: str, *, has_objectness: bool) -> Tens
     return rows if has_objectness else torch.cat((rows[:, :4], rows[:, 4:5] * rows[:, 5:]), 1)
 
 
-def assert_rows(decoded: Tensor, expected: Tensor) -> None:
+def assert_rows(decoded: Tensor, expected: Tensor, relative: float = families.RELATIVE) -> None:
     """The largest difference of a column is small beside the column's largest value."""
     assert decoded.shape == (1, *expected.shape)
     error = (decoded[0] - expected).abs().amax(0) / expected.abs().amax(0)
-    assert float(error.max()) < families.RELATIVE
+    assert float(error.max()) < relative
 
 
 @each_family
@@ -72,7 +66,19 @@ def test_rows_of_the_import_and_of_the_fused_model(
         assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in model.modules())
 
 
-@each_by_size
+def test_rows_of_the_published_graph_of_yolox_nano(family_files: Callable[[str], Path], shared: Path) -> None:
+    graph = pytest.importorskip("onnxruntime").InferenceSession(shared / "reference/permissive/yolox_nano.onnx")
+    canvas, _ = letterbox_image(read_image(next((shared / "coco128").rglob("*009.jpg"))), 416, 32, (416, 416))
+    image = network_input(canvas, torch.device("cpu"))
+    expected = torch.from_numpy(graph.run(None, {"images": (image.flip(1) * 255).numpy()})[0])[0]
+    model = opened(family_files(families.NANO))
+    for network in (lambda: model, model.fuse):
+        with torch.no_grad():
+            offsets, *logits = network()(image)[1]
+        assert_rows(torch.cat((offsets, *(x.sigmoid() for x in logits)), 2), expected, relative=1e-3)
+
+
+@pytest.mark.parametrize("reference", ["yolox_tiny", "yolov9-t"])
 def test_rows_of_the_pipeline(reference: str, family_files: Callable[[str], Path], shared: Path) -> None:
     backend = open_model(str(family_files(reference)), World(accelerator=accelerator_of(torch.device("cpu"))))
     backend.size_hw = families.SIZE_HW  # without the padding that validation adds around an image
@@ -80,7 +86,7 @@ def test_rows_of_the_pipeline(reference: str, family_files: Callable[[str], Path
 
 
 @pytest.mark.slow
-@each_by_size
+@each_family
 def test_rows_of_the_exported_onnx(
     reference: str, family_files: Callable[[str], Path], shared: Path, tmp_path: Path
 ) -> None:
