@@ -28,7 +28,7 @@ if {broken!r}:
 run = Path(flags["project"]) / flags["name"]
 run.mkdir()
 with (run / "results.csv").open("w", newline="") as file:
-    for row in [{columns!r}, *([str(epoch), f"0.{{epoch + 1}}"] for epoch in range(int(flags["epochs"])))]:
+    for row in [{columns!r}, *([str(epoch), f"0.{{2 - epoch}}"] for epoch in range(int(flags["epochs"])))]:
         file.write(",".join(row) + "\\n")
         file.flush()
         time.sleep(0.06)
@@ -56,13 +56,13 @@ def test_all_get_the_same_and_each_is_read_by_its_own_columns(
     peers.main()
     lines = capsys.readouterr().out.splitlines()
     starts = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
-    interleaved = ["tessera/train.py", "tessera/train.py", "bin/yolo", "bin/yolo"]
+    interleaved = ["tessera/train.py", "tessera/train.py", *4 * ["bin/yolo"]]
     assert [name for name, _ in starts if name != "yolov5/train.py"] == 2 * interleaved
     same = {(f["data"], f.get("img", f.get("imgsz")), f["epochs"], f["device"], f["workers"]) for _, f in starts}
     assert len(same) == 1 and {f.get("batch-size", f.get("batch")) for _, f in starts} == {"16"}
     assert not Path(starts[0][1]["data"]).exists()  # a copy, which is gone
     assert lines[0] == "YOLOv5, yolov5n: exit code 1, 0 rows of results.csv" and "no such thing" in lines
     rows = [line for line in lines if line.endswith("0.2000 (0.2000 to 0.2000)")]
-    names = ["Tessera, tessera-n", "Tessera, yolov5n", "Ultralytics, yolov5n", "Ultralytics, yolo11n"]
-    assert [line[:24].strip() for line in rows] == names
+    rivals = [f"Ultralytics, {name}" for name in ("yolov5n", "yolov8n", "yolo11n", "yolo26n")]
+    assert [line[:24].strip() for line in rows] == ["Tessera, tessera-n", "Tessera, yolov5n", *rivals]
     assert "Ultralytics: Ultralytics 8.4.0 torch-2.9 CPU" in lines
