@@ -1,4 +1,4 @@
-"""`Warp`: matrix of a random perspective (rotation, zoom, shear, shift, flips), and points mapped by it.
+"""`Warp`: matrix of a given perspective, rotation, zoom, shear, shift and flips, and points mapped by it.
 
 Training images are placed on a canvas (four for mosaic). A `Warp` rotates, zooms, shears, shifts and flips the canvas
 into the sample: canvas.py renders the pixels, labels.py maps the labels.

@@ -1,4 +1,4 @@
-"""Data loaders: workers prefetch across epochs and resume at any batch; too many undecodable images end the run.
+"""Data loaders: training (prefetched across epochs, resumed at any batch) and validation; limit of bad images.
 
 Legend: B images of this rank's batch, T objects of the batch.
 """

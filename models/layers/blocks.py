@@ -188,8 +188,8 @@ class Bottleneck(nn.Module):
 class C3(nn.Module):
     """Cross-stage partial block (Wang et al., CSPNet, 2020): a branch of bottlenecks and a bypass, concatenated.
 
-    `repeats` is the number of bottlenecks, `shortcut` whether they add their input, `groups` and `conv` those of their
-    3×3 convolutions, `expansion` the channels of a branch over `c_out`.
+    `repeats` is the number of bottlenecks, `shortcut` whether they add their input, `conv` the type of their 3×3
+    convolutions, `groups` its groups (separable: of its 1×1), `expansion` the channels of a branch over `c_out`.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class GhostBottleneck(nn.Module):
 
 
 class C3Ghost(C3):
-    """`C3` with ghost bottlenecks, which always add their input; the arguments are those of `C3`."""
+    """`C3` with ghost bottlenecks, which always add their input; the arguments are those of `C3` but `conv`."""
 
     @staticmethod
     def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int, conv: ConvClass) -> nn.Module:

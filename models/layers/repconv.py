@@ -51,7 +51,7 @@ class RepBottleneck(nn.Module):
 
 
 class RepC3(C3):
-    """`C3` with re-parameterised bottlenecks, which always add their input; the arguments are those of `C3`."""
+    """`C3` with re-parameterised bottlenecks, which always add their input; its arguments: `C3` but `conv`."""
 
     @staticmethod
     def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int, conv: ConvClass) -> nn.Module:

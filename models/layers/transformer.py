@@ -50,7 +50,7 @@ class TransformerBlock(nn.Module):
 
 
 class C3TR(C3):
-    """`C3` whose deep branch is a `TransformerBlock` of `repeats` layers; the arguments are those of `C3`.
+    """`C3` whose deep branch is a `TransformerBlock` of `repeats` layers; its arguments: `C3` but `conv`.
 
     Attention takes memory and time in the square of the number of cells, so that it is for the smallest maps.
     """

@@ -1,7 +1,7 @@
 """Whole trainings by Tessera, YOLOv5 and Ultralytics, interleaved, where a user has installed these.
 
     python -m tests.benchmarks.peers --data coco128.yaml --yolov5 ~/yolov5 --yolov5-python ~/yolov5/.venv/bin/python
-    make bench-peers DATA=coco128.yaml YOLOV5=~/yolov5 YOLOV5_PYTHON=~/yolov5/.venv/bin/python YOLO=~/venv/bin/yolo
+    make bench-peers DATA=my.yaml YOLOV5=~/yolov5 YOLOV5_PYTHON=~/yolov5/.venv/bin/python YOLO=~/venv/bin/yolo
 
 Each is started by its command line with the same images, labels, size, batch, epochs, device and workers, from scratch.
 Seconds of an epoch are those between the rows of its results.csv, without the first; mAP50-95 is its own, of the best

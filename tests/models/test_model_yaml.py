@@ -78,6 +78,7 @@ def test_modules_that_researchers_use(tmp_path: Path) -> None:
         ("[16, 3, 2]", "[16, 3, 2.5]", r"mine.yaml:8: layer 0 \(Conv\): argument 'stride' is 2.5, expected a whole"),
         ("[16, 3, 2]", "[]", r"mine.yaml:8: .*has 0 arguments \[\], expected 1 to 7: \[channels, kernel, stride"),
         ("[16, 3, 2]", "[16, 3, 2, 1, 3]", r"mine.yaml:8: layer 0 \(Conv\): does not fit.*divisible by groups"),
+        ("[32]]", "[32, True, 1, 0.5, Conv, 9]]", r"mine.yaml:10: .*has 6 arguments.*expansion, conv\]"),
         ("[32]]", "[32, True, 1, 0.5, DWConv]]", r"mine.yaml:10: .*'conv' is 'DWConv', expected one of Conv, Dept"),
         ("C3, [32]]", "C3TR, [32, True, 1, 0.4]]", r"mine.yaml:10: layer 2 \(C3TR\): .* 6 channels, .* 4 heads"),
         ("C3, [32]]", "Elan, [32, True, 3]]", r"mine.yaml:10: layer 2 \(Elan\).*parts of 8 channels.*multiple of 3"),

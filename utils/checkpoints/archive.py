@@ -1,4 +1,4 @@
-"""Reading of .pt files, which are zip archives, without running code or using more memory than their size.
+"""Reading of .pt files, which are zip archives, without running code; tensors take at most the size of the file.
 
 torch.save stores members uncompressed. zipfile compares each member with its checksum.
 """

@@ -135,7 +135,7 @@ def checked_checkpoint(path: Path, content: Any, most_parts: int) -> dict[str, A
             found = f"a dictionary with {', '.join(map(shown, [*content][:5])) or 'nothing'}"
         raise UserError(
             f"{path}: not a checkpoint of this program: found {found}. Expected a last.pt for --resume, or for "
-            "--weights a best.pt or a file of YOLOX (tiny to x), YOLOv9 (t, s, m, c) or YOLOv5."
+            "--weights a best.pt or a file of YOLOX (nano to x), YOLOv9 (t, s, m, c) or YOLOv5."
         )
     version = content.get("version")
     if isinstance(version, int) and version > FORMAT:

@@ -1,4 +1,4 @@
-"""Unpickler for untrusted .pt files: it imports and calls nothing, and returns unknown objects as placeholders.
+"""Unpickler for untrusted .pt files: it imports and calls nothing; known classes become inert objects.
 
 It interprets the opcodes of a pickle without importing or calling anything. A global becomes an inert token. A call of
 it becomes an inert `InertObject`. Only tensors become real, as checked slices of storages. A global outside a short

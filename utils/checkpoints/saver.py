@@ -1,4 +1,4 @@
-"""Writer of last.pt, best.pt and epochN.pt: when each is due, written by a thread of rank 0."""
+"""Writer of last.pt, best.pt and epochN.pt: when each is due; rank 0 writes, during training in a thread."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _STARTS: dict[Start, str] = {
 
 LONG_RUN = 10_000  # batches; threshold of a long run
 UNKNOWN_BATCH = 64  # images a batch while AutoBatch has not chosen
-FEW_IMAGES = 200  # below this, a pretrained backbone was better in all experiments
+FEW_IMAGES = 300  # below this, pretrained weights were better in all experiments
 FEW_STEPS = 400  # optimizer steps; below this, a model from scratch has hardly learned anything
 RATE_RATIO = 3  # ratio of learning rates; files for one kind of optimizer differ by less
 GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head differ by more
@@ -47,10 +47,10 @@ def pretrained_hint(config: TrainConfig, images: int) -> str:
     """Return a hint at pretrained weights for a run from scratch on few images; "" otherwise."""
     if config.weights or images >= FEW_IMAGES:
         return ""
-    other = " --cfg tessera-lite0.yaml" if config.cfg else ""
+    given = " instead of --cfg" if config.cfg else ""
     return (
         f"Training from scratch on {plural(images, 'image')}; pretrained weights usually do better: --weights "
-        f"imagenet{other}, or --weights yolox_tiny.pth (docs/models.md)."
+        f"yolox_nano.pth{given}, or a larger model of --list-weights (docs/models.md)."
     )
 
 

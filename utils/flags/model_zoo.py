@@ -44,7 +44,7 @@ class PublishedWeights:
         return self.name.rpartition(".")[0]
 
 
-def _yolox(model: str, millions: float, ap: float, size: int | None, sha256: str, imgsz: int = 640) -> PublishedWeights:
+def _yolox(model: str, millions: float, ap: float, size: int, sha256: str, imgsz: int = 640) -> PublishedWeights:
     name, cfg = f"yolox_{model}.pth", f"yolox-{model}.yaml"
     return PublishedWeights(name, "YOLOX", _YOLOX, cfg, millions, "Apache-2.0", ap, imgsz, size, sha256)
 
@@ -60,7 +60,7 @@ def _yolov5(model: str, millions: float, ap: float, size: int, sha256: str) -> P
 
 
 PUBLISHED = (
-    _yolox("nano", 0.91, 25.8, None, "", 416),
+    _yolox("nano", 0.91, 25.8, 7_694_953, "cd28f55fbbc1829f99d9ac9b38a16d259a22889739c8728ea877610201feff7b", 416),
     _yolox("tiny", 5.06, 32.8, 40_755_013, "9de513de589ac98bb92d3bca53b5af7b9acfa9b0bacb831f7999d0f7afaee8f0", 416),
     _yolox("s", 8.97, 40.5, 72_089_125, "f55ded7181e1b0c13285c56e7790b8f0e8f8db590fe4edb37f0b7f345c913a30"),
     _yolox("m", 25.33, 46.9, 203_114_461, "60076992b32da82951c90cfa7bd6ab70eba9eda243e08b940a396f60ac2d19b6"),

@@ -1,4 +1,4 @@
-"""Label file of each image, also under escaped or Unicode-variant names; parsing of one without a class check."""
+"""Label file of each image, also under escaped or Unicode-variant names; label files without an image."""
 
 # Paths are strings, as in data/source/split_files.py.
 # ruff: noqa: PTH119, PTH120, PTH122, PTH208

@@ -59,7 +59,7 @@ def test_the_keys_of_a_yaml_are_those_of_its_head() -> None:
         ("DetectFree", ["nc", 16, True], "argument 'depth' is True, expected a whole number"),
         ("DetectFree", ["nc", 16, 9], "argument 'depth' is 9, expected a whole number from 1 to 8"),
         ("DetectFree", ["nc", 16, 1, 1], "argument 'end2end' is 1, expected true or false"),
-        ("DetectYOLOX", [], "has 0 arguments [], expected 1 to 2: [nc, conv]"),
+        ("DetectYOLOX", ["nc", "Conv", 16], "has 3 arguments ['nc', 'Conv', 16], expected 1 to 2: [nc, conv]"),
         ("DetectYOLOX", ["nc", 16], "argument 'conv' is 16, expected one of Conv, DepthwiseSeparableConv"),
         ("DetectYOLOX", [80], "argument 'nc' is 80, expected one of nc"),
         ("DetectYOLOv9", ["nc", 64, 65], "argument 'reg_max' is 65, expected a whole number from 1 to 64"),

@@ -124,10 +124,10 @@ def test_a_long_run_that_is_mostly_warm_up_is_warned() -> None:
 
 def test_pretrained_weights_are_suggested_for_few_images() -> None:
     assert pretrained_hint(TrainConfig(), 160).startswith(
-        "Training from scratch on 160 images; pretrained weights usually do better: --weights imagenet, or"
+        "Training from scratch on 160 images; pretrained weights usually do better: --weights yolox_nano.pth, or"
     )
-    assert "--weights imagenet --cfg tessera-lite0.yaml, or" in pretrained_hint(TrainConfig(cfg="yolov5n.yaml"), 160)
-    assert pretrained_hint(TrainConfig(weights="a.pt"), 160) == pretrained_hint(TrainConfig(), 200) == ""
+    assert "--weights yolox_nano.pth instead of --cfg, or" in pretrained_hint(TrainConfig(cfg="yolov5n.yaml"), 160)
+    assert pretrained_hint(TrainConfig(weights="a.pt"), 160) == pretrained_hint(TrainConfig(), 300) == ""
 
 
 def test_gains_of_another_kind_of_head_are_named() -> None:

@@ -56,7 +56,7 @@ _BRANCHES = {  # of the head, by level
 }
 _BACKBONE_NAME = re.compile(rf"({'|'.join(map(re.escape, _LAYERS))})\.(.+)")
 _HEAD_NAME = re.compile(rf"head\.({'|'.join(_BRANCHES)})\.([0-2])\.(.+)")
-_DEEPEST = "backbone.backbone.dark5.0"
+_DEEPEST = "backbone.backbone.dark5"
 _PIXELS = 4  # joined by the first convolution
 _LEVELS = 255.0
 _STEM, _REPEATS = 64, 3  # channels and bottlenecks at multiple 1
@@ -85,9 +85,11 @@ def convert(tensors: Mapping[str, Tensor]) -> ConvertedWeights:
     stem = "model.0.conv.conv.weight"
     state[stem] = state[stem].unflatten(1, (_PIXELS, 3)).flip(2).flatten(1, 2) * _LEVELS
     channels, bottlenecks = first[0], _bottlenecks(tensors)
-    separable = f"{_DEEPEST}.pconv.conv.weight" in tensors
-    conv, side = ("pconv.conv", 1) if separable else ("conv", 3)
-    require_shape(tensors, f"{_DEEPEST}.{conv}.weight", (16 * channels, 8 * channels, side, side))
+    separable = f"{_DEEPEST}.0.pconv.conv.weight" in tensors
+    if separable:
+        require_shape(tensors, f"{_DEEPEST}.1.conv2.conv.weight", (16 * channels, 32 * channels, 1, 1))
+    else:
+        require_shape(tensors, f"{_DEEPEST}.0.conv.weight", (16 * channels, 8 * channels, 3, 3))
     nc = shape_of(tensors, "head.cls_preds.0.weight", 4)[0]
     require_shape(tensors, "head.cls_preds.0.weight", (nc, 4 * channels, 1, 1))
     size = _SIZES.get((channels, bottlenecks, separable))
