@@ -69,6 +69,5 @@ def write(shared: Path, reference: str, folder: Path) -> Path:
         return Path(shutil.copy(shared / "weights" / f"{NANO}.pth", folder))
     tensors = state_dict(shapes(shared, reference))
     content: Any = {"start_epoch": 300, "model": tensors} if reference.startswith("yolox") else tensors
-    path = folder / FILES[reference]
-    torch.save(content, path)
+    torch.save(content, path := folder / FILES[reference])
     return path

@@ -11,7 +11,6 @@ import pytest
 from tests.benchmarks import peers
 from tests.system.tiny import make_data
 
-# What results.csv of each looks like, and the line in which it says what it is.
 PROGRAM = """#!{python}
 import csv, json, sys, time
 from pathlib import Path

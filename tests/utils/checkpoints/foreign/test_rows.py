@@ -39,10 +39,7 @@ def opened(path: Path) -> DetectionModel:
 
 
 def expected_rows(shared: Path, reference: str, *, has_objectness: bool) -> Tensor:
-    """(735, 84) or with objectness (735, 85): the family's rows as this program has them, with centre and size.
-
-    A file that was exported has the objectness in its class probabilities.
-    """
+    """(735, 84) or with objectness (735, 85): the family's rows as this program has them, with centre and size."""
     rows = torch.from_numpy(families.rows(shared, reference))
     if reference.startswith("yolov9"):  # these are corners
         return torch.cat((xyxy_to_cxcywh(rows[:, :4]), rows[:, 4:]), 1)
@@ -50,7 +47,6 @@ def expected_rows(shared: Path, reference: str, *, has_objectness: bool) -> Tens
 
 
 def assert_rows(decoded: Tensor, expected: Tensor) -> None:
-    """The largest difference of a column is small beside the column's largest value."""
     assert decoded.shape == (1, *expected.shape)
     error = (decoded[0] - expected).abs().amax(0) / expected.abs().amax(0)
     assert float(error.max()) < families.RELATIVE
@@ -70,7 +66,7 @@ def test_rows_of_the_import_and_of_the_fused_model(
 
 def test_rows_of_the_published_graph_of_yolox_nano(family_files: Callable[[str], Path], shared: Path) -> None:
     graph = pytest.importorskip("onnxruntime").InferenceSession(shared / "reference/permissive/yolox_nano.onnx")
-    canvas, _ = letterbox_image(read_image(next((shared / "coco128").rglob("*009.jpg"))), 416, 32, (416, 416))
+    canvas = letterbox_image(read_image(next((shared / "coco128").rglob("*009.jpg"))), 416, 32, (416, 416))[0]
     image = network_input(canvas, torch.device("cpu"))
     expected = torch.from_numpy(graph.run(None, {"images": (image.flip(1) * 255).numpy()})[0])[0]
     model = opened(family_files(families.NANO))
