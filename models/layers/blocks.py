@@ -7,7 +7,8 @@ part of the checkpoint format: tensors of original YOLOv5 files fit by name and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -207,12 +208,13 @@ class C3(nn.Module):
         self.cv1 = Conv(c_in, hidden, 1)
         self.cv2 = Conv(c_in, hidden, 1)
         self.cv3 = Conv(2 * hidden, c_out, 1)
-        self.m = self.deep_branch(hidden, repeats, shortcut, groups, conv)
+        bottleneck = partial(Bottleneck, shortcut=shortcut, groups=groups, expansion=1.0, conv=conv)
+        self.m = self.deep_branch(hidden, repeats, bottleneck)
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int, conv: ConvClass) -> nn.Module:
+    def deep_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
         """Return the layers between `cv1` and `cv3`, which subclasses replace."""
-        return nn.Sequential(*(Bottleneck(channels, channels, shortcut, groups, 1.0, conv) for _ in range(repeats)))
+        return nn.Sequential(*(bottleneck(channels, channels) for _ in range(repeats)))
 
     def forward(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.cv3(concat((self.m(self.cv1(x)), self.cv2(x)))))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from torch import Tensor, nn
 
-from tessera.models.layers.blocks import C3, Conv, ConvClass, DWConv, Size, concat
+from tessera.models.layers.blocks import C3, Conv, DWConv, Size, concat
 
 CHEAP_KERNEL = 5  # of the depth-wise convolution that makes the second half
 
@@ -57,8 +58,8 @@ class GhostBottleneck(nn.Module):
 
 
 class C3Ghost(C3):
-    """`C3` with ghost bottlenecks, which always add their input; the arguments are those of `C3` but `conv`."""
+    """`C3` with ghost bottlenecks, which always add their input; arguments as of `C3`, without `conv`."""
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int, conv: ConvClass) -> nn.Module:
+    def deep_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
         return nn.Sequential(*(GhostBottleneck(channels, channels) for _ in range(repeats)))

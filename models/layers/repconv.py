@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.models.layers.blocks import C3, SILU, Conv, ConvClass
+from tessera.models.layers.blocks import C3, SILU, Conv
 
 
 class RepConv(nn.Module):
@@ -51,8 +52,8 @@ class RepBottleneck(nn.Module):
 
 
 class RepC3(C3):
-    """`C3` with re-parameterised bottlenecks, which always add their input; its arguments: `C3` but `conv`."""
+    """`C3` with re-parameterised bottlenecks, which always add their input; arguments as of `C3`, without `conv`."""
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int, conv: ConvClass) -> nn.Module:
+    def deep_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
         return nn.Sequential(*(RepBottleneck(channels) for _ in range(repeats)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 from torch import Tensor, nn
 
-from tessera.models.layers.blocks import C3, ConvClass
+from tessera.models.layers.blocks import C3
 
 ATTENTION_HEADS = 4
 
@@ -50,11 +51,11 @@ class TransformerBlock(nn.Module):
 
 
 class C3TR(C3):
-    """`C3` whose deep branch is a `TransformerBlock` of `repeats` layers; its arguments: `C3` but `conv`.
+    """`C3` whose deep branch is a `TransformerBlock` of `repeats` layers; arguments as of `C3`, without `conv`.
 
     Attention takes memory and time in the square of the number of cells, so that it is for the smallest maps.
     """
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, shortcut: bool, groups: int, conv: ConvClass) -> nn.Module:
+    def deep_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
         return TransformerBlock(channels, ATTENTION_HEADS, repeats)

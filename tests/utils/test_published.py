@@ -46,8 +46,8 @@ def test_facts_have_their_form() -> None:
         assert weights.url == weights.folder + weights.name
         assert weights.sha256 == "" or re.fullmatch("[0-9a-f]{64}", weights.sha256)
         assert weights.sha256 == "" or weights.size is not None
-        # Parameters in float16 at least, and beside those in float32 at most a second copy of them.
-        assert weights.size is None or 1.9 * weights.millions < weights.size / 1e6 < 8.6 * weights.millions
+        # Parameters in float16 at least; at most two copies in float32, and their names.
+        assert weights.size is None or 1.9 * weights.millions < weights.size / 1e6 < 8.1 * weights.millions + 0.35
 
 
 @pytest.mark.parametrize("weights", PUBLISHED, ids=lambda weights: weights.name)

@@ -24,7 +24,7 @@ _STARTS: dict[Start, str] = {
 
 LONG_RUN = 10_000  # batches; threshold of a long run
 UNKNOWN_BATCH = 64  # images a batch while AutoBatch has not chosen
-FEW_IMAGES = 300  # below this, pretrained weights were better in all experiments
+FEW_IMAGES = 300  # below this, yolox_nano.pth was better in all experiments
 FEW_STEPS = 400  # optimizer steps; below this, a model from scratch has hardly learned anything
 RATE_RATIO = 3  # ratio of learning rates; files for one kind of optimizer differ by less
 GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head differ by more
