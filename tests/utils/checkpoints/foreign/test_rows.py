@@ -76,9 +76,7 @@ def test_rows_of_the_published_graph_of_yolox_nano(family_files: Callable[[str],
         assert_rows(torch.cat((offsets, *(x.sigmoid() for x in logits)), 2), expected)
 
 
-def test_a_yolox_of_another_width_keeps_its_separable_convolutions(
-    family_files: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_separable_convolutions_of_another_width(family_files: Callable[[str], Path], tmp_path: Path) -> None:
     nano = torch.load(family_files(families.NANO))["model"]
     wide = {n: torch.ones([2 * s if s >= 16 and s != 80 else s for s in t.shape]) for n, t in nano.items()}
     assert opened(save(tmp_path / "wide.pth", {"model": wide})).model[1].pconv.conv.out_channels == 64
