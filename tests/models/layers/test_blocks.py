@@ -129,3 +129,19 @@ def test_dtypes_that_differ_give_each_map_a_gradient_of_its_own() -> None:
     maps = [torch.randn(1, 2, 3, 3, dtype=dtype, requires_grad=True) for dtype in (torch.bfloat16, torch.float32)]
     gradients = torch.autograd.grad(concat(maps).sum(), maps)
     assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.float32]
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1)])
+def test_a_depthwise_convolution_trains_in_bfloat16_as_in_float32(kernel: int, stride: int) -> None:
+    block, x = DWConv(8, 8, kernel, stride), torch.randn(2, 8, 9, 9)
+    block(x).sum().backward()
+    assert block.conv.weight.grad is not None
+    plain = block.conv.weight.grad.clone()
+    for block.frozen_statistics in (False, True):
+        block.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = block(x)
+        assert out.dtype == torch.bfloat16
+        out.float().sum().backward()
+        if not block.frozen_statistics:
+            torch.testing.assert_close(block.conv.weight.grad, plain, rtol=0.05, atol=0.05 * float(plain.abs().max()))
