@@ -210,10 +210,12 @@ def _absolute(where: str, index: int, source: object) -> int:
     """Resolve one entry of `from`, seen from layer `index`."""
     if is_whole(source):
         absolute = source if source >= 0 else index + source
-        if 0 <= absolute < index or (source == -1 and index == 0):
+        if IMAGE <= absolute < index:
             return absolute
-    allowed = "-1, the images" if index == 0 else f"0 to {index - 1}, or -1 to -{index}"
-    raise ConfigError(f"{where}: `from` is {shown(source)}, expected an earlier layer: {allowed}.")
+    layers = f"0 to {index - 1}, or -1 to -{index}" if index else "none"
+    raise ConfigError(
+        f"{where}: `from` is {shown(source)}, expected an earlier layer: {layers}; or -{index + 1}, the images."
+    )
 
 
 def _activation(value: object) -> nn.Module:
