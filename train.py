@@ -40,7 +40,7 @@ from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.engine.divergence import DivergenceGuard
 from tessera.utils.engine.profile import open_profile
-from tessera.utils.engine.recipe import report_recipe, with_recipe
+from tessera.utils.engine.recipe import choose_start, report_recipe, with_recipe
 from tessera.utils.engine.schedule import Schedule
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.errors import ConfigError, UserError
@@ -191,8 +191,9 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
     """Return flags and hyperparameters for the first training of `--evolve`; every rank calls this."""
     if config.hyp:
         return config, load_hyp(config.hyp)
-    weights = world.run_on_main(lambda: read_weights(config, None))
     data = load_data(config, world)
+    config = choose_start(config, len(data.images))
+    weights = world.run_on_main(lambda: read_weights(config, None))
     names, start = data.train.names, start_kind(config, data.train.names, weights)
     return with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
 

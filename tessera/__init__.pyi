@@ -13,7 +13,7 @@ __version__: str
 
 def train(
     *,
-    weights: str | Path = "",
+    weights: str | Path = "auto",
     cfg: str | Path = "",
     freeze: int | Sequence[int] = (),
     noautoanchor: bool = False,
@@ -67,7 +67,8 @@ def train(
 
     Args:
         weights: initial weights: a checkpoint, a published file by name (--list-weights) or imagenet
-            (backbone); '' = from scratch.
+            (backbone); '' = from scratch; auto = tessera-n pretrained on drawings, for fewer than 300 images
+            without --cfg, else from scratch.
         cfg: model YAML, searched for in models/ too (default: the model of the weights, else tessera-n.yaml).
         freeze: freeze the first N layers, or the listed ones (default: from the hyperparameters).
         noautoanchor: disable AutoAnchor: keep the model's anchors.

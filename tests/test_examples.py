@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import tessera
-from examples import custom_augmentation, custom_loss, detect_folder, train_and_evaluate
+from examples import custom_augmentation, custom_loss, detect_folder, pretrain, train_and_evaluate
 from tessera.data.augment import albumentations_filters
 from tessera.models.model_yaml import HEADS
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tests.system.tiny import make_data
 
 
@@ -55,3 +56,13 @@ def test_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     custom_loss.main(epochs=1, project=tmp_path)
     saved = torch.load(tmp_path / "squared" / "weights" / "last.pt", weights_only=True)
     assert "DetectSquared" in str(saved)
+
+
+def test_pretraining(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HEADS, "DetectTaught", pretrain.DetectTaught)
+    monkeypatch.setenv("TESSERA_DATASETS", str(tmp_path))
+    monkeypatch.chdir(shared / "weights")  # with the teacher
+    pretrain.main(images=50, epochs=1, project=tmp_path, result=tmp_path / "start.pt")
+    weights = load_weights(tmp_path / "start.pt")
+    assert {t.dtype for t in weights.state_dict.values()} == {torch.float16, torch.int64}
+    assert model_of_weights(weights, "start.pt").yaml["head"][-1][2] == "DetectFree"

@@ -25,7 +25,7 @@ CacheMode = Literal["none", "ram", "disk"]  # cache of decoded images
 Sampling = Literal["shuffled", "balanced"]  # images of an epoch
 OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
-AUTO = "auto"  # class weights by the numbers of objects
+AUTO = "auto"  # of --weights, and of class weights: by the numbers of objects
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")  # keys of report/trackers' TRACKERS
 
 
@@ -195,9 +195,9 @@ class TrainConfig(Options):
     program = "train.py"
 
     weights: str = option(
-        "",
+        AUTO,
         "initial weights: a checkpoint, a published file by name (--list-weights) or imagenet (backbone); '' = from "
-        "scratch",
+        "scratch; auto = tessera-n pretrained on drawings, for fewer than 300 images without --cfg, else from scratch",
     )
     cfg: str = option(
         "", "model YAML, searched for in models/ too (default: the model of the weights, else tessera-n.yaml)"

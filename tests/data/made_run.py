@@ -12,4 +12,6 @@ from tessera.utils.ranks.world import World
 
 def made_run(hyp: Hyp, world: Any = None, /, *, imgsz: int, batch_size: int, **flags: Any) -> RunContext:
     """A run of `world`, or of a single rank, with the flags given and a stride of 32; it has no folder."""
-    return RunContext(TrainConfig(batch_size=batch_size, **flags), hyp, world or World(), imgsz, 32, Path())
+    return RunContext(
+        TrainConfig(**{"weights": "", "batch_size": batch_size, **flags}), hyp, world or World(), imgsz, 32, Path()
+    )

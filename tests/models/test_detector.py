@@ -77,19 +77,6 @@ def test_raw_outputs_are_views_with_rows_side_by_side(small: DetectionModel) -> 
         assert level.stride(-1) == 1
 
 
-def test_decode_by_hand() -> None:
-    head = Detect(nc=2, anchors=[[8, 16, 32, 24]], channels=[4], strides=[8])
-    raw = torch.zeros(1, 2, 3, 5, 7)
-    raw[0, 1, 2, 4] = torch.tensor([math.log(3), 0, math.log(3), -math.log(3), 0, math.log(4), -math.log(4)])
-    decoded = head.decode([raw])
-    assert decoded.shape == (1, 2 * 3 * 5, 7)
-    # σ(0) = 0.5: the middle of the cell, the anchor itself.
-    torch.testing.assert_close(decoded[0, 0], torch.tensor([4, 4, 8, 16, 0.5, 0.5, 0.5]))
-    # σ(log 3) = 0.75 in cell x 4, y 2 of the second anchor, which is the last row.
-    expected = torch.tensor([(4 + 1) * 8, (2 + 0.5) * 8, 32 * 1.5**2, 24 * 0.5**2, 0.5, 0.8, 0.2])
-    torch.testing.assert_close(decoded[0, -1], expected)
-
-
 def test_bias_starts_from_priors() -> None:
     torch.manual_seed(0)
     head = Detect(nc=4, anchors=3, channels=[256] * 2, strides=[8, 32])

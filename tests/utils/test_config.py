@@ -15,7 +15,7 @@ from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
 
 SPEC_DEFAULTS = {
-    "weights": "", "data": "shapes.yaml", "hyp": "", "epochs": 100, "batch_size": 16, "imgsz": 640,
+    "weights": "auto", "data": "shapes.yaml", "hyp": "", "epochs": 100, "batch_size": 16, "imgsz": 640,
     "cache": "none", "optimizer": "", "workers": 8, "project": "runs/train", "name": "exp", "patience": 100,
     "save_period": -1, "seed": 0, "local_rank": -1, "amp": "auto", "close_mosaic": -1, "evolve": 0,
     "loggers": "tensorboard",

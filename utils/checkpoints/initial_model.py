@@ -19,7 +19,7 @@ from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.transfer import intersect_weights
 from tessera.utils.checkpoints.weights import Weights, load_weights
-from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.config import AUTO, Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import escape_control, first_of, plural
 from tessera.utils.types import Start
@@ -30,8 +30,8 @@ DEFAULT_MODEL = "tessera-n.yaml"  # named in the help of --cfg, too
 
 
 def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | None:
-    """Read the file of `--weights`; None from scratch or for a resumed run."""
-    if not config.weights or resumed:
+    """Read the file of `--weights`; None from scratch, for a resumed run, and before it is known what auto means."""
+    if config.weights in ("", AUTO) or resumed:
         return None
     if config.weights == efficientnet_lite.NAME:
         file, imported = efficientnet_lite.imagenet_weights(config.cfg)

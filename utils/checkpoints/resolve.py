@@ -27,7 +27,7 @@ def resolve_weights(name: str) -> Path:
     """Return the path of the file that `--weights` names.
 
     The bare name of a published file, such as "yolox_s.pth" or "yolox_s", is searched in the working directory, then in
-    the cache, and is downloaded otherwise.
+    the cache, and is downloaded otherwise. "tessera-n" comes with the program.
 
     Raises:
         UserError: there is no such file, the download fails, or the file is not the published one.
@@ -38,10 +38,13 @@ def resolve_weights(name: str) -> Path:
     if given.is_file():
         return given
     bare = given.name == name
+    own = MODELS_DIR / f"{name.removesuffix('.pt')}.pt"
+    if bare and own.is_file():
+        return own
     known = published_weights(name) if bare and not given.exists() else None
     if known is not None:
-        own = Path(known.name)
-        return own if own.is_file() else _published_file(known)
+        here = Path(known.name)
+        return here if here.is_file() else _published_file(known)
     cached = cache_dir() / "weights" / given.name
     if bare and cached.is_file():
         return cached
@@ -66,7 +69,7 @@ def _missing(name: str, given: Path, tried: str) -> UserError:
             "detector, such as runs/train/exp/weights/best.pt."
         )
     bare, model = given.name == name, given.stem if given.suffix in (".pt", ".pth", ".yaml") else given.name
-    if bare and published_weights(model) is None and (MODELS_DIR / f"{model}.yaml").is_file():
+    if bare and not published_weights(model) and (MODELS_DIR / f"{model}.yaml").is_file() and model != "tessera-n":
         return UserError(
             f"--weights {name}: no such file; tried {tried}. No weights of {model} are published. Train it from "
             f"scratch with --cfg {model}.yaml and without --weights, or give a checkpoint of a run."

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 
 from tessera.models.heads.head import Head
-from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.config import AUTO, Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
 from tessera.utils.engine.schedule import Schedule, accumulation
@@ -24,7 +24,8 @@ _STARTS: dict[Start, str] = {
 
 LONG_RUN = 10_000  # batches; threshold of a long run
 UNKNOWN_BATCH = 64  # images a batch while AutoBatch has not chosen
-FEW_IMAGES = 300  # below this, yolox_nano.pth was better in all experiments
+FEW_IMAGES = 300  # below this, pretrained weights were better in all experiments
+START = "tessera-n"  # weights of --weights auto
 FEW_STEPS = 400  # optimizer steps; below this, a model from scratch has hardly learned anything
 RATE_RATIO = 3  # ratio of learning rates; files for one kind of optimizer differ by less
 GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head differ by more
@@ -43,14 +44,21 @@ def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int
     return dataclasses.replace(config, hyp=file), load_hyp(file)
 
 
+def choose_start(config: TrainConfig, images: int) -> TrainConfig:
+    """Return the flags with what `--weights auto` means for a number of training images."""
+    if config.weights != AUTO:
+        return config
+    return dataclasses.replace(config, weights=START if images < FEW_IMAGES and not config.cfg else "")
+
+
 def pretrained_hint(config: TrainConfig, images: int) -> str:
-    """Return a hint at pretrained weights for a run from scratch on few images; "" otherwise."""
-    if config.weights or images >= FEW_IMAGES:
+    """Return a hint at better weights for a run on few images from scratch or from `START`; "" otherwise."""
+    if config.weights not in ("", START) or images >= FEW_IMAGES:
         return ""
     given = " instead of --cfg" if config.cfg else ""
     return (
-        f"Training from scratch on {plural(images, 'image')}; pretrained weights usually do better: --weights "
-        f"yolox_nano.pth{given}, or a larger model of --list-weights (docs/models.md)."
+        f"Training {f'from {START}' if config.weights else 'from scratch'} on {plural(images, 'image')}; weights that "
+        f"know photographs usually do better: --weights yolox_nano.pth{given} (docs/models.md)."
     )
 
 

@@ -183,7 +183,7 @@ def _other_files(given: Mapping[str, Any], flags: TrainConfig, before: TrainConf
     for flag in ("weights", "cfg", "data"):
         now, was = getattr(flags, flag), getattr(before, flag)
         resolved = [name and user_path(name, f"--{flag}").resolve() for name in (now, was)]
-        if flag in given and resolved[0] != resolved[1]:
+        if flag in given and now != AUTO and resolved[0] != resolved[1]:
             found.append(Difference(f"--{flag} {shown(now)}", f"--{flag} {shown(was)}", ""))
     return found
 

@@ -29,7 +29,7 @@ from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.multi_scale import check_statistics, largest_size
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision, choose_precision
-from tessera.utils.engine.recipe import pretrained_hint, with_recipe
+from tessera.utils.engine.recipe import choose_start, pretrained_hint, with_recipe
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import explain_out_of_memory
@@ -77,13 +77,15 @@ def open_run(
             resumed.check_classes(data.train.names, flags)
 
         world.set_activity("building the model")
-        config, names = flags, data.train.names
+        config, names = choose_start(flags, len(data.images)), data.train.names
+        if config is not flags:
+            weights = world.run_on_main(lambda: read_weights(config, None))
         images = f"{plural(len(data.images), 'training image')}, {plural(len(data.val), 'validation image')}"
         log.info(row("Data", f"{flags.data}: {images}, {plural(len(names), 'class')}"))
         start = start_kind(config, names, weights)
         if hyp is None:
-            config, hyp = with_recipe(flags, head_class(flags, names, weights), start, data.images_per_epoch)
-        if not resumed and (offer := pretrained_hint(flags, len(data.images))):
+            config, hyp = with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
+        if not resumed and (offer := pretrained_hint(config, len(data.images))):
             log.info(offer)
         config = config if resumed else with_frozen_layers(config, hyp)
         by_class = class_weights(hyp, data.images)

@@ -130,7 +130,8 @@ class DetectFree(Head):
         return [
             f"{name}.cls.{level}.{len(cast(nn.Sequential, branch)) - 1}"
             for name, branches in self.named_children()
-            for level, branch in enumerate(cast(Branches, branches).cls)
+            if isinstance(branches, Branches)
+            for level, branch in enumerate(branches.cls)
         ]
 
     def strip_for_inference(self, *, end2end: bool) -> None:

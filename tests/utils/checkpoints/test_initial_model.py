@@ -125,5 +125,9 @@ def test_kind_of_start(cfg: str, before: tuple[str, ...], now: tuple[str, ...], 
 
 def test_freeze_overrides_the_recipe() -> None:
     freezing = dataclasses.replace(HYP, frozen_layers=3.0)
-    for flags, frozen in (({"weights": "a.pt"}, (0, 1, 2)), ({"weights": "a.pt", "freeze": (0,)}, ()), ({}, ())):
+    for flags, frozen in (
+        ({"weights": "a.pt"}, (0, 1, 2)),
+        ({"weights": "a.pt", "freeze": (0,)}, ()),
+        ({"weights": ""}, ()),
+    ):
         assert with_frozen_layers(TrainConfig(**flags), freezing).frozen_layers == frozen

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils import http_client
 from tessera.utils.checkpoints import resolve as module
 from tessera.utils.checkpoints.resolve import resolve_weights
@@ -163,7 +164,12 @@ def test_the_published_file_itself(shared: Path, server: FileServer, monkeypatch
         resolve_weights("yolov5s")
 
 
-OWN = r"tessera-n{}: no such file; tried .* No weights of tessera-n are .* --cfg tessera-n\.yaml and without"
+def test_a_start_comes_with_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resolve_weights("tessera-n") == resolve_weights("tessera-n.pt") == MODELS_DIR / "tessera-n.pt"
+
+
+OWN = r"tessera-s{}: no such file; tried .* No weights of tessera-s are .* --cfg tessera-s\.yaml and without"
 
 
 @pytest.mark.parametrize(
@@ -175,9 +181,9 @@ OWN = r"tessera-n{}: no such file; tried .* No weights of tessera-n are .* --cfg
         ("runs/last.pt", r"runs/last\.pt: no such file; tried \S+ Did you mean 'best\.pt'"),  # never itself
         ("nowhere/yolov5s.pt", "no such file"),  # a path is meant, not the published name
         ("", "--weights is empty, expected a checkpoint"),
-        ("tessera-n.pt", OWN.format(r"\.pt")),
-        ("tessera-n", OWN.format("")),
-        ("tessera-n.yaml", OWN.format(r"\.yaml")),
+        ("tessera-s.pt", OWN.format(r"\.pt")),
+        ("tessera-s", OWN.format("")),
+        ("tessera-s.yaml", OWN.format(r"\.yaml")),
         ("runs", "found a folder, expected a checkpoint file"),
         ("exp", r"found a folder, .* Its best checkpoint is --weights exp/weights/best\.pt\.$"),
         ("yolov5n", "yolov5n: found a folder"),

@@ -21,7 +21,7 @@ LAST = Path("mine/weights/last.pt")
 
 
 def checkpoint(**config: Any) -> dict[str, Any]:
-    hyp, saved = load_hyp("hyp.scratch-low.yaml"), TrainConfig(name="mine", epochs=5).as_dict()
+    hyp, saved = load_hyp("hyp.scratch-low.yaml"), TrainConfig(weights="", name="mine", epochs=5).as_dict()
     return {"config": {**saved, **config}, "hyp": hyp.as_dict(), "names": ["cat", "dog"]}
 
 

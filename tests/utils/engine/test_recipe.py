@@ -13,7 +13,14 @@ from tessera.models.model_yaml import HEADS
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
-from tessera.utils.engine.recipe import pretrained_hint, recipe_file, recipe_warnings, schedule_summary, with_recipe
+from tessera.utils.engine.recipe import (
+    choose_start,
+    pretrained_hint,
+    recipe_file,
+    recipe_warnings,
+    schedule_summary,
+    with_recipe,
+)
 from tessera.utils.engine.schedule import Schedule
 from tessera.utils.types import Start
 from tests.data.made_run import made_run
@@ -123,11 +130,16 @@ def test_a_long_run_that_is_mostly_warm_up_is_warned() -> None:
 
 
 def test_pretrained_weights_are_suggested_for_few_images() -> None:
-    assert pretrained_hint(TrainConfig(), 160).startswith(
-        "Training from scratch on 160 images; pretrained weights usually do better: --weights yolox_nano.pth, or"
-    )
-    assert "--weights yolox_nano.pth instead of --cfg, or" in pretrained_hint(TrainConfig(cfg="yolov5n.yaml"), 160)
-    assert pretrained_hint(TrainConfig(weights="a.pt"), 160) == pretrained_hint(TrainConfig(), 300) == ""
+    for flags, images, weights, begins in (
+        ({}, 160, "tessera-n", "Training from tessera-n on 160 images; weights that know photographs usually do"),
+        ({"cfg": "yolov5n.yaml"}, 160, "", "Training from scratch on 160 images; "),
+        ({}, 300, "", ""),
+        ({"weights": "a.pt"}, 160, "a.pt", ""),
+    ):
+        config = choose_start(TrainConfig(**flags), images)
+        hint = pretrained_hint(config, images)
+        assert config.weights == weights and hint.startswith(begins) and bool(hint) == bool(begins)
+        assert not hint or ("--weights yolox_nano.pth instead of --cfg (" in hint) == ("cfg" in flags)
 
 
 def test_gains_of_another_kind_of_head_are_named() -> None:

@@ -203,7 +203,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again(data: Path, tmp_p
 def test_flags_of_another_run_are_refused_in_one_message(data: Path, run: Path) -> None:
     other = {"data": "shapes.yaml", "cfg": "tessera-s.yaml", "weights": "yolov5n.pt", "freeze": 2}
     flags = "--weights 'yolov5n.pt', --cfg 'tessera-s.yaml', --data 'shapes.yaml', --freeze 2"
-    has = f"--weights '', --cfg '', --data '{data}', --freeze 0 .*"
+    has = f"--weights 'tessera-n', --cfg '', --data '{data}', --freeze 0 .*"
     message = f"^{flags} with --resume auto: the run of {run}/weights/last.pt has {has} Give another --name"
     with pytest.raises(ConfigError, match=message):
         train.run(**{**command(data, run.parent, epochs=9), **other})
