@@ -110,7 +110,7 @@ def test_a_run_leaves_everything_a_user_expects(
     assert f"Report: {run / 'report.html'}" in outcome.out
     for said in (
         "Curves of the training",
-        'uv run train.py <span class="flag">--cfg</span> yolov5n.yaml',
+        '<span class="flag">--cfg</span> yolov5n.yaml',
         "epochs were validated",
         "shapes/labels/val",
     ):

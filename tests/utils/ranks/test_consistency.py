@@ -98,7 +98,7 @@ def rank_0(*others: Options) -> World:
         (TrainConfig(evolve=3), "--evolve: 0 on rank 0; 3 on rank 1"),
         (TrainConfig(resume="newest"), "--resume: not given on rank 0; given on rank 1"),
         (TrainConfig(hyp="own.yaml"), "--hyp: not given on rank 0; given on rank 1"),
-        (TrainConfig(weights="nowhere.pt"), "--weights: none on rank 0; nowhere.pt on rank 1"),
+        (TrainConfig(weights="nowhere.pt"), "--weights: auto on rank 0; nowhere.pt on rank 1"),
         (TrainConfig(cache="ram"), "--cache: none on rank 0; ram on rank 1"),
         (ValConfig(weights=""), r"command: train.py on rank 0; val.py on rank 1"),
     ],
