@@ -61,7 +61,7 @@ def test_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pretraining(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(HEADS, "DetectTaught", pretrain.DetectTaught)
     monkeypatch.setenv("TESSERA_DATASETS", str(tmp_path))
-    monkeypatch.chdir(shared / "weights")  # with the teacher
+    monkeypatch.chdir(shared / "weights")
     pretrain.main(images=50, epochs=1, project=tmp_path, result=tmp_path / "start.pt")
     weights = load_weights(tmp_path / "start.pt")
     assert {t.dtype for t in weights.state_dict.values()} == {torch.float16, torch.int64}

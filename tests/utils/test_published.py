@@ -69,8 +69,6 @@ def test_the_model_of_a_file_is_there_and_as_large_as_said(weights: PublishedWei
         ("yolov9-t.yaml", None),
         ("yolov9t", None),
         ("yolox_s.onnx", None),
-        ("yolox_s.", None),
-        (".pt", None),
         ("", None),
     ],
 )

@@ -164,8 +164,7 @@ def test_the_published_file_itself(shared: Path, server: FileServer, monkeypatch
         resolve_weights("yolov5s")
 
 
-def test_a_start_comes_with_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: None) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_start_comes_with_the_program(offline: None) -> None:
     assert resolve_weights("tessera-n") == resolve_weights("tessera-n.pt") == MODELS_DIR / "tessera-n.pt"
 
 
