@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from torch.distributed import HashStore, TCPStore
@@ -85,8 +86,8 @@ def beside(status: Status, store: HashStore | None = None) -> Heartbeat:
 
 
 def test_a_call_that_returns_in_time_ends_nothing(guard: Watchdog, messages: list[str]) -> None:
-    for _ in range(20):
-        with guard.watch("Nobody", 0.2):
+    for _ in range(40):
+        with guard.watch("Nobody", 1.0):
             time.sleep(0.03)
     assert messages == []
 
@@ -198,7 +199,12 @@ def test_who_is_not_the_first_to_see_a_failure_prints_nothing(
 
 
 def test_all_ranks_name_those_that_are_silent_and_ask_the_store_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(_: float) -> None:
+        ticks = [beat._tick for beat in beats]
+        until(lambda: all(beat._tick > tick + 1 for beat, tick in zip(beats, ticks, strict=True)))  # all have published
+
     monkeypatch.setattr(liveness, "INTERVAL_S", 0.2)
+    monkeypatch.setattr(liveness, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     store, calls = HashStore(), Counter[str]()
     store.set("heartbeat/23", json.dumps(Status(7, 3, "node6", "training epoch 4", 1, "another boot")))
     beats = [Heartbeat(CountedStore(store), rank, 24) for rank in range(23)]
