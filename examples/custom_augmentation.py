@@ -1,6 +1,6 @@
 """Train with an augmentation of your own: sensor noise on every training image.
 
-python examples/custom_augmentation.py
+uv run -m examples.custom_augmentation
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train with a head and a loss of your own: an anchor-free head whose box loss is squared.
 
-python examples/custom_loss.py
+uv run -m examples.custom_loss
 """
 
 from __future__ import annotations

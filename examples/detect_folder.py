@@ -1,6 +1,6 @@
 """Run a detector over a folder of images, and count objects with supervision.
 
-python examples/detect_folder.py runs/train/shapes/weights/best.pt path/to/images
+uv run -m examples.detect_folder runs/train/shapes/weights/best.pt path/to/images
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Make models/tessera-n.pt: tessera-n pretrained on drawn shapes, and taught to have the feature maps of YOLOX-Nano.
 
-python examples/pretrain.py
+uv run -m examples.pretrain
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Train a detector, read its metrics, and evaluate its best checkpoint.
 
-python examples/train_and_evaluate.py
+uv run -m examples.train_and_evaluate
 """
 
 from __future__ import annotations
