@@ -1,4 +1,4 @@
-# The commands and what they need, without weights or data. docs/deploy.md says how to build and run it.
+# The commands and what they need, without data. docs/deploy.md says how to build and run it.
 FROM python:3.12-slim-bookworm
 
 # cpu, or a version of CUDA such as cu128: its libraries come with torch, the driver from the host.

@@ -189,11 +189,12 @@ def start(given: Mapping[str, Any]) -> TrainingResult:
 
 def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp]:
     """Return flags and hyperparameters for the first training of `--evolve`; every rank calls this."""
+    weights = world.run_on_main(lambda: read_weights(config, None))  # names its errors before the dataset is read
+    data = load_data(config, world)
+    config = choose_start(config, data.images_per_epoch)
     if config.hyp:
         return config, load_hyp(config.hyp)
-    data = load_data(config, world)
-    config = choose_start(config, len(data.images))
-    weights = world.run_on_main(lambda: read_weights(config, None))
+    weights = weights or world.run_on_main(lambda: read_weights(config, None))
     names, start = data.train.names, start_kind(config, data.train.names, weights)
     return with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
 

@@ -1,4 +1,4 @@
-"""Make models/tessera-n.pt: tessera-n pretrained on drawn shapes, and taught to have the feature maps of YOLOX-Nano.
+"""Make models/tessera-n.pt: tessera-n pretrained on drawn shapes with feature distillation from YOLOX-Nano.
 
 uv run -m examples.pretrain
 """
@@ -46,7 +46,7 @@ def teacher() -> tuple[DetectionModel, dict[int, Tensor]]:
     return model, maps
 
 
-class TaughtLoss(AnchorFreeLoss):
+class DistillationLoss(AnchorFreeLoss):
     """The losses of the anchor-free head plus the distance to the teacher's maps, for training in one process."""
 
     def __call__(
@@ -61,7 +61,7 @@ class TaughtLoss(AnchorFreeLoss):
         return loss + GAIN * predictions[-1], parts
 
 
-class DetectTaught(DetectFree):
+class DetectDistilled(DetectFree):
     """`DetectFree` that also reads the other maps, and the images for the teacher."""
 
     adapters: nn.ModuleList
@@ -92,19 +92,20 @@ class DetectTaught(DetectFree):
         self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
     ) -> AnchorFreeLoss:
         """Return the loss that trains this head."""
-        return TaughtLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
+        return DistillationLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
 
 
 def main(images: int = 16_000, epochs: int = 8, project: Path = Path("runs/train"), result: Path = RESULT) -> None:
     """Train on drawn shapes at 192 px; save the model without the teacher's parts as `result`, in half precision."""
-    HEADS["DetectTaught"] = DetectTaught
+    HEADS["DetectDistilled"] = DetectDistilled
     run, root = project / "pretrained", datasets_dir() / f"shapes-{images}"
     run.mkdir(parents=True, exist_ok=True)
     write_shapes(root, train=images, val=images // 50, size=192)
-    data, model = run.with_suffix(".yaml"), project / "tessera-n-taught.yaml"
+    data, model = run.with_suffix(".yaml"), project / "tessera-n-distilled.yaml"
     data.write_text(f"path: {root.absolute()}\ntrain: images/train\nval: images/val\nnames: [{', '.join(NAMES)}]\n")
-    described = (MODELS_DIR / "tessera-n.yaml").read_text()
-    model.write_text(described.replace("[[15, 18, 21], 1, DetectFree", f"[{[*MAPS, IMAGES]}, 1, DetectTaught"))
+    before, row, after = (MODELS_DIR / "tessera-n.yaml").read_text().partition("[[15, 18, 21], 1, DetectFree")
+    assert row
+    model.write_text(f"{before}[{[*MAPS, IMAGES]}, 1, DetectDistilled{after}")
     tessera.train(
         cfg=model,
         data=data,
@@ -123,8 +124,11 @@ def main(images: int = 16_000, epochs: int = 8, project: Path = Path("runs/train
         for name, tensor in weights.state_dict.items()
         if ".adapters." not in name
     }
-    plain = DetectionModel("tessera-n.yaml", names=weights.names).yaml
-    save_checkpoint(result, {**weights.checkpoint, "config": {}, "ema": tensors, "model_yaml": plain})
+    names = [
+        f"drawn {name}" for name in weights.names
+    ]  # which no dataset has: it would get the recipe for known classes
+    plain = DetectionModel("tessera-n.yaml", names=names).yaml
+    save_checkpoint(result, {**weights.checkpoint, "config": {}, "names": names, "ema": tensors, "model_yaml": plain})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ CacheMode = Literal["none", "ram", "disk"]  # cache of decoded images
 Sampling = Literal["shuffled", "balanced"]  # images of an epoch
 OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
-AUTO = "auto"  # of --weights, and of class weights: by the numbers of objects
+OWN_WEIGHTS = "tessera-n"  # that come with the program
+AUTO = "auto"  # value of --weights, of --resume, and of class_weights
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")  # keys of report/trackers' TRACKERS
 
 
@@ -197,7 +198,7 @@ class TrainConfig(Options):
     weights: str = option(
         AUTO,
         "initial weights: a checkpoint, a published file by name (--list-weights) or imagenet (backbone); '' = from "
-        "scratch; auto = tessera-n pretrained on drawings, for fewer than 300 images without --cfg, else from scratch",
+        "scratch; auto = tessera-n (pretrained on drawn shapes) below 300 images without --cfg, else from scratch",
     )
     cfg: str = option(
         "", "model YAML, searched for in models/ too (default: the model of the weights, else tessera-n.yaml)"

@@ -69,9 +69,9 @@ def same_padding(kernel: Size, dilation: int = 1) -> Size:
 
 
 class Conv2d(nn.Conv2d):
-    """nn.Conv2d, in float32 where autocast makes it slow on a CPU: depth-wise with a stride or a kernel above 3×3.
+    """nn.Conv2d that trains in float32 where autocast is slow on a CPU: depth-wise with a stride or a kernel above 3×3.
 
-    The backward of such a convolution in bfloat16 (oneDNN) takes 2 to 9 times as long.
+    The backward of such a convolution in bfloat16 (oneDNN) takes 2 to 9 times as long; its forward is quicker.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Conv2d(nn.Conv2d):
         """Return the convolution with another weight and bias."""
         run = partial(F.conv2d, stride=self.stride, padding=self.padding, dilation=self.dilation, groups=self.groups)
         is_slow = 1 < self.groups == self.in_channels and (max(self.stride) > 1 or max(self.kernel_size) > 3)
-        if not (is_slow and torch.is_autocast_enabled("cpu")):
+        if not (is_slow and torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")):
             return run(x, weight, bias)
         dtype = torch.get_autocast_dtype("cpu")
         with torch.autocast("cpu", enabled=False):

@@ -57,7 +57,7 @@ def main() -> None:
             )
             state = TrainState(model, ModelEMA(model), optimizer, precision, EarlyStopping(0), progress)
             ranks, batch_size = world if together else World(), given.batch * world.size
-            context = RunContext(TrainConfig(batch_size=batch_size), hyp, ranks, given.imgsz, 32, Path())
+            context = RunContext(TrainConfig(weights="", batch_size=batch_size), hyp, ranks, given.imgsz, 32, Path())
             return TrainStep(wrapped, state, model.head.criterion(hyp, imgsz=given.imgsz), context)
 
         rivals = {"together": trainer(True), "alone": trainer(False)}

@@ -142,7 +142,9 @@ def our_step(
         Progress(torch.zeros(len(criterion.names), device=accelerator.device)),
     )
     world = World(accelerator=accelerator)
-    context = RunContext(TrainConfig(batch_size=len(batch)), case.hyp, world, case.imgsz, model.stride, Path())
+    context = RunContext(
+        TrainConfig(weights="", batch_size=len(batch)), case.hyp, world, case.imgsz, model.stride, Path()
+    )
     step = TrainStep(smart_DDP(model, compile=compile, world=world), state, criterion, context, profile=stages)
     source = batch.pin_memory() if accelerator.pins_memory else batch
     for _ in range(WARM_UP):

@@ -83,7 +83,9 @@ def test_the_archives_hold_the_files_and_the_licences(archives: Path) -> None:
         for folder in folders
         for path in (top / folder).rglob("*")
         if path.suffix in (".py", ".yaml", ".html", ".css", ".js")
-    } | {f"tessera/{name}" for name in ("__init__.py", "__init__.pyi", "__main__.py", "py.typed")}
+    } | {
+        f"tessera/{name}" for name in ("__init__.py", "__init__.pyi", "__main__.py", "py.typed", "models/tessera-n.pt")
+    }
     with zipfile.ZipFile(wheel) as opened:
         inside = set(opened.namelist())
         about = next(name for name in inside if name.endswith(".dist-info/METADATA")).removesuffix("METADATA")

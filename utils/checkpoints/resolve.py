@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from tessera.data.source.download import fetch
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.checkpoints.foreign.efficientnet_lite import NAME as IMAGENET
+from tessera.utils.config import OWN_WEIGHTS
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError, did_you_mean
 from tessera.utils.files import sha256, special_file_kind
@@ -69,12 +70,13 @@ def _missing(name: str, given: Path, tried: str) -> UserError:
             "detector, such as runs/train/exp/weights/best.pt."
         )
     bare, model = given.name == name, given.stem if given.suffix in (".pt", ".pth", ".yaml") else given.name
-    if bare and not published_weights(model) and (MODELS_DIR / f"{model}.yaml").is_file() and model != "tessera-n":
+    if bare and not published_weights(model) and (MODELS_DIR / f"{model}.yaml").is_file() and model != OWN_WEIGHTS:
         return UserError(
             f"--weights {name}: no such file; tried {tried}. No weights of {model} are published. Train it from "
             f"scratch with --cfg {model}.yaml and without --weights, or give a checkpoint of a run."
         )
     beside = [path.name for path in given.parent.glob("*.pt")] if given.parent.is_dir() else []
+    beside.append(OWN_WEIGHTS)
     hint = suggestion(name, beside) if bare else did_you_mean(given.name, beside)
     return UserError(
         f"--weights {name}: no such file; tried {tried}.{hint} Expected a checkpoint, or the name of a published file "

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tessera.data.source.annotations.class_matching import reordered_classes
 from tessera.utils.checkpoints.training_state import restore_state
-from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.config import AUTO, Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
@@ -97,7 +97,8 @@ def run_of_checkpoint(
         UserError: this version does not know the saved flags.
         ConfigError: the run cannot be resumed with the given flags; names all of these.
     """
-    now = {key: value for key, value in given.items() if key not in ("project", "name")}
+    kept = [("weights", AUTO), *((key, given.get(key)) for key in ("project", "name"))]
+    now = dict(item for item in given.items() if item not in kept)
     before = saved_config(checkpoint, path)
     config = dataclasses.replace(before, **{**now, "resume": str(path)})
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:

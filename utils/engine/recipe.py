@@ -6,7 +6,7 @@ import dataclasses
 import logging
 
 from tessera.models.heads.head import Head
-from tessera.utils.config import AUTO, Hyp, TrainConfig, load_hyp
+from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
 from tessera.utils.engine.schedule import Schedule, accumulation
@@ -25,7 +25,6 @@ _STARTS: dict[Start, str] = {
 LONG_RUN = 10_000  # batches; threshold of a long run
 UNKNOWN_BATCH = 64  # images a batch while AutoBatch has not chosen
 FEW_IMAGES = 300  # below this, pretrained weights were better in all experiments
-START = "tessera-n"  # weights of --weights auto
 FEW_STEPS = 400  # optimizer steps; below this, a model from scratch has hardly learned anything
 RATE_RATIO = 3  # ratio of learning rates; files for one kind of optimizer differ by less
 GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head differ by more
@@ -48,17 +47,17 @@ def choose_start(config: TrainConfig, images: int) -> TrainConfig:
     """Return the flags with what `--weights auto` means for a number of training images."""
     if config.weights != AUTO:
         return config
-    return dataclasses.replace(config, weights=START if images < FEW_IMAGES and not config.cfg else "")
+    return dataclasses.replace(config, weights=OWN_WEIGHTS if images < FEW_IMAGES and not config.cfg else "")
 
 
 def pretrained_hint(config: TrainConfig, images: int) -> str:
-    """Return a hint at better weights for a run on few images from scratch or from `START`; "" otherwise."""
-    if config.weights not in ("", START) or images >= FEW_IMAGES:
+    """Return a hint at better weights for a run on few images from scratch or from the own weights; "" otherwise."""
+    if config.weights not in ("", OWN_WEIGHTS) or images >= FEW_IMAGES:
         return ""
     given = " instead of --cfg" if config.cfg else ""
     return (
-        f"Training {f'from {START}' if config.weights else 'from scratch'} on {plural(images, 'image')}; weights that "
-        f"know photographs usually do better: --weights yolox_nano.pth{given} (docs/models.md)."
+        f"Training {f'from {OWN_WEIGHTS}' if config.weights else 'from scratch'} on {plural(images, 'image')}; weights "
+        f"pretrained on photographs usually do better: --weights yolox_nano.pth{given} (docs/models.md)."
     )
 
 

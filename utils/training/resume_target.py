@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
 from tessera.utils.checkpoints.resume import Difference, ResumedRun, run_of_checkpoint, saved_config
 from tessera.utils.checkpoints.run_directory import new_run, newest_last_checkpoint, run_path
-from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.config import AUTO, Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.error_analysis.files import ERRORS
 from tessera.utils.errors import ConfigError, UserError
@@ -25,7 +25,7 @@ from tessera.utils.text import one_line, plural, shown
 
 log = logging.getLogger(__name__)
 
-AUTO, NEWEST = "auto", "newest"
+NEWEST = "newest"
 _NUMBERED = re.compile(r"epoch([0-9]{1,9})\.pt")
 
 
@@ -183,7 +183,7 @@ def _other_files(given: Mapping[str, Any], flags: TrainConfig, before: TrainConf
     for flag in ("weights", "cfg", "data"):
         now, was = getattr(flags, flag), getattr(before, flag)
         resolved = [name and user_path(name, f"--{flag}").resolve() for name in (now, was)]
-        if flag in given and now != AUTO and resolved[0] != resolved[1]:
+        if flag in given and (flag, now) != ("weights", AUTO) and resolved[0] != resolved[1]:
             found.append(Difference(f"--{flag} {shown(now)}", f"--{flag} {shown(was)}", ""))
     return found
 

@@ -118,6 +118,11 @@ def test_dtypes_that_differ_give_each_map_a_gradient_of_its_own() -> None:
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1)])
 def test_a_depthwise_convolution_trains_in_bfloat16_as_in_float32(kernel: int, stride: int) -> None:
     block, x = DWConv(8, 8, kernel, stride), torch.randn(2, 8, 9, 9)
+    in_float32 = block.conv(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(block.conv(x), in_float32.bfloat16()) == (kernel * stride > 3)
+        with torch.no_grad():
+            assert not torch.equal(block.conv(x), in_float32.bfloat16())
     block(x).sum().backward()
     plain = block.conv.weight.grad.clone()
     for block.frozen_statistics in (False, True):

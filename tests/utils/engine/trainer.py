@@ -73,7 +73,7 @@ class Trainer:
         torch.manual_seed(0)
         world = World(accelerator=accelerator)
         hyp = replace(load_hyp("hyp.scratch-low.yaml"), **hyp_values)  # type: ignore[arg-type]
-        self.context = RunContext(TrainConfig(data="made", batch_size=2), hyp, world, SIZE, 32, Path("run"))
+        self.context = RunContext(TrainConfig(weights="", data="made", batch_size=2), hyp, world, SIZE, 32, Path("run"))
         self.model = DetectionModel(cfg, names=("a", "b"))
         self.model.to(world.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
         self.state = TrainState(

@@ -224,9 +224,10 @@ def test_files_are_compared_by_path_and_on_the_first_rank(
         def run_on_main(self, work: Any) -> Any:
             return told.pop(0)
 
-    first = begin(command(Path(data.name), run.parent, epochs=9), First())
-    second = begin(command(Path("/elsewhere") / data.name, run.parent, epochs=9), Second())
+    first = begin(command(Path(data.name), run.parent, epochs=9, weights="auto"), First())
+    second = begin(command(Path("/elsewhere") / data.name, run.parent, epochs=9, weights="auto"), Second())
     assert [begun.config.data for begun in (first, second)] == [data.name, f"/elsewhere/{data.name}"]
+    assert {begun.config.weights for begun in (first, second)} == {"tessera-n"}, "what auto was at the start"
 
 
 @pytest.mark.parametrize(("ranks", "batch_size"), [(1, 8), (4, 8), (5, -1)])
