@@ -131,7 +131,7 @@ def test_a_long_run_that_is_mostly_warm_up_is_warned() -> None:
 
 def test_pretrained_weights_are_suggested_for_few_images() -> None:
     for flags, images, weights, begins in (
-        ({}, 160, "tessera-n", "Training from tessera-n on 160 images; weights that know photographs usually do"),
+        ({}, 160, "tessera-n", "Training from tessera-n on 160 images; weights pretrained on photographs usually do"),
         ({"cfg": "yolov5n.yaml"}, 160, "", "Training from scratch on 160 images; "),
         ({}, 300, "", ""),
         ({"weights": "a.pt"}, 160, "a.pt", ""),
