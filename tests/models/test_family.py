@@ -16,7 +16,7 @@ from tessera.models.heads.yolov9 import DetectYOLOv9
 from tessera.models.heads.yolox import DetectYOLOX
 from tessera.models.layers.repconv import RepConv
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.models.summary import count_gflops, count_parameters
+from tessera.models.summary import count_gflops, count_parameters, summary
 from tessera.utils.checkpoints.initial_model import build_model
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.config import TrainConfig, load_hyp
@@ -136,3 +136,15 @@ def test_original_weights_fit_all_of_the_body_of_a_free_variant(shared: Path) ->
     body = {key: value for key, value in model.state_dict().items() if not key.startswith("model.24.")}
     assert len(body) == sum(not key.startswith("model.24.") for key in weights.state_dict) > 300
     assert [key for key, value in body.items() if not torch.equal(value, weights.state_dict[key].to(value))] == []
+
+
+def test_summary_line_and_that_the_model_stays_as_it_was() -> None:
+    model = DetectionModel("yolov5n")
+    model.model[0].eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert summary(model) == "yolov5n: 214 layers, 1,872,157 parameters, 4.5 GFLOPs"
+    assert [module.training for module in model.modules()] == modes
+    assert not any(module._forward_hooks for module in model.modules())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert summary(model.fuse()).startswith("yolov5n: 157 layers, 1,867,405 parameters")
