@@ -56,14 +56,6 @@ def test_worked_example() -> None:
     np.testing.assert_allclose(curves.f1[0, at], [0.8, 0.5, 2 / 3, 0])
 
 
-def test_equal_scores_go_first_come_first_served() -> None:
-    """IoUs 1 and 0.6 with one object at one score: the first takes it at every threshold it reaches."""
-    good, poor, target = [0, 0, 10, 10], [0, 0, 10, 6], [[0, 0, 10, 10]]
-    first = match_image(*make_image([poor, good], [0.5, 0.5], [0, 0], target, [0])).correct
-    np.testing.assert_array_equal(first[0], IOU_THRESHOLDS <= 0.6)
-    np.testing.assert_array_equal(first[1], IOU_THRESHOLDS > 0.6)
-
-
 def test_equal_ious_take_the_later_object() -> None:
     """The first detection overlaps both objects by 2/3; it takes the second and leaves the first to the other."""
     left, middle, right = [0, 0, 10, 10], [2, 0, 12, 10], [4, 0, 14, 10]

@@ -68,12 +68,6 @@ def test_the_threshold_decides_what_is_missed() -> None:
     assert found.worst.sizes.tolist() == [1 - np.float32(0.7)] and matrix_of(found)[2, 0] == 1
 
 
-def test_what_lies_in_an_ignored_region_is_no_error() -> None:
-    region = np.array([-1], np.int32), np.array([ELSEWHERE], np.float32)
-    found = errors_of([SCENES[Kind.BACKGROUND]], 2, regions=[region])
-    assert found.image_kind_counts.sum() == 0 and len(found.worst.kinds) == 1, "the missed object alone"
-
-
 @given(seed=st.integers(0, 2**32 - 1), ranks=st.integers(2, 5), confidence=st.sampled_from([0.0, 0.3, 0.6]))
 @settings(max_examples=25, deadline=None)
 def test_counts_divide_all_and_any_cut_gives_equal_bits(seed: int, ranks: int, confidence: float) -> None:
