@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,7 +23,6 @@ from tests.data.augment.made_scenes import (
     rendered,
     scenes,
     square,
-    star,
     warps,
 )
 from tests.data.augment.mosaic_oracle import plain_scene
@@ -183,15 +181,6 @@ def test_clip_keeps_owners_and_order() -> None:
     assert kept.tolist() == [0] * 4 + [2] * 4
     assert left[:4].tolist() == [[0, 0], [8, 0], [8, 10], [0, 10]]
     assert left[4:, 0].max() == 8 and left[4:, 0].min() == 5
-
-
-def test_clip_of_a_concave_polygon_keeps_its_area() -> None:
-    rng = np.random.default_rng(3)
-    outline = star(np.array([0, 0, 60, 60], np.float32), rng).astype(np.float64)
-    right, _ = clip_outlines(outline, np.zeros(8, np.int64), np.array([[1.0, 0, -25]]))
-    left, _ = clip_outlines(outline, np.zeros(8, np.int64), np.array([[-1.0, 0, 25]]))
-    left_area, right_area, area = (cv2.contourArea(points.astype(np.float32)) for points in (left, right, outline))
-    assert left_area + right_area == pytest.approx(area)
 
 
 def test_objects_behind_the_horizon_are_dropped() -> None:

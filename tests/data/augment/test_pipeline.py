@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -81,8 +82,10 @@ def test_any_hyperparameters_give_a_sound_sample(
     assert sample.segments == []
 
 
-def test_without_augmentation_it_is_the_letterbox() -> None:
-    source = dataset(3)
+@pytest.mark.parametrize("size", [64, 96])
+def test_without_augmentation_it_is_the_letterbox(size: int) -> None:
+    """Also where the image has to shrink."""
+    source = dataset(3, size=size)
     for seed in range(6):
         sample, expected = trained(source, PLAIN, seed), letterbox(source.sample(seed), (64, 64))[0]
         assert (sample.image == expected.image).all()
@@ -228,14 +231,6 @@ def test_letterbox(height: int, width: int, size_hw: tuple[int, int], given_out:
     border = np.ones(size_hw, bool)
     border[y0:y1, x0:x1] = False
     assert (after.image[border] == FILL).all()
-
-
-def test_single_image_larger_than_the_sample_is_shrunk() -> None:
-    image = np.full((128, 64, 3), 50, np.uint8)
-    source = ListSource([Sample(image, np.array([[0, 0, 64, 128]], np.float32), np.array([3], np.int32))])
-    sample = trained(source, PLAIN, size_hw=(64, 64))
-    assert sample.boxes_xyxy.tolist() == [[16, 0, 48, 64]]
-    assert (sample.image[:, 16:48] == 50).all() and (sample.image[:, :16] == FILL).all()
 
 
 def test_no_global_randomness() -> None:

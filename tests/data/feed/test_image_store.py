@@ -125,11 +125,6 @@ def test_a_jpeg_far_too_large_is_decoded_smaller(
     assert asked[1:] == [1]
 
 
-def test_a_large_png_is_decoded_as_it_is(tmp_path: Path) -> None:
-    index = make_index([(400, 300)], paths=write_images(tmp_path, [(400, 300)]))
-    assert ImageStore(index, 32, "linear").load(0).shape == (32, 24, 3)
-
-
 @pytest.mark.parametrize("content", [b"", b"no image at all", None])
 def test_what_does_not_decode_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "broken.jpg"
