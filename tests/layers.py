@@ -97,10 +97,11 @@ def picture() -> str:
         if package == "tessera":  # which imports on demand
             continue
         name = package.removeprefix("tessera.").replace(".", "/")
-        lines.append(f'  {package.replace(".", "_")}["{name}"]')
+        node = f'{package.replace(".", "_")}["{name}"]'
         below = layers_below(package)
         direct = [other for other in LAYERS if other in below and not any(other in reached(b) for b in below)]
-        lines += [f"  {package.replace('.', '_')} --> {other.replace('.', '_')}" for other in reversed(direct)]
+        ends = " & ".join(other.replace(".", "_") for other in reversed(direct))
+        lines.append(f"  {node} --> {ends}" if direct else f"  {node}")
     return "\n".join([*lines, "```"])
 
 
