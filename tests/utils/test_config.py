@@ -100,11 +100,6 @@ def test_a_default_outside_the_range_stands_for_something_else(options: type[Opt
             options(**options.from_args([flag, "-1"]))
 
 
-def test_a_configuration_is_plain_and_comes_back() -> None:
-    config = TrainConfig(freeze=(1, 2), cache="disk")
-    assert TrainConfig(**config.as_dict()) == config
-
-
 @pytest.mark.parametrize("path", sorted(HYPS_DIR.glob("*.yaml")), ids=lambda p: p.stem)
 def test_shipped_hyperparameters_are_valid(path: Path) -> None:
     hyp = load_hyp(path.name)

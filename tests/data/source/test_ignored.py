@@ -106,7 +106,6 @@ def test_a_class_that_is_no_number_of_the_yaml(tmp_path: Path) -> None:
         ("names: [cat]\nignore: cow\n", "ignore: found 'cow', expected a list"),
         ("names: [cat]\nignore: [cow, cow]\n", "ignore: 'cow' is the name of classes 1 and 2"),
         ("names: [cat]\nignore: [true]\n", "ignore: class 1 is True, expected a name"),
-        ("names: [cat]\nignored: [cow]\n", "unknown key 'ignored'. Did you mean 'ignore'"),
     ],
 )
 def test_mistakes_of_ignore(tmp_path: Path, text: str, what: str) -> None:

@@ -161,16 +161,6 @@ def test_odd_file_names(tmp_path: Path) -> None:
     assert same(index, build(yaml))
 
 
-def test_nothing_is_written_to_the_dataset(tmp_path: Path) -> None:
-    root = tmp_path / "pets"
-    yaml = write_dataset(root, {"train/a": BOX + BOX, "train/b": "x"})
-    image = root / "images/train/torn.jpg"
-    image.write_bytes((root / "images/train/a.jpg").read_bytes()[:-20])
-    before = {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in root.rglob("*")}
-    build(yaml)
-    assert before == {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in root.rglob("*")}
-
-
 def test_real_dataset(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_DATASETS", str(shared))
     index = build("coco128")

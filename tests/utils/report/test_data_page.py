@@ -15,7 +15,7 @@ from tessera.data.source.checks.results import DatasetCheck, Drift, Moved, NearD
 from tessera.data.source.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.drawn_shapes import render_image
-from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.errors import UserError
 from tessera.utils.report.image_pages.dataset_page import NAME, data_page
 from tessera.utils.types import DatasetSpec
 from tests.data.make import write_dataset, write_image
@@ -97,15 +97,3 @@ def test_an_image_that_is_gone_is_listed_without_a_copy(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "pictures")
     text = data_page(check, DatasetSpec("a", tmp_path / "a.yaml", tmp_path, {}, ()))
     assert "<img" not in text and text.count("No image: its file") == 4
-
-
-def test_a_place_that_cannot_be_written_to_is_one_message(yaml: Path, tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("mine")
-    for folder in (tmp_path / "taken", tmp_path / "taken" / "below"):
-        with pytest.raises(UserError, match=r"--report .*taken.* cannot be written there"):
-            report(yaml, folder)
-    assert (tmp_path / "taken").read_text() == "mine"
-    with pytest.raises(ConfigError, match=r"--report: found .*NUL"):
-        train.run(data=str(yaml), check_data=True, report="a\0b")
-    with pytest.raises(ConfigError, match="--report without --check-data"):
-        train.run(data=str(yaml), report=str(tmp_path))
