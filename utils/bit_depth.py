@@ -140,8 +140,10 @@ def levels_of_image(image: Image.Image) -> NDArray[Any]:
     upright = ImageOps.exif_transpose(image)
     if upright.mode in ("P", "PA"):
         return np.asarray(upright.convert("RGBA"))[..., :3]
-    if upright.mode == "CMYK":
-        return _rgb_of_cmyk(np.asarray(upright))
+    if upright.mode == "CMYK":  # as OpenCV's JPEG decoder converts it; PIL gives the complement of its inks
+        light = 255 - np.asarray(upright).astype(np.int32)
+        ink, black = light[..., :3], light[..., 3:]
+        return (black - ((255 - ink) * black >> 8)).clip(0, 255).astype(np.uint8)
     if upright.mode == "I":  # 16-bit grey in earlier versions of Pillow
         return np.asarray(upright).clip(0, 65535).astype(np.uint16)
     if upright.mode.startswith("I;16"):
@@ -149,10 +151,3 @@ def levels_of_image(image: Image.Image) -> NDArray[Any]:
     if upright.mode in ("L", "LA", "RGB", "RGBA", "F"):
         return np.asarray(upright)
     return np.asarray(upright.convert("L" if upright.mode == "1" else "RGB"))
-
-
-def _rgb_of_cmyk(cmyk: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Convert as OpenCV's JPEG decoder does; PIL gives the complement of its inks."""
-    light = 255 - cmyk.astype(np.int32)
-    ink, black = light[..., :3], light[..., 3:]
-    return (black - ((255 - ink) * black >> 8)).clip(0, 255).astype(np.uint8)

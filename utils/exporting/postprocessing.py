@@ -62,17 +62,12 @@ def detect(g: Nodes, decoded: Value, limits: Limits, *, has_objectness: bool) ->
     _, of_classes, of_rows = g.Split(g.Shape(scores), axis=0, num_outputs=3, outputs=3)
     row = g.Add(g.Mul(images, of_classes), classes)
     values = g.Gather(g.Reshape(scores, [-1]), g.Add(g.Mul(row, of_rows), places))
-    order = _descending(g, values)
+    more = g.Concat(values, [-1.0], axis=0)  # a sentinel, as OpenCV cannot sort nothing
+    _, order = g.TopK(more, g.Shape(more), axis=0, outputs=2)
+    order = g.Slice(order, [0], g.Shape(values))
     images, classes, places, values = (g.Gather(part, order) for part in (images, classes, places, values))
     boxes = g.Gather(g.Reshape(boxes, [-1, 4]), g.Add(g.Mul(images, of_rows), places))
     return DetectionValues(boxes, values, classes, images)
-
-
-def _descending(g: Nodes, values: Value) -> Value:
-    """Return the order of float32 (D,), each at least 0. A sentinel is sorted too: OpenCV cannot sort nothing."""
-    more = g.Concat(values, [-1.0], axis=0)
-    _, order = g.TopK(more, g.Shape(more), axis=0, outputs=2)
-    return g.Slice(order, [0], g.Shape(values))
 
 
 def single_detections(g: Nodes, found: DetectionValues, most: Value) -> DetectionValues:

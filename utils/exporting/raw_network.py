@@ -87,7 +87,10 @@ def network_graph(network: RawNetwork, size_hw: tuple[int, int] | None, *, outpu
         )
     assert program is not None
     made: Value = ir.from_proto(program.model_proto)
-    _strip_metadata(made)
+    # The exporter's notes of each node are larger than the graph and hold paths of this machine.
+    for noted in (made, made.graph, *made.graph, *(value for node in made.graph for value in node.outputs)):
+        noted.metadata_props.clear()
+        noted.doc_string = None
     (taken,), (predictions,) = made.graph.inputs, made.graph.outputs
     taken.shape = ir.Shape(["batch", 3, *(size_hw or ("height", "width"))])
     numbers = network.model.nc + (5 if network.model.head.has_objectness and not network.joined else 4)
@@ -106,11 +109,3 @@ def quiet(*names: str) -> Iterator[None]:
     finally:
         for logger, level in levels.items():
             logger.setLevel(level)
-
-
-def _strip_metadata(model: Value) -> None:
-    """Remove the exporter's notes of each node: they are larger than the graph and hold paths of this machine."""
-    values = (value for node in model.graph for value in node.outputs)
-    for noted in (model, model.graph, *model.graph, *values):
-        noted.metadata_props.clear()
-        noted.doc_string = None

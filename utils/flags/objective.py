@@ -65,9 +65,14 @@ def parse_objective(text: str) -> Objective:
     metrics: dict[str, Metric] = {name: Metric(name) for name in METRICS}
 
     def named(match: re.Match[str]) -> str:
-        metric = Metric(match[1], _at(match, where))
+        try:
+            value = float(match[2])
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= 1:
+            raise ConfigError(f"{where}: found {shown(match[0])}, expected a number above 0 and at most 1 after the =.")
         name = f"AT_{len(metrics)}"  # in capitals: the text is in lower case
-        metrics[name] = metric
+        metrics[name] = Metric(match[1], value)
         return f" {name} "
 
     if re.search(r"map50\s*-\s*95", text.lower()):
@@ -92,16 +97,6 @@ def parse_objective(text: str) -> Objective:
     if not math.isfinite(usual):
         raise ConfigError(f"{where}: it divides by 0 or is too large for any metrics; {_EXPECTED}")
     return Objective({name: metric for name, metric in metrics.items() if name in used}, formula)
-
-
-def _at(match: re.Match[str], where: str) -> float:
-    try:
-        value = float(match[2])
-    except ValueError:
-        value = math.nan
-    if not 0 < value <= 1:
-        raise ConfigError(f"{where}: found {shown(match[0])}, expected a number above 0 and at most 1 after the =.")
-    return value
 
 
 class _NotAllowed(Exception):

@@ -66,7 +66,10 @@ def to_pixels(
     if color not in get_args(Color):
         raise ConfigError(f"color: found {shown(color)}, expected rgb or bgr.")
     if isinstance(picture, Tensor):
-        return _of_array(_array_of_tensor(picture), color, pixels, "tensor", note)
+        host = picture.detach().cpu()
+        host = host.float() if host.dtype == torch.bfloat16 else host
+        array = (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
+        return _of_array(array, color, pixels, "tensor", note)
     if isinstance(picture, np.ndarray):
         return _of_array(picture, color, pixels, "array", note)
     if color != "rgb":
@@ -79,7 +82,12 @@ def to_pixels(
         name = plural(len(picture), "byte")
         return _eight_bits(decode_raw_pixels(np.frombuffer(picture, np.uint8), name), pixels, note, name)
     if isinstance(picture, Image.Image):
-        return _of_array(_array_of_image(picture), "rgb", pixels, "PIL image", note)
+        try:
+            levels = levels_of_image(picture)
+        except (OSError, SyntaxError, ValueError) as error:  # PIL reads a file when its pixels are requested
+            name = getattr(picture, "filename", "") or "a PIL image"
+            raise UserError(f"{name}: cannot be read ({error}).") from error
+        return _of_array(levels, "rgb", pixels, "PIL image", note)
     raise UserError(
         f"found a {type(picture).__name__}, expected an image: a path, bytes, a PIL image, a NumPy array or a tensor."
     )
@@ -125,17 +133,3 @@ def _of_array(
     else:
         levels = levels[..., :3]
     return np.ascontiguousarray(_eight_bits(levels, rule, note, f"a {what}"))
-
-
-def _array_of_tensor(tensor: Tensor) -> NDArray[Any]:
-    host = tensor.detach().cpu()
-    if host.dtype == torch.bfloat16:
-        host = host.float()
-    return (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
-
-
-def _array_of_image(image: Image.Image) -> NDArray[Any]:
-    try:
-        return levels_of_image(image)
-    except (OSError, SyntaxError, ValueError) as error:  # PIL reads a file when its pixels are requested
-        raise UserError(f"{getattr(image, 'filename', '') or 'a PIL image'}: cannot be read ({error}).") from error

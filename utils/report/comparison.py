@@ -10,7 +10,7 @@ import numpy as np
 
 from tessera.data.source.decode import read_image
 from tessera.utils.errors import warn_on_error
-from tessera.utils.evaluation.comparison.comparison import Comparison, RunMetrics, p_value
+from tessera.utils.evaluation.comparison.comparison import Comparison, p_value
 from tessera.utils.evaluation.comparison.differences import Difference
 from tessera.utils.evaluation.comparison.disagreements import Disagreements, ImageDisagreements, ImageResult
 from tessera.utils.evaluation.comparison.permutation_test import LEVEL
@@ -37,7 +37,9 @@ def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
 
 def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
     for side, runs in (("A", found.a), ("B", found.b)):
-        yield from (f"{side}: {_described(one)}" for one in runs)
+        for one in runs:
+            size = f"{one.parameters:,} parameters, " if one.parameters is not None else ""
+            yield f"{side}: {one.file}, {one.source}, {one.imgsz} px, {size}{one.mb:.2f} MB"
     yield table_row(f"{plural(found.differences.images, 'image')}", "A", "B", "B - A", "from", "to", "p")
     yield _interval_row("mAP50-95", found.map)
     yield _interval_row("mAP50", found.map50)
@@ -45,7 +47,10 @@ def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
     for metric, name in named.items():
         a, b = found.means(metric)
         yield table_row(name, *_figures(a, b, b - a, digits=4 if metric in ("precision", "recall") else 2))
-    yield from _class_lines(found, verbose)
+    beyond = [own for own in found.differences.classes if own.p_holm < LEVEL]
+    strongest = sorted(beyond, key=lambda own: -abs(own.ap.difference))[:_CLASSES]
+    for own in found.differences.classes if verbose else strongest:
+        yield _interval_row(found.names[own.class_id], own.ap._replace(p=own.p_holm))
     flips = found.flips
     of = " (the median run of each side)" if len(found.a) + len(found.b) > 2 else ""
     yield (
@@ -61,19 +66,6 @@ def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
 
 def _named(requirement: Requirement) -> str:
     return f'--require "{one_line(requirement.text, 80)}"'
-
-
-def _described(one: RunMetrics) -> str:
-    size = f"{one.parameters:,} parameters, " if one.parameters is not None else ""
-    return f"{one.file}, {one.source}, {one.imgsz} px, {size}{one.mb:.2f} MB"
-
-
-def _class_lines(found: Comparison, verbose: bool) -> Iterator[str]:
-    """Yield rows of all classes with `--verbose`, else of those that differ significantly."""
-    beyond = [one for one in found.differences.classes if one.p_holm < LEVEL]
-    shown = found.differences.classes if verbose else sorted(beyond, key=lambda one: -abs(one.ap.difference))[:_CLASSES]
-    for one in shown:
-        yield _interval_row(found.names[one.class_id], one.ap._replace(p=one.p_holm))
 
 
 def _interval_row(name: str, one: Difference) -> str:

@@ -56,7 +56,8 @@ def _quantized(convolutions: Iterable[Conv]) -> Iterator[None]:
     weights = {module: module.conv.weight.data for module in convolutions}
     hooks: list[Any] = []
     for module, weight in weights.items():
-        module.conv.weight.data = _rounded_weight(weight)
+        steps = weight.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-12) / 127  # of each output
+        module.conv.weight.data = (weight / steps).round() * steps
         hooks.append(module.register_forward_pre_hook(lambda _, given: (_rounded(given[0]),)))
         hooks.append(module.register_forward_hook(lambda _, given, made: _rounded(made)))
     try:
@@ -66,12 +67,6 @@ def _quantized(convolutions: Iterable[Conv]) -> Iterator[None]:
             hook.remove()
         for module, weight in weights.items():
             module.conv.weight.data = weight
-
-
-def _rounded_weight(weight: Tensor) -> Tensor:
-    """Round (O, I, kH, kW) to multiples of 1/127 of the largest weight of each output."""
-    steps = weight.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-12) / 127
-    return (weight / steps).round() * steps
 
 
 def _rounded(values: Tensor) -> Tensor:

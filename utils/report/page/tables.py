@@ -48,7 +48,8 @@ def class_rows(facts: ReportData) -> list[Row]:
 def images_by_class(index: DatasetIndex) -> NDArray[np.int64]:
     """Count the images that have an object of each class: (C,)."""
     nc = len(index.names)
-    return np.bincount(np.unique(_images(index) * nc + index.classes) % nc, minlength=nc)
+    images = np.repeat(np.arange(len(index), dtype=np.int64), np.diff(index.box_offsets))  # of the objects
+    return np.bincount(np.unique(images * nc + index.classes) % nc, minlength=nc)
 
 
 def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -163,8 +164,3 @@ def _split(index: DatasetIndex) -> Row:
     height, width = np.median(index.sizes_hw, 0) if len(index) else (0, 0)
     counts = [len(index), len(index.classes), empty, most, ignored]
     return {"name": index.split, "counts": counts, "sizes": f"{width:.0f} × {height:.0f}"}
-
-
-def _images(index: DatasetIndex) -> NDArray[np.int64]:
-    """Return the image of each object."""
-    return np.repeat(np.arange(len(index), dtype=np.int64), np.diff(index.box_offsets))
