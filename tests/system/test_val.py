@@ -1,4 +1,4 @@
-"""val.py: metrics do not depend on batch size, ranks or file format, and equal the published ones."""
+"""val.py: metrics and `--find-errors` do not depend on batch size, ranks or file format; the published metrics."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from tessera.utils.runtime.exported import Description, ExportedNetwork
 from tests.system.launch import ROOT, Command, Outcome, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data
 from tests.utils.exporting.made import ANCHORED, FREE, checkpoint
+from tests.utils.label_errors.planted import plant
 
 VAL = ROOT / "val.py"
 
@@ -254,3 +255,46 @@ def test_an_exported_file_is_matched_to_a_dataset_by_the_names_of_its_classes(
         found.append(val.run(weights=str(weights), trust_file=True, project=str(tmp_path / "val"), imgsz=96, **CPU))
         assert sum(f"3 of 6 classes of {data} known by name" in line for line in caplog.messages) == 1
     assert found[0].map50 > 0 and found[1].map50 == pytest.approx(found[0].map50, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def with_copies(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags of val.py: a run of one epoch, on data that has a few labels twice."""
+    folder = tmp_path_factory.mktemp("trained")
+    data = make_data(folder, train=16, val=9)
+    for split in ("train", "val"):
+        plant(folder / "shapes" / "labels" / split, 0.1, 6, kinds=["duplicate"])
+    assert train.main(flags(data, folder / "runs", "--epochs", "1")) == 0
+    weights = folder / "runs" / "exp" / "weights" / "best.pt"
+    return ["--weights", str(weights), "--device", "cpu", "--workers", "0"]
+
+
+def listed(run: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run / "label_errors.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_label_errors_are_a_list_and_a_page_and_the_same_on_two_ranks(
+    with_copies: list[str], tmp_path: Path, command: Command
+) -> None:
+    args = [*with_copies, "--find-errors", "--project", str(tmp_path)]
+    done = command(val.main, *args, "--name", "alone")
+    assert done.code == 0, done.said
+    rows = listed(tmp_path / "alone")
+    duplicates = [row for row in rows if row["kind"] == "duplicate"]
+    scores = [float(str(row["score"])) for row in rows]
+    assert len(duplicates) >= 3 and scores == sorted(scores, reverse=True)
+    for row in duplicates:
+        lines = Path(str(row["label"])).read_text().splitlines()
+        own, other = (lines[int(str(row[key])) - 1].split()[0] for key in ("line", "other_line"))
+        assert own == other
+    assert f"Label errors: {len(rows)} suspects" in done.out
+    page = (tmp_path / "alone" / "label_errors.html").read_text()
+    assert page.count("<li data-kind=") == min(len(rows), 140) and len(page) < 5_000_000
+    assert page.count('data-kind="duplicate"') == len(duplicates) and "<script>" in page
+
+    together = torchrun(VAL, *args, "--name", "together", "--batch", "2")
+    assert together.code == 0, together.said
+    names = "label_errors.jsonl", "label_errors.html"
+    one, many = ([(tmp_path / run / name).read_bytes() for name in names] for run in ("alone", "together"))
+    assert one[0] == many[0]

@@ -1,4 +1,4 @@
-"""Batches from real workers: the same for any number of workers and ranks, and after a resume."""
+"""Batches from real workers: the same for any workers and ranks, and after a resume; ignored regions in them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tessera.data.feed.decoded_cache import DecodedCache
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import TrainLoader, build_train_loader, build_val_loader
 from tessera.data.feed.sampler import EpochOrder, TrainSampler
-from tessera.utils.config import Hyp
+from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError
 from tessera.utils.ranks import world as world_module
@@ -283,3 +283,28 @@ def test_nothing_is_held_that_is_not_decoded_and_no_large_set_without_mosaics(
     assert not held(train_loader(index, dataclasses.replace(hyp, mosaic=0.0)))
     with open_images(index, 64, "ram", "linear", World()) as cached:
         assert not held(build_train_loader(settings(hyp, World()), cached))
+
+
+@pytest.mark.parametrize("polygons", [False, True])
+@pytest.mark.parametrize("train", [False, True])
+def test_ignored_regions_are_rows_of_class_minus_one_behind_the_objects(
+    tmp_path: Path, train: bool, polygons: bool
+) -> None:
+    sizes = [(40, 80), (64, 64)]
+    plain = make_index(sizes, paths=write_images(tmp_path, sizes), classes=[[1], [2, 0]], polygons=polygons)
+    marked = dataclasses.replace(
+        plain,
+        ignored_offsets=np.array([0, 2, 2]),
+        ignored_classes=np.array([-1, 1], np.int32),
+        ignored_boxes_xyxy=np.array([[0, 0, 40, 20], [40, 20, 80, 40]], np.float32),
+    )
+    rows = []
+    for index in (plain, marked):
+        store = ImageStore(index, 64, "linear")
+        hyp = load_hyp("hyp.no-augmentation.yaml")
+        dataset = TrainDataset(index, store, hyp, 0, 0) if train else ValDataset(index, store)
+        rows.append(dataset.__getitems__([Draw(0, 0, 0, (64, 64)), Draw(1, 1, 0, (64, 64))]).targets)
+    without, found = rows
+    ignored = found[:, 1] < 0
+    assert torch.equal(found[~ignored], without)
+    torch.testing.assert_close(found[ignored], torch.tensor([[0, -1, 0, 16, 32, 32], [0, -1, 32, 32, 64, 48.0]]))
