@@ -113,10 +113,7 @@ def _members(archive: Path) -> Iterator[_Member]:
                 size = entry.size if entry.isreg() else 0
                 yield _Member(entry.name, entry.isdir(), size, partial(_content, tape, entry))
                 tape.members = []  # type: ignore[attr-defined]  # it would keep every header in memory
-            assert tape.fileobj is not None, "it is open"
-            while block := tape.fileobj.read(_BLOCK):  # to its end, which verifies the checksum of a compressed one
-                if block.count(0) != len(block):
-                    raise tarfile.ReadError("data follow its end")
+            _require_end(tape)
     else:
         raise UserError(
             f"{shown(archive)}: expected a zip, tar or compressed tar. Delete it and check the address it came from."
@@ -138,6 +135,14 @@ class _Header(tarfile.TarInfo):
         if header.type in _EXTENSIONS and header.size > _LONGEST_EXTENSION:
             raise tarfile.ReadError(f"a header of {header.size:,} bytes")
         return header
+
+
+def _require_end(tape: tarfile.TarFile) -> None:
+    """Raise unless only zeros follow the end of a tar; reading them verifies the checksum of a compressed one."""
+    assert tape.fileobj is not None, "it is open"
+    while block := tape.fileobj.read(_BLOCK):
+        if block.count(0) != len(block):
+            raise tarfile.ReadError("data follow its end")
 
 
 def _content(tape: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:

@@ -193,9 +193,7 @@ def _render_objects(
             alpha = np.zeros((height, width), np.uint8)
             cv2.fillPoly(alpha, [_fixed(c) for c in contours], 255, cv2.LINE_AA, _SHIFT)
             mask = alpha >= 128
-            outline, *holes = (cv2.contourArea(contour) for contour in contours)
-            visible = np.bincount(on_top[~mask] + 1, minlength=len(areas) + 1)[1:]  # pixels of the objects below it
-            if mask.sum() < _MIN_INSIDE * (outline - sum(holes)) or (visible < _MIN_VISIBLE * np.array(areas)).any():
+            if mask.sum() < _MIN_INSIDE * _area(contours) or _would_hide(mask, on_top, areas):
                 continue
             _paint(rng, image, contours, alpha)
             on_top[mask] = len(classes)
@@ -207,6 +205,12 @@ def _render_objects(
         else:  # the image is full
             break
     return np.array(classes, np.int32), np.array(boxes, np.float32).reshape(-1, 4)
+
+
+def _would_hide(mask: NDArray[np.bool_], on_top: NDArray[np.int64], areas: list[int]) -> bool:
+    """Return whether an object over `mask` would leave one below it with too few visible pixels."""
+    remaining = np.bincount(on_top[~mask] + 1, minlength=len(areas) + 1)[1:]
+    return bool((remaining < _MIN_VISIBLE * np.array(areas)).any())
 
 
 def _place(
@@ -256,6 +260,11 @@ def _polygon(corners: int) -> Contour:
     """Regular polygon with its first corner on top."""
     angles = np.arange(corners) * (2 * math.pi / corners)
     return np.stack((np.sin(angles), -np.cos(angles)), 1).astype(np.float32)
+
+
+def _area(contours: list[Contour]) -> float:
+    outline, *holes = (cv2.contourArea(contour) for contour in contours)
+    return outline - sum(holes)
 
 
 def _paint(
