@@ -152,7 +152,7 @@ class Saver:
             content = self._content(losses, metrics)
             missing = self._finish_writing(raises=not wait)
             content = content if whole else _weights(content)
-            if not wait:
+            if not (wait and world.accelerator.is_host):  # a file names no device
                 content = snapshot(content, world.accelerator)
             files = [(["best.pt"], _weights(content))] * is_best + [(whole, content)] * bool(whole)
             if wait:
