@@ -85,7 +85,9 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
     try:
         if other:
             raise ValueError("SGD and Adam have different states")
-        optimizer.load_state_dict(dict(saved))
+        # torch places the step counters as the group of the file says: on the device for fused kernels.
+        groups = [{**group, "fused": own[0].get("fused")} for group in saved["param_groups"]]
+        optimizer.load_state_dict({**saved, "param_groups": groups})
         _check_moments(optimizer)
     except ValueError as error:
         raise UserError(
