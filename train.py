@@ -106,6 +106,7 @@ def train(
 
         recorder = stack.enter_context(RunRecorder(run, data.train, criterion.names, start_epoch=progress.epoch))
         profile = stack.enter_context(open_profile(run.config.profile, run.folder, world))
+        world.barrier()  # rank 0 has opened trackers: the device's collectives must not wait for that
         model = smart_DDP(state.model, run.config.sync_bn, run.config.compile, dynamic=run.varies_sizes, world=world)
         step = TrainStep(model, state, criterion, run, profile)
         guard = DivergenceGuard(run, data.train, state.precision.scaler.get_scale)

@@ -11,7 +11,13 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from tessera.utils.environment import Launch, connecting_over_loopback, control_timeout_s, join_timeout_s
+from tessera.utils.environment import (
+    Launch,
+    connecting_over_loopback,
+    control_timeout_s,
+    join_timeout_s,
+    loader_timeout_s,
+)
 from tessera.utils.errors import ConfigError, Interrupted, UserError, exit_code_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.choose_device import choose_accelerator
@@ -161,6 +167,8 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
                 rank=launch.rank,
                 world_size=launch.size,
                 device_id=accelerator.group_device,
+                # NCCL's own, 10 min, would end the job while one rank waits for a batch or compiles.
+                timeout=timedelta(seconds=max(control_timeout_s(), loader_timeout_s()) + 60),
             )
             control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
     except RuntimeError as error:
