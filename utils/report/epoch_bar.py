@@ -60,7 +60,8 @@ class EpochBar:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._accelerator.synchronize()  # what was queued belongs to the epoch
+        if kind is None:
+            self._accelerator.synchronize()  # what was queued belongs to the epoch; after an error it may never end
         self._ended = time.monotonic()
         if kind is None:
             self._show()
