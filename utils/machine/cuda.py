@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -23,6 +24,11 @@ _OUT_OF_MEMORY = (
     "nable to find a valid cuDNN algorithm",
     "nable to find an engine to execute this computation",
 )
+_NCCL = {
+    # A dump leaves a key in the launcher's store, by which torch aborts the ranks of the next start after 8 minutes.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",  # the default of 2.6 and 2.7.0; it hung (pytorch issue 153960)
+}
 
 
 class Cuda(Accelerator):
@@ -46,6 +52,8 @@ class Cuda(Accelerator):
 
     def activate(self) -> None:
         torch.cuda.set_device(self.device)
+        for name, value in _NCCL.items():
+            os.environ.setdefault(name, value)
 
     @property
     def name(self) -> str:

@@ -26,6 +26,15 @@ def test_send_moves_tensors_and_the_tensors_of_a_dataclass() -> None:
     assert moved.images.device.type == moved.targets.device.type == "meta" and moved.undecodable is batch.undecodable
 
 
+def test_nccl_leaves_no_dump_behind_unless_the_user_wants_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
+    monkeypatch.delenv("TORCH_NCCL_DUMP_ON_TIMEOUT", raising=False)
+    monkeypatch.setattr(os, "environ", environment := dict(os.environ))
+    Cuda(torch.device("cuda", 0)).activate()
+    assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0" and environment["TORCH_NCCL_USE_COMM_NONBLOCKING"] == "1"
+
+
 @pytest.mark.parametrize(
     "error",
     [
