@@ -67,6 +67,11 @@ class Accelerator:
         keep_malloc_memory()
 
     @property
+    def onnx_options(self) -> dict[str, str]:
+        """Options of the first execution provider of ONNX Runtime."""
+        return {}
+
+    @property
     def name(self) -> str:
         """Device name for messages."""
         return self.kind

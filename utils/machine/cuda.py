@@ -56,6 +56,10 @@ class Cuda(Accelerator):
             os.environ.setdefault(name, value)
 
     @property
+    def onnx_options(self) -> dict[str, str]:
+        return {"device_id": str(self.device.index or 0)}
+
+    @property
     def name(self) -> str:
         return torch.cuda.get_device_name(self.device)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.cuda import Cuda
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.runtime.exported import ExportedNetwork
 from tessera.utils.runtime.open_model import open_exported
@@ -70,6 +73,9 @@ def test_another_size_than_the_file_takes_is_reported(tmp_path: Path) -> None:
         opened(torch.zeros(1, 3, 64, 96))  # type: ignore[operator]
 
 
+SESSION = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
+
+
 class Elsewhere(Accelerator):
     """A device that no runtime here computes on."""
 
@@ -85,6 +91,16 @@ def test_a_device_that_is_not_obtained_is_an_error(tmp_path: Path, suffix: str) 
         pytest.skip("this onnxruntime has CUDA")
     with pytest.raises(UserError, match=r"requested device.*--device cpu"):
         open_exported(made(tmp_path, suffix), Elsewhere())
+
+
+def test_onnx_runtime_computes_on_the_gpu_that_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    library = import_extra("onnxruntime", "export", "a test")
+    monkeypatch.setattr(library, "get_available_providers", lambda: [*Cuda.onnx_providers])
+    monkeypatch.setattr(library, "InferenceSession", lambda *_, **named: given.update(named) or SESSION)
+    with pytest.raises(UserError, match="requested device"):
+        open_exported(made(tmp_path, ".onnx"), Cuda(torch.device("cuda", 3)))
+    assert given["provider_options"] == [{"device_id": "3"}, {}] and len(given["providers"]) == 2
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
