@@ -308,7 +308,7 @@ def describe_confidence(config: DetectConfig, detector: Detector) -> str:
     elif model.confidence is None:
         reason = "the default, as its best F1 is unknown"
     else:
-        reason = "best F1 in validation" if model.confidence else "as its best F1 was at 0: it has hardly learned"
+        reason = "best F1 in validation" if model.confidence else "as its best F1 was at 0: its scores are low"
     return f"confidence threshold {conf:.3g}, {reason} (--conf-thres)"
 
 

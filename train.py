@@ -192,7 +192,7 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
     """Return flags and hyperparameters for the first training of `--evolve`; every rank calls this."""
     weights = world.run_on_main(lambda: read_weights(config, None))  # names its errors before the dataset is read
     data = load_data(config, world)
-    config = choose_start(config, data.images_per_epoch)
+    config = choose_start(config, len(data.images))
     if config.hyp:
         return config, load_hyp(config.hyp)
     weights = weights or world.run_on_main(lambda: read_weights(config, None))

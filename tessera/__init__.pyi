@@ -314,7 +314,8 @@ def export(
         license: licence of the weights, stored in the metadata.
         device: device that exports are evaluated on: cpu, 0 or mps.
         half: float16 weights and activations.
-        output: output folder, created if missing (default: the checkpoint's).
+        output: output folder, created if missing (default: the checkpoint's; for a bare name, the working
+            directory).
 
     Raises:
         UserError: a mistake in the flags, the weights or the data.

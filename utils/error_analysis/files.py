@@ -149,7 +149,7 @@ def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
 def error_table(errors: Errors, gains: Mapping[Kind, float]) -> list[str]:
     """Return console lines: count of each kind of error, and the mAP50 gained without it."""
     counts = errors.counts()
-    at = f"At confidence {errors.confidence:.3f}" if errors.confidence else "The model has hardly learned anything"
+    at = f"At confidence {errors.confidence:.3f}" if errors.confidence else "At confidence 0, as its scores are low"
     lines = [
         f"{at}: {counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects detected at the best F1. Error analysis "
         "(count, mAP50 gain if fixed):"

@@ -81,8 +81,9 @@ class ExportJob:
 
     @property
     def folder(self) -> Path:
-        """Output folder."""
-        return user_path(self.config.output, "--output") if self.config.output else self.path.parent
+        """Output folder: of `--output`, else of the file as given, or the working directory for a bare name."""
+        given = user_path(self.config.output, "--output") if self.config.output else None
+        return given or Path(self.config.weights).expanduser().parent
 
     def file(self, suffix: str) -> Path:
         """Return the output path for a suffix; variants are part of the name."""

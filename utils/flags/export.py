@@ -26,7 +26,9 @@ class ExportConfig(Options):
         high=8192,
         many=True,
     )
-    output: str = option("", "output folder, created if missing (default: the checkpoint's)")
+    output: str = option(
+        "", "output folder, created if missing (default: the checkpoint's; for a bare name, the working directory)"
+    )
     raw: bool = option(False, "export the network alone: letterboxed images in, raw predictions out", kind=bool)
     batched: bool = option(False, "accept a batch of equally sized images: (B, H, W, 3)", kind=bool)
     half: bool = option(False, "float16 weights and activations", kind=bool)

@@ -77,14 +77,14 @@ def open_run(
             resumed.check_classes(data.train.names, flags)
 
         world.set_activity("building the model")
-        config, names = choose_start(flags, data.images_per_epoch), data.train.names
+        config, names = choose_start(flags, len(data.images)), data.train.names
         weights = weights or world.run_on_main(lambda: read_weights(config, resumed))
         images = f"{plural(len(data.images), 'training image')}, {plural(len(data.val), 'validation image')}"
         log.info(row("Data", f"{flags.data}: {images}, {plural(len(names), 'class')}"))
         start = start_kind(config, names, weights)
         if hyp is None:
             config, hyp = with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
-        if not resumed and (offer := pretrained_hint(config, data.images_per_epoch)):
+        if not resumed and (offer := pretrained_hint(config, len(data.images))):
             log.info(offer)
         config = config if resumed else with_frozen_layers(config, hyp)
         by_class = class_weights(hyp, data.images)

@@ -65,6 +65,11 @@ def test_a_missing_package_names_its_extra() -> None:
         missing.require(ExportConfig(int8=True))
 
 
+def test_files_are_written_beside_the_given_file_and_never_into_the_program(made_pt: Path) -> None:
+    assert ExportJob.read(ExportConfig(weights=str(made_pt))).folder == made_pt.parent
+    assert ExportJob.read(ExportConfig(weights="tessera-n")).folder == Path()
+
+
 def test_a_format_that_cannot_be_written_leaves_what_was_there(weights: Path, tmp_path: Path) -> None:
     job = ExportJob.read(ExportConfig(weights=str(weights), output=str(tmp_path)))
     (tmp_path / "best.tflite").mkdir()
