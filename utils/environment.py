@@ -72,6 +72,13 @@ def make_cublas_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
+def make_nccl_restartable() -> None:
+    """Set what a job that is started again needs of NCCL; call before the ranks meet."""
+    # A dump leaves a key in the launcher's store, by which torch aborts the ranks of the next start after 8 minutes.
+    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # of torch 2.6 and 2.7.0; it hung (issue 153960)
+
+
 def silence_torch() -> None:
     """Restrict torch's C++ log to errors, without stacks of lost connections; call before the import."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

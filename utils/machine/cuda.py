@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from tessera.utils.environment import make_cublas_deterministic
+from tessera.utils.environment import make_cublas_deterministic, make_nccl_restartable
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.batch_norm import BatchNormParts, FusedBatchNormParts
 
@@ -24,11 +23,6 @@ _OUT_OF_MEMORY = (
     "nable to find a valid cuDNN algorithm",
     "nable to find an engine to execute this computation",
 )
-_NCCL = {
-    # A dump leaves a key in the launcher's store, by which torch aborts the ranks of the next start after 8 minutes.
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",  # the default of 2.6 and 2.7.0; it hung (pytorch issue 153960)
-}
 
 
 class Cuda(Accelerator):
@@ -52,8 +46,7 @@ class Cuda(Accelerator):
 
     def activate(self) -> None:
         torch.cuda.set_device(self.device)
-        for name, value in _NCCL.items():
-            os.environ.setdefault(name, value)
+        make_nccl_restartable()
 
     @property
     def onnx_options(self) -> dict[str, str]:
