@@ -124,9 +124,8 @@ def main(images: int = 16_000, epochs: int = 8, project: Path = Path("runs/train
         for name, tensor in weights.state_dict.items()
         if ".adapters." not in name
     }
-    names = [
-        f"drawn {name}" for name in weights.names
-    ]  # which no dataset has: it would get the recipe for known classes
+    # Names that no dataset has, which would get the recipe for known classes.
+    names = [f"drawn {name}" for name in weights.names]
     plain = DetectionModel("tessera-n.yaml", names=names).yaml
     save_checkpoint(result, {**weights.checkpoint, "config": {}, "names": names, "ema": tensors, "model_yaml": plain})
 
