@@ -7,8 +7,8 @@
     uv run export.py --weights best.pt --include onnx openvino --output models
     uv run export.py --weights best.pt --int8                            # 8-bit quantisation
 
-Files are written beside the checkpoint or to --output. best.onnx contains resize, padding, network and NMS;
-docs/deploy.md shows how to run it.
+Files are written beside the checkpoint (of a bare name: to the working directory) or to --output. best.onnx contains
+resize, padding, network and NMS; docs/deploy.md shows how to run it.
 
 From Python: `tessera.export(weights="best.pt", include=["onnx"])` takes the same flags.
 """

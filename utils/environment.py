@@ -72,11 +72,12 @@ def make_cublas_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def make_nccl_restartable() -> None:
-    """Set what a job that is started again needs of NCCL; call before the ranks meet."""
+def configure_nccl() -> None:
+    """Set torch's options for NCCL that restarts and torch 2.6 need; call before the process group is made."""
     # A dump leaves a key in the launcher's store, by which torch aborts the ranks of the next start after 8 minutes.
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")  # of torch 2.6 and 2.7.0; it hung (issue 153960)
+    # Non-blocking communicators, the default of torch 2.6 and 2.7.0, hung: pytorch #153960.
+    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
 
 
 def silence_torch() -> None:

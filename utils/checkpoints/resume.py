@@ -97,8 +97,7 @@ def run_of_checkpoint(
         UserError: this version does not know the saved flags.
         ConfigError: the run cannot be resumed with the given flags; names all of these.
     """
-    kept = [("weights", AUTO), *((key, given.get(key)) for key in ("project", "name"))]
-    now = dict(item for item in given.items() if item not in kept)
+    now = {k: v for k, v in given.items() if k not in ("project", "name") and (k, v) != ("weights", AUTO)}
     before = saved_config(checkpoint, path)
     config = dataclasses.replace(before, **{**now, "resume": str(path)})
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:

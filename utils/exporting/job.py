@@ -81,9 +81,9 @@ class ExportJob:
 
     @property
     def folder(self) -> Path:
-        """Output folder: of `--output`, else of the file as given, or the working directory for a bare name."""
-        given = user_path(self.config.output, "--output") if self.config.output else None
-        return given or Path(self.config.weights).expanduser().parent
+        """Output folder: `--output`, else that of the file as given: for a bare name the working directory."""
+        config = self.config
+        return user_path(config.output, "--output") if config.output else user_path(config.weights, "--weights").parent
 
     def file(self, suffix: str) -> Path:
         """Return the output path for a suffix; variants are part of the name."""

@@ -52,12 +52,12 @@ class DarkImageWarning:
 
 
 def to_pixels(
-    picture: Picture, *, color: Color = "rgb", pixels: PixelRule | None = None, note: DarkImageWarning | None = None
+    image: Picture, *, color: Color = "rgb", pixels: PixelRule | None = None, note: DarkImageWarning | None = None
 ) -> Pixels:
     """Convert an image to uint8 (H, W, 3) RGB.
 
     Args:
-        picture: path or bytes of a file, PIL image, array (H, W) or (H, W, 1 to 4), or tensor (H, W) or (1 to 4, H, W);
+        image: path or bytes of a file, PIL image, array (H, W) or (H, W, 1 to 4), or tensor (H, W) or (1 to 4, H, W);
             of uint8, uint16, or floats in 0 … 1. A UserError where it is none of these.
         color: channel order of an array or tensor.
         pixels: rule for more than 8 bits.
@@ -65,31 +65,21 @@ def to_pixels(
     """
     if color not in get_args(Color):
         raise ConfigError(f"color: found {shown(color)}, expected rgb or bgr.")
-    if isinstance(picture, Tensor):
-        host = picture.detach().cpu()
-        host = host.float() if host.dtype == torch.bfloat16 else host
-        array = (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
-        return _of_array(array, color, pixels, "tensor", note)
-    if isinstance(picture, np.ndarray):
-        return _of_array(picture, color, pixels, "array", note)
+    if isinstance(image, Tensor):
+        return _of_array(_array_of_tensor(image), color, pixels, "tensor", note)
+    if isinstance(image, np.ndarray):
+        return _of_array(image, color, pixels, "array", note)
     if color != "rgb":
-        raise ConfigError(
-            f"color: found bgr with a {type(picture).__name__}, expected it with arrays and tensors only."
-        )
-    if isinstance(picture, (str, Path)):
-        return _eight_bits(read_raw_pixels(Path(picture)), pixels, note, str(picture))
-    if isinstance(picture, (bytes, bytearray, memoryview)):
-        name = plural(len(picture), "byte")
-        return _eight_bits(decode_raw_pixels(np.frombuffer(picture, np.uint8), name), pixels, note, name)
-    if isinstance(picture, Image.Image):
-        try:
-            levels = levels_of_image(picture)
-        except (OSError, SyntaxError, ValueError) as error:  # PIL reads a file when its pixels are requested
-            name = getattr(picture, "filename", "") or "a PIL image"
-            raise UserError(f"{name}: cannot be read ({error}).") from error
-        return _of_array(levels, "rgb", pixels, "PIL image", note)
+        raise ConfigError(f"color: found bgr with a {type(image).__name__}, expected it with arrays and tensors only.")
+    if isinstance(image, (str, Path)):
+        return _eight_bits(read_raw_pixels(Path(image)), pixels, note, str(image))
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        name = plural(len(image), "byte")
+        return _eight_bits(decode_raw_pixels(np.frombuffer(image, np.uint8), name), pixels, note, name)
+    if isinstance(image, Image.Image):
+        return _of_array(_array_of_image(image), "rgb", pixels, "PIL image", note)
     raise UserError(
-        f"found a {type(picture).__name__}, expected an image: a path, bytes, a PIL image, a NumPy array or a tensor."
+        f"found a {type(image).__name__}, expected an image: a path, bytes, a PIL image, a NumPy array or a tensor."
     )
 
 
@@ -133,3 +123,17 @@ def _of_array(
     else:
         levels = levels[..., :3]
     return np.ascontiguousarray(_eight_bits(levels, rule, note, f"a {what}"))
+
+
+def _array_of_tensor(tensor: Tensor) -> NDArray[Any]:
+    host = tensor.detach().cpu()
+    if host.dtype == torch.bfloat16:
+        host = host.float()
+    return (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
+
+
+def _array_of_image(image: Image.Image) -> NDArray[Any]:
+    try:
+        return levels_of_image(image)
+    except (OSError, SyntaxError, ValueError) as error:  # PIL reads a file when its pixels are requested
+        raise UserError(f"{getattr(image, 'filename', '') or 'a PIL image'}: cannot be read ({error}).") from error

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from tessera.utils.environment import make_cublas_deterministic, make_nccl_restartable
+from tessera.utils.environment import configure_nccl, make_cublas_deterministic
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.batch_norm import BatchNormParts, FusedBatchNormParts
 
@@ -46,7 +46,7 @@ class Cuda(Accelerator):
 
     def activate(self) -> None:
         torch.cuda.set_device(self.device)
-        make_nccl_restartable()
+        configure_nccl()
 
     @property
     def onnx_options(self) -> dict[str, str]:

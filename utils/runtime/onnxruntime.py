@@ -70,8 +70,8 @@ def open_onnx(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exporte
         options.intra_op_num_threads = threads
         # Spinning threads would occupy the cores that decoding and NMS need between two images.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        each = [accelerator.onnx_options, *({} for _ in providers[1:])]
-        return library.InferenceSession(str(path), options, providers=list(providers), provider_options=each)
+        by_provider = [accelerator.onnx_options, *({} for _ in providers[1:])]
+        return library.InferenceSession(str(path), options, providers=list(providers), provider_options=by_provider)
 
     session = _Session(open_with, accelerator.is_host)
     opened = session.opened

@@ -227,10 +227,10 @@ def test_a_damaged_file_is_an_image_or_one_message(tmp_path: Path, kind: str) ->
     assert 0 in outcomes and outcomes <= {0, 3}
 
 
-@pytest.mark.parametrize("place", [8, "tag"])
-def test_places_beyond_every_file_are_damage(tmp_path: Path, place: int | str) -> None:
+@pytest.mark.parametrize("of", ["the directory", "a tag's values"])
+def test_offsets_beyond_the_end_of_a_file_are_damage(tmp_path: Path, of: str) -> None:
     raw, path = bytearray(tiff(PIXELS.astype(np.uint16), big=True)), tmp_path / "a.tif"
-    if place == "tag":  # the first entry, of kind 16, has so many numbers that they lie elsewhere
+    if of == "a tag's values":  # nine values of eight bytes do not fit into the tag, which has their offset
         (directory,) = struct.unpack_from("<Q", raw, 8)
         struct.pack_into("<HQQ", raw, directory + 10, 16, 9, BIG)
     else:

@@ -108,6 +108,20 @@ def test_decay_is_that_of_the_flags_given_now() -> None:
     assert len(other.optimizer.state) == len(started.optimizer.state) > 0
 
 
+def test_step_counters_are_those_of_the_kernels_of_this_device() -> None:
+    """Of a file from a device without fused kernels; torch places and converts them for fused ones only."""
+    started, other = make_state(optimizer="AdamW"), make_state(optimizer="AdamW")
+    train(started, 2)
+    saved = copy.deepcopy(full(started))
+    for fused, groups in ((False, saved["optimizer"]["param_groups"]), (True, other.optimizer.param_groups)):
+        for group in groups:
+            group["fused"] = fused
+    for moments in saved["optimizer"]["state"].values():
+        moments["step"] = moments["step"].double()
+    restore_state(other, saved)
+    assert {m["step"].dtype for m in other.optimizer.state.values()} == {torch.float32}
+
+
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_moments_have_the_memory_layout_of_their_parameters(optimizer: str) -> None:
     """Fused kernels go through memory in its order, and took one weight's moment for another's."""

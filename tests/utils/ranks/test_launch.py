@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,7 +67,10 @@ def test_a_store_that_is_lost_in_the_midst_of_the_work_is_one_message() -> None:
 def test_living_ranks_that_cannot_connect_are_told_what_to_name(
     monkeypatch: pytest.MonkeyPatch, gone: list[str]
 ) -> None:
-    def refused(*_: object, **__: object) -> None:
+    monkeypatch.setenv("TESSERA_LOADER_TIMEOUT", "4000")
+
+    def refused(*_: object, timeout: timedelta, **__: object) -> None:
+        assert timeout.total_seconds() > 4000, "a rank may wait so long for a batch"
         raise RuntimeError("Gloo connectFullMesh failed with [...] connect [127.0.1.1]:4711: Connection refused")
 
     monkeypatch.setattr(dist, "init_process_group", refused)

@@ -96,9 +96,10 @@ def test_data_wait_is_the_share_of_time_spent_on_batches() -> None:
     assert (bar.seconds, bar.data_wait) == taken  # what follows the epoch does not count
 
 
-def test_an_epoch_that_fails_prints_no_figures() -> None:
-    stream = io.StringIO()
-    with pytest.raises(RuntimeError), redirect_stderr(stream), EpochBar("0/0", 5, world(), NAMES) as bar:
+def test_an_epoch_that_fails_prints_no_figures_and_does_not_wait_for_the_device() -> None:
+    stream, accelerator = io.StringIO(), MagicMock(memory_gib=lambda: 0)
+    made = World(accelerator=accelerator)
+    with pytest.raises(RuntimeError), redirect_stderr(stream), EpochBar("0/0", 5, made, NAMES) as bar:
         bar.update(1, [1.0, 1.0, 1.0], 0, 64)
         raise RuntimeError
-    assert len(stream.getvalue().splitlines()) == 1
+    assert len(stream.getvalue().splitlines()) == 1 and not accelerator.synchronize.called
