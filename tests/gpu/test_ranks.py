@@ -64,7 +64,7 @@ def test_shared_batch_norm_of_one_rank_trains_like_the_plain_one(
     """With the device's own parts, whose two messages a layer the host does not wait for."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     trainers = [made_trainer(gate) for _ in range(2)]
-    norms = [module for module in trainers[1].model.modules() if type(module) is nn.BatchNorm2d]
+    norms = [module for module in trainers[1].model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms
     for norm in norms:
         SyncBatchNorm2d.convert(norm, one_rank.collectives, gate.accelerator)

@@ -64,10 +64,7 @@ class ModelEMA(Generic[M]):
 
 def _pair_state(average: nn.Module, model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
     """Return the state tensors of both models: floating-point ones (averaged), then the others (copied)."""
-    averages = {key: value.detach() for key, value in average.state_dict(keep_vars=True).items()}
-    values = {key: value.detach() for key, value in model.state_dict(keep_vars=True).items()}
+    averages, values = average.state_dict(), model.state_dict()  # the tensors themselves, detached
     floats, others = ([k for k, v in averages.items() if v.is_floating_point() is real] for real in (True, False))
-    means, sources, own, copied = (
-        [table[k] for k in keys] for keys in (floats, others) for table in (averages, values)
-    )
+    means, sources, own, copied = ([t[k] for k in keys] for keys in (floats, others) for t in (averages, values))
     return means, sources, own, copied

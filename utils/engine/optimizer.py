@@ -71,7 +71,5 @@ def step_where(taken: Tensor, optimizer: torch.optim.Optimizer) -> None:
             optimizer.step()
         return
     optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]
-    try:
-        optimizer.step()
-    finally:
-        del optimizer.found_inf  # type: ignore[attr-defined]
+    optimizer.step()
+    del optimizer.found_inf  # type: ignore[attr-defined]

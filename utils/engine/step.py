@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from tessera.models.heads.criterion import Criterion
+from tessera.models.layers.blocks import Conv
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.multi_scale import resized
 from tessera.utils.engine.optimizer import step_where
@@ -106,8 +107,7 @@ class TrainStep:
         progress = self._state.progress
         total = torch.zeros(len(self._criterion.names), device=self._world.device)
         indices: list[int] = []
-        objects = 0
-        votes = total
+        objects, votes = 0, total
         self._statistics.remember()
         for number, batch in enumerate(batches):
             last = number + 1 == window
@@ -117,7 +117,7 @@ class TrainStep:
             total += losses
             objects = int((batch.targets[:, 1] >= 0).sum())
             indices += batch.indices.tolist()
-        finite = self._update()
+        finite = self._update(window)
         total = torch.where(finite, total, 0.0)
         progress.advance(window, total)
         flags = self._reader.after_step(torch.stack((~finite, votes > 0)), progress, window, tuple(indices))
@@ -156,7 +156,7 @@ class TrainStep:
             scaled.backward()
         return losses, counts[-1]
 
-    def _update(self) -> Tensor:
+    def _update(self, window: int) -> Tensor:
         """Clip, step and update the EMA; skip the step if the gradient is not finite.
 
         The gradient is equal on every rank, so all decide alike without communication, and the device decides without a
@@ -166,41 +166,40 @@ class TrainStep:
         scaler = state.precision.scaler
         with self._stage("optimizer"):
             scaler.unscale_(state.optimizer)
-            norm = nn.utils.clip_grad_norm_(state.model.parameters(), self._context.hyp.clip)
-            finite = torch.isfinite(norm)
+            gradients = [p.grad for p in state.model.parameters() if p.grad is not None]
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            torch._foreach_mul_(gradients, (self._context.hyp.clip / (norm + 1e-6)).clamp(max=1))
+            finite = norm < float("inf")
             step_where(finite, state.optimizer)
             scaler.update()
             state.optimizer.zero_grad(set_to_none=True)
         with self._stage("EMA"):
-            self._statistics.restore_unless(finite)
+            self._statistics.end_step(finite, window)
             average_statistics(self._model, self._world)
             state.ema.update(state.model, self._accelerator.host_flag(finite))
         return finite
 
 
 class RunningStatistics:
-    """BatchNorm's running statistics before a step, restored if its forward was not finite."""
+    """BatchNorm's running statistics before a step, restored if its forward was not finite; and its counters."""
 
     def __init__(self, model: nn.Module) -> None:
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        live = [t for m in norms for t in (m.running_mean, m.running_var, m.num_batches_tracked) if t is not None]
-        self._live = [
-            kind for kind in ([t for t in live if t.is_floating_point() == real] for real in (True, False)) if kind
-        ]
-        self._saved: list[Tensor] = []
+        self._live = [t for m in norms for t in (m.running_mean, m.running_var) if t is not None]
+        moving = [m for m in model.modules() if isinstance(m, Conv) and not m.frozen_statistics]
+        self._counters = [cast(Tensor, conv.bn.num_batches_tracked) for conv in moving]
 
     @torch.no_grad()
     def remember(self) -> None:
         """Copy the present values."""
-        self._saved = [_flat(live) for live in self._live]
+        if self._live:
+            self._saved = torch.cat(self._live)
 
     @torch.no_grad()
-    def restore_unless(self, finite: Tensor) -> None:
-        """Restore the copied values if `finite`, bool () on the device, is false."""
-        for live, saved in zip(self._live, self._saved, strict=True):
-            parts = torch.where(finite, _flat(live), saved).split([t.numel() for t in live])
-            torch._foreach_copy_(live, [part.view_as(t) for part, t in zip(parts, live, strict=True)])
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.flatten() for tensor in tensors])
+    def end_step(self, finite: Tensor, batches: int) -> None:
+        """Count the batches; or restore the copied values if `finite`, bool () on the device, is false."""
+        if self._live:
+            values = torch.where(finite, torch.cat(self._live), self._saved)
+            torch._foreach_copy_(self._live, list(values.split([t.numel() for t in self._live])))
+        if self._counters:
+            torch._foreach_add_(self._counters, [finite * batches] * len(self._counters))

@@ -44,7 +44,7 @@ def smart_DDP(
     if sync_bn and (size > 1 or accelerator.batch_norm is None):
         collectives = Collectives() if world is None else world.collectives
         for module in model.modules():
-            if type(module) is nn.BatchNorm2d:
+            if isinstance(module, nn.BatchNorm2d):
                 SyncBatchNorm2d.convert(module, collectives, accelerator)
     if compile:
         log.info("--compile: the first steps may take minutes while kernels are built.")
@@ -79,7 +79,5 @@ def average_statistics(model: nn.Module, world: World) -> None:
     ]
     if not buffers:
         return
-    flat = torch.cat([buffer.flatten() for buffer in buffers]).div_(world.size)
-    world.sum(flat)
-    parts = flat.split([buffer.numel() for buffer in buffers])
-    torch._foreach_copy_(buffers, [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)])
+    flat = world.sum(torch.cat(buffers).div_(world.size))
+    torch._foreach_copy_(buffers, list(flat.split([buffer.numel() for buffer in buffers])))

@@ -34,12 +34,10 @@ class SyncBatchNorm2d(nn.BatchNorm2d):
         """Normalise (B, C, H, W); in evaluation as plain BatchNorm."""
         if not self.training:
             return super().forward(x)
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
-        assert self.momentum is not None
+        assert self.running_mean is not None and self.running_var is not None and self.momentum is not None
         function = _Exact if self.parts is None else _OneMessage
         out, mean, var, count = function.apply(x, self.weight, self.bias, self)
         with torch.no_grad():
-            self.num_batches_tracked.add_(1)
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(var * (count / (count - 1)), self.momentum)
         return out
