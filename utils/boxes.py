@@ -49,7 +49,7 @@ def box_iou(a: Tensor, b: Tensor) -> Tensor:
     """Return the IoU of matching rows: (N, 4) and (N, 4) corners to (N,)."""
     common = (torch.min(a[:, 2:], b[:, 2:]) - torch.max(a[:, :2], b[:, :2])).clamp(min=0)
     overlap = common[:, 0] * common[:, 1]
-    area_a, area_b = ((x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1]) for x in (a, b))
+    area_a, area_b = (size[:, 0] * size[:, 1] for size in (a[:, 2:] - a[:, :2], b[:, 2:] - b[:, :2]))
     return overlap / (area_a + area_b - overlap + _EPS)
 
 
@@ -60,17 +60,23 @@ def complete_iou(a: Tensor, b: Tensor) -> Tensor:
     (Zheng et al., Distance-IoU Loss, AAAI 2020). `torchvision.ops.complete_box_iou_loss` is NaN for some equal boxes,
     and takes corners.
     """
-    a_min, a_max = a[:, :2] - a[:, 2:] / 2, a[:, :2] + a[:, 2:] / 2
-    b_min, b_max = b[:, :2] - b[:, 2:] / 2, b[:, :2] + b[:, 2:] / 2
-    common = (torch.min(a_max, b_max) - torch.max(a_min, b_min)).clamp(min=0)
-    overlap = common[:, 0] * common[:, 1]  # the backward of prod() synchronises the device
-    union = a[:, 2] * a[:, 3] + b[:, 2] * b[:, 3] - overlap + _EPS
-    iou = overlap / union
-    hull = torch.max(a_max, b_max) - torch.min(a_min, b_min)
-    diagonal2 = hull.square().sum(1) + _EPS
-    distance2 = (a[:, :2] - b[:, :2]).square().sum(1)
-    v = (4 / math.pi**2) * (torch.atan(a[:, 2] / (a[:, 3] + _EPS)) - torch.atan(b[:, 2] / (b[:, 3] + _EPS))).square()
+    return complete_iou_of_pairs(*torch.stack((a, b)).split(2, -1))
+
+
+def complete_iou_of_pairs(centres: Tensor, sizes: Tensor) -> Tensor:
+    """Return `complete_iou` of centres and sizes, (2, N, 2) each, in half as many kernels."""
+    corners = torch.cat((torch.sub(centres, sizes, alpha=0.5), torch.add(centres, sizes, alpha=0.5)), -1)
+    low, high = corners.amin(0).split(2, -1), corners.amax(0).split(2, -1)
+    width, height = (low[1] - high[0]).clamp(min=0).unbind(-1)
+    overlap = width * height  # the backward of prod() synchronises the device
+    width, height = sizes.unbind(-1)
+    area_a, area_b = width * height
+    iou = overlap / (area_a + area_b - overlap + _EPS)
+    centre_a, centre_b = centres
+    diagonal2, distance2 = torch.stack((high[1] - low[0], centre_a - centre_b)).square().sum(-1)
+    angle_a, angle_b = torch.atan(width / (height + _EPS))
+    v = (4 / math.pi**2) * (angle_a - angle_b).square()
     with torch.no_grad():
         # Rounding may give equal boxes an IoU above 1. Without the clamp, 0 / 0 would make the loss NaN.
         alpha = v / (v - iou + (1 + _EPS)).clamp(min=_EPS)
-    return iou - distance2 / diagonal2 - alpha * v
+    return iou - distance2 / (diagonal2 + _EPS) - alpha * v

@@ -18,24 +18,29 @@ from torch import Tensor
 class Grid:
     """Positions of the cells of an image."""
 
-    centres: Tensor  # float32 (A, 2), x, y in pixels
-    strides: Tensor  # float32 (A, 1), pixels per cell
+    cells: Tensor  # float32 (A, 3), x and y of the centre, and the stride, in pixels
+
+    @property
+    def centres(self) -> Tensor:
+        return self.cells[:, :2]
+
+    @property
+    def strides(self) -> Tensor:
+        return self.cells[:, 2:]
 
     def at(self, cells: Tensor) -> Grid:
         """Return the grid of some cells of a batch, int64 (P,) of image · A + cell."""
-        cell = cells % len(self.centres)
-        return Grid(self.centres[cell], self.strides[cell])
+        return Grid(self.cells[cells % len(self.cells)])
 
 
 def make_grid(shapes_hw: Sequence[tuple[int, int]], strides: Sequence[float], device: torch.device) -> Grid:
     """Return the cells of levels with maps of `shapes_hw` cells and `strides` pixels per cell."""
-    centres, sizes = [], []
+    levels = []
     for (ny, nx), stride in zip(shapes_hw, strides, strict=True):
-        x = (torch.arange(nx, device=device, dtype=torch.float32) + 0.5) * stride
-        y = (torch.arange(ny, device=device, dtype=torch.float32) + 0.5) * stride
-        centres.append(torch.stack((x.expand(ny, nx), y[:, None].expand(ny, nx)), -1).view(-1, 2))
-        sizes.append(torch.full((ny * nx, 1), stride, device=device))
-    return Grid(torch.cat(centres), torch.cat(sizes))
+        x, y = ((torch.arange(n, device=device, dtype=torch.float32) + 0.5) * stride for n in (nx, ny))
+        sizes = torch.full((ny, nx), stride, device=device)
+        levels.append(torch.stack((x.expand(ny, nx), y[:, None].expand(ny, nx), sizes), -1).view(-1, 3))
+    return Grid(torch.cat(levels))
 
 
 def cells_last(x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from tessera.models.heads.grid import Grid, cells_last, make_grid
 from tessera.models.heads.head import Head, HeadSpec, Output, Recipes, object_prior
 from tessera.models.layers.blocks import Conv
 from tessera.models.layers.yaml_arguments import flag, one_of, read_arguments, up_to
-from tessera.utils.boxes import complete_iou, xyxy_to_cxcywh
+from tessera.utils.boxes import complete_iou_of_pairs, xyxy_to_cxcywh
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.ranks.world import World
 
@@ -236,20 +236,15 @@ class AnchorFreeLoss(TaskAlignedLoss):
             cls = cls + torch.where(slots.targets > 0, self.weighted(matched, slots.classes) - matched, 0).sum()
         rows = gather_rows(raw, slots.cells)
         low, high = slots.boxes_xyxy.split(2, 1)
-        wanted = torch.cat((slots.centres - low, high - slots.centres), 1) / slots.strides
+        wanted = torch.cat((slots.grid.centres - low, high - slots.grid.centres), 1) / slots.grid.strides
         predicted = self._head.distances(rows)
-        box = self.box_loss(slots.targets, complete_iou(_cxcywh(predicted), _cxcywh(wanted)))
+        low, high = torch.stack((predicted, wanted)).split(2, -1)  # boxes around the cell's centre
+        box = self.box_loss(slots.targets, complete_iou_of_pairs((high - low) / 2, high + low))
         if self._head.reg_max > 1:
             off = _distribution_loss(rows.unflatten(1, (4, -1)), wanted)
         else:
             off = (predicted - wanted).abs()
         return box, cls, (slots.targets * off.mean(1)).sum()
-
-
-def _cxcywh(distances: Tensor) -> Tensor:
-    """Convert distances left, top, right, bottom (S, 4) to boxes (S, 4) relative to the cell's centre."""
-    low, high = distances.split(2, 1)
-    return torch.cat(((high - low) / 2, high + low), 1)
 
 
 def _distribution_loss(logits: Tensor, wanted: Tensor) -> Tensor:
@@ -260,5 +255,5 @@ def _distribution_loss(logits: Tensor, wanted: Tensor) -> Tensor:
     reg_max = logits.shape[2]
     wanted = wanted.clamp(0, reg_max - 1 - LARGEST_BIN_MARGIN)
     bins = torch.arange(reg_max, device=logits.device)
-    weights = (1 - (bins - wanted[..., None]).abs()).clamp(min=0)
-    return -(logits.log_softmax(2) * weights).sum(2)
+    weights = ((bins - wanted[..., None]).abs() - 1).clamp(max=0)  # negative
+    return (logits.log_softmax(2) * weights).sum(2)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tessera.models.heads.criterion import Assignment, Targets
-from tessera.models.heads.grid import cells_inside, ignored_cells
+from tessera.models.heads.grid import cells_inside, ignored_cells, make_grid
 from tessera.utils.boxes import box_iou
 
 PAIRS = 2**19  # of a part, before its last object
@@ -44,8 +44,10 @@ class AnchorFreeAssignment(Assignment):
     `counts` is (0,), because the divisor of the loss depends on the predictions. `ignored` is (B·A,).
     """
 
-    # int64 (5, N): object; first cell as image · A + cell; cells per row; gap between rows; cells in total
+    # int64 (6, N): object; first cell as image · A + cell; cells per row; gap between rows; the part's cells before;
+    # cells in total
     rectangles: Tensor
+    grid: Tensor  # float32 (A, 3), see Grid
     classes: Tensor  # int64 (G,)
     boxes_xyxy: Tensor  # float32 (G, 4) in pixels of the batch
     slots: Tensor  # int64 (G, K), indices of each object's first K candidates in its part, padded with the last
@@ -85,7 +87,8 @@ def assign_candidates(
     corner, size = first[owners, level], counts[owners, level]
     cells = level_starts[level] + corner[:, 1] * grids[level, 1] + corner[:, 0]
     cells += rows[owners, 0].astype(np.int64) * level_starts[-1]
-    rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], sizes[owners, level]))
+    pairs = sizes[owners, level]
+    before = np.cumsum(pairs) - pairs
 
     length = sizes.sum(1)
     start = np.cumsum(length) - length
@@ -94,7 +97,9 @@ def assign_candidates(
     for objects in map(slice, cuts[:-1], cuts[1:]):
         slots[objects] += (start[objects] - start[objects][:1])[:, None]
         its_rectangles = slice(*np.searchsorted(owners, (objects.start, objects.stop)).tolist())
+        before[its_rectangles] -= before[its_rectangles][:1]
         parts.append(Part(objects, its_rectangles, int(length[objects].sum())))
+    rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], before, pairs))
     ignored = None
     if len(targets.regions):
         levels = ignored_cells(targets.regions, strides, batch_size, grids_hw)
@@ -102,6 +107,7 @@ def assign_candidates(
     return AnchorFreeAssignment(
         torch.zeros(0),
         rectangles=torch.from_numpy(rectangles),
+        grid=make_grid(grids_hw, strides, torch.device("cpu")).cells,
         classes=torch.from_numpy(rows[:, 1].astype(np.int64)),
         boxes_xyxy=torch.from_numpy(rows[:, 2:].astype(np.float32)),
         slots=torch.from_numpy(slots),
@@ -115,10 +121,11 @@ def assign_candidates(
 
 def list_candidates(assignment: AnchorFreeAssignment, part: Part) -> tuple[Tensor, Tensor]:
     """Return objects and cells, int64 (P,) each, of the pairs of a part, on the assignment's device."""
-    owners, cells, width, gap, length = assignment.rectangles[:, part.rectangles]
-    runs = torch.arange(len(owners), device=owners.device).repeat_interleave(length, output_size=part.pairs)
-    offset = torch.arange(part.pairs, device=owners.device) - (length.cumsum(0) - length)[runs]
-    return owners[runs], cells[runs] + offset + offset // width[runs] * gap[runs]
+    rectangles = assignment.rectangles[:, part.rectangles]
+    runs = torch.repeat_interleave(rectangles[5], output_size=part.pairs)
+    owners, first, width, gap, before = rectangles[:5, runs]
+    offset = torch.arange(part.pairs, device=owners.device) - before
+    return owners, torch.addcmul(first + offset, offset // width, gap)
 
 
 @dataclass(frozen=True)
@@ -156,10 +163,11 @@ def align(
         overlap = box_iou(boxes(cells), assignment.boxes_xyxy[owners])
         alignment = scores(cells, assignment.classes[owners]) ** alpha * overlap**beta
         # By object, then descending: positive floats are ordered as the integers of the same bits.
-        order = ((owners << 32) - alignment.view(torch.int32)).argsort(stable=True)
+        keys = torch.sub(alignment.view(torch.int32), owners, alpha=2**32)
+        order = keys.argsort(stable=True, descending=True)
         first = order[assignment.slots[part.objects, :most]]
         best.append((cells[first], overlap[first], alignment[first]))
-    cells, overlap, alignment = map(torch.cat, zip(*best, strict=True))
+    cells, overlap, alignment = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*best, strict=True))
     keep = assignment.filled[:, :most] & (alignment > MIN_ALIGNMENT)
     keep = keep & _wins(cells, torch.where(keep, overlap, -1.0), assignment.cells)
     alignment, overlap = torch.where(keep, alignment, 0.0), torch.where(keep, overlap, 0.0)
@@ -169,10 +177,7 @@ def align(
 
 def _wins(cells: Tensor, values: Tensor, count: int) -> Tensor:
     """Return whether a value, (G, K), is the largest of its cell, or the first of equal ones: bool (G, K)."""
-    where = cells.flatten()
-    best = values.new_full((count,), -1.0).scatter_reduce_(0, where, values.flatten(), "amax")
-    equal = values == best[cells]
-    objects = torch.arange(len(cells), device=cells.device)[:, None].expand_as(cells)
-    candidates = torch.where(equal, objects, len(cells))
-    first = cells.new_full((count,), len(cells)).scatter_reduce_(0, where, candidates.flatten(), "amin")
-    return equal & (objects == first[cells])
+    later = torch.arange(0, -len(cells), -1, device=cells.device)[:, None]
+    keys = torch.add(later, values.view(torch.int32), alpha=2**32)  # by value, then object
+    best = keys.new_full((count,), -(2**63)).scatter_reduce_(0, cells.flatten(), keys.flatten(), "amax")
+    return keys == best[cells]

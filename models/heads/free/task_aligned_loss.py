@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tessera.models.heads.criterion import Criterion, SumOverRanks, no_reduction, split_targets
 from tessera.models.heads.free.task_aligned_assigner import AnchorFreeAssignment, Matches, align, assign_candidates
-from tessera.models.heads.grid import Grid, make_grid
+from tessera.models.heads.grid import Grid
 from tessera.models.heads.head import Head
 from tessera.utils.config import Hyp
 
@@ -41,11 +41,9 @@ class Slots:
 
     cells: Tensor  # int64 (S,), image · A + cell
     targets: Tensor  # float32 (S,), 0 = unused slot
-    largest: Tensor  # float32 (S,), the object's largest target
     classes: Tensor  # int64 (S,), of the object
     boxes_xyxy: Tensor  # float32 (S, 4), of the object in pixels
-    centres: Tensor  # float32 (S, 2), of the cell in pixels
-    strides: Tensor  # float32 (S, 1), pixels per cell
+    grid: Grid  # of the cells
     ignored: Tensor | None  # bool (B·A,), unassigned cells in an ignored region; None without regions
 
 
@@ -116,8 +114,8 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
 
     def _match(self, predictions: Sequence[Tensor], assignment: AnchorFreeAssignment) -> tuple[Grid, list[Matched]]:
         """Return the cells of the batch's images, and outputs and matches of each set of branches."""
-        grid = make_grid(assignment.grids_hw, self._head.strides, predictions[0].device)
-        widths, shape = self._widths, (assignment.batch_size, len(grid.centres))
+        grid = Grid(assignment.grid)
+        widths, shape = self._widths, (assignment.batch_size, len(grid.cells))
         assert len(predictions) == len(widths) * len(self._most), len(predictions)
         matched = []
         for kind, most in enumerate(self._most):
@@ -140,11 +138,12 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
 
     def _sums(self, assignment: AnchorFreeAssignment, grid: Grid, matched: Sequence[Matched]) -> Tensor:
         """Return the losses of each set of branches with their gains, as sums: float32 (sets, losses)."""
-        sums = []
-        for outputs, matches in matched:
-            losses = self._losses(outputs, _slots(assignment, grid, matches))
-            sums.append(torch.stack([gain * part for gain, part in zip(self._gains, losses, strict=True)]))
-        return torch.stack(sums)
+        sums = [
+            gain * part
+            for outputs, matches in matched
+            for gain, part in zip(self._gains, self._losses(outputs, _slots(assignment, grid, matches)), strict=True)
+        ]
+        return torch.stack(sums).view(len(matched), -1)
 
 
 def gather_rows(outputs: Tensor, cells: Tensor) -> Tensor:
@@ -182,7 +181,7 @@ class SoftCrossEntropy(torch.autograd.Function):
         """Return the gradient of the logits, in their dtype."""
         logits, cells, classes, targets, ignored = ctx.saved_tensors
         dense = logits.float().sigmoid().contiguous()
-        flat, index = dense.view(-1), cells * logits.shape[1] + classes
+        flat, index = dense.view(-1), torch.add(classes, cells, alpha=logits.shape[1])
         # If a cell and class occur twice, one target is 0, so that the minimum is σ − t in any order. An accumulating
         # index_put_ would synchronise on CUDA.
         flat.scatter_reduce_(0, index, flat[index] - targets, "amin")
@@ -203,22 +202,17 @@ def class_losses(logits: Tensor, slots: Slots, targets: Tensor) -> Tensor:
 
 
 def _slots(assignment: AnchorFreeAssignment, grid: Grid, matches: Matches) -> Slots:
-    cells = matches.cells.flatten()
-    owners = torch.arange(len(matches.cells), device=cells.device).repeat_interleave(
-        matches.cells.shape[1], output_size=len(cells)
-    )
-    targets, ignored, of_slots = matches.targets.flatten(), assignment.ignored, grid.at(cells)
+    cells, most = matches.cells.flatten(), matches.cells.shape[1]
+    targets, ignored = matches.targets.flatten(), assignment.ignored
     if ignored is not None:
         used = torch.zeros(len(ignored), device=ignored.device).scatter_reduce_(0, cells, targets, "amax")
         ignored = ignored & (used == 0)
     return Slots(
         cells,
         targets,
-        matches.targets.amax(1)[owners],
-        assignment.classes[owners],
-        assignment.boxes_xyxy[owners],
-        of_slots.centres,
-        of_slots.strides,
+        assignment.classes.repeat_interleave(most),
+        assignment.boxes_xyxy.repeat_interleave(most, 0),
+        grid.at(cells),
         ignored,
     )
 
