@@ -1,4 +1,4 @@
-"""Models at 640 px on a GPU: training steps against eager ones, what the loader feeds, and validation.
+"""Models at 640 px on a GPU: training steps against eager ones and a budget, what the loader feeds, and validation.
 
     uv run python -m tests.benchmarks.gpu --json gpu.json
     uv run python -m tests.benchmarks.gpu --cfg tessera-s.yaml
@@ -36,6 +36,7 @@ from tessera.utils.machine.resource_limits import usable_cpus
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import DatasetIndex
+from tests.benchmarks.budget import count_step, rates
 from tests.benchmarks.harness import machine, repeated, rounds
 from tests.benchmarks.step import Case, made_batch, our_step, plain_step
 from tests.data.made_run import made_run
@@ -68,7 +69,12 @@ def training(model: DetectionModel, index: DatasetIndex, given: argparse.Namespa
     }
     if given.compile:
         rivals[f"Tessera, {_short(device.native_dtype)}, --compile"] = our_step(case, device.native_dtype, compile=True)
-    return _rows("training step", rivals, given.rounds)
+    rows = _rows("training step", rivals, given.rounds)
+    allowed = rates(count_step(model, given.imgsz, given.batch).total, given.batch)
+    budget = [
+        Row(rows[0].group, f"budget of an H100: {by}", one, one / rows[0].images_per_s) for by, one in allowed.items()
+    ]
+    return rows + budget
 
 
 def feeding(index: DatasetIndex, given: argparse.Namespace) -> list[Row]:

@@ -1,4 +1,4 @@
-"""Training steps: Tessera's against eager NCHW fp32 ones, and what all but the network costs.
+"""Training steps: Tessera's against eager NCHW fp32 ones.
 
 uv run python -m tests.benchmarks.step                                          # CPU: yolov5n, 320 px, batch 16
 uv run python -m tests.benchmarks.step --cfg yolov5s.yaml --imgsz 640 --batch 64 --device cuda
@@ -9,15 +9,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_train_loader
@@ -46,26 +43,6 @@ WARM_UP = 40  # steps in which the loss scale of float16, 65536 at first, may be
 def made_batch(index: DatasetIndex, batch: int, imgsz: int) -> Batch:
     run = made_run(load_hyp("hyp.scratch-low.yaml"), imgsz=imgsz, batch_size=batch, epochs=1, workers=0)
     return next(iter(build_train_loader(run, ImageStore(index, imgsz, "linear")).batches(0)))
-
-
-class Stages(NoProfile):
-    """Adds up the seconds of each stage."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        _wait()
-        started = time.perf_counter()
-        yield
-        _wait()
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
-
-
-def _wait() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 @dataclass(frozen=True)
@@ -120,6 +97,25 @@ def plain_step(
     return run
 
 
+def train_step(
+    model: DetectionModel, case: Case, dtype: torch.dtype, stages: NoProfile | None = None, compile: bool = False
+) -> TrainStep:
+    """The step of train.py for a copy of the case's model on its device."""
+    accelerator, images = case.accelerator, len(case.batch)
+    criterion = case.model.head.criterion(case.hyp, imgsz=case.imgsz)
+    state = TrainState(
+        model,
+        ModelEMA(model),
+        build_optimizer(model, "SGD", case.hyp, images, fused=accelerator.fused_optimizers),
+        Precision(accelerator, dtype),
+        EarlyStopping(0),
+        Progress(torch.zeros(len(criterion.names), device=accelerator.device)),
+    )
+    world = World(accelerator=accelerator)
+    context = RunContext(TrainConfig(weights="", batch_size=images), case.hyp, world, case.imgsz, model.stride, Path())
+    return TrainStep(smart_DDP(model, compile=compile, world=world), state, criterion, context, profile=stages)
+
+
 def our_step(
     case: Case, dtype: torch.dtype, stages: NoProfile | None = None, compile: bool = False
 ) -> Callable[[], int]:
@@ -132,20 +128,7 @@ def our_step(
     accelerator.activate()
     model = copy.deepcopy(case.model)
     model.to(accelerator.device, memory_format=accelerator.memory_format).train()  # type: ignore[call-overload]
-    criterion = model.head.criterion(case.hyp, imgsz=case.imgsz)
-    state = TrainState(
-        model,
-        ModelEMA(model),
-        build_optimizer(model, "SGD", case.hyp, len(batch), fused=accelerator.fused_optimizers),
-        Precision(accelerator, dtype),
-        EarlyStopping(0),
-        Progress(torch.zeros(len(criterion.names), device=accelerator.device)),
-    )
-    world = World(accelerator=accelerator)
-    context = RunContext(
-        TrainConfig(weights="", batch_size=len(batch)), case.hyp, world, case.imgsz, model.stride, Path()
-    )
-    step = TrainStep(smart_DDP(model, compile=compile, world=world), state, criterion, context, profile=stages)
+    step = train_step(model, case, dtype, stages, compile)
     source = batch.pin_memory() if accelerator.pins_memory else batch
     for _ in range(WARM_UP):
         step([dataclasses.replace(source, images=accelerator.send(source.images))], 1)
@@ -161,36 +144,6 @@ def our_step(
         return case.steps * len(batch)
 
     return run
-
-
-def end_of_step(case: Case, dtype: torch.dtype, count: int = 15) -> dict[str, float]:
-    """Seconds of the head, the assignment and the loss on their own, there and back: medians of `count` times."""
-    accelerator, batch = case.accelerator, case.batch
-    model = copy.deepcopy(case.model)
-    model.to(accelerator.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-    criterion = model.head.criterion(case.hyp, imgsz=case.imgsz)
-    read: list[list[Tensor]] = []
-    hook = model.head.register_forward_pre_hook(lambda head, args: read.append(args[0]))
-    with hook, torch.no_grad(), Precision(accelerator, dtype).autocast():
-        model(batch.images_on(accelerator.device))
-    spent: dict[str, list[float]] = {}
-    for _ in range(count):
-        stages = Stages()
-        maps = [m.detach().requires_grad_() for m in read[0]]
-        with stages.stage("assignment"):
-            assignment = accelerator.send(criterion.assign(batch.targets, len(batch), (case.imgsz, case.imgsz)))
-        with stages.stage("head's forward"), Precision(accelerator, dtype).autocast():
-            predictions = model.head(maps)
-        leaves = [prediction.detach().requires_grad_() for prediction in predictions]
-        with stages.stage("loss"):
-            loss, _ = criterion(leaves, assignment)
-        with stages.stage("loss's backward"):
-            loss.backward()
-        with stages.stage("head's backward"):
-            torch.autograd.backward(predictions, [leaf.grad for leaf in leaves])
-        for name, seconds in stages.seconds.items():
-            spent.setdefault(name, []).append(seconds)
-    return {name: statistics.median(seconds) for name, seconds in spent.items()}
 
 
 def main() -> None:
@@ -221,26 +174,6 @@ def main() -> None:
     if given.compile:
         rivals["Tessera, bf16, --compile"] = our_step(case, torch.bfloat16, compile=True)
     show(rounds(rivals, given.rounds), "plain: eager, NCHW, fp32")
-    for dtype in (torch.float32, torch.bfloat16):
-        stages = Stages()
-        run = our_step(dataclasses.replace(case, steps=1), dtype, stages)
-        for _ in range(3):
-            run()
-        stages.seconds.clear()
-        for _ in range(10):
-            run()
-        stages_ms = {name: 100 * seconds for name, seconds in stages.seconds.items()}
-        end_ms = {name: 1000 * seconds for name, seconds in end_of_step(case, dtype).items()}
-        total = sum(stages_ms.values())
-        rest = end_ms["loss's backward"] + total - sum(stages_ms[name] for name in ("forward", "backward", "copy"))
-        print(f"  {dtype}, a step of {total:.1f} ms: {_listed(stages_ms)}")
-        print(f"    the end of the model: {_listed(end_ms)}")
-        print(f"    loss, clipping, optimizer and average together: {rest / total:.1%} of the step")
-        print(f"    head, assignment and loss together: {sum(end_ms.values()) / total:.1%} of the step")
-
-
-def _listed(ms: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {spent:.1f} ms" for name, spent in ms.items())
 
 
 if __name__ == "__main__":
