@@ -31,6 +31,8 @@ def test_a_step_that_is_not_finite_leaves_no_trace(optimizer: str, first_is_bad:
         clean.step([made_batch(seed)], 1)
     for expected, found in zip(clean.tensors(), trainer.tensors(), strict=True):
         assert torch.equal(expected, found)
+    counters = {int(n) for name, n in trainer.model.state_dict().items() if name.endswith("num_batches_tracked")}
+    assert counters == {1 if first_is_bad else 2}
 
 
 def test_the_gradient_is_cut_to_the_norm_that_the_hyperparameters_say() -> None:
