@@ -11,19 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tessera.models.heads.head import Head, HeadSpec
+from tessera.models.layers import blocks
 from tessera.models.layers import yaml_arguments as read
-from tessera.models.layers.blocks import (
-    C3,
-    CONVS,
-    SPP,
-    SPPF,
-    Bottleneck,
-    Concat,
-    Conv,
-    DepthwiseSeparableConv,
-    DWConv,
-    Focus,
-)
 from tessera.models.layers.elan import AConv, ADown, ConvElan, Elan, RepElan
 from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from tessera.models.layers.inverted_residual import ConvReLU6, InvertedResidual
@@ -56,20 +45,20 @@ def _channelled(make: Callable[..., nn.Module], *, deep: bool = False, **argumen
 _PADDING = read.optional(read.margin)
 _KERNEL: dict[str, Any] = {"kernel": read.size, "stride": read.size, "padding": _PADDING, "groups": read.count}
 _BLOCK: dict[str, Any] = {"shortcut": read.flag, "groups": read.count, "expansion": read.positive}
-_CONV = read.class_of(*CONVS)
+_CONV = read.class_of(*blocks.CONVS)
 _RESIZE = read.one_of("nearest", "nearest-exact", "bilinear", "bicubic")
 
 LAYER_TYPES: dict[str, LayerType] = {
-    "Conv": _channelled(Conv, **_KERNEL, dilation=read.count, act=read.flag),
+    "Conv": _channelled(blocks.Conv, **_KERNEL, dilation=read.count, act=read.flag),
     "DepthwiseSeparableConv": _channelled(
-        DepthwiseSeparableConv, kernel=read.size, stride=read.size, groups=read.count
+        blocks.DepthwiseSeparableConv, kernel=read.size, stride=read.size, groups=read.count
     ),
-    "DWConv": _channelled(DWConv, kernel=read.size, stride=read.size, dilation=read.count, act=read.flag),
-    "Focus": _channelled(Focus, **_KERNEL, act=read.flag),
+    "DWConv": _channelled(blocks.DWConv, kernel=read.size, stride=read.size, dilation=read.count, act=read.flag),
+    "Focus": _channelled(blocks.Focus, **_KERNEL, act=read.flag),
     "AConv": _channelled(AConv),
     "ADown": _channelled(ADown),
-    "Bottleneck": _channelled(Bottleneck, **_BLOCK, conv=_CONV),
-    "C3": _channelled(C3, **_BLOCK, conv=_CONV, deep=True),
+    "Bottleneck": _channelled(blocks.Bottleneck, **_BLOCK, conv=_CONV),
+    "C3": _channelled(blocks.C3, **_BLOCK, conv=_CONV, deep=True),
     "C3Ghost": _channelled(C3Ghost, **_BLOCK, deep=True),
     "C3TR": _channelled(C3TR, **_BLOCK, deep=True),
     "ConvReLU6": _channelled(ConvReLU6, kernel=read.count, stride=read.count),
@@ -81,11 +70,12 @@ LAYER_TYPES: dict[str, LayerType] = {
     "InvertedResidual": _channelled(
         InvertedResidual, kernel=read.count, stride=read.count, expansion=read.count, deep=True
     ),
-    "SPP": _channelled(SPP, kernels=read.counts),
-    "SPPF": _channelled(SPPF, kernel=read.count),
-    "Concat": LayerType(Concat, {"dim": read.axis}, joins=True),
+    "SPP": _channelled(blocks.SPP, kernels=read.counts),
+    "SPPF": _channelled(blocks.SPPF, kernel=read.count),
+    "Concat": LayerType(blocks.Concat, {"dim": read.axis}, joins=True),
     "nn.Upsample": LayerType(
-        nn.Upsample, {"size": read.optional(read.size), "scale_factor": read.optional(read.positive), "mode": _RESIZE}
+        blocks.Upsample,
+        {"size": read.optional(read.size), "scale_factor": read.optional(read.positive), "mode": _RESIZE},
     ),
     "nn.MaxPool2d": LayerType(
         nn.MaxPool2d, {"kernel": read.size, "stride": read.optional(read.size), "padding": read.margin}, required=1

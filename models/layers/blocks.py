@@ -96,6 +96,14 @@ class BatchNorm2d(nn.BatchNorm2d):
         return F.batch_norm(x, mean, var, self.weight, self.bias, self.training, momentum, self.eps)
 
 
+class Upsample(nn.Upsample):
+    """nn.Upsample in its input's type; CUDA's autocast computes it, and would concatenate its output, in float32."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y if y.dtype == x.dtype else y.to(x.dtype)
+
+
 class Conv(nn.Module):
     """Convolution without bias, batch normalisation, SiLU.
 
