@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,6 @@ from torch import Tensor
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.grid import ignored_cells
 from tessera.utils.config import load_hyp
-from tessera.utils.machine.accelerator import Accelerator
 from tests.models.heads.free.oracle import STRIDES, cells_of, inside
 from tests.models.heads.made_models import ONCE, SIZE_HW, each_head, images, made
 
@@ -82,20 +79,6 @@ def test_an_object_in_a_region_is_learnt_as_without_it(name: str) -> None:
 def test_a_batch_of_nothing_but_regions_has_no_loss(name: str) -> None:
     model = made(name).train()
     assert not any(g.any() for g in gradients(model, model(images(1)), targets([0, -1, -5, -5, 101, 70])))
-
-
-@each_head
-def test_the_device_waits_for_nothing(name: str) -> None:
-    """Meta tensors have no values: whatever would read one raises."""
-    model = made(name).train()
-    criterion = model.head.criterion(dataclasses.replace(HYP, fl_gamma=1.5, obj_pw=2.0, cls_pw=2.0), imgsz=96)
-    assignment = criterion.assign(targets(*OBJECTS, [0, -1, 5, 5, 50, 60]), 3, SIZE_HW)
-    raw = [output.detach().to("meta").requires_grad_() for output in model(images(3))]
-    assignment = Accelerator(torch.device("meta")).send(assignment)
-    with torch.inference_mode():  # as validation may do before the first step of training
-        criterion([output * 1 for output in raw], assignment)
-    criterion(raw, assignment)[0].backward()
-    assert all(output.grad is not None for output in raw)
 
 
 @settings(max_examples=100, deadline=None)

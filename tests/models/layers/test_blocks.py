@@ -109,12 +109,6 @@ def test_concat_has_the_value_of_cat_and_dense_gradients(layout: torch.memory_fo
         assert torch.equal(gradient, right) and gradient.is_contiguous(memory_format=layout)
 
 
-def test_dtypes_that_differ_give_each_map_a_gradient_of_its_own() -> None:
-    maps = [torch.randn(1, 2, 3, 3, dtype=dtype, requires_grad=True) for dtype in (torch.bfloat16, torch.float32)]
-    gradients = torch.autograd.grad(concat(maps).sum(), maps)
-    assert [gradient.dtype for gradient in gradients] == [torch.bfloat16, torch.float32]
-
-
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1)])
 def test_a_depthwise_convolution_trains_in_bfloat16_as_in_float32(kernel: int, stride: int) -> None:
     block, x = DWConv(8, 8, kernel, stride), torch.randn(2, 8, 9, 9)

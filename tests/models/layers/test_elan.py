@@ -9,10 +9,8 @@ from torch.nn import functional as F
 
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.elan import AConv, ADown, ConvElan, Elan, RepElan
-from tessera.models.layers.ghost import C3Ghost
-from tessera.models.layers.transformer import C3TR
 from tessera.utils.errors import ConfigError
-from tests.models.layers.made_blocks import assert_learns_in_half_precision, image, randomised
+from tests.models.layers.made_blocks import image, randomised
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
@@ -48,15 +46,6 @@ def test_joins_both_halves_and_both_stages(block: ConvElan | RepElan) -> None:
 def test_halves_that_cannot_be(kind: type[ConvElan | RepElan], c_out: int, expansion: float) -> None:
     with pytest.raises(ValueError, match=rf"halves of {int(c_out * expansion)} channels \({c_out} by.*multiple of 4"):
         kind(4, c_out, expansion=expansion)
-
-
-@pytest.mark.parametrize(
-    "block",
-    [Elan(8, 16, 2), ConvElan(8, 16), RepElan(8, 16), AConv(8, 16), ADown(8, 16), C3Ghost(8, 16), C3TR(8, 16)],
-    ids=lambda block: type(block).__name__,
-)
-def test_every_parameter_learns_in_half_precision(block: nn.Module) -> None:
-    assert_learns_in_half_precision(block, 2, 8, 8, 8)
 
 
 @pytest.mark.parametrize("sides", [(2, 2), (8, 12), (7, 9)])

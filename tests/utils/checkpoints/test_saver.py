@@ -166,7 +166,6 @@ def test_a_snapshot_waits_for_the_device_once_and_keeps_the_order_in_memory() ->
         copied = snapshot({"weights": [device.send(torch.ones(2)), layout]}, device)
         assert device.waits == 1
         assert copied["weights"][1].stride() == layout.stride() and copied["weights"][0].tolist() == [1, 1]
-        assert device.waits == 1
 
 
 def test_the_last_file_of_a_device_is_written_from_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,21 +15,17 @@ from torch import Tensor, nn
 
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.types import Batch
-from tests.utils.engine.trainer import SIZE, Trainer
+from tests.utils.engine.trainer import SIZE, Trainer, made_batch
 
 BATCH, WINDOW = 16, 4
 
 
 def batches(seed: int, objects: tuple[int, ...]) -> list[Batch]:
     """Batches of 16 noisy images; in batch k the first images, `objects[k]` of them, hold one object each."""
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for count in objects:
-        pixels = torch.randint(0, 256, (BATCH, SIZE, SIZE, 3), dtype=torch.uint8, generator=generator)
-        targets = torch.tensor([[i, i % 2, 4.0 + i, 8, 40 + i, 50] for i in range(count)]).reshape(-1, 6)
-        zeros = torch.zeros(BATCH, 2, dtype=torch.int64)
-        made.append(Batch(pixels, targets, torch.arange(BATCH), zeros, torch.zeros(BATCH, 4, dtype=torch.float64)))
-    return made
+    rows = [[[i, i % 2, 4.0 + i, 8, 40 + i, 50] for i in range(count)] for count in objects]
+    targets = [torch.tensor(found).reshape(-1, 6) for found in rows]
+    seeds = range(WINDOW * seed, WINDOW * (seed + 1))
+    return [dataclasses.replace(made_batch(k, BATCH), targets=t) for k, t in zip(seeds, targets, strict=True)]
 
 
 def joined(parts: list[Batch]) -> Batch:

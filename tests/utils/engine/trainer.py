@@ -76,15 +76,16 @@ class Trainer:
         self.context = RunContext(TrainConfig(weights="", data="made", batch_size=2), hyp, world, SIZE, 32, Path("run"))
         self.model = DetectionModel(cfg, names=("a", "b"))
         self.model.to(world.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        criterion = self.model.head.criterion(hyp, imgsz=SIZE)
         self.state = TrainState(
             self.model,
             ModelEMA(self.model),
             build_optimizer(self.model, optimizer, hyp, 2, fused=world.accelerator.fused_optimizers),
             Precision(world.accelerator, dtype),
             EarlyStopping(0),
-            Progress(torch.zeros(3, device=world.device)),
+            Progress(torch.zeros(len(criterion.names), device=world.device)),
         )
-        self.step = TrainStep(self.model, self.state, self.model.head.criterion(hyp, imgsz=SIZE), self.context)
+        self.step = TrainStep(self.model, self.state, criterion, self.context)
 
     def tensors(self) -> list[Tensor]:
         """All that a step changes, as copies."""

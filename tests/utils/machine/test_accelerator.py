@@ -14,16 +14,7 @@ from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory
 from tessera.utils.machine.cuda import Cuda, Metal
-from tests.utils.engine.trainer import made_batch
 from tests.utils.machine.stand_in import StandIn
-
-
-def test_send_moves_tensors_and_the_tensors_of_a_dataclass() -> None:
-    accelerator = Accelerator(torch.device("meta"))
-    assert accelerator.send(torch.ones(2)).device.type == "meta"
-    batch = made_batch(0)
-    moved = accelerator.send(batch)
-    assert moved.images.device.type == moved.targets.device.type == "meta" and moved.undecodable is batch.undecodable
 
 
 def test_nccl_leaves_no_dump_behind_unless_the_user_wants_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +24,6 @@ def test_nccl_leaves_no_dump_behind_unless_the_user_wants_one(monkeypatch: pytes
     monkeypatch.setattr(os, "environ", environment := dict(os.environ))
     Cuda(torch.device("cuda", 0)).activate()
     assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0" and environment["TORCH_NCCL_USE_COMM_NONBLOCKING"] == "1"
-
 
 @pytest.mark.parametrize(
     "error",

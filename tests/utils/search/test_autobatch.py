@@ -16,6 +16,7 @@ from tessera.utils.search.autobatch import Trial, auto_batch_size, fit_batch, sy
 from tessera.utils.types import Batch
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY
+from tests.utils.machine.fake_cuda import FakeCuda
 from tests.utils.machine.stand_in import StandIn
 
 MIB = 2**20
@@ -81,12 +82,12 @@ def test_errors_for_one_image() -> None:
         auto_batch_size(lambda n: (n // 0, 0), 24, world)
 
 
-def made_trial(device: StandIn, size: int, **flags: object) -> Trial:
+def made_trial(device: StandIn | FakeCuda, size: int, **flags: object) -> Trial:
     torch.manual_seed(0)
     hyp = load_hyp("hyp.scratch-low.yaml")
-    model = DetectionModel(TINY, names=("a", "b"))
-    run = made_run(hyp, World(accelerator=device), imgsz=64, batch_size=-1, **flags)
-    return Trial(run, model, model.head.criterion(hyp, imgsz=64), Precision(device, torch.float32), size)
+    model = DetectionModel(TINY, names=("a", "b")).to(device.device)
+    run, dtype = made_run(hyp, World(accelerator=device), imgsz=64, batch_size=-1, **flags), torch.float16
+    return Trial(run, model, model.head.criterion(hyp, imgsz=64), Precision(device, dtype), size)
 
 
 def test_a_trial_of_one_image_of_one_cell_measures_two() -> None:
@@ -116,7 +117,7 @@ def test_a_trial_is_a_whole_step_and_leaves_the_model_as_it_was() -> None:
 
 
 def test_the_chosen_batch_fits_and_fills_its_share() -> None:
-    with StandIn() as device:
+    with FakeCuda() as device:
         trial = made_trial(device, 64)
         held = device.allocated_memory()
         device.capacity = held + 8 * MIB
@@ -135,7 +136,7 @@ def test_the_validation_is_tried_at_the_shape_that_a_square_image_has_there(monk
         return synthetic_batch(images, size)
 
     monkeypatch.setattr("tessera.utils.search.autobatch.synthetic_batch", made)
-    with StandIn() as device:
+    with FakeCuda() as device:
         trial = made_trial(device, 64)
         trial(1)
     stride = trial._context.stride
