@@ -121,8 +121,6 @@ class _Operations(TorchDispatchMode):
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         to = torch.device(kwargs.get("device") or "cpu").type
-        if func is aten.is_pinned.default:
-            return args[0].untyped_storage() in self._pinned
         if func is aten._pin_memory.default or kwargs.get("pin_memory"):
             x, is_copy = args[0], func is aten._pin_memory.default
             with unset_fake_temporarily():
