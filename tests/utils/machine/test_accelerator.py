@@ -25,6 +25,7 @@ def test_nccl_leaves_no_dump_behind_unless_the_user_wants_one(monkeypatch: pytes
     Cuda(torch.device("cuda", 0)).activate()
     assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0" and environment["TORCH_NCCL_USE_COMM_NONBLOCKING"] == "1"
 
+
 @pytest.mark.parametrize(
     "error",
     [
