@@ -98,7 +98,7 @@ class DetectYOLOX(Head):
         ]
         if self.training:
             return raw
-        grid = make_grid([(x.shape[2], x.shape[3]) for x in features], self.strides, features[0].device)
+        grid = make_grid([(x.shape[2], x.shape[3]) for x in features], self.strides, features[0])
         return torch.cat((self.boxes(raw[0], grid), *(logits.float().sigmoid() for logits in raw[1:])), -1), raw
 
     def boxes(self, offsets: Tensor, grid: Grid) -> Tensor:

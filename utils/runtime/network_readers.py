@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.export.passes import move_to_device_pass
 
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
@@ -38,7 +39,8 @@ def open_pt2(path: Path, accelerator: Accelerator) -> ExportedNetwork:
     extra = {METADATA: ""}
     program = torch.export.load(path, extra_files=extra)
     description = Description.read(parse_metadata(extra[METADATA]), path)
-    return _torch_network(description, "torch.export", accelerator, program.module().to(accelerator.device))
+    program = move_to_device_pass(program, accelerator.device)  # constants too, which a module's `to` leaves
+    return _torch_network(description, "torch.export", accelerator, program.module())
 
 
 def _torch_network(description: Description, kind: str, accelerator: Accelerator, module: Any) -> ExportedNetwork:

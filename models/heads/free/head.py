@@ -23,7 +23,7 @@ from tessera.models.heads.free.task_aligned_loss import (
     class_losses,
     gather_rows,
 )
-from tessera.models.heads.grid import Grid, cells_last, make_grid
+from tessera.models.heads.grid import Grid, cells_last, make_grid, numbers
 from tessera.models.heads.head import Head, HeadSpec, Output, Recipes, object_prior
 from tessera.models.layers.blocks import Conv
 from tessera.models.layers.yaml_arguments import flag, one_of, read_arguments, up_to
@@ -156,7 +156,7 @@ class DetectFree(Head):
             raw += self.one_to_one([x.detach() for x in features])
         if self.training:
             return raw
-        grid = make_grid([(x.shape[2], x.shape[3]) for x in features], self.strides, features[0].device)
+        grid = make_grid([(x.shape[2], x.shape[3]) for x in features], self.strides, features[0])
         boxes, logits = raw[:2]
         return torch.cat((xyxy_to_cxcywh(self.boxes(boxes, grid)), logits.float().sigmoid()), -1), raw
 
@@ -164,9 +164,8 @@ class DetectFree(Head):
         """Return distances left, top, right, bottom in strides, float32 (…, 4), of raw boxes (…, 4 R)."""
         if self.reg_max == 1:
             return raw.float()
-        bins = torch.arange(self.reg_max, device=raw.device, dtype=torch.float32)
         # Autocast would compute a matrix product in half precision.
-        return (raw.float().unflatten(-1, (4, self.reg_max)).softmax(-1) * bins).sum(-1)
+        return (raw.float().unflatten(-1, (4, self.reg_max)).softmax(-1) * numbers(self.reg_max, raw)).sum(-1)
 
     def boxes(self, raw: Tensor, grid: Grid) -> Tensor:
         """Decode raw boxes (…, A, 4 R) to boxes_xyxy in pixels, float32 (…, A, 4), with sides of at least 0."""

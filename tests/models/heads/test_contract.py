@@ -17,6 +17,7 @@ from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.models.tta import predict_augmented
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
+from tessera.utils.exporting.raw_network import RawNetwork
 from tests.models.heads.made_models import ROWS, SIZE_HW, each_head, images, made, shares_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -178,3 +179,9 @@ def test_a_batch_is_learnt(name: str, hyp: Hyp) -> None:
         seen.append(loss.item())
     assert seen[-1] < 0.8 * seen[0]
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_trace_computes_on_the_device_of_its_images(name: str) -> None:
+    traced = torch.jit.trace(RawNetwork(made(name)), images(1), check_trace=False)
+    assert traced.to("meta")(images(1).to("meta")).is_meta

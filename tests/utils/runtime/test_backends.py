@@ -73,6 +73,12 @@ def test_another_size_than_the_file_takes_is_reported(tmp_path: Path) -> None:
         opened(torch.zeros(1, 3, 64, 96))  # type: ignore[operator]
 
 
+def test_a_program_moves_with_its_constants(tmp_path: Path) -> None:
+    opened = open_exported(made(tmp_path, ".pt2"), Accelerator(torch.device("meta")), trust_file=True)
+    with pytest.raises(UserError, match="Cannot copy out of meta tensor"):  # all is computed there
+        opened(torch.zeros(1, 3, 64, 64))  # type: ignore[operator]
+
+
 SESSION = SimpleNamespace(get_providers=lambda: ["CPUExecutionProvider"])
 
 

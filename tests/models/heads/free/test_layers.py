@@ -29,7 +29,7 @@ def test_decoding_equals_the_oracle(reg_max: int) -> None:
 
 def test_a_negative_distance_is_no_negative_side() -> None:
     head = made_head(1, reg_max=1)
-    grid = make_grid(SHAPES_HW, STRIDES, torch.device("cpu"))
+    grid = make_grid(SHAPES_HW, STRIDES, torch.zeros(0))
     found = head.boxes(torch.tensor([3.0, 1.0, -5.0, 2.0]).expand(1, len(grid.centres), 4), grid)
     assert (found[..., 2:] >= found[..., :2]).all()
 
