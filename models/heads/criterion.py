@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -27,6 +28,19 @@ SumOverRanks = Callable[[Tensor], Callable[[], Tensor]]
 def no_reduction(tensor: Tensor) -> Callable[[], Tensor]:
     """Return the tensor itself: `SumOverRanks` of a single rank."""
     return lambda: tensor
+
+
+def gather_rows(outputs: Tensor, cells: Tensor) -> Tensor:
+    """Return the rows of outputs (N, …) of some cells (S,), float32 (S, …).
+
+    An embedding is an index_select whose backward sums the gradients of a repeated row in a fixed order; on CUDA only
+    under torch.use_deterministic_algorithms. CUDA's kernel for up to 3,072 rows has a race from 2,017 on: the next
+    indices may replace those that slower warps still compare. The rows added for the other kernel have no gradient.
+    """
+    count = len(cells)
+    if 2016 < count <= 3072:
+        cells = F.pad(cells, (0, 3073 - count))
+    return F.embedding(cells, outputs)[:count].float()
 
 
 class Targets(NamedTuple):

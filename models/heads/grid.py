@@ -35,7 +35,7 @@ class Grid:
 
 def numbers(count: int, beside: Tensor) -> Tensor:
     """Return 0 … count - 1 in float32 on the device of a tensor."""
-    if torch.jit.is_tracing():  # a traced arange would stay on the device of the trace
+    if torch.jit.is_tracing():  # type: ignore[attr-defined]  # an arange would stay on the device of the trace
         return beside.new_ones(count, dtype=torch.float32).cumsum(0) - 1
     return torch.arange(count, device=beside.device, dtype=torch.float32)
 

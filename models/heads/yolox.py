@@ -12,14 +12,9 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from tessera.models.heads.criterion import gather_rows
 from tessera.models.heads.free.head import START_STD, DetectFree
-from tessera.models.heads.free.task_aligned_loss import (
-    Slots,
-    SoftCrossEntropy,
-    TaskAlignedLoss,
-    class_losses,
-    gather_rows,
-)
+from tessera.models.heads.free.task_aligned_loss import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
 from tessera.models.heads.grid import Grid, cells_last, make_grid
 from tessera.models.heads.head import Head, HeadSpec, Output, object_prior
 from tessera.models.layers.blocks import CONVS, Conv, ConvClass

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.models.heads.anchor.anchor_assigner import AnchorAssignment, assign_targets
-from tessera.models.heads.criterion import Criterion, SumOverRanks, no_reduction, split_targets
+from tessera.models.heads.criterion import Criterion, SumOverRanks, gather_rows, no_reduction, split_targets
 from tessera.utils.boxes import complete_iou
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
@@ -83,9 +83,7 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         cells = assignment.cells.split(cells_per_level, dim=1)
         # In float32 from here on; autocast lowers none of the operations below.
         objectness, taken = zip(*map(_TakeCells.apply, predictions, cells), strict=True)
-        # The backward of an embedding sums the gradients of a repeated row in a fixed order; on CUDA only under
-        # torch.use_deterministic_algorithms.
-        candidates = F.embedding(assignment.candidate_cells, torch.cat(taken))
+        candidates = gather_rows(torch.cat(taken), assignment.candidate_cells)
 
         centre = candidates[:, :2].sigmoid() * 2 - 0.5
         size = (candidates[:, 2:4].sigmoid() * 2).square() * assignment.anchors

@@ -16,13 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tessera.models.heads.free.task_aligned_loss import (
-    Slots,
-    SoftCrossEntropy,
-    TaskAlignedLoss,
-    class_losses,
-    gather_rows,
-)
+from tessera.models.heads.criterion import gather_rows
+from tessera.models.heads.free.task_aligned_loss import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
 from tessera.models.heads.grid import Grid, cells_last, make_grid, numbers
 from tessera.models.heads.head import Head, HeadSpec, Output, Recipes, object_prior
 from tessera.models.layers.blocks import Conv

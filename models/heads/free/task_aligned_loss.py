@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.models.heads.criterion import Criterion, SumOverRanks, no_reduction, split_targets
+from tessera.models.heads.criterion import Criterion, SumOverRanks, gather_rows, no_reduction, split_targets
 from tessera.models.heads.free.task_aligned_assigner import AnchorFreeAssignment, Matches, align, assign_candidates
 from tessera.models.heads.grid import Grid
 from tessera.models.heads.head import Head
@@ -144,15 +144,6 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
             for gain, part in zip(self._gains, self._losses(outputs, _slots(assignment, grid, matches)), strict=True)
         ]
         return torch.stack(sums).view(len(matched), -1)
-
-
-def gather_rows(outputs: Tensor, cells: Tensor) -> Tensor:
-    """Return the rows of outputs (B·A, …) of some cells (S,), float32 (S, …).
-
-    An embedding is an index_select whose backward sums the gradients of a repeated row in a fixed order; on CUDA only
-    under torch.use_deterministic_algorithms.
-    """
-    return F.embedding(cells, outputs).float()
 
 
 class SoftCrossEntropy(torch.autograd.Function):

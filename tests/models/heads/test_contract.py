@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
-from tessera.models.heads.criterion import LossMeter
+from tessera.models.heads.criterion import LossMeter, gather_rows
 from tessera.models.heads.head import HeadSpec
 from tessera.models.model_yaml import HEADS
 from tessera.models.nms import NmsSettings, non_max_suppression
@@ -179,6 +180,18 @@ def test_a_batch_is_learnt(name: str, hyp: Hyp) -> None:
         seen.append(loss.item())
     assert seen[-1] < 0.8 * seen[0]
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("count", [2016, 2017, 3072, 3073])
+def test_rows_are_gathered_with_as_many_indices_as_cuda_sums_without_a_race(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, cells = torch.randn(500, 8, requires_grad=True), torch.randint(0, 500, (count,))
+    grad, used, embedding = torch.randn(count, 8), [], F.embedding
+    monkeypatch.setattr(F, "embedding", lambda cells, rows: used.append(len(cells)) or embedding(cells, rows))
+    found, expected = gather_rows(rows, cells), embedding(cells, rows)
+    assert used[0] not in range(2017, 3073) and torch.equal(found, expected)
+    assert torch.equal(*(torch.autograd.grad(one, rows, grad)[0] for one in (found, expected)))
 
 
 @pytest.mark.parametrize("name", ROWS)
