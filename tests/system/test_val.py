@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from torch import nn
 
 from tessera import Detector
 from tessera.commands import export, train, val
@@ -18,10 +20,11 @@ from tessera.commands.val import ignored_flags
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights
+from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.runtime.checkpoint import TorchNetwork
+from tessera.utils.runtime.checkpoint import TorchNetwork, TrainedNetwork, fused_copy
 from tessera.utils.runtime.evaluation_data import image_size, read_dataset
 from tessera.utils.runtime.exported import Description, ExportedNetwork
 from tests.system.launch import ROOT, Command, Outcome, torchrun
@@ -174,6 +177,19 @@ def test_an_imgsz_is_one_size_for_checkpoints_and_exported_files(
     assert model.stride == 16 and found == [size] * 2
     why = f"was trained at {trained}" if trained else "does not say at which size it was trained"
     assert f"Evaluating at {size} px{' (--imgsz)' * bool(asked)}: best.pt {why}." in caplog.text
+
+
+def test_half_precision_holds_its_weights_in_16_bits() -> None:
+    class Half(Accelerator):
+        half_dtype = torch.bfloat16
+
+    model, images = DetectionModel(FREE), torch.rand(2, 3, 64, 64)
+    network = TorchNetwork(model, Weights({}, {}, (), "best.pt"), Half(), half=True)
+    cast_in_each = TrainedNetwork(fused_copy(model, Half()), 64, Half(), Precision(Half(), torch.bfloat16))
+    assert torch.equal(network(images), cast_in_each(images)) and network.describe(64) == cast_in_each.describe(64)
+    assert {layer.weight.dtype for layer in network._model.modules() if isinstance(layer, nn.Conv2d)} == {
+        torch.bfloat16
+    }
 
 
 @pytest.mark.parametrize(

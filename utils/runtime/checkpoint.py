@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.models.detector import DetectionModel, round_imgsz
 from tessera.models.summary import count_parameters, summary
@@ -40,7 +40,8 @@ class TrainedNetwork(Backend):
             return decoded
 
     def describe(self, imgsz: int) -> str:
-        return summary(self._model, imgsz)
+        with self._precision.autocast():
+            return summary(self._model, imgsz)
 
 
 class TorchNetwork(TrainedNetwork):
@@ -56,7 +57,10 @@ class TorchNetwork(TrainedNetwork):
     ) -> None:
         with explain_out_of_memory_loading(weights.source, accelerator):
             fused = fused_copy(model, accelerator)
-        precision = half_precision(accelerator) if half else None
+        precision = half_precision(accelerator) if half else Precision(accelerator, torch.float32)
+        for layer in fused.modules():
+            if isinstance(layer, nn.Conv2d):  # once: autocast would in each forward
+                layer.to(precision.dtype)
         super().__init__(fused, round_imgsz(weights.default_imgsz, model.stride), accelerator, precision)
         trained = f"was trained at {weights.imgsz}" if weights.imgsz else "does not say at which size it was trained"
         self.source, self.imgsz_origin, self.data = weights.source, trained, weights.data
