@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tessera.utils.engine.step import RunningStatistics
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.ddp import average_statistics
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
@@ -43,11 +44,12 @@ def test_one_rank_sums_and_averages_with_the_devices_backend(gate: Gate, one_ran
     tensor = accelerator.send(torch.arange(3.0))
     norms = nn.Sequential(*map(nn.BatchNorm1d, sizes)).to(accelerator.device)
     one_rank.size = 2  # of which the other one is missing: sums are its own, and means half of that
+    own = RunningStatistics(norms).own
     one_rank.sum(tensor)  # the first message sets up
     with gate.no_waiting():
         one_rank.collectives.all_reduce(tensor)
         later = one_rank.begin_sum(tensor)
-        average_statistics(norms, one_rank)
+        average_statistics(own, one_rank)
         summed = later()
     assert summed.tolist() == tensor.tolist() == [0, 1, 2]
     for norm, size in zip(norms, sizes, strict=True):

@@ -20,6 +20,7 @@ from tessera.data.feed.loader import build_train_loader
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.config import load_hyp
+from tessera.utils.engine.step import RunningStatistics
 from tessera.utils.ranks.ddp import average_statistics, smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
@@ -55,7 +56,7 @@ def foreign_threads(world: World) -> Found:
         world.gather(number)
         world.sum(torch.ones(3))
         world.begin_sum(torch.ones(3))()
-        average_statistics(nn.BatchNorm2d(3), world)
+        average_statistics(RunningStatistics(nn.BatchNorm2d(3)).own, world)
     time.sleep(0.2)  # for a late one to be counted
     return {"entered": _next_thread_state() - before - 1}
 
@@ -85,7 +86,7 @@ def statistics(world: World) -> Found:
     images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(world.rank)) + world.rank
     model(images).sum().backward()
     own = raw[1].running_mean.tolist()
-    average_statistics(raw, world)
+    average_statistics(RunningStatistics(raw).own, world)
     return {"own": own, "mean": raw[1].running_mean.tolist()}
 
 

@@ -20,6 +20,7 @@ from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.ddp import average_statistics, gradients_stay_local
+from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
 from tessera.utils.types import Batch
 
 
@@ -175,7 +176,7 @@ class TrainStep:
             state.optimizer.zero_grad(set_to_none=True)
         with self._stage("EMA"):
             self._statistics.end_step(finite, window)
-            average_statistics(self._model, self._world)
+            average_statistics(self._statistics.own, self._world)
             state.ema.update(state.model, self._accelerator.host_flag(finite))
         return finite
 
@@ -186,6 +187,7 @@ class RunningStatistics:
     def __init__(self, model: nn.Module) -> None:
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._live = [t for m in norms for t in (m.running_mean, m.running_var) if t is not None]
+        self.own = [] if any(isinstance(m, SyncBatchNorm2d) for m in norms) else self._live  # of this rank's images
         moving = [m for m in model.modules() if isinstance(m, Conv) and not m.frozen_statistics]
         self._counters = [cast(Tensor, conv.bn.num_batches_tracked) for conv in moving]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tessera.utils.machine.choose_device import accelerator_of
@@ -61,23 +61,13 @@ def gradients_stay_local(model: nn.Module) -> AbstractContextManager[None]:
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def average_statistics(model: nn.Module, world: World) -> None:
-    """Average BatchNorm running statistics over the ranks, in one message.
+def average_statistics(buffers: list[Tensor], world: World) -> None:
+    """Average BatchNorm running statistics, those that no rank shares yet, over the ranks, in one message.
 
     Without `--sync-bn` a rank's statistics come from its own images. Running statistics are linear in the batch
     statistics and unused in training. So their mean equals the statistics of one rank that saw all images, except for
     the variance between the ranks' means.
     """
-    if world.size == 1:
-        return
-    buffers = [
-        buffer
-        for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, SyncBatchNorm2d)
-        for buffer in (module.running_mean, module.running_var)
-        if buffer is not None
-    ]
-    if not buffers:
-        return
-    flat = world.sum(torch.cat(buffers).div_(world.size))
-    torch._foreach_copy_(buffers, list(flat.split([buffer.numel() for buffer in buffers])))
+    if world.size > 1 and buffers:
+        flat = world.sum(torch.cat(buffers).div_(world.size))
+        torch._foreach_copy_(buffers, list(flat.split([buffer.numel() for buffer in buffers])))
