@@ -15,6 +15,7 @@ From Python: `tessera.train(data="shapes.yaml", epochs=20)` accepts the names of
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import sys
@@ -93,6 +94,8 @@ def train(
         stop_signals = stack.enter_context(StopSignals("before the first step was done"))
         stack.enter_context(world.accelerator.deterministic_kernels(flags.deterministic))
         init_seeds(flags.seed + 1 + world.rank)
+        if not world.accelerator.is_host:
+            gc.collect()  # the cycles of an earlier DDP in this process hold memory of the device
 
         run, data, state, criterion = open_run(flags, hyp, world, resumed, folder, stack)
         loader, val_loader = open_loaders(run, data, stack)
