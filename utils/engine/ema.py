@@ -33,7 +33,7 @@ class ModelEMA(Generic[M]):
         self.model: M = copy.deepcopy(model).eval().requires_grad_(False)  # the averaged copy
         self.updates = 0
         self._share = share
-        self._pairs: tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]] | None = None
+        self._pairs: tuple[list[Tensor], ...] | None = None
 
     @torch.no_grad()
     def update(self, model: nn.Module, taken: Tensor | bool = True) -> None:
@@ -44,8 +44,10 @@ class ModelEMA(Generic[M]):
         `undo_update` once it knows that a step was skipped.
         """
         self.updates += 1
-        if self._pairs is None:
-            self._pairs = _pair_state(self.model, model)
+        if self._pairs is None:  # floating-point tensors are averaged, the others copied
+            both = self.model.state_dict(), model.state_dict()  # the tensors themselves, detached
+            names = ([k for k, v in both[0].items() if v.is_floating_point() is real] for real in (True, False))
+            self._pairs = tuple([state[name] for name in half] for half in names for state in both)
         averages, values, others, copied = self._pairs
         weight = 1 - ema_decay(self.updates, self._share)
         if isinstance(taken, Tensor):
@@ -60,11 +62,3 @@ class ModelEMA(Generic[M]):
     def undo_update(self) -> None:
         """Undo the count of an update whose step was skipped."""
         self.updates -= 1
-
-
-def _pair_state(average: nn.Module, model: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    """Return the state tensors of both models: floating-point ones (averaged), then the others (copied)."""
-    averages, values = average.state_dict(), model.state_dict()  # the tensors themselves, detached
-    floats, others = ([k for k, v in averages.items() if v.is_floating_point() is real] for real in (True, False))
-    means, sources, own, copied = ([t[k] for k in keys] for keys in (floats, others) for t in (averages, values))
-    return means, sources, own, copied
