@@ -15,7 +15,7 @@ from tessera.commands import val
 from tessera.models.detector import DetectionModel
 from tessera.utils.errors import Diverged, Interrupted, UserError
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.training import start
+from tessera.utils.training import start, validation
 from tests.gpu.conftest import STEPS, Gate, each_head
 from tests.system.tiny import losses, tensors
 from tests.utils.machine.stand_in import StandIn
@@ -126,6 +126,13 @@ def test_memory_that_ends_before_the_first_step_is_explained(
     with pytest.raises(UserError, match=rf"out of memory on .*: {work}.* free\. Give a smaller --batch-size"):
         gate.train("tight", cfg="yolov5n.yaml", optimizer="AdamW")
     assert not gate.folder("tight").exists()
+
+
+def test_memory_that_ends_in_a_validation_is_explained(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied = validation.fused_copy
+    monkeypatch.setattr(validation, "fused_copy", lambda *args: limit(gate, 0) or copied(*args))
+    with pytest.raises(UserError, match=r": a validation batch of 16 images a rank at 64 px.*smaller --batch-size"):
+        gate.train("full", epochs=1)
 
 
 def limit(gate: Gate, more: int) -> None:

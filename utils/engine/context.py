@@ -24,6 +24,11 @@ class RunContext:
     resumed: bool = False
 
     @property
+    def val_batch_size(self) -> int:
+        """Images in a rank's validation batch: without gradients twice as many fit; with --tile they take long."""
+        return 1 if self.config.tile else 2 * self.rank_batch_size
+
+    @property
     def varies_sizes(self) -> bool:
         """Whether the image size differs between batches."""
         return self.config.multi_scale or self.config.rect

@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -195,9 +195,14 @@ class Accelerator:
         """Wait for event `end`, and return the seconds between the events."""
         return float(end - start)
 
-    def without_kernel_benchmark(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def without_kernel_benchmark(self) -> Iterator[None]:
         """Disable benchmarking of kernels inside, which costs more than it gains when shapes vary."""
-        return nullcontext()
+        before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
 
     def profiler_activities(self) -> list[torch.profiler.ProfilerActivity]:
         """Return the activities that torch.profiler records."""
@@ -226,9 +231,8 @@ class Accelerator:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether `error` means exhausted memory of the device or the host."""
-        return isinstance(error, MemoryError) or (
-            isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error) and "allocate" in str(error)
-        )
+        texts = "DefaultCPUAllocator", "Failed to allocate memory for requested buffer"  # torch's, ONNX Runtime's
+        return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 
 def _arrived(batch: Batch, copy: Callable[[], Tensor]) -> Batch:

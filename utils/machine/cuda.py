@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -140,15 +139,6 @@ class Cuda(Accelerator):
     def elapsed_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         end.synchronize()  # elapsed_time raises for an event that is not complete
         return start.elapsed_time(end) / 1000
-
-    @contextmanager
-    def without_kernel_benchmark(self) -> Iterator[None]:
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = False
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.benchmark = before
 
     def profiler_activities(self) -> list[torch.profiler.ProfilerActivity]:
         return [*super().profiler_activities(), torch.profiler.ProfilerActivity.CUDA]

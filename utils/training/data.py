@@ -112,13 +112,11 @@ def _open_val_loader(run: RunContext, index: DatasetIndex, memory: ShmBudget, st
     # With --tile the loader is for images of the report alone; the evaluation reads the files.
     tile, noval = run.config.tile, run.config.noval
     store = open_images(index, run.imgsz, "none" if noval or tile else run.config.cache, "area", run.world, memory)
-    # Without gradients twice as many fit. Tiled images take long, and ranks vote on stopping between batches.
-    batch_size = 1 if tile else 2 * run.rank_batch_size
     return stack.enter_context(
         build_val_loader(
             stack.enter_context(store),
             run.world,
-            batch_size=batch_size,
+            batch_size=run.val_batch_size,
             stride=run.stride,
             workers=run.config.workers,
             memory=memory,

@@ -23,6 +23,7 @@ from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, evaluate
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.flags.program import started
+from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.report.page.page_data import RunInfo
 from tessera.utils.report.results_csv import read_results
@@ -31,8 +32,10 @@ from tessera.utils.report.validation import report_errors, report_validation, ta
 from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.search.trial import Pruned, TrialObserver
+from tessera.utils.text import plural
 from tessera.utils.training.data import TrainingData
 from tessera.utils.training.result import TrainingResult
+from tessera.utils.training.start import OUT_OF_MEMORY_REMEDIES
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ class Validation:
         run.world.set_activity("validating the initial weights")
         self.loader.begin()
         settings = Settings(errors=False)  # until the first step a stop signal acts immediately
-        metrics = evaluate(self._predictor(self.state.ema.model), self.loader, run.world, settings).metrics
+        metrics = self._evaluate(self.state.ema.model, settings).metrics
         log.info(f"Before training:\n{table_header()}\n{validation_line(metrics)}")
         self.state.stopper.update(START, metrics.fitness)
         self.saver.before_training(metrics)
@@ -84,11 +87,10 @@ class Validation:
         self.saver.before_validation()
         world.set_activity(f"validating epoch {epoch}")
         with self.profile.stage("validation"):
-            predictor = self._predictor(self.state.ema.model)
             criterion = None if self.run.config.tile else self.criterion
             collectors = self.recorder.image_collectors(self.loader.index, epoch)
             try:
-                found = evaluate(predictor, self.loader, world, settings, criterion=criterion, collectors=collectors)
+                found = self._evaluate(self.state.ema.model, settings, criterion=criterion, collectors=collectors)
             except EvaluationStopped:
                 self.saver.stop_validation()
         self._last = found if is_last else None
@@ -117,8 +119,7 @@ class Validation:
         found = self._last_evaluation_of(model)
         source = f"; validated in the last epoch: {best}" if found else f"; validated again: {best}"
         if found is None:
-            collectors = self.recorder.image_collectors(index)
-            found = evaluate(self._predictor(model), self.loader, run.world, collectors=collectors)
+            found = self._evaluate(model, collectors=self.recorder.image_collectors(index))
         if run.world.is_main:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than the initial weights"}
             print(f"\n{none.get(epoch, f'Best epoch {epoch}')}{source}")
@@ -151,10 +152,12 @@ class Validation:
         best = None if stopper.best_epoch == START else stopper.best_epoch
         return TrainingResult(metrics, self.run.folder, config.data, epochs, best, stopper.has_stopped(epochs))
 
-    def _predictor(self, model: DetectionModel) -> DetectionModel | Pipeline:
-        """Return a fused copy of the model, with `--tile` in the pipeline of val.py."""
+    def _evaluate(self, model: DetectionModel, settings: Settings | None = None, **others: Any) -> Evaluation:
+        """Evaluate a fused copy of the model, with `--tile` in the pipeline of val.py; arguments as of `evaluate`."""
         run, accelerator = self.run, self.run.world.accelerator
-        fused = fused_copy(model, accelerator)
-        if not run.config.tile:
-            return fused
-        return Pipeline(TrainedNetwork(fused, run.imgsz, accelerator), run.imgsz, run.config.tile, run.config.overlap)
+        work = f"a validation batch of {plural(run.val_batch_size, 'image')} a rank at {run.imgsz} px"
+        with explain_out_of_memory(accelerator, work, OUT_OF_MEMORY_REMEDIES):
+            fused = fused_copy(model, accelerator)
+            tiling = TrainedNetwork(fused, run.imgsz, accelerator), run.imgsz, run.config.tile, run.config.overlap
+            used = Pipeline(*tiling) if run.config.tile else fused
+            return evaluate(used, self.loader, run.world, settings, **others)

@@ -36,6 +36,7 @@ def test_nccl_leaves_no_dump_behind_unless_the_user_wants_one(monkeypatch: pytes
         RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
         RuntimeError("GET was unable to find an engine to execute this computation"),
         MemoryError(),
+        Exception("[ONNXRuntimeError] : 6 : Conv: BFCArena: Failed to allocate memory for requested buffer of size 64"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: 64 bytes"),
     ],
 )
