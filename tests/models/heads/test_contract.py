@@ -183,9 +183,7 @@ def test_a_batch_is_learnt(name: str, hyp: Hyp) -> None:
 
 
 @pytest.mark.parametrize("count", [2016, 2017, 3072, 3073])
-def test_rows_are_gathered_with_as_many_indices_as_cuda_sums_without_a_race(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gathered_rows_avoid_the_race_of_cuda(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, cells = torch.randn(500, 8, requires_grad=True), torch.randint(0, 500, (count,))
     grad, used, embedding = torch.randn(count, 8), [], F.embedding
     monkeypatch.setattr(F, "embedding", lambda cells, rows: used.append(len(cells)) or embedding(cells, rows))
