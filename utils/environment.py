@@ -95,7 +95,7 @@ def limit_openmp_spinning() -> None:
 
 
 @contextmanager
-def connecting_over_loopback(on: bool) -> Iterator[None]:
+def over_loopback(on: bool) -> Iterator[None]:
     """Let gloo use the loopback interface, not the host's name, for groups made in the body, if the user set none."""
     on = on and "GLOO_SOCKET_IFNAME" not in os.environ
     if on:
@@ -142,6 +142,11 @@ class Launch:
     def may_have_own_flags(self) -> bool:
         """Whether its flags may differ from rank 0's: srun gives the same to all ranks, torchrun to those of a node."""
         return self.launcher == "torchrun" and (self.local_rank == 0 or not self.has_store)
+
+    @property
+    def server(self) -> str:
+        """Name of the process that serves the job's store."""
+        return "torchrun" if self.has_store else "rank 0"
 
     @classmethod
     def from_environment(cls, local_rank_flag: int = -1) -> Launch:

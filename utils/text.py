@@ -78,7 +78,8 @@ def is_one_line(text: str) -> bool:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or its type, in at most 200 characters, without a full stop."""
-    return one_line((str(error).strip() or type(error).__name__).splitlines()[0], 200).rstrip(". ")
+    before, _, reason = str(error).rpartition("Last error:")  # NCCL gives it at the end
+    return one_line((reason.strip() or before.strip() or type(error).__name__).splitlines()[0], 200).rstrip(". ")
 
 
 def escape_control(text: str) -> str:

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tessera.utils.environment import Launch, connecting_over_loopback, peer_timeout_s
+from tessera.utils.environment import Launch, over_loopback, peer_timeout_s
 from tessera.utils.errors import ConfigError
 
 
@@ -63,7 +63,7 @@ def test_the_choice_of_loopback_ends_with_the_making_of_groups(
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if users:
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", users)
-    with pytest.raises(ZeroDivisionError), connecting_over_loopback(on):
+    with pytest.raises(ZeroDivisionError), over_loopback(on):
         assert os.environ.get("GLOO_SOCKET_IFNAME") == inside
         raise ZeroDivisionError
     assert os.environ.get("GLOO_SOCKET_IFNAME", "") == users

@@ -80,6 +80,7 @@ def test_the_first_line_of_an_error_or_its_kind() -> None:
     assert first_line(ValueError("\n  sizes\x1b differ.  \nand a stack")) == "sizes\\x1b differ"
     assert first_line(EOFError()) == first_line(EOFError(" \n")) == "EOFError"
     assert len(first_line(ValueError("a" * 1000))) == 200
+    assert first_line(RuntimeError("NCCL error in: a.cpp:9\nLast error:\n")) == "NCCL error in: a.cpp:9"
 
 
 def test_times_as_one_says_them() -> None:

@@ -11,13 +11,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from tessera.utils.environment import (
-    Launch,
-    connecting_over_loopback,
-    control_timeout_s,
-    join_timeout_s,
-    loader_timeout_s,
-)
+from tessera.utils.environment import Launch, control_timeout_s, join_timeout_s, loader_timeout_s, over_loopback
 from tessera.utils.errors import ConfigError, Interrupted, UserError, exit_code_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.choose_device import choose_accelerator
@@ -25,19 +19,14 @@ from tessera.utils.machine.resource_limits import open_files_left
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.failures import FirstFailure, PeerError
 from tessera.utils.ranks.liveness import STORE_LOST, Heartbeat, Watchdog, lost_ranks_message
-from tessera.utils.ranks.rendezvous import (
-    agree_on_session,
-    connect_to_store,
-    open_store,
-    require_own_devices,
-    server_of,
-)
+from tessera.utils.ranks.rendezvous import agree_on_session, connect_to_store, open_store, require_own_devices
 from tessera.utils.ranks.signals import ignore_sigterm
 from tessera.utils.ranks.store import RestartMemory
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_line
 
 _FILES = 2  # per rank: a connection of the default group and one of the control group
+_REMEDY = "Name the interface that the hosts share: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."
 
 
 @contextmanager
@@ -68,7 +57,7 @@ def open_world(
         with _own_threads(world, threads):
             yield world
         return
-    server = f"{server_of(launch)} on {launch.address}:{launch.port}, which serves the job's store,"
+    server = f"{launch.server} on {launch.address}:{launch.port}, which serves the job's store,"
     with closing(Watchdog(launch.rank, server)) as watchdog:
         join = _single if launch.size == 1 else _joined
         with join(launch, accelerator, watchdog, call) as world, _own_threads(world, threads):
@@ -105,7 +94,9 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
     collectives: Collectives | None = None
     failed = True
     try:
-        control = _make_groups(launch, accelerator, PrefixStore(f"default/{session}", for_groups), heartbeat)
+        notice = "" if launch.rank else f"The ranks have met, and are connecting to each other. Does it hang? {_REMEDY}"
+        with watchdog.watch("The network between the ranks", join_timeout_s(), notice):
+            control = _make_groups(launch, accelerator, PrefixStore(f"default/{session}", for_groups), heartbeat)
         collectives = Collectives(control)
         if launch.rank and not launch.has_store and (server := heartbeat.status_of(0)) is not None:
             watchdog.server_pid = server.pid_here
@@ -160,7 +151,7 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
         )
     share_loopback = require_own_devices(store, launch.rank, launch.size, accelerator)
     try:
-        with connecting_over_loopback(share_loopback):
+        with over_loopback(share_loopback):
             dist.init_process_group(
                 accelerator.backend,
                 store=store,
@@ -171,13 +162,13 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
                 timeout=timedelta(seconds=max(control_timeout_s(), loader_timeout_s()) + 60),
             )
             control = dist.new_group(backend="gloo", timeout=timedelta(seconds=control_timeout_s()))
+            if accelerator.group_device is not None:  # NCCL opens connections in the first sum
+                dist.all_reduce(torch.zeros(1, device=accelerator.group_device))
+                accelerator.synchronize()
     except RuntimeError as error:
         if _is_lost_connection(error) and heartbeat.silent_ranks():
             raise  # a peer is gone: `_with_reporter` names it
-        raise UserError(
-            f"the ranks met, but cannot connect to each other: {first_line(error)}. Name the interface that the hosts "
-            f"share: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."
-        ) from error
+        raise UserError(f"the ranks met, but cannot connect to each other: {first_line(error)}. {_REMEDY}") from error
     assert isinstance(control, dist.ProcessGroup)
     return control
 

@@ -58,14 +58,9 @@ def connect_to_store(launch: Launch, watchdog: Watchdog) -> Store:
         ) from error
 
 
-def server_of(launch: Launch) -> str:
-    """Return the name of the process that serves the job's store."""
-    return "torchrun" if launch.has_store else "rank 0"
-
-
 def _await_listener(launch: Launch, timeout_s: float) -> None:
     """Wait until a process listens at the job's address; torch itself would try for minutes without a message."""
-    server, address, port, found = server_of(launch), launch.address, launch.port, ""
+    server, address, port, found = launch.server, launch.address, launch.port, ""
 
     def step() -> str:
         nonlocal found

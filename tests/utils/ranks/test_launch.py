@@ -49,11 +49,6 @@ def test_the_first_rank_to_fail_raises_an_equal_error_with_its_number(error: Use
         assert isinstance(second, PeerError)
 
 
-def test_a_defect_is_raised_as_it_is() -> None:
-    error = ZeroDivisionError()
-    assert _with_reporter(error, 1, HashStore(), NOBODY) is error
-
-
 def test_a_store_that_is_lost_in_the_midst_of_the_work_is_one_message() -> None:
     class Lost(HashStore):
         def compare_set(self, *_: object) -> bytes:
@@ -69,14 +64,21 @@ def test_living_ranks_that_cannot_connect_are_told_what_to_name(
 ) -> None:
     monkeypatch.setenv("TESSERA_LOADER_TIMEOUT", "4000")
 
-    def refused(*_: object, timeout: timedelta, **__: object) -> None:
-        assert timeout.total_seconds() > 4000, "a rank may wait so long for a batch"
-        raise RuntimeError("Gloo connectFullMesh failed with [...] connect [127.0.1.1]:4711: Connection refused")
+    class Nccl(Accelerator):
+        group_device = torch.device("cpu")
 
-    monkeypatch.setattr(dist, "init_process_group", refused)
+    def made(*_: object, timeout: timedelta, **__: object) -> None:
+        assert timeout.total_seconds() > 4000, "a rank may wait so long for a batch"
+
+    def refused(_: torch.Tensor) -> None:
+        raise dist.DistBackendError("NCCL error in: a.cpp:9\nncclSystemError: \nLast error:\nConnection refused\n")
+
+    for name, part in {"init_process_group": made, "new_group": lambda **_: None, "all_reduce": refused}.items():
+        monkeypatch.setattr(dist, name, part)
     heartbeat = SimpleNamespace(silent_ranks=lambda: gone)
-    with pytest.raises(RuntimeError if gone else UserError, match="refused" if gone else "GLOO_SOCKET_IFNAME"):
-        _make_groups(Launch(), Accelerator(), HashStore(), heartbeat)  # type: ignore[arg-type]
+    message = "NCCL error" if gone else r"each other: Connection refused\. .* GLOO_SOCKET_IFNAME"
+    with pytest.raises(RuntimeError if gone else UserError, match=message):
+        _make_groups(Launch(), Nccl(), HashStore(), heartbeat)  # type: ignore[arg-type]
 
 
 def test_too_few_open_files_are_one_message_before_anything_connects(monkeypatch: pytest.MonkeyPatch) -> None:
