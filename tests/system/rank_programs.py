@@ -1,6 +1,6 @@
 """Programs for the ranks of a test job: `rank_programs.py NAME[=ARGUMENT] …` runs functions of this file in order.
 
-Each rank prints each result as a line of JSON.
+Each rank prints each result as a line of JSON. DEVICE, by default cpu, is `--device`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from unittest import mock
 
 import torch
@@ -21,6 +23,8 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.config import load_hyp
 from tessera.utils.engine.step import RunningStatistics
+from tessera.utils.errors import UserError
+from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.ddp import average_statistics, smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
@@ -32,8 +36,8 @@ Found = dict[str, object]
 
 
 def messages(world: World) -> Found:
-    total = world.sum(torch.tensor([world.rank + 1.0]))
-    later = world.begin_sum(torch.tensor([10.0 * world.rank]))
+    total = world.sum(torch.tensor([world.rank + 1.0], device=world.device))
+    later = world.begin_sum(torch.tensor([10.0 * world.rank], device=world.device))
     return {
         "broadcast": world.broadcast({"from": world.rank}),
         "gathered": world.all_gather(world.rank * 2),
@@ -105,7 +109,10 @@ def decodes(world: World, data: str) -> Found:
 
 
 def main() -> None:
-    with open_world("cpu") as world:
+    device = os.environ.get("DEVICE", "cpu")
+    with mock.patch.object(Accelerator, "group_waits_for_all", True), suppress(UserError), open_world(device):
+        raise UserError("a mistake before the call that succeeds")
+    with open_world(device) as world:
         for name, _, argument in (word.partition("=") for word in sys.argv[1:]):
             found = globals()[name](world, *filter(None, [argument]))
             # One write, so that lines of ranks do not mix.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
@@ -10,6 +11,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import _abort_process_group
 
 from tessera.utils.environment import Launch, control_timeout_s, join_timeout_s, loader_timeout_s, over_loopback
 from tessera.utils.errors import ConfigError, Interrupted, UserError, exit_code_of
@@ -18,7 +20,7 @@ from tessera.utils.machine.choose_device import choose_accelerator
 from tessera.utils.machine.resource_limits import open_files_left
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.failures import FirstFailure, PeerError
-from tessera.utils.ranks.liveness import STORE_LOST, Heartbeat, Watchdog, lost_ranks_message
+from tessera.utils.ranks.liveness import GRACE_S, STORE_LOST, Heartbeat, Watchdog, lost_ranks_message
 from tessera.utils.ranks.rendezvous import agree_on_session, connect_to_store, open_store, require_own_devices
 from tessera.utils.ranks.signals import ignore_sigterm
 from tessera.utils.ranks.store import RestartMemory
@@ -120,10 +122,14 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
         heartbeat.close()
         if collectives is not None:
             collectives.close()
-        # After a failure it would wait for ranks that wait for this one.
-        if dist.is_initialized() and not (failed and accelerator.group_waits_for_all):
-            with watchdog.watch("The other ranks' part in ending the process group"):
-                dist.destroy_process_group()
+        if dist.is_initialized():
+            if failed and accelerator.group_waits_for_all:  # for ranks that wait for this one
+                abort = threading.Thread(target=_abort_process_group, args=(dist.group.WORLD,), daemon=True)
+                abort.start()
+                abort.join(GRACE_S)
+            else:
+                with watchdog.watch("The other ranks' part in ending the process group"):
+                    dist.destroy_process_group()
 
 
 @contextmanager
