@@ -78,6 +78,8 @@ def configure_nccl() -> None:
     os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
     # Non-blocking communicators, the default of torch 2.6 and 2.7.0, hung: pytorch #153960.
     os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
+    # Sums by NVLink switches differ between equal calls (nccl #1497); a detector's gradients hardly gain by them.
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
 
 
 def silence_torch() -> None:

@@ -17,13 +17,12 @@ from tessera.utils.machine.cuda import Cuda, Metal
 from tests.utils.machine.stand_in import StandIn
 
 
-def test_nccl_leaves_no_dump_behind_unless_the_user_wants_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_is_configured_unless_the_user_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setenv("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")
-    monkeypatch.delenv("TORCH_NCCL_DUMP_ON_TIMEOUT", raising=False)
-    monkeypatch.setattr(os, "environ", environment := dict(os.environ))
+    monkeypatch.setattr(os, "environ", environment := {"TORCH_NCCL_USE_COMM_NONBLOCKING": "1"})
     Cuda(torch.device("cuda", 0)).activate()
-    assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "0" and environment["TORCH_NCCL_USE_COMM_NONBLOCKING"] == "1"
+    names = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "NCCL_NVLS_ENABLE", "TORCH_NCCL_USE_COMM_NONBLOCKING")
+    assert [environment[name] for name in names] == ["0", "0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -33,6 +32,7 @@ def test_nccl_leaves_no_dump_behind_unless_the_user_wants_one(monkeypatch: pytes
         RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("NCCL error in: a.cpp:9\nLast error:\nFailed to CUDA calloc async 4096 bytes"),
         RuntimeError("Unable to find a valid cuDNN algorithm to run convolution"),
         RuntimeError("GET was unable to find an engine to execute this computation"),
         MemoryError(),
