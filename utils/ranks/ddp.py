@@ -41,13 +41,15 @@ def smart_DDP(
     size = dist.get_world_size() if dist.is_initialized() else 1
     accelerator = accelerator_of(next(model.parameters()).device) if world is None else world.accelerator
     # A single rank on the CPU converts too: then results do not depend on the number of ranks.
-    if sync_bn and (size > 1 or accelerator.batch_norm is None):
+    if sync_bn := sync_bn and (size > 1 or accelerator.batch_norm is None):
         collectives = Collectives() if world is None else world.collectives
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
                 SyncBatchNorm2d.convert(module, collectives, accelerator)
     if compile:
         log.info("--compile: the first steps may take minutes while kernels are built.")
+        if sync_bn:
+            log.warning("--compile gains little with --sync-bn, whose layers stay outside the compiled graphs.")
         model.compile(dynamic=dynamic)
     if size == 1:
         return model

@@ -95,10 +95,12 @@ def test_shares_of_two_ranks_are_normalised_as_the_whole_batch(
     assert [rank.messages for rank in ranks] == [2, 2]  # one forward, one backward
 
 
-def test_a_single_rank_of_an_accelerator_stays_as_it_is() -> None:
+def test_a_single_rank_of_an_accelerator_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
     class World:
         accelerator, collectives = OneMessage(), Collectives()
 
     model = nn.Sequential(norm())
-    assert type(smart_DDP(model, sync_bn=True, world=World())[0]) is nn.BatchNorm2d  # type: ignore[arg-type]
-    assert type(smart_DDP(model, sync_bn=True)[0]) is SyncBatchNorm2d  # on the CPU as several ranks compute
+    compiled = smart_DDP(model, sync_bn=True, compile=True, world=World())  # type: ignore[arg-type]
+    assert type(compiled[0]) is nn.BatchNorm2d and not caplog.messages
+    assert type(smart_DDP(model, sync_bn=True, compile=True)[0]) is SyncBatchNorm2d  # on the CPU as several ranks
+    assert "--compile gains little with --sync-bn" in caplog.text
