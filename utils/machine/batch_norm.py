@@ -48,7 +48,7 @@ class FusedBatchNormParts(BatchNormParts):
 
     def statistics(self, x: Tensor) -> tuple[Tensor, Tensor]:
         mean, inv_std = torch.batch_norm_stats(x, 0.0)
-        return mean, torch.where(inv_std > 0, inv_std.square().reciprocal(), 0.0)  # 0 = a constant channel
+        return mean, inv_std.pow(-2).nan_to_num_(0.0, posinf=0.0)  # 0 = a constant channel
 
     def normalise(self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inv_std: Tensor) -> Tensor:
         return torch.batch_norm_elemt(x, weight, bias, mean, inv_std, 0.0)

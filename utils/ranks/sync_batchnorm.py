@@ -62,26 +62,25 @@ class _OneMessage(torch.autograd.Function):
         pixels = x.shape[0] * x.shape[2] * x.shape[3]
         mean, var = parts.statistics(x)
         offset = mean.to(layer.widest) - shift
-        count = torch.full((1,), pixels, dtype=layer.widest, device=x.device)
-        sums = torch.cat((offset * pixels, (var + offset.square()) * pixels, count))
+        sums = torch.cat((offset, var + offset.square(), offset.new_ones(1))) * pixels
         sums = layer.collectives.all_reduce(sums)
         total = sums[-1]
         offset, squares = (sums[:-1] / total).view(2, -1)
         mean = (shift + offset).float()
         var = (squares - offset.square()).clamp_min(0).float()
         inv_std = torch.rsqrt(var + layer.eps)
-        ctx.layer = layer
-        ctx.save_for_backward(x, weight, mean, inv_std, total)
+        ctx.layer, count = layer, total.float()
+        ctx.save_for_backward(x, weight, mean, inv_std, count)
         ctx.mark_non_differentiable(mean, var)
-        return parts.normalise(x, weight, bias, mean, inv_std), mean, var, total.float()
+        return parts.normalise(x, weight, bias, mean, inv_std), mean, var, count
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, weight, mean, inv_std, total = ctx.saved_tensors
+        x, weight, mean, inv_std, count = ctx.saved_tensors
         dy = grad.contiguous(memory_format=ctx.memory_format)
         sum_dy, sum_dy_xmu = ctx.layer.parts.sums(dy, x, mean, inv_std, weight)
         sums = ctx.layer.collectives.all_reduce(torch.stack((sum_dy, sum_dy_xmu)))
-        dx = ctx.layer.parts.gradient(dy, x, (mean, inv_std), weight, sums, total.float())
+        dx = ctx.layer.parts.gradient(dy, x, (mean, inv_std), weight, sums, count)
         return dx, sum_dy_xmu * inv_std, sum_dy, None
 
 
