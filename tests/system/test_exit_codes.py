@@ -87,7 +87,7 @@ def a_run_of_another_process(folder: Path) -> Outcome:
 
 def struck(folder: Path, signal: str) -> Outcome:
     args = flags(folder / "tiny.yaml", folder / signal, "--epochs", "1")
-    return in_a_shell(python_command(FAULTY, *args), FAULT=f"0 step 2 {signal}")
+    return in_a_shell(python_command(FAULTY, *args), limit="ulimit -c 0", FAULT=f"0 step 2 {signal}")
 
 
 def a_lost_rank(folder: Path) -> Outcome:
@@ -117,6 +117,7 @@ PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
     "Ctrl-C": (lambda d: struck(d, "SIGINT"), "Stopped as requested"),
     "SIGUSR1": (lambda d: struck(d, "SIGUSR1"), "Stopped as requested"),
     "SIGTERM": (lambda d: struck(d, "SIGTERM"), "Stopped as requested"),
+    "SIGABRT: C++ code gave up, such as NCCL's watchdog": (lambda d: struck(d, "SIGABRT"), ""),
     "killed outright: `kill -9`, or by the kernel, out of memory": (lambda d: struck(d, "kill"), ""),
     "torchrun, whatever ended its ranks": (
         lambda d: torchrun(ROOT / "train.py", "--epoches", "3", ranks=1),
