@@ -13,14 +13,20 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tessera.utils.engine.step import RunningStatistics
+from tessera.commands import export
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.ddp import average_statistics
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
 from tessera.utils.ranks.world import World
 from tests.gpu.conftest import TOLERANCE, Gate, made_trainer, pinned
 from tests.system.jobs import train
-from tests.system.tiny import flags, losses
+from tests.system.launch import torchrun
+from tests.system.test_distributed import PROGRAM, read
+from tests.system.test_failure import fail, reports
+from tests.system.test_val import VAL, printed_metrics
+from tests.system.tiny import assert_same_checkpoint, flags, losses
 from tests.utils.engine.trainer import made_batch
+from tests.utils.exporting.made import ANCHORED, checkpoint
 
 
 @pytest.fixture
@@ -86,13 +92,50 @@ def test_shared_batch_norm_of_one_rank_trains_like_the_plain_one(
             torch.testing.assert_close(shared[name], plain[name], rtol=TOLERANCE, atol=1e-3)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("more", [(), ("--sync-bn",)])
-def test_two_ranks(data: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+@pytest.fixture
+def devices() -> str:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two CUDA devices, found {torch.cuda.device_count()}")
-    words = list(flags(data, tmp_path, "--epochs", "1", "--amp", "off", *more))
-    words[words.index("--device") + 1] = "0,1"
-    outcome = train(tmp_path, 2, *words)
+    return "0,1"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("more", [(), ("--sync-bn",), ("--compile",)])
+def test_two_ranks(data: Path, tmp_path: Path, devices: str, more: tuple[str, ...]) -> None:
+    outcome = train(tmp_path, 2, *flags(data, tmp_path, "--epochs", "1", "--device", devices, *more), timeout=900)
     assert outcome.code == 0, outcome.said
     assert losses(tmp_path / "exp").notna().all(axis=None)
+
+
+@pytest.mark.gpu
+def test_two_ranks_resume_with_the_bits_of_an_undisturbed_run(data: Path, tmp_path: Path, devices: str) -> None:
+    args = flags(data, tmp_path, "--epochs", "2", "--deterministic", "--device", devices)
+    for name, fault in (("whole", ""), ("again", ""), ("stopped", "1 step 2 SIGTERM")):
+        outcome = train(tmp_path, 2, *args, "--name", name, fault=fault)
+        assert (outcome.code != 0, outcome.err.count("Stopped as requested in epoch 0")) == (bool(fault), bool(fault))
+    outcome = train(tmp_path, 2, "--resume", str(tmp_path / "stopped"), "--device", devices)
+    assert outcome.code == 0, outcome.said
+    for name in ("again", "stopped"):
+        assert_same_checkpoint(*(tmp_path / run / "weights" / "last.pt" for run in (name, "whole")))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("what", "reporter"), [("raise", "1"), ("kill", "0")])
+def test_a_rank_that_fails_ends_the_other(data: Path, tmp_path: Path, devices: str, what: str, reporter: str) -> None:
+    outcome = fail(data, tmp_path, f"1 step 2 {what}", "--device", devices)
+    assert reports(outcome) == [reporter], outcome.said
+
+
+@pytest.mark.gpu
+def test_a_call_succeeds_after_one_that_failed(devices: str) -> None:
+    lines = read(torchrun(PROGRAM, "messages", env={"DEVICE": devices}), "messages")
+    assert [(line["sum"], line["later"]) for line in lines] == [(3, 10)] * 2
+
+
+@pytest.mark.gpu
+def test_an_exported_file_is_evaluated_on_two_ranks(data: Path, tmp_path: Path, devices: str) -> None:
+    if "CUDAExecutionProvider" not in pytest.importorskip("onnxruntime").get_available_providers():
+        pytest.skip("needs onnxruntime-gpu")
+    (file,) = export.run(weights=str(checkpoint(tmp_path / "best.pt", ANCHORED)), include=["onnx"], device="cpu")
+    args = f"--weights {file} --data {data} --device {devices} --project {tmp_path}".split()
+    assert printed_metrics(torchrun(VAL, *args)) == printed_metrics(torchrun(VAL, *args, ranks=1))

@@ -46,16 +46,6 @@ def open_rank(monkeypatch: pytest.MonkeyPatch, rank: int, nodes: Nodes) -> OfSev
     return OfSeveral(rank, nodes)
 
 
-@pytest.mark.usefixtures("quota")
-@pytest.mark.parametrize(
-    ("given", "cpus", "ranks", "workers"), [(8, 16, 1, 8), (8, 16, 4, 4), (8, 1, 2, 1), (0, 16, 1, 0), (8, 6, 4, 1)]
-)
-def test_workers_are_capped_by_the_processors_of_the_node(
-    monkeypatch: pytest.MonkeyPatch, given: int, cpus: int, ranks: int, workers: int
-) -> None:
-    assert min(given, open_rank(monkeypatch, 0, [[frozenset(range(cpus))] * ranks]).cpus) == workers
-
-
 TASKS = [frozenset(range(8 * task, 8 * task + 8)) for task in range(8)]
 
 
