@@ -10,7 +10,7 @@ import torch
 from tessera.commands import export
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import UserError
-from tessera.utils.exporting.parity.file_content import files_of, precision_of
+from tessera.utils.exporting.parity.file_content import precision_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork
 from tessera.utils.runtime.open_model import open_exported
@@ -70,8 +70,3 @@ def test_safetensors_that_are_damaged_or_of_another_program(written: dict[str, P
     safetensors.save_file({"a": torch.zeros(2)}, other)
     with pytest.raises(UserError, match=r"other\.safetensors: found format None, .*another program"):
         load_weights(other)
-
-
-def test_files_that_belong_together(written: dict[str, Path]) -> None:
-    assert [path.name for path in files_of(written[".xml"])] == ["best.xml", "best.bin"]
-    assert all(path.is_file() for path in files_of(written[".xml"]))
