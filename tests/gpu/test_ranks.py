@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tessera.utils.engine.step import RunningStatistics
 from tessera.commands import export
+from tessera.utils.engine.step import RunningStatistics
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.ddp import average_statistics
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
