@@ -33,7 +33,7 @@ FORMAT = 4  # of cache files; increment it when loading yields other pixels
 _REDUCED_ABOVE = 1.5
 
 
-class ImageStore:
+class ImageStore(AbstractContextManager["ImageStore"]):
     """Images of an index, long side `imgsz`; picklable, and safe to fork and share between worker processes.
 
     `interpolation` "area" averages pixels when shrinking (validation), "linear" does not; both enlarge linearly. The
@@ -136,9 +136,6 @@ class ImageStore:
         if self._cache is not None:
             self._cache.close()
             self._cache, self._pixels = None, np.empty(0, np.uint8)
-
-    def __enter__(self) -> ImageStore:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -9,6 +9,7 @@ import logging
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ def test_which_codec_is_said_once(
     monkeypatch.setattr(video_writer, "_writes_h264", lambda: has_h264)
     with caplog.at_level(logging.INFO):
         for name in ("a.mp4", "b.mp4"):
-            with VideoWriter(tmp_path / name, 10) as writer:
+            with closing(VideoWriter(tmp_path / name, 10)) as writer:
                 writer.write(picture(40, 50))
     (said,) = [record.getMessage() for record in caplog.records]
     assert codecs == ["avc1", "mp4v"] * 2 if has_h264 else ["mp4v"] * 2

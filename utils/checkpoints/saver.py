@@ -6,6 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from torch import Tensor
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 _Files = Sequence[tuple[Sequence[str], Mapping[str, Any]]]  # names and content of each file
 
 
-class Saver:
+class Saver(AbstractContextManager["Saver"]):
     """Writer of last.pt, best.pt and epochN.pt; a context manager that waits for the last file.
 
     | moment | files | written |
@@ -74,9 +75,6 @@ class Saver:
         # One thread for all writes: CPython before 3.12 must not fork while a thread starts or ends.
         self._thread = ThreadPoolExecutor(1, "checkpoint writer")
         self._writing: tuple[_Files, Future[None]] | None = None
-
-    def __enter__(self) -> Saver:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._thread.shutdown(wait=True)

@@ -99,12 +99,6 @@ class VideoWriter:
                 self._part.unlink()
             raise unwritable(self.path, error) from error
 
-    def __enter__(self) -> VideoWriter:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
     def _open(self, pixels: Pixels) -> cv2.VideoWriter:
         # Codecs require even sides: an odd one loses its last row or column.
         height, width = (max(side // 2 * 2, 2) for side in pixels.shape[:2])

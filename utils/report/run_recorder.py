@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ class EpochMetrics:
     images_per_s: float
 
 
-class RunRecorder:
+class RunRecorder(AbstractContextManager["RunRecorder"]):
     """Recorder of a run; a context manager. Ranks other than 0 write nothing.
 
     A resumed run continues its trackers and keeps its first images; a fresh run removes old event files from its
@@ -82,11 +82,8 @@ class RunRecorder:
             with self._start_image("labels") as path:
                 plot_labels(index, path)
 
-    def __enter__(self) -> RunRecorder:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._loggers.__exit__(kind)
+        self._loggers.close(failed=kind is not None)
 
     def save_first_batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches, and draw the first few of the run with their boxes."""

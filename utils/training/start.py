@@ -35,7 +35,7 @@ from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
-from tessera.utils.report.trackers.loggers import check_trackers
+from tessera.utils.report.trackers.loggers import import_tracker
 from tessera.utils.search.autobatch import Trial, auto_batch_size
 from tessera.utils.text import plural, row
 from tessera.utils.training.class_weights import class_weights
@@ -67,7 +67,7 @@ def open_run(
     accelerator = world.accelerator
     building = f"the model at {flags.imgsz} px, before its first batch"
     with explain_out_of_memory(accelerator, building, OUT_OF_MEMORY_REMEDIES):
-        world.run_on_main(lambda: check_trackers(flags.logger_names))
+        world.run_on_main(lambda: [*map(import_tracker, flags.logger_names)])
         # Check the flags before reading the dataset, which may take minutes.
         folder = folder or stack.enter_context(new_run(flags, world))
         weights = world.run_on_main(lambda: read_weights(flags, resumed))

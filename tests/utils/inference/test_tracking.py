@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import closing
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -60,7 +61,7 @@ def drawn(boxes: Boxes) -> NDArray[np.uint8]:
 
 
 def write_video(path: Path, frames: Iterable[NDArray[np.uint8]]) -> Path:
-    with VideoWriter(path, 25) as writer:
+    with closing(VideoWriter(path, 25)) as writer:
         for number, pixels in enumerate(frames):
             writer.write(pixels, number / 25)
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from tests.utils.inference.sources.made_sources import barcode, events, frames, 
 
 
 def test_rate_number_and_colours_are_kept(tmp_path: Path) -> None:
-    with VideoWriter(tmp_path / "a.mp4", 29.97) as writer:
+    with closing(VideoWriter(tmp_path / "a.mp4", 29.97)) as writer:
         for number in range(90):
             pixels = barcode(number)
             pixels[:4] = (255, 0, 0)
@@ -30,7 +31,7 @@ def test_rate_number_and_colours_are_kept(tmp_path: Path) -> None:
 
 def test_a_variable_rate_keeps_its_times(tmp_path: Path) -> None:
     times = [0.0, 0.1, 0.2, 1.2, 1.3]
-    with VideoWriter(tmp_path / "a.mp4", 10) as writer:
+    with closing(VideoWriter(tmp_path / "a.mp4", 10)) as writer:
         for number, time_s in enumerate(times):
             writer.write(barcode(number), 5.0 + time_s)
         writer.write(barcode(99), 6.31)  # no place left for it
@@ -39,7 +40,7 @@ def test_a_variable_rate_keeps_its_times(tmp_path: Path) -> None:
 
 
 def test_a_gap_of_an_hour_is_shortened(tmp_path: Path) -> None:
-    with VideoWriter(tmp_path / "a.mp4", 5) as writer:
+    with closing(VideoWriter(tmp_path / "a.mp4", 5)) as writer:
         for number, time_s in enumerate([0.0, 3600.0, 3600.2]):
             writer.write(barcode(number), time_s)
     shown = [number_of(frame.pixels) for frame in frames(items(tmp_path / "a.mp4"))]
@@ -47,7 +48,7 @@ def test_a_gap_of_an_hour_is_shortened(tmp_path: Path) -> None:
 
 
 def test_frames_of_another_size_keep_their_proportions_and_odd_sides_lose_a_pixel(tmp_path: Path) -> None:
-    with VideoWriter(tmp_path / "a.mp4", None) as writer:
+    with closing(VideoWriter(tmp_path / "a.mp4", None)) as writer:
         writer.write(np.zeros((31, 41, 3), np.uint8))
         writer.write(np.full((90, 30, 3), 255, np.uint8))
     bright = frames(items(tmp_path / "a.mp4"))[1].pixels.mean(axis=2) > 127

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -47,7 +48,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tracker: str, **members: Any) -> Re
 
 
 def use(names: list[str], run: Path, picture: Path, *, resume: bool = False) -> None:
-    with Loggers(names, run, CONFIG, resume=resume) as log:
+    with closing(Loggers(names, run, CONFIG, resume=resume)) as log:
         log.scalars({"train/box_loss": 0.5, "metrics/mAP_0.5:0.95": float("nan")}, 2)
         log.image("val_batch0_pred", picture, 2)
         log.checkpoint(run / "best.pt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def test_mlflow(
     run.mkdir(parents=True)
     (run / "best.pt").write_bytes(b"weights")
     for epochs in ((0, 1), (2,)):  # a run, and its resume
-        with Loggers(["mlflow"], run, CONFIG, resume=epochs == (2,)) as log:
+        with closing(Loggers(["mlflow"], run, CONFIG, resume=epochs == (2,))) as log:
             for epoch in epochs:
                 log.scalars({"train/box_loss": 0.5 - epoch / 10, "metrics/mAP_0.5:0.95": epoch / 10}, epoch)
                 log.image("predictions", picture, epoch)

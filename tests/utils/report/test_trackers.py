@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tessera.utils.config import LOGGER_NAMES
 from tessera.utils.errors import ConfigError
 from tessera.utils.report.trackers import loggers
-from tessera.utils.report.trackers.loggers import TRACKERS, Loggers, check_trackers
+from tessera.utils.report.trackers.loggers import TRACKERS, Loggers, import_tracker
 from tests.utils.report.fake_trackers import CONFIG, Recorder, install, use
 
 REMOTE = ("wandb", "mlflow", "clearml", "comet")
@@ -45,7 +46,7 @@ def test_images_in_an_event_file_stay_small_and_legible(tmp_path: Path) -> None:
     """Whatever they hold (noise compresses worst): a run has 26, and viewers read the file whole."""
     cv2.imwrite(str(tmp_path / "noise.jpg"), np.random.default_rng(0).integers(0, 256, (1000, 1000, 3), np.uint8))
     cv2.imwrite(str(tmp_path / "chart.png"), np.full((1200, 1500, 3), 255, np.uint8))
-    with Loggers(["tensorboard"], tmp_path / "run", {}) as log:
+    with closing(Loggers(["tensorboard"], tmp_path / "run", {})) as log:
         log.image("noise", tmp_path / "noise.jpg", 0)
         log.image("chart", tmp_path / "chart.png", 0)
     events = EventAccumulator(str(tmp_path / "run")).Reload()
@@ -77,7 +78,7 @@ def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, 
     run = tmp_path / "exp"
     run.mkdir()
     for resume in (False, True):
-        with Loggers(["mlflow"], run, {f"key{i}": i for i in range(250)}, resume=resume) as log:
+        with closing(Loggers(["mlflow"], run, {f"key{i}": i for i in range(250)}, resume=resume)) as log:
             log.scalars({"metrics/mAP_0.5:0.95": 0.25}, 2)
             log.image("val_batch0_pred", picture, 2)
             log.checkpoint(run / "best.pt")
@@ -155,7 +156,7 @@ def test_a_new_run_does_not_continue_one_whose_id_lies_there(
     (tmp_path / f"{name}.id").write_text("old")
     monkeypatch.setattr(TRACKERS[name], "__init__", lambda self, api, run, config, previous: opened.append(previous))
     for resume in (False, True):
-        Loggers([name], tmp_path, CONFIG, resume=resume).__exit__(None)
+        Loggers([name], tmp_path, CONFIG, resume=resume).close()
     assert opened == [None, "old"]
 
 
@@ -163,7 +164,7 @@ def test_a_new_run_does_not_continue_one_whose_id_lies_there(
 def test_a_tracker_that_is_not_installed_is_the_users_mistake(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, TRACKERS[name].module, None)
     with pytest.raises(ConfigError, match=rf"--loggers {name}: .*pip install {TRACKERS[name].package}`"):
-        check_trackers([name])
+        import_tracker(name)
 
 
 def test_a_tracker_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,4 +173,4 @@ def test_a_tracker_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(loggers.importlib, "import_module", fail)
     with pytest.raises(ConfigError, match=r"cannot be imported \(RuntimeError: protobuf is too new\)"):
-        check_trackers(["wandb"])
+        import_tracker("wandb")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import AbstractContextManager
 from typing import cast
 
 import numpy as np
@@ -18,7 +19,7 @@ _LEAST_FRAME = 0.75  # fraction of the video's pixels; an interlaced field has h
 _MOST_FPS, _MOST_FRAMES = 10_000, 1 << 40  # larger values in a header are wrong
 
 
-class Capture:
+class Capture(AbstractContextManager["Capture"]):
     """A video, camera or stream: absolute path or URL for FFmpeg, or a camera's number; check `is_open`."""
 
     def __init__(self, where: str | int, *, open_s: float | None = None, read_s: float | None = None) -> None:
@@ -70,9 +71,6 @@ class Capture:
         if self._motion_jpeg:
             return _decoded(np.asarray(pixels))
         return cast(Pixels, pixels)
-
-    def __enter__(self) -> Capture:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._capture.release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -59,7 +59,7 @@ def open_sources(
 
 
 @dataclass(eq=False)
-class Sources:
+class Sources(AbstractContextManager["Sources"]):
     """Frames and events of sources; iterate once inside `with`. Attributes as in `open_sources`.
 
     Images and videos come first, in order; then streams and cameras, concurrently.
@@ -81,9 +81,6 @@ class Sources:
         items = self._all()
         self._stack.callback(items.close)
         return items
-
-    def __enter__(self) -> Sources:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()

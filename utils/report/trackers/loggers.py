@@ -39,13 +39,8 @@ TRACKERS: dict[str, type[Tracker]] = {
 }
 
 
-def check_trackers(names: Sequence[str]) -> None:
-    """Import each tracker; raise ConfigError before the run starts if one is missing or cannot be imported."""
-    for name in names:
-        _import(name)
-
-
-def _import(name: str) -> Any:
+def import_tracker(name: str) -> Any:
+    """Import a tracker; raise ConfigError if it is missing or cannot be imported."""
     tracker = TRACKERS[name]
     try:
         return importlib.import_module(tracker.module)
@@ -120,7 +115,7 @@ class Channel:
 
 
 class Loggers:
-    """All trackers of a run; a context manager that closes them. Only the constructor raises, as `check_trackers`.
+    """All trackers of a run. Only the constructor raises, as `import_tracker`.
 
     Each remote tracker stores its run id in the run directory, in `<tracker>.id`; with `resume` its run continues.
     """
@@ -128,15 +123,12 @@ class Loggers:
     def __init__(self, names: Sequence[str], run: Path, config: Mapping[str, Any], *, resume: bool = False) -> None:
         # Imported here, so that a missing package raises; opened in the tracker's thread.
         self._channels = [
-            Channel(name, partial(_open, name, _import(name), run, dict(config), resume)) for name in names
+            Channel(name, partial(_open, name, import_tracker(name), run, dict(config), resume)) for name in names
         ]
 
-    def __enter__(self) -> Loggers:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Let the trackers send their queues for a bounded time; idempotent."""
-        deadline = time.monotonic() + (CLOSE_S if kind is None else CLOSE_FAILED_S)
+    def close(self, *, failed: bool = False) -> None:
+        """Let the trackers send their queues for a bounded time, shorter after an error; idempotent."""
+        deadline = time.monotonic() + (CLOSE_FAILED_S if failed else CLOSE_S)
         for channel in self._channels:
             channel.put(None)
         for channel in self._channels:
