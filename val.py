@@ -32,8 +32,8 @@ from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.coco_results import results_ids, save_coco_results
 from tessera.utils.evaluation.evaluate import evaluate_split
-from tessera.utils.evaluation.label_files import LabelFileWriter
-from tessera.utils.evaluation.predictors import DetectionCollector, Settings
+from tessera.utils.evaluation.label_files import label_file_writer
+from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.label_errors.candidates import EvidenceCollector
 from tessera.utils.label_errors.evidence import Evidence
 from tessera.utils.machine.accelerator import explain_out_of_memory
@@ -100,10 +100,11 @@ def validate(config: ValConfig, world: World) -> Validated:
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
         origin = RunInfo(config, config.weights, imgsz, world.accelerator.name, world.size)
-        labels = LabelFileWriter(run / "labels", index, config.save_conf) if config.save_txt else None
         samples = SampleImageCollector(index, world.size, SHOWN if world.is_main else 0)
         evidence = EvidenceCollector(index, class_of) if config.find_errors else None
-        collectors: list[DetectionCollector] = [one for one in (labels, samples, evidence) if one is not None]
+        collectors = [samples.add, *([evidence.add] if evidence else [])]
+        if config.save_txt:
+            collectors.append(label_file_writer(run / "labels", index, config.save_conf))
 
         found = evaluate_split(
             Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,

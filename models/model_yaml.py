@@ -43,16 +43,8 @@ _OPTIONAL = ("depth_multiple", "width_multiple", "ch", "activation", "name", "in
 _READERS: dict[str, Reader] = {"nc": count, "ch": count, "depth_multiple": positive, "width_multiple": positive}
 _DEFAULTS = {"ch": 3, "depth_multiple": 1.0, "width_multiple": 1.0}
 _WORDS = {"None": None, "True": True, "False": False}  # Python's spelling, strings in YAML
-_ACTIVATIONS: dict[str, Callable[..., nn.Module]] = {
-    "SiLU": SiLU,
-    "ReLU": nn.ReLU,
-    "ReLU6": nn.ReLU6,
-    "LeakyReLU": nn.LeakyReLU,
-    "ELU": nn.ELU,
-    "GELU": nn.GELU,
-    "Hardswish": nn.Hardswish,
-    "Mish": nn.Mish,
-    "Identity": nn.Identity,
+_ACTIVATIONS: dict[str, Callable[..., nn.Module]] = {"SiLU": SiLU} | {
+    name: getattr(nn, name) for name in ("ReLU", "ReLU6", "LeakyReLU", "ELU", "GELU", "Hardswish", "Mish", "Identity")
 }
 _ACTIVATIONS_WITH_SLOPE = ("LeakyReLU", "ELU")
 

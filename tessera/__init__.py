@@ -24,21 +24,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Detector", "__version__", "compare", "detect", "export", "train", "val"]
 
-_HOMES = {
-    "Detector": ("tessera.utils.inference.detector", "Detector"),
-    "compare": ("tessera.commands.compare", "run"),
-    "detect": ("tessera.commands.detect", "run"),
-    "export": ("tessera.commands.export", "run"),
-    "train": ("tessera.commands.train", "run"),
-    "val": ("tessera.commands.val", "run"),
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'tessera' has no attribute {name!r}; it has {', '.join(__all__)}")
-    module, attribute = _HOMES[name]
-    return getattr(importlib.import_module(module), attribute)
+    if name == "Detector":
+        return importlib.import_module("tessera.utils.inference.detector").Detector
+    return importlib.import_module(f"tessera.commands.{name}").run
 
 
 def __dir__() -> list[str]:

@@ -44,7 +44,12 @@ class DecodedCache:
     def __init__(self, store: ImageStore, slots: int, shared: SharedFile | None = None) -> None:
         self._store, self.slots = store, slots
         header, slot = _whole_pages(slots * 8), _slot_bytes(store)
-        self._file = _new_file(header + slots * slot) if shared is None else shared.open("r+b")
+        if shared is None:
+            # A file in memory, independent of the size of /dev/shm, whose pages are allocated on the first write.
+            self._file: IO[bytes] = os.fdopen(os.memfd_create("tessera-recent"), "r+b", buffering=0)
+            self._file.truncate(header + slots * slot)
+        else:
+            self._file = shared.open("r+b")
         memory = mmap.mmap(self._file.fileno(), header + slots * slot)
         self._owners = np.frombuffer(memory, np.int64, slots)  # image in each slot, + 1; 0 = empty
         self._pixels = np.frombuffer(memory, np.uint8, slots * slot, header).reshape(slots, slot)
@@ -195,13 +200,6 @@ def _open(store: ImageStore, slots: int, shared: SharedFile | None) -> DecodedCa
         what = "allocate memory for" if shared is None else "open the node's cache of"
         log.warning(f"Cannot {what} decoded images ({error}): loading is slower. Use --cache disk to decode only once.")
         return None
-
-
-def _new_file(size: int) -> IO[bytes]:
-    """Create a file in memory, independent of the size of /dev/shm, whose pages are allocated on the first write."""
-    file: IO[bytes] = os.fdopen(os.memfd_create("tessera-recent"), "r+b", buffering=0)
-    file.truncate(size)
-    return file
 
 
 def _slot_bytes(store: ImageStore) -> int:

@@ -49,7 +49,11 @@ class ImageStore(AbstractContextManager["ImageStore"]):
         self._sizes_hw = resized_sizes(index.sizes_hw, imgsz)
         self._offsets = np.concatenate(([0], np.cumsum(self._sizes_hw.prod(axis=1) * 3)))
         self._cache = cache
-        self._pixels = None if cache is None else self._map(cache)
+        self._pixels: Pixels | None = None
+        if cache is not None:
+            found = os.fstat(cache.fileno()).st_size
+            assert found == self.nbytes, (found, self.nbytes)
+            self._pixels = np.frombuffer(mmap.mmap(cache.fileno(), found, access=mmap.ACCESS_READ), np.uint8)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -192,11 +196,6 @@ class ImageStore(AbstractContextManager["ImageStore"]):
         if self.interpolation == "area":
             return 1
         return next((by for by in REDUCTIONS if side >= _REDUCED_ABOVE * by * self.imgsz), 1)
-
-    def _map(self, cache: IO[bytes]) -> Pixels:
-        found = os.fstat(cache.fileno()).st_size
-        assert found == self.nbytes, (found, self.nbytes)
-        return np.frombuffer(mmap.mmap(cache.fileno(), self.nbytes, access=mmap.ACCESS_READ), np.uint8)
 
 
 class TileStore(ImageStore):

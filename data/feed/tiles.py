@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from tessera.data.augment.labels import MIN_SIDE, clip_outlines
 from tessera.data.feed.tile_grid import Tile, check_tiles, tile_windows
+from tessera.data.source.index import offsets_of
 from tessera.utils.boxes import clip_boxes
 from tessera.utils.errors import UserError
 from tessera.utils.seeding import sample_indices, sample_rng
@@ -147,22 +148,22 @@ def build_tile_index(
         path_bytes=images.path_bytes,
         path_offsets=images.path_offsets,
         sizes_hw=spans[:, [3, 2]] - spans[:, [1, 0]],
-        box_offsets=_offsets([views.counts for views in per_image]),
+        box_offsets=offsets_of(np.concatenate([views.counts for views in per_image])),
         classes=np.concatenate([views.classes for views in per_image]),
         boxes_xyxy=np.concatenate([views.boxes_xyxy for views in per_image]),
-        segment_offsets=_offsets([[len(outline) for outline in outlines]]) if outlines else images.segment_offsets,
+        segment_offsets=offsets_of([*map(len, outlines)]) if outlines else images.segment_offsets,
         segment_points=np.concatenate(outlines) if outlines else images.segment_points,
         digest=_hash(f"{images.digest} {key}"),
         problems=images.problems,
         notes=images.notes,
-        ignored_offsets=_offsets([views.ignored_counts for views in per_image])
+        ignored_offsets=offsets_of(np.concatenate([views.ignored_counts for views in per_image]))
         if any_ignored
         else images.ignored_offsets,
         ignored_classes=np.concatenate([views.ignored_classes for views in per_image]),
         ignored_boxes_xyxy=np.concatenate([views.ignored_boxes_xyxy for views in per_image]),
         pixels=images.pixels,
         whole_images=images,
-        view_offsets=_offsets([[len(views.windows) for views in per_image]]),
+        view_offsets=offsets_of([len(views.windows) for views in per_image]),
         windows=spans,
         unseen=unseen,
     )
@@ -294,11 +295,6 @@ def _area(points: NDArray[np.float64]) -> float:
     """Return the area of a closed polygon (k, 2), by the shoelace formula."""
     x, y = points.T
     return abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
-
-
-def _offsets(counts: Sequence[Any]) -> NDArray[np.int64]:
-    """Return the offsets, int64 (n + 1,), of n counts in several parts."""
-    return np.concatenate(([0], np.cumsum(np.concatenate([np.asarray(part, np.int64) for part in counts]))))
 
 
 def _hash(text: str) -> str:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, NamedTuple
+from typing import Any, NamedTuple
 
 from tessera.utils.errors import UserError
 from tessera.utils.files import UMASK
@@ -37,7 +37,7 @@ class _Member(NamedTuple):
     name: str
     is_folder: bool
     size: int
-    open: Callable[[], IO[bytes]]
+    open: Callable[[], Any]  # opens the content of a file
 
 
 def unpack(archive: Path, target: Path) -> None:
@@ -111,7 +111,7 @@ def _members(archive: Path) -> Iterator[_Member]:
                 if not (entry.isreg() or entry.isdir()):
                     raise _unsafe(archive, entry.name, "is a link or a device")
                 size = entry.size if entry.isreg() else 0
-                yield _Member(entry.name, entry.isdir(), size, partial(_content, tape, entry))
+                yield _Member(entry.name, entry.isdir(), size, partial(tape.extractfile, entry))
                 tape.members = []  # type: ignore[attr-defined]  # it would keep every header in memory
             _require_end(tape)
     else:
@@ -143,12 +143,6 @@ def _require_end(tape: tarfile.TarFile) -> None:
     while block := tape.fileobj.read(_BLOCK):
         if block.count(0) != len(block):
             raise tarfile.ReadError("data follow its end")
-
-
-def _content(tape: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
-    content = tape.extractfile(entry)
-    assert content is not None, "only plain files are opened"
-    return content
 
 
 def _safe_name(archive: Path, name: str) -> PurePosixPath:

@@ -204,14 +204,14 @@ def _assemble(
         notes=tuple(notes),
         excluded_summary=excluded_summary(spec, split, scanned),
         path_bytes=np.frombuffer(b"".join(paths), np.uint8),
-        path_offsets=_offsets([len(path) for path in paths]),
+        path_offsets=offsets_of([len(path) for path in paths]),
         sizes_hw=scanned.sizes_hw,
-        box_offsets=_offsets(scanned.counts),
+        box_offsets=offsets_of(scanned.counts),
         classes=scanned.classes,
         boxes_xyxy=scanned.boxes_xyxy,
-        segment_offsets=_offsets(scanned.point_counts) if len(scanned.points) else no_offsets,
+        segment_offsets=offsets_of(scanned.point_counts) if len(scanned.points) else no_offsets,
         segment_points=scanned.points,
-        ignored_offsets=_offsets(scanned.ignored_counts) if len(scanned.ignored_classes) else no_offsets,
+        ignored_offsets=offsets_of(scanned.ignored_counts) if len(scanned.ignored_classes) else no_offsets,
         ignored_classes=scanned.ignored_classes.clip(ALL_CLASSES),
         ignored_boxes_xyxy=scanned.ignored_boxes_xyxy,
         coco_text=np.frombuffer(json.dumps(ids).encode() if ids else b"", np.uint8),
@@ -222,8 +222,8 @@ def _assemble(
     return dataclasses.replace(index, stored_hash=index.content_hash())
 
 
-def _offsets(counts: Any) -> NDArray[np.int64]:
-    """Return (n + 1,) starts of n counts."""
+def offsets_of(counts: Any) -> NDArray[np.int64]:
+    """Return where each of n parts starts, and the end, int64 (n + 1,), from the counts of the parts."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(np.asarray(counts, np.int64))))
 
 

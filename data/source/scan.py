@@ -21,6 +21,7 @@ from tessera.data.source.decode import UnusableImage, image_size
 from tessera.data.source.image_header import Size, read_file_header
 from tessera.data.source.split_files import Listing, list_images
 from tessera.data.source.tiff import extra_pages_message
+from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.files import open_plain
 from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import first_of
@@ -160,9 +161,7 @@ def more_rows(places: Sequence[str]) -> str:
 
 def to_corners(fractions: NDArray[np.float64], sizes_hw: NDArray[np.int32]) -> NDArray[np.float32]:
     """Convert centres and sizes (m, 4), fractions, to corners in pixels; in double precision, rounded once."""
-    half = fractions[:, 2:] / 2
-    corners = np.concatenate((fractions[:, :2] - half, fractions[:, :2] + half), 1)
-    return (corners * sizes_hw[:, [1, 0, 1, 0]]).astype(np.float32)
+    return (cxcywh_to_xyxy(fractions) * sizes_hw[:, [1, 0, 1, 0]]).astype(np.float32)
 
 
 def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames) -> ParsedLabels:

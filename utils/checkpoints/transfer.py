@@ -45,7 +45,10 @@ def intersect_weights(
     )
     fitting = {k: t for k, t in offered.items() if k in own and t.shape == own[k].shape}
     different = tensor_differences(own, offered)
-    fraction, why = fitting_fraction(own, fitting), _why_not_all(own, offered)
+    # Counters, norms and anchors are not counted: they have equal shapes in several sizes of a family.
+    numbers = {k: t.numel() for k, t in own.items() if k.endswith(".weight") and t.ndim >= 2}
+    fraction = sum(numbers.get(k, 0) for k in fitting) / max(1, sum(numbers.values()))  # of the model's weights
+    why = _why_not_all(own, offered)
     other = why == _OTHER
     if fraction == 0 or (other and fraction < _LEAST_FRACTION):
         among = f"{fraction:.1%} of the layers' weights" if fraction else "no layer's weights"
@@ -65,15 +68,6 @@ def intersect_weights(
         lacking = len(own) - len(fitting)
         report += f"; {f'reinitialised {lacking}' if lacking else 'others unused'} ({why}): {different}"
     return fitting, report
-
-
-def fitting_fraction(model_state: Mapping[str, Tensor], fitting: Iterable[str]) -> float:
-    """Return the fraction of a model's weights that the tensors named `fitting` hold, 0 to 1.
-
-    Counters, norms and anchors are not counted: they have equal shapes in several sizes of a family.
-    """
-    numbers = {k: t.numel() for k, t in model_state.items() if k.endswith(".weight") and t.ndim >= 2}
-    return sum(numbers.get(name, 0) for name in fitting) / max(1, sum(numbers.values()))
 
 
 def _why_not_all(own: Mapping[str, Tensor], offered: Mapping[str, Tensor]) -> str:

@@ -101,10 +101,12 @@ def rank(matches: Matches) -> Ranking:
     found = every.at(np.flatnonzero(np.isin(matches.classes, class_ids)))
     reached = np.searchsorted(CONFIDENCES, found.scores.astype(np.float64), side="right")
     steps = found.classes.astype(np.int64) * STEPS + reached
-    above, correct_above = (
-        _above(np.bincount(steps[counts], minlength=len(class_ids) * STEPS))
+    # By class and step, (C, STEPS); then those that reach each of CONFIDENCES, (C, 1000).
+    by_step = (
+        np.bincount(steps[counts], minlength=len(class_ids) * STEPS).reshape(-1, STEPS)
         for counts in (found.ignored & 1 == 0, found.correct & 1 == 1)
     )
+    above, correct_above = (counts[:, :0:-1].cumsum(1, dtype=np.int32)[:, ::-1] for counts in by_step)
     del reached, steps
 
     # Near misses are listed too, in the class of their object.
@@ -158,11 +160,6 @@ def _candidates(
         before = np.concatenate(([0], np.cumsum((kinds == kind) & ~is_near_miss)))
         false_positives_above[:, column] = before[at] - before[starts[classes[at]]]
     return np.searchsorted(at, starts), kinds[at], false_positives_above
-
-
-def _above(counts: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Turn counts by class and step (C · STEPS,) into counts that reach each of `CONFIDENCES` (C, 1000)."""
-    return counts.reshape(-1, STEPS)[:, :0:-1].cumsum(1, dtype=np.int32)[:, ::-1]
 
 
 def _flags(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:

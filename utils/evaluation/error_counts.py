@@ -11,13 +11,45 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.confusion import ConfusionMatrix
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.types import DatasetIndex
 
 MOST_ERRORS = 1000  # of each kind, listed one by one
 KINDS = (Kind.CORRECT, *FALSE_KINDS)  # of detections that count
+
+
+@dataclass(frozen=True)
+class ConfusionMatrix:
+    """Counts of (predicted class, true class) at IoU 0.5, stored only for pairs that occur.
+
+    A true positive is paired with its object. An object without one is paired with the most confident detection of
+    another class on it, unless a more confident one of its own class is badly placed. Everything else pairs with
+    background; ignored detections are not counted. So each object and each detection counts once.
+
+    Attributes:
+        nc: number of classes.
+        cells: int64 (K,), ascending, predicted · (nc + 1) + true; class nc is background.
+        counts: int64 (K,).
+    """
+
+    nc: int
+    cells: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    def grouped(self, group_of: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return counts (G, G), rows predicted, columns true; `group_of` (nc + 1,) maps classes, background last."""
+        groups = int(group_of.max()) + 1
+        predicted, true = np.divmod(self.cells, self.nc + 1)
+        summed = np.bincount(group_of[predicted] * groups + group_of[true], self.counts, groups**2)
+        return summed.astype(np.int64).reshape(groups, groups)
+
+    def confusions(self) -> NDArray[np.int64]:
+        """Count how often each class was confused with another, (nc,)."""
+        predicted, true = np.divmod(self.cells, self.nc + 1)
+        confused = (predicted != true) & (predicted < self.nc) & (true < self.nc)
+        both = np.concatenate((predicted[confused], true[confused]))
+        return np.bincount(both, np.tile(self.counts[confused], 2), self.nc).astype(np.int64)
 
 
 class ErrorRows(NamedTuple):
@@ -88,7 +120,10 @@ def count_errors(found: Matches, index: DatasetIndex, confidence: float) -> Erro
     is_correct = sure & (found.kinds == Kind.CORRECT)
 
     correct, near_misses = found.object_matches()
-    outcomes = _outcomes(found.kinds, sure, correct, near_misses)
+    # Row -1 is no detection.
+    known, counted = np.append(found.kinds, np.uint8(Kind.MISSED)), np.append(sure, False)
+    outcomes = np.where(counted[near_misses], known[near_misses], np.uint8(Kind.MISSED))
+    outcomes = np.where(counted[correct], np.uint8(Kind.CORRECT), outcomes)
     true = np.where(is_correct, found.classes, background)  # true class of each detection
     confused = outcomes == Kind.WRONG_CLASS
     true[near_misses[confused]] = found.target_classes[confused]
@@ -128,15 +163,6 @@ def count_errors(found: Matches, index: DatasetIndex, confidence: float) -> Erro
         ConfusionMatrix(nc, *cells),
         errors.worst(),
     )
-
-
-def _outcomes(
-    kinds: NDArray[np.uint8], sure: NDArray[np.bool_], correct: NDArray[np.int64], near_misses: NDArray[np.int64]
-) -> NDArray[np.uint8]:
-    """Return the outcome of each object (M,), from `Matches.object_matches` and which detections count."""
-    kinds, sure = np.append(kinds, np.uint8(Kind.MISSED)), np.append(sure, False)  # row -1 is no detection
-    outcomes = np.where(sure[near_misses], kinds[near_misses], np.uint8(Kind.MISSED))
-    return np.where(sure[correct], np.uint8(Kind.CORRECT), outcomes)
 
 
 def _missed(

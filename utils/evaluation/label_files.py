@@ -22,18 +22,16 @@ _MOST_BYTES_OF_FOLDERS = 2000
 _FILES = IMAGE_SUFFIXES | {".mp4", ".txt", ".csv", ".jsonl", ".part"}  # suffixes of result files
 
 
-class LabelFileWriter(DetectionCollector):
-    """Writer of a label file for each image of this rank."""
+def label_file_writer(folder: Path, index: DatasetIndex, save_conf: bool) -> DetectionCollector:
+    """Return a function that writes a label file for each image of a batch."""
+    stems = output_stems([index.path(i) for i in range(len(index))])
 
-    def __init__(self, folder: Path, index: DatasetIndex, save_conf: bool) -> None:
-        self._folder, self._save_conf = folder, save_conf
-        self._stems = output_stems([index.path(i) for i in range(len(index))])
-
-    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
-        """Write the files of a batch."""
+    def write(batch: Batch, found: Sequence[Detections]) -> None:
         sizes = batch.sizes_hw.tolist()
         for image, detections, (height, width) in zip(batch.indices.tolist(), found, sizes, strict=True):
-            save_txt(self._folder, self._stems[image], detections, (height, width), self._save_conf)
+            save_txt(folder, stems[image], detections, (height, width), save_conf)
+
+    return write
 
 
 def output_stems(paths: Sequence[Path]) -> list[str]:

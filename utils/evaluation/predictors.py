@@ -10,7 +10,6 @@ the evaluation, so that no fork copies a held lock.
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,14 +38,8 @@ _MOST_THREADS = 4  # more would wait for each other: only NMS runs without the G
 EvaluatedModel = DetectionModel | Backend | ImageBackend | Pipeline
 # Waits for a batch; returns a function per image, whose detections are on the host in pixels of the original image.
 PendingDetections = Callable[[], Sequence[Callable[[], Detections]]]
-
-
-class DetectionCollector(ABC):
-    """Receiver of the detections of this rank's images."""
-
-    @abstractmethod
-    def add(self, batch: Batch, found: Sequence[Detections]) -> None:
-        """Take a batch with its detections, on the host, in pixels of the original images."""
+# Takes a batch of this rank with its detections, on the host, in pixels of the original images.
+DetectionCollector = Callable[[Batch, Sequence[Detections]], None]
 
 
 class Stopwatch:
@@ -169,7 +162,7 @@ class ShardEvaluation:
             self.matches.append(Matches.of_image(image, matches, keep_boxes=self.settings.errors))
             self.clock.add("nms", seconds)
         for collector in collectors:
-            collector.add(batch, [detections for detections, *_ in results])
+            collector(batch, [detections for detections, *_ in results])
 
     def _image(self, image: int, predict: Callable[[], Detections]) -> tuple[Detections, ImageMatches, float]:
         """Return detections and matches of one image, and seconds of NMS on the host.

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.matching import BACKGROUND_IOU, ImageMatches, Kind, match_image, pairwise_iou, to_host
-from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.label_errors.evidence import (
     MOST,
     ROW,
@@ -156,7 +155,7 @@ def _uncovered(scene: _Scene, used: set[int]) -> list[int]:
     return [d for d in sure[free & ~covered].tolist() if d not in used]
 
 
-class EvidenceCollector(DetectionCollector):
+class EvidenceCollector:
     """Collector of the evidence from this rank's images.
 
     `class_of` is as in Settings; labels of classes that the model lacks are treated as ignored regions.

@@ -27,7 +27,6 @@ def setup_logging(rank: int, size: int) -> None:
         root.removeHandler(handler)
     prefix = f"rank {rank}: " if rank > 0 and size > 1 else ""
     handler = _Console(logging.INFO if rank == 0 else logging.ERROR, prefix)
-    handler.addFilter(_is_shown)
     root.addHandler(handler)
     for package in _PACKAGES:
         logging.getLogger(package).setLevel(logging.INFO)
@@ -47,6 +46,10 @@ class _Console(logging.Handler):
         super().__init__(level)
         self._prefix = prefix
 
+    def filter(self, record: logging.LogRecord) -> bool:
+        ours = record.name.partition(".")[0] in _PACKAGES or record.name == "py.warnings"
+        return ours or record.levelno >= logging.ERROR
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             tqdm.write(self.format(record).rstrip(), file=sys.stderr)
@@ -58,25 +61,14 @@ class _Console(logging.Handler):
         return f"{self._prefix}{level}{escape_control(super().format(record))}"
 
 
-def _is_shown(record: logging.LogRecord) -> bool:
-    ours = record.name.partition(".")[0] in _PACKAGES or record.name == "py.warnings"
-    return ours or record.levelno >= logging.ERROR
-
-
 def plain_metrics(metrics: Metrics) -> dict[str, Any]:
     """Return metrics of all classes together and of each; docs/json.md explains the keys."""
     _, *rows = metrics.rows()
     columns = ("name", "images", "objects", "precision", "recall", "ap50", "ap")
     classes = metrics.class_ids.tolist()
+    totals = ("map", "map50", "precision", "recall", "fitness", "confidence", "images", "objects")
     return {
-        "map": metrics.map,
-        "map50": metrics.map50,
-        "precision": metrics.precision,
-        "recall": metrics.recall,
-        "fitness": metrics.fitness,
-        "confidence": metrics.confidence,
-        "images": metrics.images,
-        "objects": metrics.objects,
+        **{name: getattr(metrics, name) for name in totals},
         "speed_ms": dict(zip(("preparation", "inference", "nms"), metrics.speed_ms, strict=True)),
         "classes": [
             {"class": c, **dict(zip(columns, row, strict=True)), "confidence": float(metrics.class_confidences[c])}

@@ -12,6 +12,7 @@ from tessera.utils.checkpoints.run_directory import write_flags, write_yaml
 from tessera.utils.engine.context import RunContext
 from tessera.utils.error_analysis.files import ERRORS
 from tessera.utils.errors import UserError, warn_on_error
+from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.files import remove_leftovers
 from tessera.utils.report.charts.labels import plot_labels
 from tessera.utils.report.charts.training import plot_results
@@ -95,7 +96,7 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
                 self._rendered += 1
             yield batch
 
-    def image_collectors(self, index: DatasetIndex, epoch: int | None = None) -> list[SampleImageCollector]:
+    def image_collectors(self, index: DatasetIndex, epoch: int | None = None) -> list[DetectionCollector]:
         """Return collectors of images of the validation split: a few in up to ten epochs, for `predictions.jpg`.
 
         `epoch` counts from 0; None = the best epoch, for all images. The last epoch may be the best.
@@ -106,7 +107,7 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
         shown = epoch is None or epoch + 1 == self._epochs
         self._predictions = SampleImageCollector(index, self._world.size, PREDICTED) if predicted else None
         self._samples = SampleImageCollector(index, self._world.size) if shown else None
-        return [collector for collector in (self._predictions, self._samples) if collector is not None]
+        return [collector.add for collector in (self._predictions, self._samples) if collector is not None]
 
     def epoch(self, epoch: int, figures: EpochMetrics) -> None:
         """Add the row of an epoch to results.csv and trackers; log the remaining time after the first.

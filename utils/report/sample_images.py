@@ -10,7 +10,6 @@ import numpy as np
 
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import warn_on_error
-from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.report.image_grid import MAX_IMAGES, MAX_SIDE, Annotations, labelled, save_grid
 from tessera.utils.types import Batch, DatasetIndex, Detections
@@ -28,7 +27,7 @@ class _Taken(NamedTuple):
     caption: str
 
 
-class SampleImageCollector(DetectionCollector):
+class SampleImageCollector:
     """Collector of `images` images of a split, spread evenly over this rank's part, so that all shapes occur."""
 
     def __init__(self, index: DatasetIndex, ranks: int, images: int = SHOWN) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import socket
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -47,7 +48,8 @@ class SharedStudy:
         # No pruning in the first third of a training, at least three epochs.
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=max(3, epochs // 3))
         with self.turn():
-            backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL), lock_obj=_InTurn())
+            # Any lock does, as every write is in a turn. Optuna's lock file would outlive a killed worker.
+            backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL), lock_obj=threading.Lock())
             self.study = optuna.create_study(
                 storage=optuna.storages.JournalStorage(backend),
                 study_name=name,
@@ -163,16 +165,6 @@ def _readable(path: Path) -> Iterator[None]:
             f"{path}: not a journal of a search, or damaged ({one_line(f'{type(error).__name__}: {error}', 120)}). "
             f"Start another search with another --name, from the best set with --hyp {path.with_name(BEST)}."
         ) from error
-
-
-class _InTurn:
-    """Replacement for Optuna's lock file, which would outlive a killed worker; every write is in a turn."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        return None
 
 
 def _mend(path: Path) -> None:

@@ -13,6 +13,7 @@ from tessera.data.source.annotations.label_files import UNBOUNDED, parse_any_lab
 from tessera.data.source.annotations.segmentation import numbers
 from tessera.data.source.checks.results import DatasetCheck, SplitData, fraction_text
 from tessera.data.source.messages import has_no_area
+from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.text import first_of, plural
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # fraction of a side, and pixels, by which rounding may exceed the image
@@ -119,8 +120,7 @@ def _of_records(part: SplitData, place: int) -> tuple[NDArray[np.float64], NDArr
     untrained = part.spec.ignore + part.spec.excluded_names
     if place not in part.listing.coco:
         fractions = np.array(parse_any_labels(part.listing.labels[place], untrained).boxes).reshape(-1, 4)
-        half = fractions[:, 2:] / 2
-        corners = np.hstack((fractions[:, :2] - half, fractions[:, :2] + half)) * UNBOUNDED
+        corners = cxcywh_to_xyxy(fractions) * UNBOUNDED
         return corners, np.zeros(len(corners), np.bool_)
     _, image, categories = part.listing.coco[place]
     records = [

@@ -7,9 +7,8 @@ import torch
 from torch import nn
 
 from tessera.models.layers.blocks import C3, SILU, SPP, SPPF, Conv, DepthwiseSeparableConv, DWConv, Focus, concat
+from tessera.models.layers.c3_variants import C3TR, C3Ghost, GhostBottleneck, TransformerLayer
 from tessera.models.layers.elan import Elan
-from tessera.models.layers.ghost import C3Ghost, GhostBottleneck
-from tessera.models.layers.transformer import C3TR, TransformerLayer
 from tests.models.layers.made_blocks import image, randomised
 
 

@@ -16,8 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.confusion import ConfusionMatrix
 from tessera.utils.evaluation.curves import Curves
+from tessera.utils.evaluation.error_counts import ConfusionMatrix
 from tessera.utils.report.charts.figure import (
     BLUE,
     INK,

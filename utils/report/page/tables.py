@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.confusion import ConfusionMatrix
-from tessera.utils.evaluation.error_counts import KINDS
+from tessera.utils.evaluation.error_counts import KINDS, ConfusionMatrix
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.report.page.page_data import ReportData, readable
 from tessera.utils.types import DatasetIndex

@@ -19,8 +19,7 @@ from typing import Any
 
 from tessera.utils.errors import ConfigError
 from tessera.utils.files import atomic_write
-from tessera.utils.report.trackers.servers import ClearML, Comet, MLflow, Tracker, Wandb
-from tessera.utils.report.trackers.tensorboard import TensorBoard
+from tessera.utils.report.trackers.trackers import ClearML, Comet, MLflow, TensorBoard, Tracker, Wandb
 
 log = logging.getLogger(__name__)
 
