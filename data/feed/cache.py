@@ -57,7 +57,14 @@ def open_images(
     assert shared is not None
     where = f"memory ({memory.folder}), until the run ends" if cache == "ram" else f"{shared.path}, for later runs too"
     log.info(f"--cache {cache}: {len(store):,} {index.split} {store.noun} take {gib(store.nbytes)} in {where}.")
-    return image_store(index, imgsz, interpolation, file or _open_shared(shared))
+    try:
+        opened = file or shared.open("rb")
+    except OSError as error:
+        raise UserError(
+            f"--cache: cannot open {shared.path}, the cache built by the node's first rank ({error.strerror}). Run all "
+            "ranks of a node as one user in one container, or omit --cache."
+        ) from error
+    return image_store(index, imgsz, interpolation, opened)
 
 
 def _build_in_memory(store: ImageStore, memory: ShmBudget, show_progress: bool) -> IO[bytes]:
@@ -122,14 +129,4 @@ def _fill(store: ImageStore, mode: CacheMode, file: IO[bytes], folder: Path, sho
         raise UserError(
             f"--cache {mode}: {folder} filled up while writing {gib(store.nbytes)} of {store.index.split} "
             f"{store.noun}. {remedy}"
-        ) from error
-
-
-def _open_shared(shared: SharedFile) -> IO[bytes]:
-    try:
-        return shared.open("rb")
-    except OSError as error:
-        raise UserError(
-            f"--cache: cannot open {shared.path}, the cache built by the node's first rank ({error.strerror}). Run all "
-            "ranks of a node as one user in one container, or omit --cache."
         ) from error

@@ -17,14 +17,7 @@ from tqdm import tqdm
 from tessera.utils import http_client
 from tessera.utils.errors import UserError
 from tessera.utils.files import is_same_file
-from tessera.utils.http_client import (
-    TransientError,
-    check_address,
-    open_address,
-    read_blocks,
-    redacted_address,
-    stated_length,
-)
+from tessera.utils.http_client import TransientError, redacted_address
 from tessera.utils.text import shown
 
 if TYPE_CHECKING:
@@ -72,7 +65,7 @@ def fetch(
     """
     if target.exists():
         return target
-    check_address(url, "Cannot download")
+    http_client.check_address(url, "Cannot download")
     part = target.with_name(target.name + ".part")
     download = _Download(url, target, max_bytes)
     try:
@@ -142,7 +135,7 @@ class _Download:
         headers: dict[str, str] = {}
         if state is not None and offset < state["total"]:
             total, headers = state["total"], {"Range": f"bytes={offset}-", "If-Range": state["validator"]}
-        with open_address(self.url, headers) as response:
+        with http_client.open_address(self.url, headers) as response:
             if total is not None and response.status == HTTPStatus.PARTIAL_CONTENT:
                 part, _, whole = response.headers.get("Content-Range", "").partition("/")
                 if not part.startswith(f"bytes {offset}-") or whole != str(total):
@@ -159,7 +152,7 @@ class _Download:
 
     def _save_state(self, response: BaseHTTPResponse) -> int | None:
         """Save which file the server sends; return its length, if stated."""
-        total, headers = stated_length(response), response.headers
+        total, headers = http_client.stated_length(response), response.headers
         etag = headers.get("ETag", "")
         # A weak ETag does not promise equal bytes.
         validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
@@ -173,7 +166,7 @@ class _Download:
         title = self.target.name
         with tqdm(total=total, initial=offset, unit="B", unit_scale=True, unit_divisor=1024, desc=title) as bar:
             try:
-                for block in read_blocks(response, self.url, total, self.max_bytes, offset):
+                for block in http_client.read_blocks(response, self.url, total, self.max_bytes, offset):
                     file.write(block)
                     bar.update(len(block))
             except UserError:  # it is too large

@@ -63,17 +63,14 @@ def select_images(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
         log.info(_summary(division, spec.held_out))
     part = listing.subset(division.is_val == (split == "val"))
     if split == "val" and division.max_bits < SIMILAR_BITS[0]:
-        part.problems = [*part.problems, _similarity_warning(division, spec.held_out)]
+        bits = division.max_bits
+        together = f"that differ in at most {bits} of {BITS} bits" if bits else "that are copies"
+        warning = (
+            f"val: {spec.held_out.fraction:g} of train: too many images look alike, as frames of a still camera do, so "
+            f"only those {together} stay on one side and metrics will be too good. Set `val:` to other videos or scenes"
+        )
+        part.problems = [*part.problems, warning]
     return part
-
-
-def _similarity_warning(division: TrainValSplit, held_out: ValFraction) -> str:
-    """Return the warning that similar images are on both sides."""
-    together = f"that differ in at most {division.max_bits} of {BITS} bits" if division.max_bits else "that are copies"
-    return (
-        f"val: {held_out.fraction:g} of train: too many images look alike, as frames of a still camera do, so only "
-        f"those {together} stay on one side and metrics will be too good. Set `val:` to other videos or scenes"
-    )
 
 
 def _division(spec: DatasetSpec, listing: Listing, held_out: ValFraction) -> TrainValSplit:

@@ -50,7 +50,8 @@ def new_run(
             run = stack.enter_context(lock_run(first, world, waits=waits))
         else:
             run = world.run_on_main(lambda: stack.enter_context(_make_new(first)).run)
-        world.run_on_main(lambda: _remove_leftovers(first.parent))
+        folders = (folder for pattern in ("*/", "*/weights/") for folder in first.parent.glob(pattern))
+        world.run_on_main(lambda: [*map(remove_leftovers, folders)])
         yield run
 
 
@@ -93,11 +94,6 @@ def inside_test(folder: Path) -> Callable[[str | Path], bool]:
         return is_below(real(os.path.dirname(path)))  # noqa: PTH120
 
     return lies_there
-
-
-def _remove_leftovers(project: Path) -> None:
-    for folder in (*project.glob("*/"), *project.glob("*/weights/")):
-        remove_leftovers(folder)
 
 
 def _make_new(first: Path) -> RunLock:

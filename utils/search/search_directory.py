@@ -57,17 +57,12 @@ def open_search(config: TrainConfig, world: World) -> Iterator[Path]:
     except Exception:  # an Interrupted search can be continued
         if world.is_main and began:
             with suppress(OSError, UserError), turn(folder):
-                _forget(folder, keeps_folder=config.exist_ok)
+                if {path.name for path in folder.iterdir() if not path.name.startswith(".")} <= {JOURNAL, FLAGS}:
+                    if not config.exist_ok:
+                        shutil.rmtree(folder)
+                    for name in (JOURNAL, FLAGS):
+                        (folder / name).unlink(missing_ok=True)
         raise
-
-
-def _forget(folder: Path, *, keeps_folder: bool) -> None:
-    """Remove a search without any training."""
-    if {path.name for path in folder.iterdir() if not path.name.startswith(".")} <= {JOURNAL, FLAGS}:
-        if not keeps_folder:
-            shutil.rmtree(folder)
-        for name in (JOURNAL, FLAGS):
-            (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager

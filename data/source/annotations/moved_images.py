@@ -71,23 +71,19 @@ def relocate_images(
 
 def _is_here(path: str, folders: Sequence[str], of_present: set[str]) -> bool:
     """Return whether the folder of a listed image exists in the dataset."""
-    above = os.path.dirname(_slashed(path))
+    above = os.path.dirname(path.replace("\\", "/"))
     return above in of_present or (_inside(above, folders) is not None and os.path.isdir(above))
 
 
 def _is_spelled_otherwise(path: str) -> bool:
     """Return whether the file exists without backslashes or URL escapes in its path."""
-    slashed = _slashed(path)
+    slashed = path.replace("\\", "/")
     return any(form != path and os.path.isfile(form) for form in (slashed, unquote(slashed)))
 
 
 def _shown_path(path: str, folders: Sequence[str]) -> str:
     """Return a path for messages, relative to the first folder."""
     return one_line(_inside(path, folders[:1]) or path, _LONGEST)
-
-
-def _slashed(path: str) -> str:
-    return path.replace("\\", "/")
 
 
 def _inside(path: str, folders: Sequence[str]) -> str | None:
@@ -104,7 +100,7 @@ def _match_path_end(
     The file name alone may match. The expected split is that of the listed path, else `split`. On a tie, images in a
     folder of the expected split win.
     """
-    path = _slashed(listed.partition("?")[0] if is_address(listed) else listed)
+    path = (listed.partition("?")[0] if is_address(listed) else listed).replace("\\", "/")
     path = path if os.path.basename(path) in by_name else unquote(path)
     inside = None if is_address(listed) else _inside(path, folders)
     stated = path if inside is None else inside

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -34,7 +34,8 @@ class WrongTensors(Exception):
 
 def find_table(content: Any, marker: str) -> dict[str, Tensor] | None:
     """Return the tensors of a family under their original names; None if none is called `marker`."""
-    for table in _tables(content):
+    places = [*(content.get(place) for place in _PLACES), content] if isinstance(content, dict) else []
+    for table in (place for place in places if isinstance(place, dict)):
         for prefix in _PREFIXES:
             if isinstance(table.get(prefix + marker), Tensor):
                 return {
@@ -43,14 +44,6 @@ def find_table(content: Any, marker: str) -> dict[str, Tensor] | None:
                     if isinstance(name, str) and name.startswith(prefix) and isinstance(value, Tensor)
                 }
     return None
-
-
-def _tables(content: Any) -> Iterator[dict[Any, Any]]:
-    """Yield the dictionaries that may hold the tensors, the EMA first."""
-    if isinstance(content, dict):
-        for table in (*(content.get(place) for place in _PLACES), content):
-            if isinstance(table, dict):
-                yield table
 
 
 def checked_copy(tensors: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:

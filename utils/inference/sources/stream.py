@@ -90,7 +90,10 @@ class StreamReader(threading.Thread):
             elif self._began is None:
                 tries += 1
                 if tries >= self._timeouts.tries or self.origin.form == "camera":
-                    self._event("unreadable", self._failure_message())
+                    why = f"no frame arrived in {plural(tries, 'attempt')}. Check the URL and the network."
+                    if self.origin.form == "camera":
+                        why = f"camera {self.origin.where} delivers no image. Check its number and its connection."
+                    self._event("unreadable", why)
                     return
             elif time.monotonic() - self._last > self._timeouts.give_up_s:
                 lost_s = time.monotonic() - self._last
@@ -159,11 +162,6 @@ class StreamReader(threading.Thread):
 
     def _times(self, now: float) -> tuple[float | None, float]:
         return None if self._began is None else now - self._began, time.time()
-
-    def _failure_message(self) -> str:
-        if self.origin.form == "camera":
-            return f"camera {self.origin.where} delivers no image. Check its number and its connection."
-        return f"no frame arrived in {plural(self._timeouts.tries, 'attempt')}. Check the URL and the network."
 
 
 def read_streams(

@@ -15,14 +15,7 @@ from tessera.data.source.image_header import KIND_BYTES, is_image, is_video
 from tessera.utils import http_client
 from tessera.utils.errors import UserError
 from tessera.utils.files import suffix_of
-from tessera.utils.http_client import (
-    TransientError,
-    check_address,
-    open_address,
-    read_blocks,
-    redacted_address,
-    stated_length,
-)
+from tessera.utils.http_client import TransientError, redacted_address
 from tessera.utils.inference.sources.source_arguments import IMAGE_SOURCE_SUFFIXES, VIDEO_SUFFIXES
 from tessera.utils.text import one_line
 
@@ -42,7 +35,7 @@ def read_address(address: str) -> bytes | VideoFile | None:
     Raises:
         UserError: the URL is unavailable, too large, or something else.
     """
-    check_address(address, "Cannot read")
+    http_client.check_address(address, "Cannot read")
     suffix = suffix_of(urlsplit(address).path)
     if suffix in _STREAM_SUFFIXES:
         return None
@@ -59,18 +52,18 @@ def read_address(address: str) -> bytes | VideoFile | None:
 
 
 def _request(address: str, suffix: str) -> bytes | VideoFile | None:
-    with open_address(address) as response:
+    with http_client.open_address(address) as response:
         media_type = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
-        total = stated_length(response)
+        total = http_client.stated_length(response)
         if media_type.startswith("multipart/") or media_type in _STREAM_TYPES:
             return None
         head = b""
-        for block in read_blocks(response, address, total, MOST_VIDEO_BYTES):
+        for block in http_client.read_blocks(response, address, total, MOST_VIDEO_BYTES):
             head += block
             if len(head) >= KIND_BYTES:
                 break
         if is_image(head) or media_type.startswith("image/") or suffix in IMAGE_SOURCE_SUFFIXES:
-            return b"".join([head, *read_blocks(response, address, total, MOST_PICTURE_BYTES, len(head))])
+            return b"".join([head, *http_client.read_blocks(response, address, total, MOST_PICTURE_BYTES, len(head))])
         if total is None and (media_type.startswith("video/") or is_video(head)):
             return None  # endless
         if media_type.startswith("video/") or suffix in VIDEO_SUFFIXES or is_video(head):
@@ -84,7 +77,7 @@ def _video(head: bytes, response: BaseHTTPResponse, address: str, suffix: str, t
     file = tempfile.NamedTemporaryFile(prefix="tessera-", suffix=suffix)  # noqa: SIM115 - the caller closes it
     try:
         file.write(head)
-        file.writelines(read_blocks(response, address, total, MOST_VIDEO_BYTES, len(head)))
+        file.writelines(http_client.read_blocks(response, address, total, MOST_VIDEO_BYTES, len(head)))
         file.flush()
     except BaseException as error:
         file.close()
