@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 from tessera.utils.checkpoints.run_directory import inside_test, new_run, require_outside, run_path
 from tessera.utils.errors import ConfigError
-from tessera.utils.evaluation.label_files import CROPS, LABELS
+from tessera.utils.evaluation.result_files import CROPS, LABELS
 from tessera.utils.files import is_address
 from tessera.utils.inference.detector import Detector
 from tessera.utils.inference.output_paths import OutputPaths

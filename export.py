@@ -32,7 +32,7 @@ if __name__ == "__main__":
     check_command_line(ExportConfig)
 
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.exporting.formats import FORMATS, Format, chosen
+from tessera.utils.exporting.formats import FORMATS, chosen
 from tessera.utils.exporting.job import ExportJob
 from tessera.utils.exporting.parity.file_content import size_of
 from tessera.utils.exporting.parity.verify import Verified, verify
@@ -51,20 +51,6 @@ def export(config: ExportConfig, world: World) -> Verified:
         UserError: a mistake in the flags, or the detections of a file differ from those of the checkpoint.
     """
     setup_logging(world.rank, world.size)
-    formats = formats_of(config)
-    job = ExportJob.read(config)
-    index, class_of = job.images("val")
-    make_output(job.folder)
-    written = {}
-    for one in formats:
-        earlier = ", in place of an earlier one" if job.file(one.suffix).exists() else ""
-        written[one.name] = path = one.export(job)
-        log.info(f"{one.name}: {path} ({size_of(path) / 1e6:.1f} MB{earlier})")
-    return verify(job, written, world, index, class_of)
-
-
-def formats_of(config: ExportConfig) -> list[Format]:
-    """Return the formats to write after checking flags and packages."""
     formats = chosen(config.include)
     for one in formats:
         one.require(config)
@@ -74,7 +60,15 @@ def formats_of(config: ExportConfig) -> list[Format]:
             f"--weights {config.weights}: found a {suffix} file, expected the .pt checkpoint, such as "
             "runs/train/exp/weights/best.pt."
         )
-    return formats
+    job = ExportJob.read(config)
+    index, class_of = job.images("val")
+    make_output(job.folder)
+    written = {}
+    for one in formats:
+        earlier = ", in place of an earlier one" if job.file(one.suffix).exists() else ""
+        written[one.name] = path = one.export(job)
+        log.info(f"{one.name}: {path} ({size_of(path) / 1e6:.1f} MB{earlier})")
+    return verify(job, written, world, index, class_of)
 
 
 def make_output(folder: Path) -> None:

@@ -30,10 +30,9 @@ if __name__ == "__main__":
 from tessera.data.source.index import build_index, index_warnings
 from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.evaluation.bootstrap import Intervals
-from tessera.utils.evaluation.coco_results import results_ids, save_coco_results
 from tessera.utils.evaluation.evaluate import evaluate_split
-from tessera.utils.evaluation.label_files import label_file_writer
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.predictors import DetectionCollector, Settings
+from tessera.utils.evaluation.result_files import label_file_writer, results_ids, save_coco_results
 from tessera.utils.label_errors.candidates import EvidenceCollector
 from tessera.utils.label_errors.evidence import Evidence
 from tessera.utils.machine.accelerator import explain_out_of_memory
@@ -93,7 +92,13 @@ def validate(config: ValConfig, world: World) -> Validated:
     class_of = model_classes(model.names, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
 
-    imgsz = image_size(model, config)
+    imgsz, conf, iou = image_size(model, config), config.conf_thres, config.iou_thres
+    if config.task == "speed":
+        log.info(
+            f"--task speed: detections above confidence {DEFAULT_CONF:g}, as in deployment. P, R and mAP are "
+            "lower than those of other tasks: leave out --task speed for them."
+        )
+        conf, iou = DEFAULT_CONF, DEFAULT_IOU
     log.info(model.describe(imgsz))
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
@@ -102,7 +107,7 @@ def validate(config: ValConfig, world: World) -> Validated:
         origin = RunInfo(config, config.weights, imgsz, world.accelerator.name, world.size)
         samples = SampleImageCollector(index, world.size, SHOWN if world.is_main else 0)
         evidence = EvidenceCollector(index, class_of) if config.find_errors else None
-        collectors = [samples.add, *([evidence.add] if evidence else [])]
+        collectors: list[DetectionCollector] = [samples.add, *([evidence.add] if evidence else [])]
         if config.save_txt:
             collectors.append(label_file_writer(run / "labels", index, config.save_conf))
 
@@ -111,7 +116,7 @@ def validate(config: ValConfig, world: World) -> Validated:
             index,
             world,
             imgsz,
-            settings_of(config, class_of),
+            Settings(conf, iou, config.max_det, class_of=class_of),
             batch_size=config.batch_size,
             workers=config.workers,
             collectors=collectors,
@@ -130,16 +135,6 @@ def validate(config: ValConfig, world: World) -> Validated:
         world.barrier()
         interval = listed.interval if world.is_main else None
         return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspected)
-
-
-def settings_of(config: ValConfig, class_of: tuple[int, ...]) -> Settings:
-    if config.task == "speed":
-        log.info(
-            f"--task speed: detections above confidence {DEFAULT_CONF:g}, as in deployment. P, R and mAP are "
-            "lower than those of other tasks: leave out --task speed for them."
-        )
-        return Settings(DEFAULT_CONF, DEFAULT_IOU, config.max_det, class_of=class_of)
-    return Settings(config.conf_thres, config.iou_thres, config.max_det, class_of=class_of)
 
 
 def ignored_flags(config: ValConfig, given: Collection[str]) -> list[str]:

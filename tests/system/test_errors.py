@@ -15,7 +15,7 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.error_analysis.files import NAMES
 from tessera.utils.error_analysis.tide_gains import ERROR_KINDS, error_gains
-from tessera.utils.evaluation.coco_results import COCO_IDS
+from tessera.utils.evaluation.result_files import COCO_IDS
 from tests.system.launch import Command
 from tests.system.tiny import describe_coco128
 from tests.utils.error_analysis.test_tide_gains import hotcoco_gains, tide_gains, tide_run

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
 
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.label_files import MOST_BYTES, name_key, output_path, unique_name
+from tessera.utils.evaluation.result_files import MOST_BYTES, name_key, output_path, unique_name
 from tessera.utils.files import short_name
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.text import shown

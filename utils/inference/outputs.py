@@ -23,7 +23,7 @@ from tessera.data.source.dataset_yaml import load_label_names
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.label_files import save_txt
+from tessera.utils.evaluation.result_files import save_txt
 from tessera.utils.files import sha256, write_whole
 from tessera.utils.inference.output_paths import class_folders, unwritable, with_ending
 from tessera.utils.inference.results import Result

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.evaluation.label_files import name_key
+from tessera.utils.evaluation.result_files import name_key
 from tessera.utils.inference.output_paths import OutputPaths, class_folders
 from tessera.utils.inference.sources.frames import Frame, Media, SourceEvent
 

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.curves import best_step
 from tessera.utils.report.charts import labels
-from tessera.utils.report.charts.labels import plot_labels
-from tessera.utils.report.charts.training import plot_results
+from tessera.utils.report.charts.training import plot_labels, plot_results
 from tessera.utils.report.charts.validation import (
     plot_confidence_curve,
     plot_confusion_matrix,
