@@ -62,7 +62,7 @@ def shown(value: object, most: int = 80) -> str:
     return one_line(_Short(most).repr(value), most)
 
 
-def one_line(text: str, most: int) -> str:
+def one_line(text: str, most: int = 60) -> str:
     """Return text on one line with escaped control characters, and its middle cut if it is longer than `most`."""
     half = most // 2
     if len(text) > most:

@@ -125,7 +125,13 @@ def build_tile_index(
         UserError: most objects are larger than a tile, or all are too small.
     """
     check_tiles(tile, overlap)
-    _refuse_large_objects(images, tile)
+    sides = (images.boxes_xyxy[:, 2:] - images.boxes_xyxy[:, :2]).max(1)
+    large = int((sides > tile).sum())
+    if 2 * large > len(sides):
+        raise UserError(
+            f"--tile {tile}: {large:,} of {len(sides):,} boxes of {images.split} are larger than a tile (median long "
+            f"side {np.median(sides):.0f} pixels). Use a --tile a few times as large as the objects, or omit it."
+        )
     per_image = []
     title, hidden = f"Splitting {images.split} into views", not show_progress
     sizes = tqdm(images.sizes_hw.tolist(), title, unit="image", delay=_PROGRESS_DELAY_S, disable=hidden)
@@ -168,16 +174,6 @@ def build_tile_index(
         unseen=unseen,
     )
     return replace(views, stored_hash=_hash(f"{views.content_hash()} {key}")[:16])  # labels depend on imgsz too
-
-
-def _refuse_large_objects(images: DatasetIndex, tile: int) -> None:
-    sides = (images.boxes_xyxy[:, 2:] - images.boxes_xyxy[:, :2]).max(1)
-    large = int((sides > tile).sum())
-    if 2 * large > len(sides):
-        raise UserError(
-            f"--tile {tile}: {large:,} of {len(sides):,} boxes of {images.split} are larger than a tile (median long "
-            f"side {np.median(sides):.0f} pixels). Use a --tile a few times as large as the objects, or omit it."
-        )
 
 
 def _whole_view(images: DatasetIndex, image: int) -> _ImageViews:

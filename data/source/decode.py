@@ -212,23 +212,20 @@ def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:
 
 
 def _decode(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
+    head = encoded[:KIND_BYTES].tobytes()
     try:
-        return _rgb(encoded, reduction) if len(encoded) else None
+        if head[:4] in TIFF_STARTS and (levels := read_tiff(encoded)) is not None:
+            return levels
+        shallow = has_8_bits(head)
+        if shallow and _RGB is not None and reduction == 1:
+            return cast("NDArray[Any] | None", cv2.imdecode(encoded, _RGB))
+        # Deep images are decoded as BGR: OpenCV 5.0 does not swap the channels of 16-bit TIFF files to RGB.
+        depth = 0 if shallow else cv2.IMREAD_ANYDEPTH
+        image = cv2.imdecode(encoded, _REDUCED.get(reduction, cv2.IMREAD_COLOR) | depth)
+        if image is None or image.dtype == np.float64:  # cvtColor does not take float64
+            return None if image is None else np.ascontiguousarray(image[..., ::-1])
+        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
     except cv2.error as error:
         if error.code == cv2.Error.StsNoMem:
             raise MemoryError(error.err) from error
         return None
-
-
-def _rgb(encoded: Pixels, reduction: int) -> NDArray[Any] | None:
-    head = encoded[:KIND_BYTES].tobytes()
-    if head[:4] in TIFF_STARTS and (levels := read_tiff(encoded)) is not None:
-        return levels
-    shallow = has_8_bits(head)
-    if shallow and _RGB is not None and reduction == 1:
-        return cast("NDArray[Any] | None", cv2.imdecode(encoded, _RGB))
-    # Deep images are decoded as BGR: OpenCV 5.0 does not swap the channels of 16-bit TIFF files to RGB.
-    image = cv2.imdecode(encoded, _REDUCED.get(reduction, cv2.IMREAD_COLOR) | (0 if shallow else cv2.IMREAD_ANYDEPTH))
-    if image is None or image.dtype == np.float64:  # cvtColor does not take float64
-        return None if image is None else np.ascontiguousarray(image[..., ::-1])
-    return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)

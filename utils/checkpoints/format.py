@@ -77,7 +77,13 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
         reason = error if isinstance(error, OSError) else error.__context__
         if not isinstance(reason, OSError):
             raise
-        raise UserError(_unwritable(path, reason)) from error
+        intact = " The previous one is intact." if path.exists() else ""
+        remedy = "Free space" if reason.errno in (errno.ENOSPC, errno.EDQUOT) else "Make the directory writable"
+        resumes = (path.parent / "last.pt").exists()
+        action = "continue with --resume" if resumes else "start again, or give another --project"
+        raise UserError(
+            f"{path}: cannot write the checkpoint: {reason.strerror or reason}.{intact} {remedy}, then {action}."
+        ) from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
@@ -155,12 +161,3 @@ def checked_checkpoint(path: Path, content: Any, most_parts: int) -> dict[str, A
     except DamagedFile as error:
         raise UserError(f"{path}: damaged: {error}. Use another checkpoint.") from error
     return state
-
-
-def _unwritable(path: Path, reason: OSError) -> str:
-    intact = " The previous one is intact." if path.exists() else ""
-    remedy = "Free space" if reason.errno in (errno.ENOSPC, errno.EDQUOT) else "Make the directory writable"
-    action = (
-        "continue with --resume" if (path.parent / "last.pt").exists() else "start again, or give another --project"
-    )
-    return f"{path}: cannot write the checkpoint: {reason.strerror or reason}.{intact} {remedy}, then {action}."

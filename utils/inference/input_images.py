@@ -66,7 +66,10 @@ def to_pixels(
     if color not in get_args(Color):
         raise ConfigError(f"color: found {shown(color)}, expected rgb or bgr.")
     if isinstance(image, Tensor):
-        return _of_array(_array_of_tensor(image), color, pixels, "tensor", note)
+        host = image.detach().cpu()
+        host = host.float() if host.dtype == torch.bfloat16 else host
+        array = (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
+        return _of_array(array, color, pixels, "tensor", note)
     if isinstance(image, np.ndarray):
         return _of_array(image, color, pixels, "array", note)
     if color != "rgb":
@@ -123,13 +126,6 @@ def _of_array(
     else:
         levels = levels[..., :3]
     return np.ascontiguousarray(_eight_bits(levels, rule, note, f"a {what}"))
-
-
-def _array_of_tensor(tensor: Tensor) -> NDArray[Any]:
-    host = tensor.detach().cpu()
-    if host.dtype == torch.bfloat16:
-        host = host.float()
-    return (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
 
 
 def _array_of_image(image: Image.Image) -> NDArray[Any]:

@@ -32,7 +32,7 @@ from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.multi_scale import check_statistics, largest_size
 from tessera.utils.engine.optimizer import build_optimizer
-from tessera.utils.engine.precision import Precision, choose_precision
+from tessera.utils.engine.precision import choose_precision
 from tessera.utils.engine.recipe import choose_start, pretrained_hint, with_recipe
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
@@ -118,18 +118,11 @@ def open_run(
     work = f"a batch of {plural(run.rank_batch_size, 'image')} a rank at {run.imgsz} px{scale}"
     stack.enter_context(explain_out_of_memory(accelerator, work, OUT_OF_MEMORY_REMEDIES + hint))
     check_statistics(run)
-    return run, data, fresh_state(run, model, criterion, precision), criterion
-
-
-def fresh_state(
-    run: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision
-) -> TrainState[DetectionModel]:
-    """Return the state before the first step."""
-    fused = run.world.accelerator.fused_optimizers
+    fused = accelerator.fused_optimizers
     optimizer = build_optimizer(model, run.optimizer, run.hyp, run.batch_size, fused=fused, layer_decay=run.layer_decay)
-    progress = Progress(torch.zeros(len(criterion.names), device=run.world.device))
+    progress = Progress(torch.zeros(len(criterion.names), device=world.device))
     ema, stopper = ModelEMA(model, run.hyp.ema_share), EarlyStopping(run.config.patience)
-    return TrainState(model, ema, optimizer, precision, stopper, progress)
+    return run, data, TrainState(model, ema, optimizer, precision, stopper, progress), criterion
 
 
 def class_weights(hyp: Hyp, index: DatasetIndex) -> Tensor | None:

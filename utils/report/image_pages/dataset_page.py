@@ -12,10 +12,9 @@ from tessera.utils.errors import UserError
 from tessera.utils.files import write_whole
 from tessera.utils.flags.program import started
 from tessera.utils.report.page.crops import ThumbnailEncoder
-from tessera.utils.report.page.page_data import readable
 from tessera.utils.report.page.tables import MOST_ROWS
 from tessera.utils.report.page.template import own_file, render_page
-from tessera.utils.text import plural
+from tessera.utils.text import one_line, plural
 from tessera.utils.types import DatasetSpec
 
 NAME = "data_report.html"
@@ -49,20 +48,20 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
     rows = zip(check.names, *columns, strict=True) if columns else ()
     return render_page(
         own_file(__package__, "data.html"),
-        title=f"{readable(spec.yaml_path.name)}: dataset report",
+        title=f"{one_line(spec.yaml_path.name)}: dataset report",
         verdict=check.lines()[-1],
         check=check,
         words=in_words(check),
         findings=[
-            (kind, [readable(line, _LINE) for line in lines[:MOST_LINES]], len(lines))
+            (kind, [one_line(line, _LINE) for line in lines[:MOST_LINES]], len(lines))
             for kind, lines in findings.items()
             if lines
         ],
         counts=check.counts,
-        classes=[(readable(name), figures) for name, *figures in rows][:MOST_ROWS],
+        classes=[(one_line(name), figures) for name, *figures in rows][:MOST_ROWS],
         classes_left=max(len(check.names) - MOST_ROWS, 0),
         families=FAMILIES,
-        readable=readable,
+        readable=one_line,
         drifts=check.drifts,
         most_moved=MOST_MOVED,
         level=LEVEL,
@@ -71,7 +70,7 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
                 " and ".join(dict.fromkeys(twins.splits)),
                 twins.bits,
                 [
-                    {"uri": copies.whole(path), "name": readable(shown, 200)}
+                    {"uri": copies.whole(path), "name": one_line(shown, 200)}
                     for path, shown in zip(twins.paths, twins.shown, strict=True)
                 ],
             )
@@ -87,7 +86,7 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
                 [
                     {
                         "uri": copies.whole(one.path),
-                        "name": readable(one.shown, 200),
+                        "name": one_line(one.shown, 200),
                         "detail": f"{one.split}; {one.detail}",
                     }
                     for one in own[:MOST_REMARKS]
@@ -96,7 +95,7 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
             for kind, own in remarks.items()
             if own
         ],
-        command=f"{started('train.py')} --data {readable(str(spec.yaml_path), 200)} --check-data",
+        command=f"{started('train.py')} --data {one_line(str(spec.yaml_path), 200)} --check-data",
     )
 
 
@@ -132,5 +131,5 @@ def _between(check: DatasetCheck) -> int:
 
 def _describe_drift(drift: Drift) -> str:
     first, second = drift.splits
-    shares = ((readable(one.name), *(100 * share for share in one.shares)) for one in drift.moved[:3])
+    shares = ((one_line(one.name), *(100 * share for share in one.shares)) for one in drift.moved[:3])
     return "; ".join(f"{name} {a:.0f} % in {first}, {b:.0f} % in {second}" for name, a, b in shares)

@@ -11,8 +11,9 @@ from tessera.utils.label_errors.files import EXPLAINED, LIKELY, NAMES, counts
 from tessera.utils.label_errors.ranking import LabelError
 from tessera.utils.report.page.crops import Crop, Subject, render_crops
 from tessera.utils.report.page.error_gallery import chosen, place_of
-from tessera.utils.report.page.page_data import RunInfo, readable
+from tessera.utils.report.page.page_data import RunInfo
 from tessera.utils.report.page.template import own_file, render_page
+from tessera.utils.text import one_line
 from tessera.utils.types import DatasetIndex
 
 PAGE = "label_errors.html"
@@ -40,14 +41,14 @@ def label_errors_page(
         kinds=[(name, every, likely, EXPLAINED[kind]) for kind, name, every, likely in counts(suspects)],
         shown=[_entry(row, suspects[row], index, labels, crop) for row, crop in crops],
         shown_kinds=list(NAMES.values()),
-        command=readable(origin.command, 2000),
+        command=one_line(origin.command, 2000),
     )
 
 
 def _entry(
     row: int, suspect: LabelError, index: DatasetIndex, labels: Mapping[int, ImageLabels], crop: Crop
 ) -> dict[str, Any]:
-    own, other = ("" if c is None else readable(index.names[c]) for c in (suspect.labelled, suspect.suggested))
+    own, other = ("" if c is None else one_line(index.names[c]) for c in (suspect.labelled, suspect.suggested))
     figures = [f"score {suspect.score:.2f}", f"confidence {suspect.confidence:.2f}"]
     figures += [] if suspect.iou is None else [f"IoU {suspect.iou:.2f}"]
     says = {

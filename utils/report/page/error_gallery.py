@@ -13,8 +13,9 @@ from tessera.utils.error_analysis.files import NAMES, ErrorItem
 from tessera.utils.evaluation.error_counts import Errors
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.report.page.crops import Crop, Subject, render_crops
-from tessera.utils.report.page.page_data import ReportData, readable
+from tessera.utils.report.page.page_data import ReportData
 from tessera.utils.report.page.tables import MOST_CLASSES, in_words, most_confused, scaled_sizes
+from tessera.utils.text import one_line
 from tessera.utils.types import DatasetIndex
 
 WORST = 60  # errors that are shown for their cost alone
@@ -111,6 +112,6 @@ def place_of(index: DatasetIndex, labels: Mapping[int, ImageLabels], image: int,
     place = ""
     if image in labels:
         line, own = labels[image].place(row)
-        place = readable(labels[image].file, 200)
-        place += f":{line}" if line is not None else f", id {readable(str(own))}" if own is not None else ""
-    return {"image": readable(index.path(image).name, 100), "label": place}
+        place = one_line(labels[image].file, 200)
+        place += f":{line}" if line is not None else f", id {one_line(str(own))}" if own is not None else ""
+    return {"image": one_line(index.path(image).name, 100), "label": place}

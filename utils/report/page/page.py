@@ -17,7 +17,7 @@ from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.report.page import advice
 from tessera.utils.report.page.curves import threshold_curves, training_charts
 from tessera.utils.report.page.error_gallery import gallery
-from tessera.utils.report.page.page_data import ReportData, readable
+from tessera.utils.report.page.page_data import ReportData
 from tessera.utils.report.page.tables import (
     breakdowns,
     class_rows,
@@ -27,6 +27,7 @@ from tessera.utils.report.page.tables import (
     splits_of,
 )
 from tessera.utils.report.page.template import own_file, render_page
+from tessera.utils.text import one_line
 
 NAME = "report.html"
 
@@ -66,8 +67,8 @@ def page(facts: ReportData) -> str:
         gallery_kinds=[NAMES[kind] for kind in ERROR_KINDS],
         dataset=dataset(facts),
         origin=origin,
-        command=readable(origin.command, 2000),
-        flags={name: readable(str(value), 200) for name, value in origin.config.as_dict().items()},
+        command=one_line(origin.command, 2000),
+        flags={name: one_line(str(value), 200) for name, value in origin.config.as_dict().items()},
         versions=_versions(facts),
     )
 
@@ -102,7 +103,7 @@ def answers(facts: ReportData) -> dict[str, list[str]]:
             advice.costliest(facts.gains, counts) if metrics.objects else "",
             skipped,
             advice.too_small(facts.interval.map, metrics.images),
-            advice.problems(len(facts.index.problems), readable(shlex.quote(origin.config.data), 100)),
+            advice.problems(len(facts.index.problems), one_line(shlex.quote(origin.config.data), 100)),
         ],
     }
     answered = {question: list(filter(None, answer)) for question, answer in sentences.items()}
@@ -126,7 +127,7 @@ def _versions(facts: ReportData) -> dict[str, str]:
         "numpy": np.__version__,
         "Python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors",
-        "device": readable(facts.origin.device) + (f", {facts.origin.ranks} ranks" if facts.origin.ranks > 1 else ""),
+        "device": one_line(facts.origin.device) + (f", {facts.origin.ranks} ranks" if facts.origin.ranks > 1 else ""),
         "image size": f"{facts.origin.imgsz} pixels",
-        "folder": readable(str(facts.run), 200),
+        "folder": one_line(str(facts.run), 200),
     }

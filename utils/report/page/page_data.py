@@ -81,9 +81,4 @@ class ReportData:
 
     def name(self, class_id: int) -> str:
         """Return a class name for the page."""
-        return readable(self.index.names[class_id])
-
-
-def readable(text: str, most: int = 60) -> str:
-    """Return user text in one line of bounded length, without control or direction characters."""
-    return one_line(text, most)
+        return one_line(self.index.names[class_id])

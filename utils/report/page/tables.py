@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.error_counts import KINDS, ConfusionMatrix
 from tessera.utils.evaluation.matching import Kind
-from tessera.utils.report.page.page_data import ReportData, readable
+from tessera.utils.report.page.page_data import ReportData
+from tessera.utils.text import one_line
 from tessera.utils.types import DatasetIndex
 
 MOST_ROWS = 1500  # of the table of classes: the lowest mAP50-95
@@ -153,7 +154,7 @@ def splits_of(facts: ReportData) -> list[DatasetIndex]:
 def dataset(facts: ReportData) -> Row:
     """Summarise the dataset: images, objects and box sizes of each split, and what it leaves out."""
     splits = splits_of(facts)
-    excluded = [readable(index.excluded_summary, 1000) for index in splits if index.excluded_summary]
+    excluded = [one_line(index.excluded_summary, 1000) for index in splits if index.excluded_summary]
     return {"splits": [_split(index) for index in splits], "excluded": excluded}
 
 
