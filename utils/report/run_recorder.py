@@ -121,7 +121,13 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
         speed = times if figures.images_per_s else (nan,) * len(times)
         cells = (epoch, *figures.losses, *measured, *val_losses, *figures.rates, *speed)
         row = dict(zip(result_columns(self._loss_names), cells, strict=True))
-        self._world.run_on_main(lambda: self._append(row))
+
+        def append() -> None:
+            assert self._table is not None, "rank 0 has a table"
+            with self._writing():
+                self._table.append(row)
+
+        self._world.run_on_main(append)
         self._loggers.scalars(row, epoch)
         left = self._epochs - epoch - 1
         if epoch == self._start_epoch and left and figures.images_per_s:
@@ -161,11 +167,6 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
                     events.unlink()
             write_flags(self.run / "opt.yaml", run.config)
             write_yaml(self.run / "hyp.yaml", run.hyp.as_dict())
-
-    def _append(self, row: dict[str, float]) -> None:
-        assert self._table is not None, "rank 0 has a table"
-        with self._writing():
-            self._table.append(row)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -157,7 +157,9 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int 
             points = np.array(row[1:] if len(row) > 5 else ()).reshape(-1, 2)
             box = polygon_box(points) if len(points) else row[1:]
             if min(row[1:]) < 0 or max(row[1:]) > 1:
-                points, box = points.clip(0, 1), _clip(box)
+                x, y, width, height = box
+                corners = x - width / 2, y - height / 2, x + width / 2, y + height / 2
+                points, box = points.clip(0, 1), clipped_fractions(*corners, (1, 1)) or [0.0] * 4
                 beyond = f"{max(max(row[1:]) - 1, -min(row[1:])):.2g} beyond the image"
                 if min(box[2:]) < _NO_AREA:
                     nothing = f"{beyond}: nothing of it is inside"
@@ -169,12 +171,6 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int 
                 labels.notes.append((number, f"{beyond}: clipped"))
             labels.add(number, (class_id, *row[1:]), class_id, box, points)
     return labels.finish()
-
-
-def _clip(box: Sequence[float]) -> list[float]:
-    """Return the part of a box inside the image as centre and size; zeros if there is none."""
-    x, y, width, height = box
-    return clipped_fractions(x - width / 2, y - height / 2, x + width / 2, y + height / 2, (1, 1)) or [0.0] * 4
 
 
 def polygon_box(points: NDArray[np.float64]) -> list[float]:
