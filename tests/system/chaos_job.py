@@ -22,7 +22,7 @@ from tests.system.launch import Outcome, free_port
 _NETWORK = 0x40000000  # CLONE_NEWNET
 
 
-class ForkedJob:
+class ForkedJob(contextlib.AbstractContextManager["ForkedJob"]):
     """Ranks, and one launcher per host, which waits for them and with `keeps_store` has the job's store."""
 
     def __init__(
@@ -98,9 +98,6 @@ class ForkedJob:
             sys.stderr.flush()
         finally:
             os._exit(code)
-
-    def __enter__(self) -> ForkedJob:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()

@@ -10,13 +10,14 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.system.launch import ROOT, Outcome, environment, free_port, python_command, torchrun_command
 
 
-class Job:
+class Job(AbstractContextManager["Job"]):
     """A command in the background, with all of its descendants; a context manager that kills them all.
 
     They are found by a mark in their environment, which children inherit: a launcher puts its ranks into sessions of
@@ -40,9 +41,6 @@ class Job:
             self.process = subprocess.Popen(
                 command, cwd=cwd, env=full_env, stdin=stdin, stdout=out, stderr=err, start_new_session=True
             )
-
-    def __enter__(self) -> Job:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.kill()
@@ -150,18 +148,10 @@ def start(
     return Job(command, folder / "said", {**(env or {}), "FAULT": fault})
 
 
-def train(
-    folder: Path,
-    ranks: int,
-    *args: str,
-    fault: str = "",
-    options: Sequence[str] = (),
-    env: Mapping[str, str] | None = None,
-    timeout: float = 300,
-) -> Outcome:
-    """Run train.py to its end; no process of it and nothing new in /dev/shm may be left."""
+def train(folder: Path, ranks: int, *args: str, timeout: float = 300, **started: Any) -> Outcome:
+    """Run train.py, as `start` does, to its end; no process of it and nothing new in /dev/shm may be left."""
     before = shared_memory()
-    with start(folder, ranks, *args, fault=fault, options=options, env=env) as job:
+    with start(folder, ranks, *args, **started) as job:
         outcome = job.wait(timeout)
         assert job.left_over() == [], outcome.said
     assert_no_shared_memory_but(before)

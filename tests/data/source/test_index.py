@@ -1,19 +1,24 @@
-"""The dataset index: contents and refusals."""
+"""The dataset index: contents and refusals; stated image sizes; location of labels."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tessera.data.source.annotations.label_files import label_path
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import image_size
 from tessera.data.source.index import problem_report
+from tessera.data.source.scan import ImageLabels, locate_labels
 from tessera.utils.errors import UserError
 from tests.data.make import write_dataset, write_image
-from tests.data.source.made_yaml import BOX, build, same, write
+from tests.data.source.annotations.test_voc import voc, voc_object, write_voc
+from tests.data.source.made_yaml import BOX, build, coco_set, same, write
 
 
 def test_contents(tmp_path: Path) -> None:
@@ -177,3 +182,97 @@ def test_real_dataset(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         height, width = index.sizes_hw[i]
         centres, sizes = rows[:, 1:3] * (width, height), rows[:, 3:] * (width, height)
         np.testing.assert_allclose(index.labels(i)[1], np.hstack((centres - sizes / 2, centres + sizes / 2)), atol=1e-4)
+
+
+WIDE, HIGH = (10, 5, 50, 25), (10, 5, 25, 50)  # corners in pixels
+SHOWN = "its boxes fit the displayed image and are used"
+TURNED = "after applying its EXIF orientation"
+
+
+@pytest.mark.parametrize("form", ["coco", "voc"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        ((64, 40), 1, WIDE, True, ""),
+        ((65, 39), 1, WIDE, True, "made for 65 x 39 pixels, but the image has 64 x 40, which is off by one"),
+        ((40, 64), 1, WIDE, True, f"width and height are swapped; {SHOWN}"),
+        ((40, 64), 1, HIGH, False, "but the image has 64 x 40: width and height are swapped"),
+        ((32, 20), 1, WIDE, False, "made for 32 x 20 pixels, but the image has 64 x 40"),
+        ((40, 64), 6, HIGH, True, ""),
+        ((64, 40), 6, WIDE, False, TURNED),
+        ((64, 40), 6, HIGH, True, f"{TURNED}; {SHOWN}"),
+        ((64, 40), 6, (10, 5, 25, 25), False, TURNED),
+    ],
+)
+def test_stated_size(tmp_path: Path, form: str, case: tuple[tuple[int, int], int, tuple[int, ...], bool, str]) -> None:
+    (width, height), orientation, (left, top, right, bottom), is_used, said = case
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (tmp_path / "images").mkdir()
+    for name, turned in (("a.jpg", exif), ("b.jpg", Image.Exif())):
+        Image.new("RGB", (64, 40)).save(tmp_path / "images" / name, exif=turned)
+    if form == "coco":
+        boxes = {"a.jpg": [left, top, right - left, bottom - top], "b.jpg": [1, 2, 3, 4]}
+        yaml = coco_set(tmp_path, {name: [{"category_id": 1, "bbox": box}] for name, box in boxes.items()}, {1: "cat"})
+        content = json.loads((tmp_path / "set.json").read_text())
+        content["images"][0] |= {"width": width, "height": height}
+        write(tmp_path / "set.json", json.dumps(content))
+    else:
+        size = f"<size><width>{width}</width><height>{height}</height></size>"
+        for name, stated, box in (("a", size, f"{left + 1} {top + 1} {right} {bottom}"), ("b", "", "2 3 4 6")):
+            (tmp_path / f"images/{name}.xml").write_bytes(voc(voc_object(box=box), size=stated))
+        yaml = write(tmp_path / "a.yaml", f"path: {tmp_path}\ntrain: images\nnames: [cat]\n")
+    index = build(yaml)
+    assert [[left, top, right, bottom]] * is_used + [[1, 2, 4, 6]] == index.boxes_xyxy.round(3).tolist()
+    assert len(index.problems) == bool(said) and all(said in line for line in index.problems), index.problems
+    assert all(line.endswith("image skipped") != is_used for line in index.problems)
+
+
+# Objects are in lines 2, 4 and 6: a blank line, an ignored region, a duplicate and a polygon are among them.
+TEXT = "\n0 0.5 0.5 0.5 0.5\n-1 0.25 0.5 0.5 1\n1 0.5 0.5 0.25 0.25\n0 0.5 0.5 0.5 0.5\n1 0.5 0 1 0 1 1\n"
+
+
+def labels(yaml: Path, split: str = "train", **options: bool) -> list[ImageLabels]:
+    index = build(yaml, split, **options)
+    found = locate_labels(load_spec(yaml), index, range(len(index)), **options)
+    return [found[image] for image in range(len(index))]
+
+
+def test_lines_of_a_text_file(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": TEXT, "train/b": "0 0.5 0.5 0.5 0.5\n1 0.5 0.5 0.2 0.2\n"})
+    a, b = labels(yaml)
+    assert Path(a.file) == tmp_path / "pets" / "labels" / "train" / "a.txt"
+    assert [a.place(row) for row in range(3)] == [(2, None), (4, None), (6, None)] and list(b.lines) == [1, 2]
+    assert a.place(-1) == (None, None)
+    assert [list(one.lines) for one in labels(yaml, single_cls=True)] == [[2, 4, 6], [1, 2]]
+
+
+def test_a_file_that_has_changed_has_no_lines(tmp_path: Path) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": "0 0.5 0.5 0.5 0.5\n", "train/b": "0 0.5 0.5 0.5 0.5\n"})
+    index = build(yaml)
+    folder = tmp_path / "pets" / "labels" / "train"
+    (folder / "a.txt").write_text("0 0.5 0.5 0.5 0.4\n")
+    (tmp_path / "pets" / "images" / "train" / "b.jpg").unlink()
+    found = locate_labels(load_spec(yaml), index, [0, 1])
+    assert found[0].place(0) == (None, None) and found[0].file == str(folder / "a.txt")
+    assert 1 not in found
+
+
+def test_lines_of_voc_are_those_of_the_objects(tmp_path: Path) -> None:
+    objects = voc_object("cat"), voc_object("dog", extra="<difficult>1</difficult>"), voc_object("dog")
+    write_voc(tmp_path, "a", *objects)
+    yaml = tmp_path / "a.yaml"
+    yaml.write_text("train: JPEGImages\nval: JPEGImages\nnames: [cat, dog]\n")
+    (found,) = labels(yaml)
+    text = Path(found.file).read_text().splitlines()
+    assert found.file.endswith("a.xml") and len(found.lines) == 2
+    assert [text[line - 1] for line in found.lines] == [objects[0], objects[2]]
+
+
+def test_ids_of_a_coco_file(tmp_path: Path) -> None:
+    write_image(tmp_path / "a.jpg")
+    rows = [{"id": 7, "iscrowd": 1}, {"id": 40}, {}]
+    records = [{"category_id": 3, "bbox": [4, 4, 9, n + 5], **row} for n, row in enumerate(rows)]
+    (found,) = labels(coco_set(tmp_path, {"a.jpg": records}, {3: "cat"}), "val")
+    assert found.file == str(tmp_path / "set.json")
+    assert [found.place(row) for row in range(2)] == [(None, 40), (None, None)]
