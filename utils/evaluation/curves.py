@@ -23,20 +23,16 @@ class Curves:
 
     Attributes:
         class_ids: int64 (C,).
-        confidence: float64 (1000,), the axis of the next three.
-        precision, recall, f1: float64 (C, 1000), at IoU 0.5. Precision is 1 above a class's highest score.
-        recall_axis: float64 (101,).
-        precision_at_recall: float64 (C, 101), interpolated precision at IoU 0.5; its mean is AP50.
+        precision, recall, f1: float64 (C, 1000), by `CONFIDENCES`, IoU 0.5; precision is 1 above the highest score.
+        precision_at_recall: float64 (C, 101), by `RECALLS`, interpolated precision at IoU 0.5; its mean is AP50.
         ap50: float64 (C,).
-        best: index into `confidence` of the highest smoothed mean F1.
+        best: index into `CONFIDENCES` of the highest smoothed mean F1.
     """
 
     class_ids: NDArray[np.int64]
-    confidence: NDArray[np.float64]
     precision: NDArray[np.float64]
     recall: NDArray[np.float64]
     f1: NDArray[np.float64]
-    recall_axis: NDArray[np.float64]
     precision_at_recall: NDArray[np.float64]
     ap50: NDArray[np.float64]
     best: int
@@ -54,8 +50,8 @@ def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
     images_per_class[ranking.class_ids] = images_of_classes(ranking)
     curves = compute_curves(ranking)
     precision, recall = curves.precision[:, curves.best], curves.recall[:, curves.best]
-    class_confidences = np.full(nc, curves.confidence[curves.best])
-    class_confidences[curves.class_ids] = curves.confidence[curves.class_best()]
+    class_confidences = np.full(nc, CONFIDENCES[curves.best])
+    class_confidences[curves.class_ids] = CONFIDENCES[curves.class_best()]
     metrics = Metrics(
         precision=_mean(precision),
         recall=_mean(recall),
@@ -67,7 +63,7 @@ def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
         objects_per_class=objects_per_class,
         images=ranking.n_images,
         objects=len(ranking.target_images),
-        confidence=float(curves.confidence[curves.best]),
+        confidence=float(CONFIDENCES[curves.best]),
         class_confidences=class_confidences,
     )
     return metrics, curves
@@ -100,17 +96,7 @@ def compute_curves(ranking: Ranking) -> Curves:
         sampled = np.repeat(envelope[:, 0], gained[:, 0])
         precision_at_recall[c, : len(sampled)] = sampled
     best = best_step(f1.mean(0)) if n else 0
-    return Curves(
-        ranking.class_ids,
-        CONFIDENCES,
-        precision,
-        recall,
-        f1,
-        RECALLS,
-        precision_at_recall,
-        precision_at_recall.mean(1),
-        best,
-    )
+    return Curves(ranking.class_ids, precision, recall, f1, precision_at_recall, precision_at_recall.mean(1), best)
 
 
 def best_step(f1: NDArray[np.float64]) -> int:

@@ -50,7 +50,7 @@ def test_worked_example() -> None:
     # F1 is 2/3 with one detection, 0.8 with all three.
     assert metrics.precision == pytest.approx(2 / 3) and metrics.recall == 1
     assert metrics.confidence < 0.7
-    at = np.searchsorted(curves.confidence, [0.5, 0.75, 0.85, 0.95])
+    at = np.searchsorted(CONFIDENCES, [0.5, 0.75, 0.85, 0.95])
     np.testing.assert_allclose(curves.precision[0, at], [2 / 3, 1 / 2, 1, 1])
     np.testing.assert_allclose(curves.recall[0, at], [1, 1 / 2, 1 / 2, 0])
     np.testing.assert_allclose(curves.f1[0, at], [0.8, 0.5, 2 / 3, 0])

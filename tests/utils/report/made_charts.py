@@ -41,11 +41,9 @@ def curves(classes: int) -> Curves:
     recall, precision = 1 - axis**power, 0.5 + 0.5 * axis**power
     return Curves(
         class_ids=np.arange(classes),
-        confidence=axis,
         precision=precision,
         recall=recall,
         f1=2 * precision * recall / (precision + recall),
-        recall_axis=np.linspace(0, 1, 101),
         precision_at_recall=1 - np.linspace(0, 1, 101) ** power,
         ap50=power[:, 0] / (power[:, 0] + 1),
         best=500,

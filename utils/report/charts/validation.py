@@ -16,8 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from numpy.typing import NDArray
 
+from tessera.utils.evaluation.average_precision import RECALLS
 from tessera.utils.evaluation.curves import Curves
 from tessera.utils.evaluation.error_counts import ConfusionMatrix
+from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.report.charts.figure import (
     BLUE,
     INK,
@@ -39,7 +41,7 @@ _FAINT = "#9aa5b1"
 
 def plot_validation(run: Path, curves: Curves, confusion: ConfusionMatrix, names: Sequence[str]) -> None:
     """Write `confusion_matrix.png` and `{P,R,F1,PR}_curve.png` into the run directory."""
-    confidence = float(curves.confidence[curves.best])
+    confidence = float(CONFIDENCES[curves.best])
     plot_confusion_matrix(confusion, confidence, names, run / "confusion_matrix.png")
     plot_confidence_curve(curves, curves.precision, names, "Precision", run / "P_curve.png")
     plot_confidence_curve(curves, curves.recall, names, "Recall", run / "R_curve.png")
@@ -98,13 +100,13 @@ def plot_confidence_curve(
     details, best = [], curves.best
     if len(values):
         own = zip(values[:_LABELLED_CLASSES], curves.class_best(), strict=False)
-        details = [f"{row[k]:.3f} at {curves.confidence[k]:.3f}" for row, k in own]
-        details.append(f"{values[:, best].mean():.3f} at {curves.confidence[best]:.3f}")
+        details = [f"{row[k]:.3f} at {CONFIDENCES[k]:.3f}" for row, k in own]
+        details.append(f"{values[:, best].mean():.3f} at {CONFIDENCES[best]:.3f}")
     figure = new_figure(10, 6.5)
     axes = figure.add_subplot()
-    _curves(axes, curves, names, curves.confidence, values, details)
+    _curves(axes, curves, names, CONFIDENCES, values, details)
     if len(values):
-        axes.plot(curves.confidence[best], values[:, best].mean(), "o", color=INK, markersize=6, zorder=5)
+        axes.plot(CONFIDENCES[best], values[:, best].mean(), "o", color=INK, markersize=6, zorder=5)
     style(axes, f"{quantity} over confidence", "Confidence", quantity)
     save(figure, target)
 
@@ -115,7 +117,7 @@ def plot_pr_curve(curves: Curves, names: Sequence[str], target: Path) -> None:
     details += [f"{curves.ap50.mean():.3f} mAP 0.5"] if details else []
     figure = new_figure(10, 6.5)
     axes = figure.add_subplot()
-    _curves(axes, curves, names, curves.recall_axis, curves.precision_at_recall, details)
+    _curves(axes, curves, names, RECALLS, curves.precision_at_recall, details)
     style(axes, "Precision over recall, IoU 0.5", "Recall", "Precision")
     save(figure, target)
 

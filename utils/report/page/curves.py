@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.report.page.page_data import ReportData
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def threshold_curves(facts: ReportData) -> dict[str, Any] | None:
     objects = np.diff(ranking.target_offsets)
     chosen = np.sort(np.argsort(-objects, kind="stable")[:MOST_CLASSES])
     own = curves.class_best()
-    even = np.linspace(0, len(curves.confidence) - 1, STEPS + 1).round().astype(np.int64)
+    even = np.linspace(0, len(CONFIDENCES) - 1, STEPS + 1).round().astype(np.int64)
     steps = np.unique(np.concatenate((even, [curves.best], own[chosen])))
     ratios = {"p": curves.precision, "r": curves.recall, "f": curves.f1}
     groups = []
@@ -92,5 +93,5 @@ def threshold_curves(facts: ReportData) -> dict[str, Any] | None:
         group = {key: values.astype(int).tolist() for key, values in sent.items()}
         place = int(np.searchsorted(steps, best))
         groups.append({**group, "name": name, "best": place, "objects": int(objects[rows].sum())})
-    confidence = [round(value, 4) for value in curves.confidence[steps].tolist()]
+    confidence = [round(value, 4) for value in CONFIDENCES[steps].tolist()]
     return {"confidence": confidence, "groups": groups, "left": len(curves.class_ids) - len(chosen)}
