@@ -18,6 +18,7 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.curves import best_step
+from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.report.charts import training
 from tessera.utils.report.charts.training import plot_labels, plot_results
 from tessera.utils.report.charts.validation import (
@@ -169,7 +170,7 @@ def test_curves_have_a_bold_mean_and_a_legend_that_fits(count: int, tmp_path: Pa
         assert len(labels) == (1 if count == 1 else count + 1 if count <= 20 else 2)
     first = figures[0].axes[0].get_legend().get_texts()[0].get_text()
     at = data.best if count > 1 else data.class_best()[0]
-    assert f"{data.f1[:, at].mean():.3f} at {data.confidence[at]:.3f}" in first
+    assert f"{data.f1[:, at].mean():.3f} at {CONFIDENCES[at]:.3f}" in first
     assert f"{data.ap50.mean():.3f}" in figures[1].axes[0].get_legend().get_texts()[0].get_text()
 
 
@@ -182,12 +183,10 @@ def test_the_curves_mark_the_confidence_that_is_used(tmp_path: Path, figures: li
     plot_validation(tmp_path, data, confusion_of(np.eye(5)), ["a", "b", "c", "d"])
     for figure, values in zip(figures[1:4], (data.precision, data.recall, data.f1), strict=True):
         (mark,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
-        used = data.confidence[data.best]
+        used = CONFIDENCES[data.best]
         assert [float(np.squeeze(at)) for at in mark.get_data()] == [used, values[:, data.best].mean()]
         labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-        own = [
-            (name, values[i, k], data.confidence[k]) for name, i, k in zip("db", (0, 1), data.class_best(), strict=True)
-        ]
+        own = [(name, values[i, k], CONFIDENCES[k]) for name, i, k in zip("db", (0, 1), data.class_best(), strict=True)]
         assert labels[1:] == [f"{name} {value:.3f} at {at:.3f}" for name, value, at in own]
         assert labels[0] == f"all classes {values[:, data.best].mean():.3f} at {used:.3f}"
 
