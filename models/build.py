@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from tessera.models.heads.head import Head, HeadSpec
 from tessera.models.layers import blocks
 from tessera.models.layers import yaml_arguments as read
-from tessera.models.layers.c3_variants import C3TR, C3Ghost, GhostBottleneck, GhostConv
 from tessera.models.layers.elan import AConv, ADown, ConvElan, Elan, RepElan
+from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
 from tessera.models.layers.inverted_residual import ConvReLU6, InvertedResidual
+from tessera.models.layers.transformer import C3TR
 from tessera.models.model_yaml import IMAGE, LayerSpec, ModelSpec
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.text import one_line, plural, shown

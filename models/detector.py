@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tessera.models.build import build_layers
 from tessera.models.heads.head import Head
 from tessera.models.layers.blocks import SILU, Conv
-from tessera.models.layers.c3_variants import RepConv
+from tessera.models.layers.repconv import RepConv
 from tessera.models.model_yaml import IMAGE, read_model
 from tessera.utils.errors import ConfigError
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tessera.models.layers.blocks import Conv, concat
-from tessera.models.layers.c3_variants import RepC3
+from tessera.models.layers.repconv import RepC3
 
 
 class BasicBlock(nn.Module):

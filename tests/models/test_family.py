@@ -14,7 +14,7 @@ from tessera.models.heads.free.head import DetectFree
 from tessera.models.heads.head import Head
 from tessera.models.heads.yolov9 import DetectYOLOv9
 from tessera.models.heads.yolox import DetectYOLOX
-from tessera.models.layers.c3_variants import RepConv
+from tessera.models.layers.repconv import RepConv
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.models.summary import count_gflops, count_parameters, summary
 from tessera.utils.checkpoints.initial_model import build_model

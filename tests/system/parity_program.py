@@ -40,8 +40,8 @@ from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
+from tessera.utils.training.class_weights import class_weights
 from tessera.utils.training.data import open_train_loader, reweight, training_samples
-from tessera.utils.training.start import class_weights
 from tessera.utils.types import Batch
 
 AFTER_WARMUP, STEPS = "--after-warmup", "--steps"

@@ -14,7 +14,8 @@ from tessera.utils.error_analysis.files import ERRORS
 from tessera.utils.errors import UserError, warn_on_error
 from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.files import remove_leftovers
-from tessera.utils.report.charts.training import plot_labels, plot_results
+from tessera.utils.report.charts.labels import plot_labels
+from tessera.utils.report.charts.training import plot_results
 from tessera.utils.report.image_grid import render_targets
 from tessera.utils.report.results_csv import ResultsTable, read_results, result_columns
 from tessera.utils.report.sample_images import SampleImageCollector

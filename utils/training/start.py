@@ -1,18 +1,14 @@
-"""Start of a training: run directory, recipe, AutoBatch size, precision, data, model, loss and its class weights."""
+"""Start of a training: run directory, recipe, AutoBatch size, precision, data, model and loss, from the flags."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from tessera.models.detector import DetectionModel, check_imgsz
 from tessera.models.heads.criterion import Criterion
@@ -27,7 +23,7 @@ from tessera.utils.checkpoints.initial_model import (
 )
 from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.run_directory import new_run
-from tessera.utils.config import AUTO, Hyp, TrainConfig
+from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.multi_scale import check_statistics, largest_size
@@ -36,15 +32,14 @@ from tessera.utils.engine.precision import choose_precision
 from tessera.utils.engine.recipe import choose_start, pretrained_hint, with_recipe
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
-from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
 from tessera.utils.report.trackers.loggers import import_tracker
 from tessera.utils.search.autobatch import Trial, auto_batch_size
-from tessera.utils.text import first_of, plural, row, shown
+from tessera.utils.text import plural, row
+from tessera.utils.training.class_weights import class_weights
 from tessera.utils.training.data import TrainingData, box_sizes, load_data, warn_of_problems
-from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +47,6 @@ OUT_OF_MEMORY_REMEDIES = (
     "Give a smaller --batch-size (-1 chooses the largest that fits), a smaller --imgsz or a smaller model, or free "
     "memory of other processes. A saved run resumes with --resume and a smaller --batch-size."
 )
-BETA = 0.999  # of the effective number of objects, as in Cui et al.
 
 
 def open_run(
@@ -123,43 +117,3 @@ def open_run(
     progress = Progress(torch.zeros(len(criterion.names), device=world.device))
     ema, stopper = ModelEMA(model, run.hyp.ema_share), EarlyStopping(run.config.patience)
     return run, data, TrainState(model, ema, optimizer, precision, stopper, progress), criterion
-
-
-def class_weights(hyp: Hyp, index: DatasetIndex) -> Tensor | None:
-    """Return `Criterion.class_weights` for a training on `index`: float32 (C,) on the CPU, or None.
-
-    Classes that `hyp` does not name weigh 1. The mean weight over the objects of the dataset is scaled to 1.
-
-    Raises:
-        ConfigError: a weight for a class that the dataset does not have.
-    """
-    if not hyp.class_weights:
-        return None
-    counts = np.bincount(index.classes, minlength=len(index.names))
-    if hyp.class_weights == AUTO:
-        weights = by_effective_number(counts)
-    else:
-        weights = np.ones(len(counts))
-        for name, weight in json.loads(hyp.class_weights).items():
-            if name not in index.names:
-                raise ConfigError(
-                    f"Hyperparameter class_weights: the dataset has no class {shown(name)}."
-                    f"{did_you_mean(name, index.names)} Its classes: {first_of(list(map(shown, index.names)), 10)}."
-                )
-            weights[index.names.index(name)] = weight
-    weights /= (weights * counts).sum() / max(counts.sum(), 1) or 1.0  # unchanged without objects
-    least, most = int(weights.argmin()), int(weights.argmax())
-    log.info(
-        f"Class weights from {weights[least]:.3g} ({shown(index.names[least])}) to {weights[most]:.3g} "
-        f"({shown(index.names[most])})"
-    )
-    return torch.from_numpy(weights).float()
-
-
-def by_effective_number(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return weights (C,) of one over the effective number of objects of each class (Cui et al., arXiv 1901.05555).
-
-    The effective number of n objects is (1 − β^n) / (1 − β): about n for few, and at most 1,000. A class without
-    objects counts as having one.
-    """
-    return (1 - BETA) / (1 - BETA ** np.maximum(counts, 1))

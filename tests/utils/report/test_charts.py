@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from tessera.utils.evaluation.curves import best_step
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.report.charts import training
-from tessera.utils.report.charts.training import plot_labels, plot_results
+from tessera.utils.report.charts.labels import plot_labels
+from tessera.utils.report.charts.training import plot_results
 from tessera.utils.report.charts.validation import (
     plot_confidence_curve,
     plot_confusion_matrix,
