@@ -37,10 +37,9 @@ def gather_rows(outputs: Tensor, cells: Tensor) -> Tensor:
     under torch.use_deterministic_algorithms. CUDA's kernel for up to 3,072 rows has a race from 2,017 on: the next
     indices may replace those that slower warps still compare. The rows added for the other kernel have no gradient.
     """
-    count = len(cells)
-    if 2016 < count <= 3072:
-        cells = F.pad(cells, (0, 3073 - count))
-    return F.embedding(cells, outputs)[:count].float()
+    if 2016 < len(cells) <= 3072:
+        return F.embedding(F.pad(cells, (0, 3073 - len(cells))), outputs)[: len(cells)].float()
+    return F.embedding(cells, outputs).float()
 
 
 class Targets(NamedTuple):
