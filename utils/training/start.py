@@ -67,7 +67,7 @@ def open_run(
     accelerator = world.accelerator
     building = f"the model at {flags.imgsz} px, before its first batch"
     with explain_out_of_memory(accelerator, building, OUT_OF_MEMORY_REMEDIES):
-        world.run_on_main(lambda: [*map(import_tracker, flags.logger_names)])
+        world.run_on_main(lambda: all(map(import_tracker, flags.logger_names)))  # modules cannot be sent
         # Check the flags before reading the dataset, which may take minutes.
         folder = folder or stack.enter_context(new_run(flags, world))
         weights = world.run_on_main(lambda: read_weights(flags, resumed))
