@@ -111,12 +111,12 @@ def test_shared_statistics_take_two_messages_a_layer(device: FakeCuda, parts: Ba
 
     device.batch_norm, collectives = parts, Counting()
     trainer = Trainer(device, torch.float16, cfg=FREE)
-    norms = [module for module in trainer.model.modules() if type(module) is nn.BatchNorm2d]
+    norms = [module for module in trainer.model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
         SyncBatchNorm2d.convert(norm, collectives, device)
     step(device, trainer)
     step(device, trainer)
-    assert collectives.messages == 2 * 2 * len(norms)
+    assert collectives.messages == 2 * 2 * len(norms) > 0
 
 
 @each_head
