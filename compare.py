@@ -94,7 +94,6 @@ def compare(config: CompareConfig, world: World) -> Comparison:
         a, b = ([measure_run(run, index, class_of[run.called], config, world) for run in side] for side in opened)
         rankings = [[evaluation.ranking for _, evaluation in side] for side in (a, b)]
         matches = (a[0][1].matches, b[0][1].matches) if len(a) == len(b) == 1 else None
-        # The median run of each side.
         (one_a, found_a), (one_b, found_b) = (side[median_run([one.map for one, _ in side])] for side in (a, b))
 
         def joined() -> Comparison:

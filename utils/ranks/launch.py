@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import _abort_process_group
 
 from tessera.utils.environment import Launch, control_timeout_s, join_timeout_s, loader_timeout_s, over_loopback
 from tessera.utils.errors import ConfigError, Interrupted, UserError, exit_code_of
-from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory
 from tessera.utils.machine.choose_device import choose_accelerator
 from tessera.utils.machine.resource_limits import open_files_left
 from tessera.utils.ranks.collectives import Collectives
@@ -156,8 +156,9 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
             f"the service that starts the ranks)."
         )
     share_loopback = require_own_devices(store, launch.rank, launch.size, accelerator)
+    free = "Free memory that other processes hold there."
     try:
-        with over_loopback(share_loopback):
+        with over_loopback(share_loopback), explain_out_of_memory(accelerator, "the ranks' connections", free):
             dist.init_process_group(
                 accelerator.backend,
                 store=store,

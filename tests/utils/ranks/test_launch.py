@@ -58,9 +58,16 @@ def test_a_store_that_is_lost_in_the_midst_of_the_work_is_one_message() -> None:
     assert isinstance(raised, UserError) and str(raised) == STORE_LOST and raised.reporter == 1
 
 
-@pytest.mark.parametrize("gone", [[], ["rank 1"]])
+@pytest.mark.parametrize(
+    ("gone", "reason", "message"),
+    [
+        ([], "Connection refused", r"each other: Connection refused\. .* GLOO_SOCKET_IFNAME"),
+        (["rank 1"], "Connection refused", "NCCL error"),
+        ([], "DefaultCPUAllocator: no memory", "^out of memory .* Free memory that other"),
+    ],
+)
 def test_living_ranks_that_cannot_connect_are_told_what_to_name(
-    monkeypatch: pytest.MonkeyPatch, gone: list[str]
+    monkeypatch: pytest.MonkeyPatch, gone: list[str], reason: str, message: str
 ) -> None:
     monkeypatch.setenv("TESSERA_LOADER_TIMEOUT", "4000")
 
@@ -71,12 +78,11 @@ def test_living_ranks_that_cannot_connect_are_told_what_to_name(
         assert timeout.total_seconds() > 4000, "a rank may wait so long for a batch"
 
     def refused(_: torch.Tensor) -> None:
-        raise dist.DistBackendError("NCCL error in: a.cpp:9\nncclSystemError: \nLast error:\nConnection refused\n")
+        raise dist.DistBackendError(f"NCCL error in: a.cpp:9\nncclSystemError: \nLast error:\n{reason}\n")
 
     for name, part in {"init_process_group": made, "new_group": lambda **_: None, "all_reduce": refused}.items():
         monkeypatch.setattr(dist, name, part)
     heartbeat = SimpleNamespace(silent_ranks=lambda: gone)
-    message = "NCCL error" if gone else r"each other: Connection refused\. .* GLOO_SOCKET_IFNAME"
     with pytest.raises(RuntimeError if gone else UserError, match=message):
         _make_groups(Launch(), Nccl(), HashStore(), heartbeat)  # type: ignore[arg-type]
 
