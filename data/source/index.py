@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.class_matching import SINGLE_CLASS
-from tessera.data.source.annotations.coco_file import result_ids
+from tessera.data.source.annotations.coco_ids import result_ids
 from tessera.data.source.annotations.yolo_labels import ALL_CLASSES
 from tessera.data.source.holdout import select_images
 from tessera.data.source.messages import (

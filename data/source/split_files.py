@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco_file import CocoImage, read_coco
-from tessera.data.source.annotations.label_files import label_path, match_label_files, normalized_stem, voc_folder
+from tessera.data.source.annotations.label_files import label_path, match_label_files, normalized_stem
 from tessera.data.source.annotations.moved_images import relocate_images
+from tessera.data.source.annotations.voc_folder import voc_folder
 from tessera.data.source.dataset_root import expand_entry, images_and_xmls, list_base_dir, read_path_list, stem_of
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.errors import UserError

@@ -17,7 +17,7 @@ from torch import nn
 from tessera import Detector
 from tessera.commands import export, train, val
 from tessera.commands.val import ignored_flags
-from tessera.data.source.annotations.coco_file import COCO_NAMES
+from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.engine.precision import Precision

@@ -1,8 +1,7 @@
-"""Order of trainings in a search: trials in ranges around the start, then the best sets again with other seeds."""
+"""Order of trainings in a search: its trials, then the best sets and the start again with other seeds."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import time
@@ -13,54 +12,16 @@ from typing import Any, NamedTuple
 from tessera.utils.checkpoints.run_directory import write_yaml
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.files import write_whole
-from tessera.utils.search.report import SEEDS, Report, Row, best_first, judge, write_rows
+from tessera.utils.search.report import Report, Row, best_first, write_rows
 from tessera.utils.search.search_directory import BEST, JOURNAL, REPORT, TABLE
+from tessera.utils.search.space import hyp_of, ranges
 from tessera.utils.search.study import SharedStudy, load_optuna
 from tessera.utils.search.trial import TrialObserver
+from tessera.utils.search.verdict import SEEDS, judge
 from tessera.utils.text import plural
 
 SETS = 3  # best sets, which are trained again
 _WAIT_S = 5.0
-FACTOR = 2.0  # the range of a value is its start divided and multiplied by this, on a logarithmic scale
-# For these the distance to 1 is scaled.
-_MOMENTA = frozenset({"momentum", "warmup_momentum"})
-# Without effect on a training, choices of the model or of its trained part, and texts.
-_FIXED = frozenset({"iou_t", "anchors", "frozen_layers", "fixed_norms", "optimizer", "class_weights"})
-
-
-def ranges(start: Hyp, optuna: Any) -> dict[str, Any]:
-    """Return a distribution for each searched key.
-
-    A value of 0 stays 0 (an augmentation that is off stays off), and so does an optional key at its default. Counts
-    stay integers.
-    """
-    found = {}
-    for f in dataclasses.fields(Hyp):
-        value = getattr(start, f.name)
-        if f.name in _FIXED or f.name not in start.as_dict() or value == 0:
-            continue
-        low, high, near = f.metadata["low"], f.metadata["high"], value / FACTOR
-        if f.name in _MOMENTA:
-            near, far = 1 - (1 - value) * FACTOR, 1 - (1 - value) / FACTOR
-            found[f.name] = optuna.distributions.FloatDistribution(max(low, near), min(high, far))
-        elif f.metadata["whole"]:
-            bounds = max(int(low), int(near), 1), min(int(high), int(value * FACTOR))
-            found[f.name] = optuna.distributions.IntDistribution(*bounds, log=True)
-        else:
-            bounds = max(low, near), min(high, value * FACTOR)
-            found[f.name] = optuna.distributions.FloatDistribution(*bounds, log=True)
-    return found
-
-
-def hyp_of(start: Hyp, values: Mapping[str, float]) -> Hyp:
-    """Return the start with other values, rounded to five digits where they differ."""
-    metadata = {f.name: f.metadata for f in dataclasses.fields(Hyp)}
-    rounded = {
-        key: min(max(float(f"{value:.5g}"), metadata[key]["low"]), metadata[key]["high"])
-        for key, value in values.items()
-        if value != getattr(start, key)
-    }
-    return dataclasses.replace(start, **rounded)
 
 
 class Job(NamedTuple):

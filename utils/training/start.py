@@ -108,7 +108,11 @@ def open_run(
             config = dataclasses.replace(config, batch_size=auto_batch_size(trial, data.images_per_epoch, world))
             run = dataclasses.replace(run, config=config)
     scale = f" (up to {largest} px)" if config.multi_scale else ""
-    hint = " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True wastes less on varying sizes." if run.varies_sizes else ""
+    hint = (
+        " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True wastes less on varying sizes."
+        if run.varies_sizes and not accelerator.is_host
+        else ""
+    )
     work = f"a batch of {plural(run.rank_batch_size, 'image')} a rank at {run.imgsz} px{scale}"
     stack.enter_context(explain_out_of_memory(accelerator, work, OUT_OF_MEMORY_REMEDIES + hint))
     check_statistics(run)

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from tessera.data.source.annotations.coco_file import MAX_UNMATCHED
 from tessera.data.source.checks.boxes import box_size_summary, check_boxes
+from tessera.data.source.checks.classes import check_classes, check_names, counts_of, ignored_regions, table
 from tessera.data.source.checks.drift import check_drift
 from tessera.data.source.checks.image_quality import Fingerprint, check_images
-from tessera.data.source.checks.labels import (
-    check_auto_labels,
-    check_classes,
-    check_label_files,
-    check_names,
-    counts_of,
-    ignored_regions,
-    table,
-)
+from tessera.data.source.checks.missing_labels import check_auto_labels, check_label_files
 from tessera.data.source.checks.near_duplicates import check_copies, check_near_duplicates
 from tessera.data.source.checks.results import DatasetCheck, SplitData
 from tessera.data.source.dataset_root import matching_paths

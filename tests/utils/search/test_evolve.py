@@ -20,8 +20,8 @@ from tessera.utils.errors import Diverged, Interrupted, UserError
 from tessera.utils.machine.optional_packages import MissingExtra
 from tessera.utils.ranks.world import World
 from tessera.utils.search.evolve import evolve
-from tessera.utils.search.plan import hyp_of, ranges
 from tessera.utils.search.search_directory import open_search
+from tessera.utils.search.space import hyp_of, ranges
 from tessera.utils.search.trial import TrialObserver
 from tessera.utils.types import Metrics
 from tests.utils.search.searches import MEASURED, START, curve, distance, found, nothing, search, table

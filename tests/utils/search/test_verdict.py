@@ -7,7 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tessera.utils.search.report import Gain, Report, Row, critical, gains, judge
+from tessera.utils.search.report import Report, Row
+from tessera.utils.search.verdict import Gain, critical, gains, judge
 from tests.utils.search.searches import START
 
 SEARCHES, TRIALS, SETS, SEEDS, NOISE, BY_SEED = 1000, 20, 3, 3, 0.01, 0.02

@@ -11,7 +11,7 @@ import yaml
 from torch.nn import functional as F
 
 from tessera.commands import export
-from tessera.data.source.annotations.coco_file import COCO_NAMES
+from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.models.detector import DetectionModel
 from tessera.utils.errors import UserError
 from tessera.utils.exporting.job import ExportJob
