@@ -109,21 +109,21 @@ def test_concat_has_the_value_of_cat_and_dense_gradients(layout: torch.memory_fo
         assert torch.equal(gradient, right) and gradient.is_contiguous(memory_format=layout)
 
 
-@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (3, 2), (5, 1)])
-def test_a_depthwise_convolution_trains_in_bfloat16_as_in_float32(kernel: int, stride: int) -> None:
-    block, x = DWConv(8, 8, kernel, stride), torch.randn(2, 8, 9, 9)
-    in_float32 = block.conv(x)
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 1, 1), (3, 2, 1), (5, 1, 1), (5, 2, 2), (7, 1, 1)])
+def test_a_depthwise_convolution_trains_in_bfloat16_as_in_float32(
+    kernel: int, stride: int, dilation: int, frozen: bool
+) -> None:
+    block, x = DWConv(8, 8, kernel, stride, dilation), torch.randn(2, 8, 10, 9, requires_grad=True)
+    block.frozen_statistics = frozen
+    exact = block(x)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(block.conv(x), in_float32.bfloat16()) == (kernel * stride > 3)
-        with torch.no_grad():
-            assert not torch.equal(block.conv(x), in_float32.bfloat16())
-    block(x).sum().backward()
-    plain = block.conv.weight.grad.clone()
-    for block.frozen_statistics in (False, True):
-        block.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
-            out = block(x)
-        assert out.dtype == torch.bfloat16
-        out.float().sum().backward()
-        if not block.frozen_statistics:
-            torch.testing.assert_close(block.conv.weight.grad, plain, rtol=0.05, atol=0.05 * float(plain.abs().max()))
+        rounded = block(x)
+        assert rounded.dtype == torch.bfloat16
+        assert ("_DepthWise" in block.conv(x).grad_fn.name()) == (kernel * stride > 3)
+    seen = torch.randn_like(rounded)
+    gradients = (torch.autograd.grad(y, (x, *block.parameters()), seen.to(y.dtype)) for y in (rounded, exact))
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert block.requires_grad_(False).conv(x.detach()).grad_fn is None
