@@ -71,6 +71,13 @@ class Opened(NamedTuple):
     model: Backend | ImageBackend
 
 
+class Measured(NamedTuple):
+    """A validated run of a side."""
+
+    figures: RunMetrics
+    evaluation: Evaluation
+
+
 def compare(config: CompareConfig, world: World) -> Comparison:
     """Validate both sides; print and write the differences."""
     require_same_command(config, world)
@@ -92,21 +99,20 @@ def compare(config: CompareConfig, world: World) -> Comparison:
     with ExitStack() as stack:
         folder = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
         a, b = ([measure_run(run, index, class_of[run.called], config, world) for run in side] for side in opened)
-        rankings = [[evaluation.ranking for _, evaluation in side] for side in (a, b)]
-        matches = (a[0][1].matches, b[0][1].matches) if len(a) == len(b) == 1 else None
-        (one_a, found_a), (one_b, found_b) = (side[median_run([one.map for one, _ in side])] for side in (a, b))
+        rankings = [[run.evaluation.ranking for run in side] for side in (a, b)]
+        matches = (a[0].evaluation.matches, b[0].evaluation.matches) if len(a) == len(b) == 1 else None
+        one_a, one_b = (side[median_run([run.figures.map for run in side])] for side in (a, b))
 
         def joined() -> Comparison:
-            of_a = detections_above(found_a.matches, one_a.threshold)
-            of_b = detections_above(found_b.matches, one_b.threshold)
+            of_a, of_b = (detections_above(one.evaluation.matches, one.figures.threshold) for one in (one_a, one_b))
             found = Comparison(
-                tuple(one for one, _ in a),
-                tuple(one for one, _ in b),
+                tuple(run.figures for run in a),
+                tuple(run.figures for run in b),
                 str(spec.yaml_path),
                 config.task,
                 index.names,
                 differences(rankings[0], rankings[1], matches),
-                find_disagreements(of_a, of_b, index, one_a.threshold, one_b.threshold),
+                find_disagreements(of_a, of_b, index, one_a.figures.threshold, one_b.figures.threshold),
                 config.requirements,
             )
             write_disagreements(folder, index, found.flips, of_a, of_b)
@@ -177,7 +183,7 @@ def check_comparable(runs: Sequence[Opened], index: DatasetIndex) -> None:
 
 def measure_run(
     run: Opened, index: DatasetIndex, class_of: tuple[int, ...], config: CompareConfig, world: World
-) -> tuple[RunMetrics, Evaluation]:
+) -> Measured:
     """Validate a run as val.py does; `class_of` as in Settings."""
     log.info(f"{run.called}:")
     imgsz = image_size(run.model, config)
@@ -209,7 +215,7 @@ def measure_run(
         mb=run.mb,
         parameters=run.model.parameters,
     )
-    return figures, found
+    return Measured(figures, found)
 
 
 def warm_up(model: Backend | ImageBackend, imgsz: int, batch_size: int) -> None:

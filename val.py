@@ -33,7 +33,8 @@ from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.evaluate import evaluate_split
 from tessera.utils.evaluation.predictors import DetectionCollector, Settings
 from tessera.utils.evaluation.result_files import label_file_writer, results_ids, save_coco_results
-from tessera.utils.label_errors.candidates import Evidence, EvidenceCollector
+from tessera.utils.label_errors.candidates import EvidenceCollector
+from tessera.utils.label_errors.evidence import Evidence
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_command

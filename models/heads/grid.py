@@ -33,18 +33,18 @@ class Grid:
         return Grid(self.cells[cells % len(self.cells)])
 
 
-def numbers(count: int, beside: Tensor) -> Tensor:
+def arange_like(count: int, like: Tensor) -> Tensor:
     """Return 0 … count - 1 in float32 on the device of a tensor."""
     if torch.jit.is_tracing():  # type: ignore[attr-defined]  # an arange would stay on the device of the trace
-        return beside.new_ones(count, dtype=torch.float32).cumsum(0) - 1
-    return torch.arange(count, device=beside.device, dtype=torch.float32)
+        return like.new_ones(count, dtype=torch.float32).cumsum(0) - 1
+    return torch.arange(count, device=like.device, dtype=torch.float32)
 
 
-def make_grid(shapes_hw: Sequence[tuple[int, int]], strides: Sequence[float], beside: Tensor) -> Grid:
+def make_grid(shapes_hw: Sequence[tuple[int, int]], strides: Sequence[float], like: Tensor) -> Grid:
     """Return the cells of levels with maps of `shapes_hw` cells and `strides` pixels per cell, on a tensor's device."""
     levels = []
     for (ny, nx), stride in zip(shapes_hw, strides, strict=True):
-        x, y = ((numbers(n, beside) + 0.5) * stride for n in (nx, ny))
+        x, y = ((arange_like(n, like) + 0.5) * stride for n in (nx, ny))
         sizes = x.new_full((ny, nx), stride)
         levels.append(torch.stack((x.expand(ny, nx), y[:, None].expand(ny, nx), sizes), -1).view(-1, 3))
     return Grid(torch.cat(levels))

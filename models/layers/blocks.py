@@ -114,7 +114,7 @@ class _DepthWise(torch.autograd.Function):
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """nn.BatchNorm2d that does not count its batches: TrainStep adds to all counters at once."""
+    """nn.BatchNorm2d without its own counter of batches: TrainStep increments all counters in one kernel."""
 
     def forward(self, x: Tensor) -> Tensor:
         mean, var, momentum = self.running_mean, self.running_var, cast(float, self.momentum)

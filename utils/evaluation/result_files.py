@@ -27,6 +27,8 @@ LABELS, CROPS = "labels", "crops"  # result folders beside images
 MOST_BYTES = 190  # of a name without suffix
 _MOST_BYTES_OF_FOLDERS = 2000
 _FILES = IMAGE_SUFFIXES | {".mp4", ".txt", ".csv", ".jsonl", ".part"}  # suffixes of result files
+_UNUSED_IDS = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
+COCO_IDS = tuple(i for i in range(1, 91) if i not in _UNUSED_IDS)
 
 
 def label_file_writer(folder: Path, index: DatasetIndex, save_conf: bool) -> DetectionCollector:
@@ -117,10 +119,6 @@ def save_txt(
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, "".join(lines).encode())
     return target
-
-
-_UNUSED_IDS = frozenset({12, 26, 29, 30, 45, 66, 68, 69, 71, 83})
-COCO_IDS = tuple(i for i in range(1, 91) if i not in _UNUSED_IDS)
 
 
 def coco_category_ids(names: Sequence[str]) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.inference.input_images import Color, DarkImageWarning, Picture, to_pixels
+from tessera.utils.inference.input_images import Color, DarkImageWarning, ImageInput, to_pixels
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import BROKEN_OFF, Sources, open_sources
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 MAX_DET = 1000
 Confidence = float | Literal["auto"] | None
-Source = Picture | int | Iterable[Picture | int]
+Source = ImageInput | int | Iterable[ImageInput | int]
 
 
 class Detector:
@@ -168,7 +168,7 @@ class Detector:
             self.pipeline.backend.pixels,
         )
 
-    def _detect_images(self, pictures: Iterable[Picture], color: Color, keep: bool) -> Iterator[Result]:
+    def _detect_images(self, pictures: Iterable[ImageInput], color: Color, keep: bool) -> Iterator[Result]:
         rule = self.pipeline.backend.pixels
         for number, picture in enumerate(pictures):
             if isinstance(picture, (str, Path)):
@@ -247,7 +247,7 @@ def _class_number(item: int | str, names: Sequence[str]) -> int:
     return number
 
 
-def _split_source(source: Source) -> tuple[list[str | int | Path] | None, Iterable[Picture]]:
+def _split_source(source: Source) -> tuple[list[str | int | Path] | None, Iterable[ImageInput]]:
     """Return the values of `--source`; or None and images in memory, with paths among them.
 
     If an image comes first, the others are requested one by one, so that those of a generator need not fit in memory.

@@ -24,7 +24,7 @@ from tessera.utils.text import plural, shown
 log = logging.getLogger(__name__)
 
 Color = Literal["rgb", "bgr"]
-Picture = str | Path | bytes | Image.Image | NDArray[Any] | Tensor
+ImageInput = str | Path | bytes | Image.Image | NDArray[Any] | Tensor
 
 _DTYPES = (np.uint8, np.uint16, np.float16, np.float32, np.float64)
 _CHANNELS = (1, 2, 3, 4)  # grey, grey and alpha, colours, colours and alpha
@@ -52,7 +52,7 @@ class DarkImageWarning:
 
 
 def to_pixels(
-    image: Picture, *, color: Color = "rgb", pixels: PixelRule | None = None, note: DarkImageWarning | None = None
+    image: ImageInput, *, color: Color = "rgb", pixels: PixelRule | None = None, note: DarkImageWarning | None = None
 ) -> Pixels:
     """Convert an image to uint8 (H, W, 3) RGB.
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.bit_depth import PixelRule, Pixels
 from tessera.utils.errors import UserError
-from tessera.utils.inference.input_images import Picture, to_pixels
+from tessera.utils.inference.input_images import ImageInput, to_pixels
 from tessera.utils.inference.sources.frames import Media
 from tessera.utils.report.image_grid import Annotations, Style, draw_annotations
 from tessera.utils.text import escape_control
@@ -115,7 +115,7 @@ class Result:
         return Detections(*(torch.tensor(array) for array in (self.boxes_xyxy, self.scores, self.classes)))
 
     def draw(
-        self, picture: Picture | None = None, *, line_width: int = 0, labels: bool = True, scores: bool = True
+        self, picture: ImageInput | None = None, *, line_width: int = 0, labels: bool = True, scores: bool = True
     ) -> Pixels:
         """Return a copy of the image, uint8 (H, W, 3) RGB, with boxes, names, confidences and track ids.
 
@@ -127,7 +127,7 @@ class Result:
         marks = Annotations(self.boxes_xyxy, self.classes, self.scores, self.track_ids)
         return draw_annotations(self._picture(picture), marks, self.names, Style(line_width, labels, scores))
 
-    def crops(self, picture: Picture | None = None) -> list[Pixels]:
+    def crops(self, picture: ImageInput | None = None) -> list[Pixels]:
         """Return crops of the boxes, uint8 (h, w, 3) RGB, at least one pixel; `picture` as of `draw`."""
         pixels = self._picture(picture)
         low = np.minimum(np.floor(self.boxes_xyxy[:, :2]).astype(int), np.array(self.size_hw[::-1]) - 1)
@@ -140,7 +140,7 @@ class Result:
             return [None] * len(self)
         return [None if track < 0 else track for track in self.track_ids.tolist()]
 
-    def _picture(self, given: Picture | None) -> Pixels:
+    def _picture(self, given: ImageInput | None) -> Pixels:
         if given is not None:
             pixels = to_pixels(given, pixels=self.rule)
         elif self.pixels is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.files import atomic_write
-from tessera.utils.label_errors.candidates import LabelErrorKind
+from tessera.utils.label_errors.evidence import LabelErrorKind
 from tessera.utils.label_errors.ranking import LabelError
 from tessera.utils.text import plural, strict_json
 from tessera.utils.types import DatasetIndex

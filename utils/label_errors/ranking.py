@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.label_errors.candidates import (
+from tessera.utils.label_errors.evidence import (
     BINS,
     Counts,
     Evidence,

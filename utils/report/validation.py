@@ -15,7 +15,7 @@ from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.label_errors.candidates import Evidence
+from tessera.utils.label_errors.evidence import Evidence
 from tessera.utils.label_errors.files import FILE, counts, label_error_table, write_label_errors
 from tessera.utils.label_errors.ranking import suspects
 from tessera.utils.report.charts.validation import plot_validation

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tessera.models.heads.anchor.autoanchor import fit_anchors, set_anchors
 from tessera.models.heads.anchor.loss import AnchorLoss
-from tessera.models.heads.grid import numbers
+from tessera.models.heads.grid import arange_like
 from tessera.models.heads.head import Head, HeadSpec, Output, object_prior
 from tessera.models.layers.yaml_arguments import count, one_of, positive, read_arguments
 from tessera.utils.config import Hyp, TrainConfig
@@ -133,7 +133,7 @@ class Detect(Head):
 
     def _decode_level(self, level: int, raw: Tensor) -> Tensor:
         ny, nx = raw.shape[2:4]
-        rows, columns = numbers(ny, raw), numbers(nx, raw)
+        rows, columns = arange_like(ny, raw), arange_like(nx, raw)
         cells = torch.stack((columns.expand(ny, nx), rows[:, None].expand(ny, nx)), -1)
         stride = self.strides[level]
         anchors = (self.anchors[level].float() * stride).view(self.na, 1, 1, 2)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from tessera.models.heads.criterion import gather_rows
 from tessera.models.heads.free.task_aligned_loss import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
-from tessera.models.heads.grid import Grid, cells_last, make_grid, numbers
+from tessera.models.heads.grid import Grid, arange_like, cells_last, make_grid
 from tessera.models.heads.head import Head, HeadSpec, Output, Recipes, object_prior
 from tessera.models.layers.blocks import Conv
 from tessera.models.layers.yaml_arguments import flag, one_of, read_arguments, up_to
@@ -160,7 +160,7 @@ class DetectFree(Head):
         if self.reg_max == 1:
             return raw.float()
         # Autocast would compute a matrix product in half precision.
-        return (raw.float().unflatten(-1, (4, self.reg_max)).softmax(-1) * numbers(self.reg_max, raw)).sum(-1)
+        return (raw.float().unflatten(-1, (4, self.reg_max)).softmax(-1) * arange_like(self.reg_max, raw)).sum(-1)
 
     def boxes(self, raw: Tensor, grid: Grid) -> Tensor:
         """Decode raw boxes (…, A, 4 R) to boxes_xyxy in pixels, float32 (…, A, 4), with sides of at least 0."""

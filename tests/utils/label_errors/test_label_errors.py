@@ -11,14 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tessera.utils.label_errors.candidates import (
-    Counts,
-    Evidence,
-    EvidenceCollector,
-    LabelErrorKind,
-    Labels,
-    find_candidates,
-)
+from tessera.utils.label_errors.candidates import EvidenceCollector, Labels, find_candidates
+from tessera.utils.label_errors.evidence import Counts, Evidence, LabelErrorKind
 from tessera.utils.label_errors.files import label_error_table
 from tessera.utils.label_errors.ranking import LabelError, suspects
 from tessera.utils.types import DatasetIndex, Detections

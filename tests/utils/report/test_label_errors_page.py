@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.label_errors.candidates import LabelErrorKind
+from tessera.utils.label_errors.evidence import LabelErrorKind
 from tessera.utils.label_errors.ranking import LabelError
 from tessera.utils.report.image_pages.label_errors_page import label_errors_page
 from tessera.utils.report.page.error_gallery import MOST, chosen

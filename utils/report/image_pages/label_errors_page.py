@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tessera.data.source.scan import ImageLabels
-from tessera.utils.label_errors.candidates import LabelErrorKind
+from tessera.utils.label_errors.evidence import LabelErrorKind
 from tessera.utils.label_errors.files import EXPLAINED, LIKELY, NAMES, counts
 from tessera.utils.label_errors.ranking import LabelError
 from tessera.utils.report.page.crops import Crop, Subject, render_crops
