@@ -176,6 +176,17 @@ def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_
 
 
 @pytest.mark.slow
+def test_torchrun_restarts_a_killed_rank(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
+    args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1", "--resume", "auto", "--name", "exp")
+    outcome = train(tmp_path, 2, *args, fault=f"1 step {STEPS + 3} kill", options=("--max-restarts=3",))
+    assert outcome.code == 0, outcome.said
+    assert outcome.err.count("Restarted by the launcher") == 1, outcome.said
+    assert sorted(p.name for p in tmp_path.glob("exp*")) == ["exp"]
+    assert_same_checkpoint(tmp_path / "exp" / "weights" / "last.pt", undisturbed(2) / "weights" / "last.pt")
+    assert losses(tmp_path / "exp").equals(losses(undisturbed(2)))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["1 step 1 kill", "0 end 1 kill"], ids=["before-any-save", "in-the-end"])
 def test_torchrun_restarts_in_the_same_folder(data: Path, tmp_path: Path, undisturbed: Runs, fault: str) -> None:
     args = flags(data, tmp_path, "--epochs", "2", "--exist-ok")

@@ -1,4 +1,4 @@
-"""A rank that dies while they join: a message within seconds, and an end within the time limit."""
+"""Ranks that miss each other, or die while they join: a message within seconds, and an end within the time limit."""
 
 from __future__ import annotations
 
@@ -53,3 +53,17 @@ def test_a_rank_dies_while_it_joins(tmp_path: Path, dies: str) -> None:
     assert re.search(
         rf"error: (rank {dies} on \S+ .*(is gone|has not answered)|the connection to the job's store)", left.err
     ), left.said
+
+
+def test_rank_1_never_starts(tmp_path: Path) -> None:
+    (alone,) = join(tmp_path, {"RANK": "0", "WORLD_SIZE": "2"})
+    plain(alone)
+    assert "Waiting for rank 1 of 2 to start, for at most 12 s" in alone.err
+    assert "rank 0: error: of 2 ranks 1 did not start within 12 s" in alone.err
+
+
+def test_rank_0_never_starts(tmp_path: Path) -> None:
+    (alone,) = join(tmp_path, {"RANK": "1", "WORLD_SIZE": "2"})
+    plain(alone)
+    assert "Waiting for rank 0 at 127.0.0.1:" in alone.err
+    assert "rank 1: error: rank 1 has found nobody at 127.0.0.1:" in alone.err

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tessera.commands import train
-from tests.system.launch import ROOT, Command, Outcome, free_port, run_command, torchrun
+from tests.system.jobs import started
+from tests.system.launch import ROOT, Command, Outcome, free_port, python_command, run_command, torchrun
 from tests.system.tiny import flags, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
 from tests.utils.test_environment import launch_of
@@ -68,3 +69,16 @@ def test_variables_of_launchers(env: dict[str, str], ranks: tuple[int, ...], mee
     launch = launch_of(env)
     assert (launch.rank, launch.local_rank, launch.size) == ranks
     assert (launch.address, launch.port, launch.launcher) == meeting
+
+
+@pytest.mark.slow
+def test_local_rank_as_a_flag_alone(tmp_path: Path) -> None:
+    """Old launchers set no LOCAL_RANK; either spelling is accepted."""
+    data = make_data(tmp_path)
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    words = flags(data, tmp_path / "runs", "--epochs", "1")
+    commands = [python_command(TRAIN, one, *words) for one in ("--local-rank=0", "--local_rank=1")]
+    with started(tmp_path, commands, [{**common, "RANK": str(rank)} for rank in range(2)]) as jobs:
+        first, second = (job.wait() for job in jobs)
+    assert second.code == 0, second.said
+    assert_trained_by_two(first, tmp_path / "runs")
