@@ -102,7 +102,7 @@ class DetectionSummary:
         return {
             "weights": self.weights,
             "imgsz": self.imgsz,
-            "pictures": self.images,
+            "images": self.images,
             "detections": self.detections,
             "classes": self.per_class,
             "unreadable": self.failures,
@@ -193,7 +193,7 @@ def detect(config: DetectConfig, world: World) -> DetectionSummary:
         sources.origins = exclude_results(sources.origins, run_path(config))
     if config.track:
         check_trackable(sources.origins)
-    of_files = all(origin.form in ("picture", "video", "unreadable") for origin in sources.origins)  # not live
+    of_files = all(origin.form in ("image", "video", "unreadable") for origin in sources.origins)  # not live
     totals, places = RunTotals(detector.names), OutputPaths()
     tracking = detector.tracking() if config.track else None
     named_late = config.exist_ok and any(origin.form == "stdin" for origin in sources.origins)

@@ -53,7 +53,7 @@ def trial(rng: random.Random, folder: Path) -> str:
     for number in range(rng.randint(2, 7)):
         path = os.path.join(folder, "in", rng.choice(_FOLDERS), _name(rng))
         if _make(path, number, rng):
-            made[path] = "video" if path.endswith((".mp4", ".avi")) else "picture"
+            made[path] = "video" if path.endswith((".mp4", ".avi")) else "image"
     if not made:
         return "no such names here"
     names = [rng.choice(_CLASSES) for _ in range(3)] if rng.random() < 0.5 else None
@@ -106,7 +106,7 @@ def require_all(outcome: detect.DetectionSummary, made: dict[str, str]) -> None:
 def _seen(folder: Path) -> dict[str, str]:
     with (folder / "predictions.jsonl").open() as file:
         lines = [json.loads(line) for line in file][1:]
-    return {line["source"]: "picture" if line["frame"] is None else "video" for line in lines if "detections" in line}
+    return {line["source"]: "image" if line["frame"] is None else "video" for line in lines if "detections" in line}
 
 
 def _name(rng: random.Random) -> str:

@@ -143,7 +143,7 @@ def test_detect(trained: Trained, answered: Answered, tmp_path: Path) -> None:
     )
     assert keys(found, whole={"classes": {}}) == documented("Every command", "detect.py") - kinds()
     assert found["exit_code"] == 3 and found["error"] is None and "broken.jpg" in found["unreadable"][0]
-    assert found["pictures"] == 4 and found["detections"] == sum(found["classes"].values()) > 0
+    assert found["images"] == 4 and found["detections"] == sum(found["classes"].values()) > 0
     assert len(found["files"]) == 4
 
 

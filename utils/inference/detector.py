@@ -107,7 +107,7 @@ class Detector:
         color: Color = "rgb",
         vid_stride: int = 1,
         every_frame: bool = False,
-        keep_pictures: bool = False,
+        keep_images: bool = False,
         track: bool = False,
         on_event: Callable[[SourceEvent], None] | None = None,
     ) -> Iterator[Result]:
@@ -119,7 +119,7 @@ class Detector:
             color: channel order of arrays and tensors.
             vid_stride: use each `vid_stride`-th frame of videos and streams.
             every_frame: use all frames of a stream in order instead of the newest one.
-            keep_pictures: store the images in the results.
+            keep_images: store the images in the results.
             track: give objects of videos and streams ids, which are independent of other calls.
             on_event: receives events of sources, such as an unreadable file; None = log them, and raise an error where
                 the only source is unreadable.
@@ -128,15 +128,15 @@ class Detector:
             UserError: a source does not exist or cannot be tracked; while iterating, the only source or an image in
                 memory is unreadable.
         """
-        texts, pictures = _split_source(source)
+        texts, images = _split_source(source)
         if texts is None:
             if track:
                 raise ConfigError(NO_VIDEO)
-            return self._detect_images(pictures, color, keep_pictures)
+            return self._detect_images(images, color, keep_images)
         sources = open_sources(texts, read=self.read, vid_stride=vid_stride, every_frame=every_frame)
         if track:
             check_trackable(sources.origins)
-        return self._detect_sources(sources, keep_pictures, self.tracking() if track else None, on_event)
+        return self._detect_sources(sources, keep_images, self.tracking() if track else None, on_event)
 
     def tracking(self) -> Tracking:
         """Return a tracker for one thread: `result = tracking(detector.detect(frame))`.
@@ -146,11 +146,11 @@ class Detector:
         """
         return Tracking(self._track_thresholds, across_classes=self.rules.agnostic)
 
-    def read(self, picture: Path | bytes) -> Pixels:
+    def read(self, image: Path | bytes) -> Pixels:
         """Read an image file with the `pixels` rule of the weights."""
-        return to_pixels(picture, pixels=self.pipeline.backend.pixels, note=self._note)
+        return to_pixels(image, pixels=self.pipeline.backend.pixels, note=self._note)
 
-    def detect(self, frame: Frame, *, keep_picture: bool = False, rules: NmsSettings | None = None) -> Result:
+    def detect(self, frame: Frame, *, keep_image: bool = False, rules: NmsSettings | None = None) -> Result:
         """Detect objects in one frame; `rules` replace those of the detector."""
         found, speed_ms = self.pipeline(frame.pixels, rules or self.rules)
         return Result(
@@ -164,20 +164,20 @@ class Detector:
             frame.frame,
             frame.time_s,
             speed_ms,
-            frame.pixels if keep_picture else None,
+            frame.pixels if keep_image else None,
             self.pipeline.backend.pixels,
         )
 
-    def _detect_images(self, pictures: Iterable[ImageInput], color: Color, keep: bool) -> Iterator[Result]:
+    def _detect_images(self, images: Iterable[ImageInput], color: Color, keep: bool) -> Iterator[Result]:
         rule = self.pipeline.backend.pixels
-        for number, picture in enumerate(pictures):
-            if isinstance(picture, (str, Path)):
-                frame = Frame(self.read(picture := Path(picture)), str(picture))
+        for number, image in enumerate(images):
+            if isinstance(image, (str, Path)):
+                frame = Frame(self.read(image := Path(image)), str(image))
             else:
-                frame = Frame(to_pixels(picture, color=color, pixels=rule, note=self._note), f"picture {number}")
-            if isinstance(picture, (Path, bytes)) and is_truncated(picture):
+                frame = Frame(to_pixels(image, color=color, pixels=rule, note=self._note), f"image {number}")
+            if isinstance(image, (Path, bytes)) and is_truncated(image):
                 log.warning(f"{frame.source}: {BROKEN_OFF}")
-            yield self.detect(frame, keep_picture=keep)
+            yield self.detect(frame, keep_image=keep)
 
     def _detect_sources(
         self, sources: Sources, keep: bool, tracking: Tracking | None, on_event: Callable[[SourceEvent], None] | None
@@ -185,7 +185,7 @@ class Detector:
         with sources:
             for item in sources:
                 if isinstance(item, Frame):
-                    result = self.detect(item, keep_picture=keep)
+                    result = self.detect(item, keep_image=keep)
                     yield tracking(result) if tracking else result
                     continue
                 if tracking:

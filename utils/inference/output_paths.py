@@ -38,7 +38,7 @@ class OutputPaths:
 
     def of(self, frame: Frame) -> PurePath:
         """Return the stem of a frame, relative to an output folder."""
-        if frame.media == "picture":
+        if frame.media == "image":
             return self._free(frame.name, moving=False)
         if frame.source not in self._running:
             self._running[frame.source] = self._free(frame.name, moving=True)

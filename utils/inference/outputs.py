@@ -108,7 +108,7 @@ class AnnotatedFiles(Output):
     def add(self, result: Result, frame: Frame, place: PurePath) -> None:
         width, labels, scores = self._style
         drawn = result.draw(frame.pixels, line_width=width, labels=labels, scores=scores)
-        if frame.media == "picture":
+        if frame.media == "image":
             suffix = frame.name.suffix.lower()
             _write_image(self._folder, place, suffix if suffix in _IMAGE_SUFFIXES else ".jpg", drawn)
             return

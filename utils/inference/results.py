@@ -47,7 +47,7 @@ class Result:
         source, media, frame, time_s: as in Frame.
         size_hw: height and width of the image.
         speed_ms: milliseconds of preprocessing, inference and NMS.
-        pixels: the image, uint8 (H, W, 3) RGB, with `keep_pictures`.
+        pixels: the image, uint8 (H, W, 3) RGB, with `keep_images`.
         rule: conversion of more than 8 bits.
         track_ids: int64 (n,), from 1 in each source; -1 = no confirmed track. None = not tracked.
     """
@@ -58,7 +58,7 @@ class Result:
     names: tuple[str, ...]
     source: str
     size_hw: tuple[int, int]
-    media: Media = "picture"
+    media: Media = "image"
     frame: int | None = None
     time_s: float | None = None
     speed_ms: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -115,21 +115,21 @@ class Result:
         return Detections(*(torch.tensor(array) for array in (self.boxes_xyxy, self.scores, self.classes)))
 
     def draw(
-        self, picture: ImageInput | None = None, *, line_width: int = 0, labels: bool = True, scores: bool = True
+        self, image: ImageInput | None = None, *, line_width: int = 0, labels: bool = True, scores: bool = True
     ) -> Pixels:
         """Return a copy of the image, uint8 (H, W, 3) RGB, with boxes, names, confidences and track ids.
 
         Args:
-            picture: image to draw on; None = the stored one, or else the file.
+            image: image to draw on; None = the stored one, or else the file.
             line_width: in pixels; 0 = by the size of the image.
             labels, scores: draw names, and confidences with them.
         """
         marks = Annotations(self.boxes_xyxy, self.classes, self.scores, self.track_ids)
-        return draw_annotations(self._picture(picture), marks, self.names, Style(line_width, labels, scores))
+        return draw_annotations(self._image(image), marks, self.names, Style(line_width, labels, scores))
 
-    def crops(self, picture: ImageInput | None = None) -> list[Pixels]:
-        """Return crops of the boxes, uint8 (h, w, 3) RGB, at least one pixel; `picture` as of `draw`."""
-        pixels = self._picture(picture)
+    def crops(self, image: ImageInput | None = None) -> list[Pixels]:
+        """Return crops of the boxes, uint8 (h, w, 3) RGB, at least one pixel; `image` as of `draw`."""
+        pixels = self._image(image)
         low = np.minimum(np.floor(self.boxes_xyxy[:, :2]).astype(int), np.array(self.size_hw[::-1]) - 1)
         high = np.maximum(np.ceil(self.boxes_xyxy[:, 2:]).astype(int), low + 1)
         corners = np.concatenate((low, high), 1).tolist()
@@ -140,16 +140,16 @@ class Result:
             return [None] * len(self)
         return [None if track < 0 else track for track in self.track_ids.tolist()]
 
-    def _picture(self, given: ImageInput | None) -> Pixels:
+    def _image(self, given: ImageInput | None) -> Pixels:
         if given is not None:
             pixels = to_pixels(given, pixels=self.rule)
         elif self.pixels is not None:
             pixels = self.pixels
-        elif self.media == "picture" and Path(self.source).is_file():
+        elif self.media == "image" and Path(self.source).is_file():
             pixels = to_pixels(Path(self.source), pixels=self.rule)
         else:
             raise UserError(
-                f"{self.source}: the image was not stored. Give it here, or call detector(source, keep_pictures=True)."
+                f"{self.source}: the image was not stored. Give it here, or call detector(source, keep_images=True)."
             )
         if pixels.shape[:2] != self.size_hw:
             found, expected = (f"{shape[1]} x {shape[0]}" for shape in (pixels.shape, self.size_hw))

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 NO_VIDEO = "--track: found only images, expected a video or a stream. Remove --track."
 _OVER = frozenset({"ended", "damaged", "unreadable"})
-_STILL = frozenset({"picture", "unreadable"})
+_STILL = frozenset({"image", "unreadable"})
 _FRAMES_A_SECOND = 30.0  # unit of the motion model; frames have times, so that their rate does not matter
 _LOST_FRAMES = 30  # of that unit, after which a track without detections ends
 NO_TRACK = -1
@@ -43,7 +43,7 @@ class Tracking:
 
     def __call__(self, result: Result) -> Result:
         """Return the result of the next frame of its source with track ids; an image's result is unchanged."""
-        if result.media == "picture":
+        if result.media == "image":
             return result
         next_ids = self._ids.setdefault(result.source, itertools.count(1))
         groups = self._groups.setdefault(result.source, {})
@@ -123,7 +123,7 @@ class ByteTracks:
 
 def check_trackable(origins: Sequence[Origin]) -> None:
     """Raise a ConfigError where all sources are images; warn where some are."""
-    images = sum(origin.form == "picture" for origin in origins)
+    images = sum(origin.form == "image" for origin in origins)
     if all(origin.form in _STILL for origin in origins):
         raise ConfigError(NO_VIDEO)
     if images:

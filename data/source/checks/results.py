@@ -59,7 +59,7 @@ class Drift(NamedTuple):
 
     family: str
     splits: tuple[str, str]
-    pictures: tuple[int, int]  # compared images of both
+    images: tuple[int, int]  # compared images of both
     p: float  # adjusted p-value
     distance: float  # half the sum of absolute differences, 0 … 1; for classes the largest difference
     moved: tuple[Moved, ...]  # significant differences, by p-value

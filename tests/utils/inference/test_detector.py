@@ -82,7 +82,7 @@ def test_every_kind_of_image_gives_the_same(detector: Detector, files: list[Path
         torch.from_numpy(pixels.transpose(2, 0, 1)),
     ]
     mixed = list(detector(kinds))
-    assert [result.source for result in mixed] == ["picture 0", str(path), "picture 2", "picture 3", "picture 4"]
+    assert [result.source for result in mixed] == ["image 0", str(path), "image 2", "image 3", "image 4"]
     alone = [result for kind in kinds for result in detector(kind)]
     for found in (*mixed, *alone, *detector(pixels[..., ::-1], color="bgr")):
         assert_equal(found, expected)
@@ -99,7 +99,7 @@ def test_a_generator_is_read_image_by_image(detector: Detector, files: list[Path
             yield picture(32, 32, number)
 
     found = detector(camera())
-    assert [next(found).source for _ in range(3)] == ["picture 0", "picture 1", "picture 2"] and len(asked) == 3
+    assert [next(found).source for _ in range(3)] == ["image 0", "image 1", "image 2"] and len(asked) == 3
     assert [result.source for result in detector(iter(files))] == list(map(str, files))
     assert list(detector([])) == []
 
@@ -194,9 +194,9 @@ def test_results_can_be_drawn_cut_out_and_written_down(detector: Detector, files
 def test_images_in_memory_are_stored_on_request(detector: Detector) -> None:
     pixels = picture(60, 80)
     (result,) = detector(pixels)
-    with pytest.raises(UserError, match=r"picture 0: the image was not stored.*keep_pictures=True"):
+    with pytest.raises(UserError, match=r"image 0: the image was not stored.*keep_images=True"):
         result.draw()
-    (kept,) = detector(pixels, keep_pictures=True)
+    (kept,) = detector(pixels, keep_images=True)
     np.testing.assert_array_equal(kept.draw(), result.draw(pixels))
     with pytest.raises(UserError, match="found an image of 50 x 40 pixels, expected 80 x 60"):
         result.crops(picture(40, 50))
@@ -283,7 +283,7 @@ def test_images_that_break_off_are_reported(weights: Path, tmp_path: Path, caplo
     detector = Detector(weights, device="cpu")
     encoded = cv2.imencode(".jpg", picture(200, 300))[1].tobytes()
     (tmp_path / "cut.jpg").write_bytes(encoded[: len(encoded) // 2])
-    for given, name in ((tmp_path / "cut.jpg",) * 2, ([encoded[: len(encoded) // 2]], "picture 0")):
+    for given, name in ((tmp_path / "cut.jpg",) * 2, ([encoded[: len(encoded) // 2]], "image 0")):
         caplog.clear()
         assert len(list(detector(given))) == 1
         assert f"{name}: damaged: the end of the file is missing" in caplog.text

@@ -19,7 +19,7 @@ PIXELS = np.zeros((1, 1, 3), np.uint8)
 
 def files_of(places: OutputPaths, source: str, name: str, media: Media) -> list[str]:
     """What may be written for a source: three frames of a video, three crops of each."""
-    moments = [None] if media == "picture" else [0, 1, 12]
+    moments = [None] if media == "image" else [0, 1, 12]
     found = []
     for moment in moments:
         place = places.of(Frame(PIXELS, source, media, PurePath(name), moment))
@@ -57,7 +57,7 @@ def require_outside(files: list[str]) -> None:
 def test_each_result_has_a_name_of_its_own(names: list[str]) -> None:
     places, files = OutputPaths(), list[str]()
     for number, name in enumerate(names):
-        files += files_of(places, f"{number}/{name}", name, "video" if name.endswith((".mp4", ".avi")) else "picture")
+        files += files_of(places, f"{number}/{name}", name, "video" if name.endswith((".mp4", ".avi")) else "image")
     require_outside(files)
 
 
@@ -72,7 +72,7 @@ def test_so_it_is_in_any_order(sources: list[tuple[list[str], str]]) -> None:
     places, files = OutputPaths(), list[str]()
     for number, (parts, suffix) in enumerate(sources):
         name = "/".join(parts)[: 250 - len(suffix)] + suffix
-        files += files_of(places, f"{number}", name, "video" if suffix in (".mp4", "") else "picture")
+        files += files_of(places, f"{number}", name, "video" if suffix in (".mp4", "") else "image")
     if files:
         require_outside(files)
 

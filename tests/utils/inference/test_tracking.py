@@ -207,7 +207,7 @@ def test_many_tracks_leave_nothing_behind() -> None:
 
 @needs_trackers
 def test_ids_are_drawn_with_the_labels(video: Path) -> None:
-    result = list(Detector(Shapes())(video, track=True, keep_pictures=True))[5]
+    result = list(Detector(Shapes())(video, track=True, keep_images=True))[5]
     plain = next(iter(Detector(Shapes())(result.pixels)))
     assert not np.array_equal(result.draw(), plain.draw(result.pixels))
     np.testing.assert_array_equal(result.draw(labels=False), plain.draw(result.pixels, labels=False))

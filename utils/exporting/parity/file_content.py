@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -53,7 +54,8 @@ def _tensors(path: Path) -> Iterable[tuple[str, int]]:
     if path.suffix == ".safetensors":
         found = import_extra("safetensors.torch", "safetensors", str(path)).load_file(path)
     elif path.suffix == ".torchscript":
-        found = torch.jit.load(path, "cpu").state_dict()
+        with warnings.catch_warnings(action="ignore"):  # that TorchScript is deprecated
+            found = torch.jit.load(path, "cpu").state_dict()
     elif path.suffix == ".pt2":
         found = torch.export.load(path).state_dict
     elif path.suffix == ".pt":

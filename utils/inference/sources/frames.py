@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from tessera.utils.bit_depth import Pixels
 
-Media = Literal["picture", "video", "stream"]
+Media = Literal["image", "video", "stream"]
 Kind = Literal["opened", "gap", "reconnected", "ended", "damaged", "unreadable"]
 
 _NAME = PurePath("image")
@@ -28,7 +28,7 @@ class Frame:
 
     pixels: Pixels  # uint8 (H, W, 3) RGB, upright
     source: str  # path, URL without its password, camera number, or "-" for standard input
-    media: Media = "picture"
+    media: Media = "image"
     name: PurePath = _NAME  # relative output path: the path inside the given folder, such as a/1.jpg, or the file name
     frame: int | None = None  # number from 0, counting dropped and skipped frames too; None for an image
     # Presentation time of a video frame; for a stream, seconds from its opening to the arrival; None for an image.
@@ -52,7 +52,7 @@ class SourceEvent:
     source: str
     kind: Kind
     message: str  # one line that names the source
-    media: Media = "picture"
+    media: Media = "image"
     name: PurePath = _NAME
     frame: int | None = None  # number of the next frame; None for an image
     time_s: float | None = None

@@ -39,7 +39,7 @@ _LIKE = 1000  # most names that a misspelled one is compared with
 
 log = logging.getLogger(__name__)
 
-Form = Literal["picture", "video", "stream", "camera", "address", "stdin", "unreadable"]
+Form = Literal["image", "video", "stream", "camera", "address", "stdin", "unreadable"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Origin:
 
     @property
     def is_file(self) -> bool:
-        return self.form in ("picture", "video")
+        return self.form in ("image", "video")
 
     @property
     def place(self) -> PurePath:
@@ -147,7 +147,7 @@ def _of_file(path: str) -> Origin | None:
     """Return the source of a file by its suffix, or else by its first bytes; None = no image or video."""
     suffix = suffix_of(path)
     if suffix in IMAGE_SOURCE_SUFFIXES:
-        return Origin("picture", path)
+        return Origin("image", path)
     if suffix in VIDEO_SUFFIXES:
         return Origin("video", path)
     try:
@@ -156,7 +156,7 @@ def _of_file(path: str) -> Origin | None:
     except OSError:
         return None
     if is_image(head):
-        return Origin("picture", path)
+        return Origin("image", path)
     return Origin("video", path) if is_video(head) else None
 
 
@@ -184,7 +184,7 @@ def _read_alone(files: Sequence[str], spec: str, nothing: str) -> list[str]:
 
 def _named(files: Sequence[str], base: str) -> list[Origin]:
     base = base or "."
-    forms: Iterable[Form] = ("picture" if suffix_of(file) in IMAGE_SOURCE_SUFFIXES else "video" for file in files)
+    forms: Iterable[Form] = ("image" if suffix_of(file) in IMAGE_SOURCE_SUFFIXES else "video" for file in files)
     return [
         Origin(form, file, os.path.relpath(file, base), found_in=base) for form, file in zip(forms, files, strict=True)
     ]

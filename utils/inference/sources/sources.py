@@ -74,7 +74,7 @@ class Sources(AbstractContextManager["Sources"]):
     @property
     def images(self) -> int | None:
         """Number of images, readable or not; None where there are other sources."""
-        of_files = all(origin.form in ("picture", "unreadable") for origin in self.origins)
+        of_files = all(origin.form in ("image", "unreadable") for origin in self.origins)
         return len(self.origins) if of_files else None
 
     def __iter__(self) -> Iterator[Item]:
@@ -97,7 +97,7 @@ class Sources(AbstractContextManager["Sources"]):
 
     def _items(self, origin: Origin, streams: list[Origin]) -> Iterator[Item]:
         """Yield the items of a source; streams are appended to `streams` instead."""
-        if origin.form == "picture":
+        if origin.form == "image":
             yield from self._image(origin, Path(origin.where))
         elif origin.form == "stdin":
             yield from self._from_stdin(origin, streams)

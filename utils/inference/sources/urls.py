@@ -22,7 +22,7 @@ from tessera.utils.text import one_line
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse
 
-MOST_PICTURE_BYTES, MOST_VIDEO_BYTES = 1 << 30, 1 << 35
+MOST_IMAGE_BYTES, MOST_VIDEO_BYTES = 1 << 30, 1 << 35
 _STREAM_SUFFIXES = frozenset({".m3u8", ".mpd", ".sdp"})
 _STREAM_TYPES = frozenset({"application/vnd.apple.mpegurl", "application/x-mpegurl", "application/dash+xml"})
 
@@ -63,7 +63,7 @@ def _request(address: str, suffix: str) -> bytes | VideoFile | None:
             if len(head) >= KIND_BYTES:
                 break
         if is_image(head) or media_type.startswith("image/") or suffix in IMAGE_SOURCE_SUFFIXES:
-            return b"".join([head, *http_client.read_blocks(response, address, total, MOST_PICTURE_BYTES, len(head))])
+            return b"".join([head, *http_client.read_blocks(response, address, total, MOST_IMAGE_BYTES, len(head))])
         if total is None and (media_type.startswith("video/") or is_video(head)):
             return None  # endless
         if media_type.startswith("video/") or suffix in VIDEO_SUFFIXES or is_video(head):

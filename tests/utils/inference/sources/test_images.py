@@ -44,7 +44,7 @@ def test_a_folder_in_the_order_of_its_paths(folder: Path) -> None:
     found = items(str(folder))
     assert names(found) == ["a.png", "b.jpg", "deep/c.jpg"]
     for frame, name in zip(frames(found), names(found), strict=True):
-        assert (frame.source, frame.media, frame.frame, frame.time_s) == (str(folder / name), "picture", None, None)
+        assert (frame.source, frame.media, frame.frame, frame.time_s) == (str(folder / name), "image", None, None)
         assert np.array_equal(frame.pixels, read_image(folder / name))
 
 

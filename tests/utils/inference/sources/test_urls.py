@@ -57,7 +57,7 @@ def test_an_image(picture: Path, what: str, with_length: bool) -> None:
         (frame,) = items(address)
         assert len(server.requests) == 1
     assert isinstance(frame, Frame) and np.array_equal(frame.pixels, read_image(picture))
-    assert frame.source == address and frame.name.name == "a_b.png" and frame.media == "picture"
+    assert frame.source == address and frame.name.name == "a_b.png" and frame.media == "image"
 
 
 def test_a_video_lies_in_a_temporary_file_while_it_is_read(tmp_path: Path, own_temporary_folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_truncated_response_is_requested_again(picture: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "suffix", "what"), [
-    ("MOST_PICTURE_BYTES", ".png", "image/png"), ("MOST_VIDEO_BYTES", ".mp4", "video/mp4")
+    ("MOST_IMAGE_BYTES", ".png", "image/png"), ("MOST_VIDEO_BYTES", ".mp4", "video/mp4")
 ])  # fmt: skip
 def test_a_limit(
     limit: str, suffix: str, what: str, monkeypatch: pytest.MonkeyPatch, own_temporary_folder: Path
