@@ -1,11 +1,12 @@
 """Make models/tessera-n.pt: tessera-n pretrained on drawn shapes with feature distillation from YOLOX-Nano.
 
-uv run -m examples.pretrain
+uv run -m examples.pretrain [tessera-s]
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -28,12 +29,11 @@ from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.config import Hyp
 from tessera.utils.environment import datasets_dir
 
-MAPS = {15: 17, 18: 20, 21: 23, 4: 4, 6: 6, 9: 9}  # layer of tessera-n: layer of the teacher, first those of the head
+MAPS = {15: 17, 18: 20, 21: 23, 4: 4, 6: 6, 9: 9}  # layer of tessera: layer of the teacher, first those of the head
 CHANNELS = (64, 128, 256, 64, 128, 256)  # of the teacher's maps
 GAIN = 10.0  # of the distance between the maps, beside the detection losses
 TEACHER = "yolox_nano.pth"
 IMAGES = -23  # source of the head that stands for the images
-RESULT = MODELS_DIR / "tessera-n.pt"
 
 
 @cache
@@ -95,15 +95,21 @@ class DetectDistilled(DetectFree):
         return DistillationLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
 
 
-def main(images: int = 16_000, epochs: int = 8, project: Path = Path("runs/train"), result: Path = RESULT) -> None:
-    """Train on drawn shapes at 192 px; save the model without the teacher's parts as `result`, in half precision."""
+def main(
+    name: str = "tessera-n",
+    images: int = 16_000,
+    epochs: int = 8,
+    project: Path = Path("runs/train"),
+    results: Path = MODELS_DIR,
+) -> None:
+    """Train model `name` on drawn shapes at 192 px; save it without the teacher's parts in half precision."""
     HEADS["DetectDistilled"] = DetectDistilled
-    run, root = project / "pretrained", datasets_dir() / f"shapes-{images}"
+    run, root = project / f"pretrained-{name}", datasets_dir() / f"shapes-{images}"
     run.mkdir(parents=True, exist_ok=True)
     write_shapes(root, train=images, val=images // 50, size=192)
-    data, model = run.with_suffix(".yaml"), project / "tessera-n-distilled.yaml"
+    data, model = run.with_suffix(".yaml"), project / f"{name}-distilled.yaml"
     data.write_text(f"path: {root.absolute()}\ntrain: images/train\nval: images/val\nnames: [{', '.join(NAMES)}]\n")
-    before, row, after = (MODELS_DIR / "tessera-n.yaml").read_text().partition("[[15, 18, 21], 1, DetectFree")
+    before, row, after = (MODELS_DIR / f"{name}.yaml").read_text().partition("[[15, 18, 21], 1, DetectFree")
     assert row
     model.write_text(f"{before}[{[*MAPS, IMAGES]}, 1, DetectDistilled{after}")
     tessera.train(
@@ -120,15 +126,16 @@ def main(images: int = 16_000, epochs: int = 8, project: Path = Path("runs/train
     weights = load_weights(run / "weights" / "last.pt")
     assert weights.checkpoint is not None
     tensors = {
-        name: tensor.half() if tensor.is_floating_point() else tensor
-        for name, tensor in weights.state_dict.items()
-        if ".adapters." not in name
+        key: tensor.half() if tensor.is_floating_point() else tensor
+        for key, tensor in weights.state_dict.items()
+        if ".adapters." not in key
     }
     # Names that no dataset has, which would get the recipe for known classes.
-    names = [f"drawn {name}" for name in weights.names]
-    plain = DetectionModel("tessera-n.yaml", names=names).yaml
-    save_checkpoint(result, {**weights.checkpoint, "config": {}, "names": names, "ema": tensors, "model_yaml": plain})
+    names = [f"drawn {shape}" for shape in weights.names]
+    plain = DetectionModel(f"{name}.yaml", names=names).yaml
+    start = {**weights.checkpoint, "config": {}, "names": names, "ema": tensors, "model_yaml": plain}
+    save_checkpoint(results / f"{name}.pt", start)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

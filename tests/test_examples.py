@@ -62,10 +62,10 @@ def test_pretraining(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(HEADS, "DetectDistilled", pretrain.DetectDistilled)
     monkeypatch.setenv("TESSERA_DATASETS", str(tmp_path))
     monkeypatch.chdir(shared / "weights")
-    pretrain.main(images=50, epochs=1, project=tmp_path, result=tmp_path / "start.pt")
-    last = load_weights(tmp_path / "pretrained" / "weights" / "last.pt")
+    pretrain.main(images=50, epochs=1, project=tmp_path, results=tmp_path)
+    last = load_weights(tmp_path / "pretrained-tessera-n" / "weights" / "last.pt")
     assert any(".adapters." in name for name in last.state_dict) and pretrain.teacher()[1]
-    weights = load_weights(tmp_path / "start.pt")
+    weights = load_weights(tmp_path / "tessera-n.pt")
     assert weights.names[0] == "drawn circle" and not any(".adapters." in name for name in weights.state_dict)
     assert {t.dtype for t in weights.state_dict.values()} == {torch.float16, torch.int64}
-    assert model_of_weights(weights, "start.pt").yaml["head"][-1][2] == "DetectFree"
+    assert model_of_weights(weights, "tessera-n.pt").yaml["head"][-1][2] == "DetectFree"
