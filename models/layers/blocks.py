@@ -70,7 +70,7 @@ def same_padding(kernel: Size, dilation: int = 1) -> Size:
 
 
 class Conv2d(nn.Conv2d):
-    """nn.Conv2d that trains by `_DepthWise` where autocast is slow on a CPU: depth-wise, stride or kernel above 3×3."""
+    """nn.Conv2d that trains by `_DepthWise` where autocast is slow on a CPU: depth-wise with a stride or a kernel above 3×3."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.convolve(x, self.weight, self.bias)

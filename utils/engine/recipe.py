@@ -79,13 +79,13 @@ def schedule_summary(run: RunContext, schedule: Schedule) -> str:
     hyp, batches, steps = run.hyp, schedule.iterations, schedule.steps()
     horizon = 1 / (1 - ema_decay(steps, hyp.ema_share))
     flat = f"constant for {hyp.flat:.0%} of the epochs, then " if hyp.flat else ""
-    fall = "a cosine" if schedule.cosine_share > 0.5 else "a line"
+    fall = "cosine decay" if schedule.cosine_share > 0.5 else "linear decay"
     closed = run.config.epochs - run.mosaic_epochs
     mosaic = f"no mosaic in the last {closed} of {run.config.epochs} epochs" if closed > 0 else "mosaic in every epoch"
     mosaic = mosaic if run.mosaic_epochs > 0 else "no mosaic"
     by_layer = f" at the head, × {run.layer_decay:g} a layer before it" if run.layer_decay != 1 else ""
     fixed = (
-        f"; normalisations of the first {hyp.fixed_norms:g} layers fixed"
+        f"; BatchNorm statistics of the first {hyp.fixed_norms:g} layers fixed"
         if run.config.weights and hyp.fixed_norms
         else ""
     )

@@ -76,11 +76,11 @@ def test_every_recipe_is_a_file_that_is_there() -> None:
 def test_the_summary_of_a_recipe() -> None:
     assert schedule_summary(*made(LOW, 205)) == (
         "780 batches, 262 steps of up to 64 images; SGD, learning rate 0.01, warm-up "
-        "100 batches, a line to 0.0001; EMA over the last 1.1 steps; mosaic in every epoch"
+        "100 batches, linear decay to 0.0001; EMA over the last 1.1 steps; mosaic in every epoch"
     )
     assert schedule_summary(*made(SHORT, 205)) == (
         "780 batches, 780 steps of 16 images; AdamW, learning rate 0.002, warm-up 50 batches, "
-        "constant for 50% of the epochs, then a cosine to 0.0001; EMA over the last 87.6 steps; no mosaic in the last "
+        "constant for 50% of the epochs, then cosine decay to 0.0001; EMA over the last 87.6 steps; no mosaic in the last "
         "15 of 60 epochs"
     )
     assert "; Adam, learning" in schedule_summary(*made(SHORT, 205, optimizer="Adam"))
