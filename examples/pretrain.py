@@ -81,7 +81,7 @@ class DetectDistilled(DetectFree):
             return output
         model, wanted = teacher()
         with torch.no_grad():
-            model(images)
+            model.to(images.device)(images)
         distances = [
             F.smooth_l1_loss(adapter(x).float(), F.batch_norm(wanted[layer].float(), None, None, training=True))
             for adapter, x, layer in zip(self.adapters, maps, MAPS.values(), strict=True)
@@ -103,6 +103,7 @@ def main(
     results: Path = MODELS_DIR,
 ) -> None:
     """Train model `name` on drawn shapes at 192 px; save it without the teacher's parts in half precision."""
+    teacher()  # fails early without its weights
     HEADS["DetectDistilled"] = DetectDistilled
     run, root = project / f"pretrained-{name}", datasets_dir() / f"shapes-{images}"
     run.mkdir(parents=True, exist_ok=True)

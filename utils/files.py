@@ -167,11 +167,16 @@ def user_path(text: str | Path, where: str) -> Path:
     """Return a path given by a user, `~` expanded; `where` names its origin in errors, such as "--data".
 
     Raises:
-        ConfigError: an impossible path, or the user of `~user` is unknown.
+        ConfigError: an impossible path, a folder that may not be entered, or the user of `~user` is unknown.
     """
     check_path(text, where)
     try:
-        return Path(text).expanduser()
+        path = Path(text).expanduser()
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+        return path
+    except PermissionError as error:
+        raise ConfigError(f"{where}: {shown(str(text))} cannot be reached ({error.strerror}).") from error
     except RuntimeError as error:
         raise ConfigError(
             f"{where}: found {shown(str(text))}, whose home directory is unknown. Write the path in full."

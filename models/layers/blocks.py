@@ -70,7 +70,7 @@ def same_padding(kernel: Size, dilation: int = 1) -> Size:
 
 
 class Conv2d(nn.Conv2d):
-    """nn.Conv2d that trains by `_DepthWise` where autocast is slow on a CPU: depth-wise with a stride or a kernel above 3×3."""
+    """nn.Conv2d that trains by `_DepthWise` where autocast is slow on a CPU: depth-wise, with a stride or above 3×3."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.convolve(x, self.weight, self.bias)
@@ -105,10 +105,11 @@ class _DepthWise(torch.autograd.Function):
         tensors = grad.to(dtype), torch.empty_like(x, dtype=dtype), weight.to(dtype), None
         rest = stride, padding, dilation, False, (0, 0), groups, (True, False, False)
         by_x = torch.ops.aten.convolution_backward(*tensors, *rest)[0]
-        strips, width = [], weight.shape[3]
+        strips, width, padded = [], weight.shape[3], F.pad(x, (padding[1], padding[1]))
         for first in range(0, width, 3):
             size = weight[..., first : first + 3].shape
-            shifted = F.pad(x, [padding[1] - unused * dilation[1] for unused in (first, width - first - size[3])])
+            last = padded.shape[3] - (width - first - size[3]) * dilation[1]
+            shifted = padded[..., first * dilation[1] : last]
             strips.append(conv2d_weight(shifted, size, grad, stride, (padding[0], 0), dilation, groups))
         return by_x, torch.cat(strips, 3), grad.sum((0, 2, 3)) if ctx.needs_input_grad[2] else None, *[None] * 4
 

@@ -11,6 +11,7 @@ import socket
 import tempfile
 from pathlib import Path
 from typing import IO
+from unittest.mock import Mock
 
 import pytest
 
@@ -115,6 +116,9 @@ def test_paths_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert user_path("~/a", "x") == Path("/home/me/a") and user_path("a/~b", "x") == Path("a/~b")
     assert user_path("\udcff" + "x" * 254, "x").name == "\udcff" + "x" * 254
+    monkeypatch.setattr(Path, "stat", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with pytest.raises(ConfigError, match=r"^--data: 'a/b' cannot be reached"):
+        user_path("a/b", "--data")
 
 
 def test_only_plain_files_and_links_to_them_are_opened(tmp_path: Path) -> None:

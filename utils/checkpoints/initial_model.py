@@ -48,15 +48,24 @@ def start_kind(config: TrainConfig, names: Sequence[str], weights: Weights | Non
         return "body"
     knows_all = -1 not in match_classes(weights.names, names)
     has_names = not (has_placeholder_names(names) or has_placeholder_names(weights.names))
-    own_model = not config.cfg or _layers_of(config.cfg) == _layers_of(weights.model_yaml)
+    own_model = not config.cfg or _is_model_of(weights, config.cfg)
     return "known" if knows_all and has_names and own_model else "new"
 
 
+def _is_model_of(weights: Weights, cfg: str) -> bool:
+    """Return whether a model YAML describes the model of the weights, but for its classes."""
+    expected = _layers_of(cfg)
+    try:
+        return _layers_of(weights.model_yaml) == expected
+    except ConfigError:  # of another program, with its own layers
+        return False
+
+
 def _layers_of(described: str | Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a model's width and layers, which do not depend on its classes."""
+    """Return what a model YAML says but its classes."""
     spec = read_model(described, {"nc": 1})
     rows = [(row.sources, row.repeats, row.module, *map(str, row.arguments)) for row in spec.layers]
-    return spec.width, *rows
+    return spec.width, str(spec.activation), spec.head_keys, *rows
 
 
 def model_source(
@@ -91,8 +100,9 @@ def build_model(
         described = model_source(config, weights, resumed)
         model = DetectionModel(described, names=names, anchors=round(hyp.anchors) or None)
     if weights is not None:
-        # A YAML given as --cfg has its own values, such as anchors.
-        yaml_values = [rf"\.{name}$" for name in model.head.yaml_tensors] if config.cfg else []
+        # The YAML of another model has its own values, such as anchors.
+        keeps_values = not config.cfg or start_kind(config, names, weights) == "known"
+        yaml_values = [] if keeps_values else [rf"\.{name}$" for name in model.head.yaml_tensors]
         own, offered = model.state_dict(), match_class_layers(model, weights)
         fitting, rest = intersect_weights(
             own, offered.whole, source=config.weights, exclude=yaml_values, partial=offered.partial.keys()

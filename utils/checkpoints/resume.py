@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tessera.data.source.annotations.class_matching import reordered_classes
 from tessera.utils.checkpoints.training_state import restore_state
-from tessera.utils.config import AUTO, Hyp, TrainConfig, load_hyp
+from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
@@ -97,7 +97,7 @@ def run_of_checkpoint(
         UserError: this version does not know the saved flags.
         ConfigError: the run cannot be resumed with the given flags; names all of these.
     """
-    now = {k: v for k, v in given.items() if k not in ("project", "name") and (k, v) != ("weights", AUTO)}
+    now = {flag: value for flag, value in given.items() if flag not in ("project", "name", "weights", "cfg")}
     before = saved_config(checkpoint, path)
     config = dataclasses.replace(before, **{**now, "resume": str(path)})
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:

@@ -139,8 +139,8 @@ def _given_checkpoint(given: Mapping[str, Any], resume: str, world: World) -> Pa
         )
 
     def find() -> Path:
-        path = newest_last_checkpoint(given.get("project", TrainConfig.project)) if resume == NEWEST else Path(resume)
-        path = path.expanduser().absolute()
+        project = given.get("project", TrainConfig.project)
+        path = newest_last_checkpoint(project) if resume == NEWEST else user_path(resume, "--resume").absolute()
         path = path / "weights" / "last.pt" if path.is_dir() else path
         if path.parent.name != "weights" or not path.is_file():
             load_checkpoint(path)  # raises a more specific error

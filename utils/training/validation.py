@@ -113,7 +113,7 @@ class Validation:
         if self.watch:
             assert self.watch.metrics, "the last epoch is always validated"
             return self._ended(self.watch.metrics)
-        run, best, epoch = self.run, self.saver.best, self.state.stopper.best_epoch
+        run, best, epoch = self.run, self.saver.best, self._best_epoch()
         index, model = self.loader.index, self.state.model
         model.load_state_dict(run.world.run_on_main(lambda: load_weights(best).state_dict))
         found = self._last_evaluation_of(model)
@@ -122,7 +122,8 @@ class Validation:
             found = self._evaluate(model, collectors=self.recorder.image_collectors(index))
         if run.world.is_main:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than the initial weights"}
-            print(f"\n{none.get(epoch, f'Best epoch {epoch}')}{source}")
+            which = "Last" if best.name == "last.pt" else "Best"
+            print(f"\n{none.get(epoch, f'{which} epoch {epoch}')}{source}")
             verbose, plots = len(index.names) <= 20, self.recorder.renders
             device, skipped = run.world.accelerator.name, self.state.progress.skipped_steps
             origin = RunInfo(run.config, str(best), run.imgsz, device, run.world.size, data.images, epoch, skipped)
@@ -147,9 +148,14 @@ class Validation:
             return None
         return dataclasses.replace(self._last, metrics=dataclasses.replace(self._last.metrics, losses=()))
 
+    def _best_epoch(self) -> int | None:
+        """Return the epoch of `saver.best`, which is the last one where there is no best.pt, as with --nosave."""
+        last, best = self.state.progress.epoch - 1, self.state.stopper.best_epoch
+        return last if best is not None and self.saver.best.name == "last.pt" else best
+
     def _ended(self, metrics: Metrics) -> TrainingResult:
         config, epochs, stopper = self.run.config, self.state.progress.epoch, self.state.stopper
-        best = None if stopper.best_epoch == START else stopper.best_epoch
+        best = None if self._best_epoch() == START else self._best_epoch()
         return TrainingResult(metrics, self.run.folder, config.data, epochs, best, stopper.has_stopped(epochs))
 
     def _evaluate(self, model: DetectionModel, settings: Settings | None = None, **others: Any) -> Evaluation:

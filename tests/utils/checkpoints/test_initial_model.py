@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import Conv
@@ -38,6 +39,15 @@ def test_the_head_is_that_of_the_model_that_is_built(cfg: str) -> None:
     (other,) = FILES.keys() - {cfg}
     given = TrainConfig(cfg=other, weights="last.pt")
     assert head_class(given, NAMES, weights).__name__ == FILES[other], "but --cfg wins"
+
+
+def test_only_a_known_start_keeps_the_anchors_of_the_weights() -> None:
+    trained, config = DetectionModel("yolov5n.yaml", nc=2), TrainConfig(cfg="yolov5n.yaml", weights="last.pt")
+    fitted = trained.state_dict()["model.24.anchors"].mul_(2)
+    weights = Weights(trained.state_dict(), trained.yaml, NAMES, "a file")
+    for names in (NAMES, ("cat", "cow")):
+        found = build_model(config, HYP, names, weights).state_dict()["model.24.anchors"]
+        assert torch.equal(found, fitted) == (names == NAMES)
 
 
 @pytest.mark.parametrize(
@@ -119,8 +129,12 @@ def test_kind_of_start(cfg: str, before: tuple[str, ...], now: tuple[str, ...], 
     weights = Weights({}, trained.yaml, before, "a file")
     assert start_kind(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start
     own = tmp_path / "tessera-n.yaml"  # a name is not enough
-    own.write_text(find_model_yaml("yolov5n-free.yaml").read_text())
-    assert start_kind(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
+    other, same = (find_model_yaml(name).read_text() for name in ("yolov5n-free.yaml", "tessera-n.yaml"))
+    for text in (other, f"activation: nn.ReLU()\n{same}"):
+        own.write_text(text)
+        assert start_kind(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
+    foreign = Weights({}, {**trained.yaml, "backbone": [[-1, 1, "Foreign", [64]]]}, before, "a file")
+    assert start_kind(TrainConfig(cfg="tessera-n.yaml", weights="best.pt"), now, foreign) == "new"
 
 
 def test_freeze_overrides_the_recipe() -> None:

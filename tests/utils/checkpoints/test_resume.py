@@ -29,9 +29,10 @@ def resumed(given: dict[str, Any], saved: dict[str, Any] | None = None) -> tuple
     return run_of_checkpoint(given, LAST, saved or checkpoint(), World())
 
 
-def test_flags_override_saved_ones_but_not_the_directory() -> None:
-    config, _, run = resumed({"epochs": 9, "name": "other", "project": "elsewhere"})
-    assert (config.epochs, config.name, config.project) == (9, "mine", TrainConfig.project)
+def test_flags_override_saved_ones_but_not_directory_and_start() -> None:
+    given = {"epochs": 9, "name": "other", "project": "elsewhere", "weights": ""}
+    config, _, run = resumed(given, checkpoint(weights="a.pt"))
+    assert (config.epochs, config.name, config.project, config.weights) == (9, "mine", TrainConfig.project, "a.pt")
     assert run.run == Path("mine")
 
 

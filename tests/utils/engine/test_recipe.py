@@ -80,8 +80,8 @@ def test_the_summary_of_a_recipe() -> None:
     )
     assert schedule_summary(*made(SHORT, 205)) == (
         "780 batches, 780 steps of 16 images; AdamW, learning rate 0.002, warm-up 50 batches, "
-        "constant for 50% of the epochs, then cosine decay to 0.0001; EMA over the last 87.6 steps; no mosaic in the last "
-        "15 of 60 epochs"
+        "constant for 50% of the epochs, then cosine decay to 0.0001; EMA over the last 87.6 steps; no mosaic in the "
+        "last 15 of 60 epochs"
     )
     assert "; Adam, learning" in schedule_summary(*made(SHORT, 205, optimizer="Adam"))
     for flags, text in (

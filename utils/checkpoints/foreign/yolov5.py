@@ -31,9 +31,9 @@ def convert(module: InertObject, limit: int) -> ConvertedWeights:
     if not isinstance(model_yaml, dict):
         raise WrongTensors("its model has no `yaml`, from which to rebuild it, expected YOLOv5 v4 or later")
     check_parts(model_yaml, _MOST_PARTS)
-    return ConvertedWeights(
-        checked_copy(dict(_named_tensors(module)), limit), model_yaml, _names(module.state.get("names"))
-    )
+    # Before v6 the anchors in pixels were stored, too.
+    tensors = {name: tensor for name, tensor in _named_tensors(module) if not name.endswith(".anchor_grid")}
+    return ConvertedWeights(checked_copy(tensors, limit), model_yaml, _names(module.state.get("names")))
 
 
 def _named_tensors(module: InertObject) -> Iterator[tuple[str, Tensor]]:

@@ -108,12 +108,11 @@ class Verifier:
         end2end = not is_exported(path.name) and not self._job.model.head.needs_suppression
         try:
             backend = open_model(str(path), self._world, end2end=end2end, trust_file=True)  # written just now
-        except (MissingExtra, MissingDevice) as error:
-            return replace(row, unverified=str(error))
-        try:
             network, expected, reference = self.reference(backend.size_hw if isinstance(backend, Backend) else None)
             _, found, evaluation = self._evaluate(backend, expected.rounds)
-        except UserError as error:  # invalid output
+        except (MissingExtra, MissingDevice) as error:
+            return replace(row, unverified=str(error))
+        except UserError as error:  # a damaged file, or invalid output
             return replace(row, failures=str(error))
         assert isinstance(network, Backend)
         allowed = INT8 if "int8" in row.precision else HALF if "float16" in row.precision else EXACT
