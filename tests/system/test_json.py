@@ -107,7 +107,7 @@ def test_what_check_data_found(trained: Trained, answered: Answered, tmp_path: P
     data = trained.data
     found = answered(train.main, "--check-data", "--data", str(data))
     wanted = {key for key in documented("train.py") if key.startswith("checked.")}
-    lists = {"checked.twins": [], "checked.drifts": [], "checked.remarks": []}
+    lists = {"checked.near_duplicates": [], "checked.drifts": [], "checked.unusual_images": []}
     assert {key for key in keys(found, whole=lists) if key.startswith("checked")} == wanted
     copy = Path(shutil.copytree(data.parent / "shapes", tmp_path / "shapes"))
     (tmp_path / "bad.yaml").write_text(data.read_text().replace(str(data.parent), str(tmp_path)))

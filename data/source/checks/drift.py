@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.checks.results import DatasetCheck, Drift, Moved, SplitData
+from tessera.data.source.checks.results import ChangedFraction, DatasetCheck, Drift, SplitData
 from tessera.data.source.index import class_names
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import first_of, shown
@@ -61,11 +61,11 @@ def check_drift(check: DatasetCheck, parts: Sequence[SplitData]) -> None:
     ]
     check.drifts += _corrected(found)
     for drift in check.drifts:
-        if drift.moved:
+        if drift.changed:
             (train, other), family = drift.splits, drift.family
-            moved = [f"{one.name} {100 * one.shares[0]:.0f} % and {100 * one.shares[1]:.0f} %" for one in drift.moved]
+            changed = [f"{name} {100 * a:.0f} % and {100 * b:.0f} %" for name, (a, b), _ in drift.changed]
             check.notes.append(
-                f"{other}: {family} differ significantly from {train} (p {drift.p:.3f}): {first_of(moved, 3)} "
+                f"{other}: {family} differ significantly from {train} (p {drift.p:.3f}): {first_of(changed, 3)} "
                 f"({FAMILIES[family]}, in {train} and {other})"
             )
 
@@ -94,14 +94,14 @@ def _compared(family: str, splits: tuple[str, str], first: Fractions, second: Fr
         largest[number] = deviation(selected).max(initial=0)
     chance = (1 + (largest[:, None] >= own - 1e-9).sum(0)) / (1 + ROUNDS)
     size = np.abs(np.diff(2 * np.arcsin(np.sqrt(means.clip(0, 1))), axis=0))[0]
-    moved = [
-        Moved(joined.names[k], (float(means[0, k]), float(means[1, k])), float(chance[k]))
+    changed = [
+        ChangedFraction(joined.names[k], (float(means[0, k]), float(means[1, k])), float(chance[k]))
         for k in np.argsort(chance - 1e-3 * size, kind="stable").tolist()
         if seen[k] and size[k] >= EFFECT and chance[k] <= LEVEL
     ]
     differences = np.abs(means[1] - means[0])
     distance = differences.max(initial=0) if family == CLASSES else differences.sum() / 2
-    return Drift(family, splits, (n, m), float(chance.min(initial=1)), float(distance), tuple(moved))
+    return Drift(family, splits, (n, m), float(chance.min(initial=1)), float(distance), tuple(changed))
 
 
 def _corrected(drifts: Sequence[Drift]) -> list[Drift]:
@@ -112,8 +112,8 @@ def _corrected(drifts: Sequence[Drift]) -> list[Drift]:
     for rank, place in enumerate(order):
         drift, factor = drifts[place], len(drifts) - rank
         least = max(least, min(1.0, drift.p * factor))
-        certain = [one._replace(p=max(least, one.p * factor)) for one in drift.moved if one.p * factor <= LEVEL]
-        corrected[place] = drift._replace(p=least, moved=tuple(certain) if least <= LEVEL else ())
+        certain = [one._replace(p=max(least, one.p * factor)) for one in drift.changed if one.p * factor <= LEVEL]
+        corrected[place] = drift._replace(p=least, changed=tuple(certain) if least <= LEVEL else ())
     return [corrected[place] for place in range(len(drifts))]
 
 

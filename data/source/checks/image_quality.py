@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tessera.data.source.checks.results import DatasetCheck, Remark, SplitData
+from tessera.data.source.checks.results import DatasetCheck, SplitData, UnusualImage
 from tessera.data.source.decode import decode_raw_pixels
 from tessera.data.source.holdout import GRID, difference_hash
 from tessera.data.source.image_header import is_truncated, read_header
@@ -99,7 +99,7 @@ def check_images(check: DatasetCheck, part: SplitData) -> list[Fingerprint | Non
             f"{part.split}: of {plural(len(deep), 'image')} with more than 8 bits, the brightest level is {level:g}, "
             f"which becomes {byte} of 255. Write `pixels: {{range: [0, {level:g}]}}` into {part.spec.yaml_path.name}"
         )
-    _remark(check, part, fingerprints)
+    _report_unusual_images(check, part, fingerprints)
     return fingerprints
 
 
@@ -135,24 +135,25 @@ def fingerprint_of(levels: NDArray[np.generic], raw: bytes, rule: PixelRule | No
     )
 
 
-def _remark(check: DatasetCheck, part: SplitData, fingerprints: Sequence[Fingerprint | None]) -> None:
+def _report_unusual_images(check: DatasetCheck, part: SplitData, fingerprints: Sequence[Fingerprint | None]) -> None:
     """Report the unusual images of a split, and their number by kind."""
-    found: dict[str, list[Remark]] = {}
+    found: dict[str, list[UnusualImage]] = {}
     for place, fingerprint in zip(part.places.tolist(), fingerprints, strict=True):
         if fingerprint is not None:
             path = part.listing.images[place]
             for kind, detail in _kinds_of(fingerprint):
-                found.setdefault(kind, []).append(Remark(kind, part.split, path, part.listing.shown(path), detail))
+                image = UnusualImage(kind, part.split, path, part.listing.shown(path), detail)
+                found.setdefault(kind, []).append(image)
     known = sum(fingerprint is not None for fingerprint in fingerprints)
     for kind in (DARKER, BRIGHTER, GREY, TINY):
         if len(found.get(kind, [])) > _FEW * known:
             del found[kind]
     for kind in KINDS:
-        remarks = found.get(kind, [])
-        check.remarks += remarks
-        if remarks and kind not in (CUT, DEEP):  # reported above
-            named = first_of([remark.shown for remark in remarks], 3)
-            check.notes.append(f"{part.split}: {plural(len(remarks), 'image')} {kind} ({KINDS[kind]}): {named}")
+        images = found.get(kind, [])
+        check.unusual_images += images
+        if images and kind not in (CUT, DEEP):  # reported above
+            named = first_of([image.shown for image in images], 3)
+            check.notes.append(f"{part.split}: {plural(len(images), 'image')} {kind} ({KINDS[kind]}): {named}")
 
 
 def _kinds_of(fingerprint: Fingerprint) -> list[tuple[str, str]]:

@@ -93,10 +93,10 @@ def check_near_duplicates(check: DatasetCheck, fingerprints: Fingerprints) -> No
         (part, own, _), (other, others, _) = known[first], known[second]
         paths = part.listing.images[int(part.places[own])], other.listing.images[int(other.places[others])]
         shown = _shown(part, own), _shown(other, others)
-        check.twins.append(NearDuplicates((part.split, other.split), paths, shown, bits))
+        check.near_duplicates.append(NearDuplicates((part.split, other.split), paths, shown, bits))
     for first_split in order:
         for second_split in order:
-            pairs = [pair for pair in check.twins if pair.splits == (first_split, second_split)]
+            pairs = [pair for pair in check.near_duplicates if pair.splits == (first_split, second_split)]
             if not pairs:
                 continue
             number = len({pair.paths[1] for pair in pairs})

@@ -46,11 +46,11 @@ class NearDuplicates(NamedTuple):
     bits: int
 
 
-class Moved(NamedTuple):
+class ChangedFraction(NamedTuple):
     """A fraction, such as that of a class, that differs significantly between two splits."""
 
     name: str
-    shares: tuple[float, float]
+    fractions: tuple[float, float]
     p: float
 
 
@@ -62,10 +62,10 @@ class Drift(NamedTuple):
     images: tuple[int, int]  # compared images of both
     p: float  # adjusted p-value
     distance: float  # half the sum of absolute differences, 0 … 1; for classes the largest difference
-    moved: tuple[Moved, ...]  # significant differences, by p-value
+    changed: tuple[ChangedFraction, ...]  # significant differences, by p-value
 
 
-class Remark(NamedTuple):
+class UnusualImage(NamedTuple):
     """An unusual image: kind, split, path, name in messages, and a measurement."""
 
     kind: str
@@ -102,9 +102,9 @@ class DatasetCheck:
     objects: int = 0  # in usable images
     names: tuple[str, ...] = ()  # of the classes
     counts: list[SplitCounts] = field(default_factory=list)  # of each split
-    twins: list[NearDuplicates] = field(default_factory=list)  # pairs of different splits first
+    near_duplicates: list[NearDuplicates] = field(default_factory=list)  # pairs of different splits first
     drifts: list[Drift] = field(default_factory=list)  # differences from train
-    remarks: list[Remark] = field(default_factory=list)  # unusual images
+    unusual_images: list[UnusualImage] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -126,13 +126,11 @@ class DatasetCheck:
         """Return plain values by name, for JSON."""
         named = {
             "counts": [one._asdict() for one in self.counts],
-            "twins": [one._asdict() for one in self.twins],
-            "drifts": [one._asdict() | {"moved": [moved._asdict() for moved in one.moved]} for one in self.drifts],
-            "remarks": [one._asdict() for one in self.remarks],
+            "near_duplicates": [one._asdict() for one in self.near_duplicates],
+            "drifts": [one._asdict() | {"changed": [part._asdict() for part in one.changed]} for one in self.drifts],
+            "unusual_images": [one._asdict() for one in self.unusual_images],
         }
-        plain = dataclasses.asdict(self)
-        plain["left_out"] = plain.pop("skipped_images")
-        return {**plain, **named}
+        return dataclasses.asdict(self) | named
 
     def lines(self) -> list[str]:
         """Return all lines, the most serious first, and the verdict."""

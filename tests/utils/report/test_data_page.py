@@ -11,7 +11,7 @@ import cv2
 import pytest
 
 from tessera.commands import train
-from tessera.data.source.checks.results import DatasetCheck, Drift, Moved, NearDuplicates, Remark, SplitCounts
+from tessera.data.source.checks import results
 from tessera.data.source.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.drawn_shapes import render_image
@@ -66,22 +66,21 @@ def test_what_is_wrong_is_written_too(yaml: Path, tmp_path: Path) -> None:
     assert "labels/train/0.txt:1: class 7" in (tmp_path / "page" / NAME).read_text()
 
 
-def made_check(folder: Path, pictures: int, names: list[str]) -> DatasetCheck:
+def made_check(folder: Path, pictures: int, names: list[str]) -> results.DatasetCheck:
     """Findings without number, of hostile names."""
     paths = [str(write_image(folder / f"{number}.png", (300, 300), number)) for number in range(pictures)]
     many = [f"{name} {number}" for number in range(2000 // len(names)) for name in names]
-    zeros = (0,) * len(many)
-    return DatasetCheck(
+    zeros, between, shown = (0,) * len(many), ("train", "val"), (names[0], names[1])
+    changed = tuple(results.ChangedFraction(name, (0.1, 0.9), 0.01) for name in many)
+    return results.DatasetCheck(
         errors=[f"{name} {'x' * 5000}" for name in many],
         problems=list(many),
         notes=list(many),
         names=tuple(many),
-        counts=[SplitCounts(split, 9, 0, 9, zeros, zeros) for split in ("train", "val")],
-        twins=[NearDuplicates(("train", "val"), (a, b), (names[0], names[1]), 3) for a, b in itertools.pairwise(paths)],
-        drifts=[
-            Drift("classes", ("train", "val"), (9, 9), 0.01, 0.5, tuple(Moved(name, (0.1, 0.9), 0.01) for name in many))
-        ],
-        remarks=[Remark("tiny", "train", path, names[2], "side 9") for path in paths],
+        counts=[results.SplitCounts(split, 9, 0, 9, zeros, zeros) for split in between],
+        near_duplicates=[results.NearDuplicates(between, pair, shown, 3) for pair in itertools.pairwise(paths)],
+        drifts=[results.Drift("classes", between, (9, 9), 0.01, 0.5, changed)],
+        unusual_images=[results.UnusualImage("tiny", "train", path, names[2], "side 9") for path in paths],
     )
 
 

@@ -19,9 +19,9 @@ from tessera.utils.types import DatasetSpec
 
 NAME = "data_report.html"
 MOST_PAIRS = 60  # with their images
-MOST_REMARKS = 12  # of a kind, with their images
+MOST_UNUSUAL = 12  # of a kind, with their images
 MOST_LINES = 200  # of errors, of problems and of notes
-MOST_MOVED = 40  # of a family
+MOST_CHANGED = 40  # of a family
 _LINE = 600  # characters of a line
 
 
@@ -43,7 +43,7 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
     """Render the page; equal datasets give equal text."""
     copies = ThumbnailEncoder(spec.pixels)
     findings = {"Errors": check.errors, "Problems": check.problems, "Notes": check.notes}
-    remarks = {kind: [remark for remark in check.remarks if kind == remark.kind] for kind in KINDS}
+    unusual = {kind: [image for image in check.unusual_images if kind == image.kind] for kind in KINDS}
     columns = [column for own in check.counts for column in (own.class_images, own.class_objects)]
     rows = zip(check.names, *columns, strict=True) if columns else ()
     return render_page(
@@ -63,22 +63,22 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
         families=FAMILIES,
         readable=one_line,
         drifts=check.drifts,
-        most_moved=MOST_MOVED,
+        most_changed=MOST_CHANGED,
         level=LEVEL,
         pairs=[
             (
-                " and ".join(dict.fromkeys(twins.splits)),
-                twins.bits,
+                " and ".join(dict.fromkeys(pair.splits)),
+                pair.bits,
                 [
                     {"uri": copies.whole(path), "name": one_line(shown, 200)}
-                    for path, shown in zip(twins.paths, twins.shown, strict=True)
+                    for path, shown in zip(pair.paths, pair.shown, strict=True)
                 ],
             )
-            for twins in check.twins[:MOST_PAIRS]
+            for pair in check.near_duplicates[:MOST_PAIRS]
         ],
-        pairs_found=len(check.twins),
+        pairs_found=len(check.near_duplicates),
         between=_between(check),
-        remarks=[
+        unusual=[
             (
                 KINDS[kind],
                 f"{len(own):,} {kind}",
@@ -89,10 +89,10 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
                         "name": one_line(one.shown, 200),
                         "detail": f"{one.split}; {one.detail}",
                     }
-                    for one in own[:MOST_REMARKS]
+                    for one in own[:MOST_UNUSUAL]
                 ],
             )
-            for kind, own in remarks.items()
+            for kind, own in unusual.items()
             if own
         ],
         command=f"{started('train.py')} --data {one_line(str(spec.yaml_path), 200)} --check-data",
@@ -107,29 +107,29 @@ def in_words(check: DatasetCheck) -> dict[str, list[str]]:
     like = [
         f"{drift.family[0].upper()}{drift.family[1:]} of {drift.splits[1]} differ: {_describe_drift(drift)}."
         for drift in check.drifts
-        if drift.moved
+        if drift.changed
     ]
-    if rest := [f"{drift.family} of {drift.splits[1]}" for drift in check.drifts if not drift.moved]:
+    if rest := [f"{drift.family} of {drift.splits[1]}" for drift in check.drifts if not drift.changed]:
         like.append(f"No sign of drift in {', '.join(rest)}: differences are small, or may be chance.")
     between = _between(check)
     alike = f"{plural(between, 'pair')} of near-duplicates between two splits, "
-    alike += f"{len(check.twins) - between:,} within one."
-    kinds = Counter(remark.kind for remark in check.remarks)
+    alike += f"{len(check.near_duplicates) - between:,} within one."
+    kinds = Counter(image.kind for image in check.unusual_images)
     odd = ", ".join(f"{kinds[kind]:,} {kind}" for kind in KINDS if kinds[kind])
     return {
         "Can it be trained on?": [usable],
         "Do the splits match?": like or ["Unknown: there are too few images, or one split alone."],
-        "Does it have near-duplicates?": [alike if check.twins else "None."],
+        "Does it have near-duplicates?": [alike if check.near_duplicates else "None."],
         "Does it have unusual images?": [f"{odd}." if odd else "None."],
     }
 
 
 def _between(check: DatasetCheck) -> int:
     """Count the near-duplicates between two splits."""
-    return sum(twins.splits[0] != twins.splits[1] for twins in check.twins)
+    return sum(pair.splits[0] != pair.splits[1] for pair in check.near_duplicates)
 
 
 def _describe_drift(drift: Drift) -> str:
     first, second = drift.splits
-    shares = ((one_line(one.name), *(100 * share for share in one.shares)) for one in drift.moved[:3])
-    return "; ".join(f"{name} {a:.0f} % in {first}, {b:.0f} % in {second}" for name, a, b in shares)
+    fractions = ((one_line(one.name), *(100 * fraction for fraction in one.fractions)) for one in drift.changed[:3])
+    return "; ".join(f"{name} {a:.0f} % in {first}, {b:.0f} % in {second}" for name, a, b in fractions)

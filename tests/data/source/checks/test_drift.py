@@ -46,8 +46,8 @@ def checked(train: SplitData, val: SplitData) -> DatasetCheck:
     return check
 
 
-def moved(check: DatasetCheck) -> set[str]:
-    return {drift.family for drift in check.drifts if drift.moved}
+def changed(check: DatasetCheck) -> set[str]:
+    return {drift.family for drift in check.drifts if drift.changed}
 
 
 def ordinary(rng: Rng) -> list[tuple[int, float, float, float]]:
@@ -74,7 +74,7 @@ def planted(kind: str) -> Callable[[Rng], list[tuple[int, float, float, float]]]
 @pytest.mark.parametrize("kind", [CLASSES, SIZES, POSITIONS, OBJECT_COUNTS])
 def test_what_was_planted_is_named(kind: str) -> None:
     check = checked(made_part("train", ordinary, 400, 0), made_part("val", planted(kind), 150, 1))
-    assert kind in moved(check)
+    assert kind in changed(check)
     (note,) = (line for line in check.notes if line.startswith(f"val: {kind} differ significantly from train"))
     assert "%" in note
 
@@ -82,7 +82,7 @@ def test_what_was_planted_is_named(kind: str) -> None:
 def test_chance_hardly_ever_alarms() -> None:
     """Objects of an image are alike in class, place and size: a test over objects would alarm nearly always."""
     alarms = sum(
-        bool(moved(checked(made_part("train", ordinary, 150, seed), made_part("val", ordinary, 40, 1000 + seed))))
+        bool(changed(checked(made_part("train", ordinary, 150, seed), made_part("val", ordinary, 40, 1000 + seed))))
         for seed in range(20)
     )
     assert alarms <= 3  # of 20 at 5 %, more happens in one of 63 tries
@@ -97,7 +97,7 @@ def test_a_crowd_in_one_image_moves_nothing() -> None:
         boxes_xyxy=np.concatenate((val.scanned.boxes_xyxy, crowd.scanned.boxes_xyxy)),
         sizes_hw=np.concatenate((val.scanned.sizes_hw, crowd.scanned.sizes_hw)),
     )
-    assert moved(checked(made_part("train", ordinary, 200, 0), dataclasses.replace(val, scanned=scanned))) == set()
+    assert changed(checked(made_part("train", ordinary, 200, 0), dataclasses.replace(val, scanned=scanned))) == set()
 
 
 def test_little_says_nothing_and_the_same_says_the_same() -> None:

@@ -38,10 +38,10 @@ def planted(tmp_path: Path) -> Path:
 
 def test_each_kind_is_found_where_it_was_planted(planted: Path) -> None:
     found = check(planted)
-    by_name = {(Path(remark.path).stem, remark.kind) for remark in found.remarks}
+    by_name = {(Path(image.path).stem, image.kind) for image in found.unusual_images}
     # 12 bits in 16 are dark, and what is nearly black or white has no colour left, or a little.
     assert by_name - {("e", DARKER), ("c", GREY), ("d", GREY)} == set(PLANTED.items())
-    (deep,) = (remark for remark in found.remarks if remark.kind == DEEP)
+    (deep,) = (image for image in found.unusual_images if image.kind == DEEP)
     assert deep.detail.endswith(", at most 15 of 255") and deep.split == "train"
     for kind in (TURNED, DARKER, BRIGHTER, GREY, TINY):
         assert sum(f" {kind} (" in line for line in found.notes) == 1, kind
@@ -51,4 +51,4 @@ def test_what_a_whole_set_is_like_is_no_remark(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {f"{split}/{n}": BOX for split in ("train", "val") for n in range(6)})
     for path in (tmp_path / "pets" / "images").rglob("*.jpg"):
         cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)[:20, :40] // 20)
-    assert check(yaml).remarks == []
+    assert check(yaml).unusual_images == []

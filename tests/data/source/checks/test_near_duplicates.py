@@ -77,7 +77,7 @@ def test_near_duplicates_between_splits_are_a_problem(tmp_path: Path, drawn: lis
     note = "1 near-duplicate in train of images in train, such as images/train/0.jpg ~ images/train/2.jpg"
     assert any(line.startswith(problem) for line in found.problems)
     assert note in found.notes
-    assert [pair.splits for pair in found.twins] == [("train", "val"), ("train", "train")]
+    assert [pair.splits for pair in found.near_duplicates] == [("train", "val"), ("train", "train")]
 
 
 def test_of_a_large_crowd_every_image_is_told(drawn: list[Pixels]) -> None:
