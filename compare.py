@@ -115,7 +115,7 @@ def compare(config: CompareConfig, world: World) -> Comparison:
                 find_disagreements(of_a, of_b, index, one_a.figures.threshold, one_b.figures.threshold),
                 config.requirements,
             )
-            write_disagreements(folder, index, found.flips, of_a, of_b)
+            write_disagreements(folder, index, found.disagreements, of_a, of_b)
             report_comparison(found, folder, verbose=config.verbose)
             return found
 

@@ -98,4 +98,4 @@ def test_sides_of_several_from_python(runs: tuple[Path, Path, Path], tmp_path: P
     assert len(found.a) == 2 and len(found.b) == 1 and found.differences.seed_variance >= 0
     assert found.map.a == pytest.approx((found.a[0].map + found.a[1].map) / 2, abs=1e-12)
     back = tessera.compare(one, one, **common)
-    assert back.map.difference == 0 and back.map.p == 1 and back.flips.lost == back.flips.gained == 0
+    assert back.map.difference == 0 and back.map.p == 1 and back.disagreements.lost == back.disagreements.gained == 0

@@ -51,13 +51,13 @@ def _lines(found: Comparison, verbose: bool) -> Iterator[str]:
     strongest = sorted(beyond, key=lambda own: -abs(own.ap.difference))[:_CLASSES]
     for own in found.differences.classes if verbose else strongest:
         yield _interval_row(found.names[own.class_id], own.ap._replace(p=own.p_holm))
-    flips = found.flips
+    counts = found.disagreements
     of = " (the median run of each side)" if len(found.a) + len(found.b) > 2 else ""
     yield (
-        f"Objects, A at {flips.threshold_a:.3g} and B at {flips.threshold_b:.3g}{of}: {flips.both:,} detected by both, "
-        f"{flips.lost:,} by A alone, {flips.gained:,} by B alone, {flips.neither:,} by none"
+        f"Objects, A at {counts.threshold_a:.3g} and B at {counts.threshold_b:.3g}{of}: {counts.both:,} detected by "
+        f"both, {counts.lost:,} by A only, {counts.gained:,} by B only, {counts.neither:,} by none"
     )
-    yield f"False positives: {flips.wrong_both:,} of both, {flips.wrong_a:,} of A alone, {flips.wrong_b:,} of B alone"
+    yield f"False positives: {counts.wrong_both:,} of both, {counts.wrong_a:,} of A only, {counts.wrong_b:,} of B only"
     yield found.verdict
     for requirement in found.requirements:
         if requirement not in found.unmet:
@@ -77,30 +77,30 @@ def _figures(a: float, b: float, *differences: float, digits: int = 4) -> list[s
 
 
 def write_disagreements(
-    folder: Path, index: DatasetIndex, flips: Disagreements, a: Mapping[int, ImageResult], b: Mapping[int, ImageResult]
+    folder: Path, index: DatasetIndex, found: Disagreements, a: Mapping[int, ImageResult], b: Mapping[int, ImageResult]
 ) -> None:
-    """Write `flips/worse_01.jpg` … and `flips/better_01.jpg` …, the strongest disagreements first."""
-    for kind, images in (("worse", flips.worse), ("better", flips.better)):
+    """Write `disagreements/worse_01.jpg` … and `better_01.jpg` …, the strongest disagreements first."""
+    for kind, images in (("worse", found.worse), ("better", found.better)):
         for number, one in enumerate(images, 1):
             with warn_on_error(f"image of disagreements {kind}_{number:02}"):
                 _write_image(
-                    folder / "flips" / f"{kind}_{number:02}.jpg", index, flips, one, a[one.image], b[one.image]
+                    folder / "disagreements" / f"{kind}_{number:02}.jpg", index, found, one, a[one.image], b[one.image]
                 )
 
 
 def _write_image(
-    target: Path, index: DatasetIndex, flips: Disagreements, one: ImageDisagreements, a: ImageResult, b: ImageResult
+    target: Path, index: DatasetIndex, found: Disagreements, one: ImageDisagreements, a: ImageResult, b: ImageResult
 ) -> None:
     """Write one image three times: disagreeing objects, detections of A, detections of B."""
     path = index.path(one.image)
     image = read_image(path, rule=index.pixels)
     classes, boxes_xyxy = index.labels(one.image)
-    flipped = np.concatenate((one.lost, one.gained))
+    changed = np.concatenate((one.lost, one.gained))
     panels = [
-        Annotations(boxes_xyxy[flipped], classes[flipped].astype(np.int64)),
+        Annotations(boxes_xyxy[changed], classes[changed].astype(np.int64)),
         *(
             Annotations(side.boxes_xyxy, side.classes.astype(np.int64), side.scores, threshold=threshold)
-            for side, threshold in ((a, flips.threshold_a), (b, flips.threshold_b))
+            for side, threshold in ((a, found.threshold_a), (b, found.threshold_b))
         ),
     ]
     captions = [

@@ -49,7 +49,7 @@ class Comparison:
     Attributes:
         a, b: the runs of the sides.
         differences: B − A, with intervals and p-values.
-        flips: disagreements of the median run of each side by mAP50-95.
+        disagreements: of the median run of each side by mAP50-95.
         requirements: of `--require`.
     """
 
@@ -59,7 +59,7 @@ class Comparison:
     split: str
     names: tuple[str, ...]
     differences: Differences
-    flips: Disagreements
+    disagreements: Disagreements
     requirements: tuple[Requirement, ...] = ()
 
     @property
@@ -97,7 +97,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values with stable names for compare.json and `--json`; docs/compare.md explains them."""
-        found, flips = self.differences, self.flips
+        found, counts = self.differences, self.disagreements
         others = {name: self.means(name) for name in ("precision", "recall", "ms", "mb")}
         plain = {name: {"a": a, "b": b, "difference": b - a} for name, (a, b) in others.items()}
         return {
@@ -113,11 +113,11 @@ class Comparison:
                 {"class": one.class_id, "name": self.names[one.class_id], "images": one.images, "objects": one.objects}
                 | one.ap._asdict()
                 | {"p_holm": one.p_holm}
-                | {"lost": int(flips.lost_of_class[one.class_id]), "gained": int(flips.gained_of_class[one.class_id])}
+                | {"lost": int(counts.lost_of_class[one.class_id]), "gained": int(counts.gained_of_class[one.class_id])}
                 for one in found.classes
             ],
-            "objects": {name: getattr(flips, name) for name in ("both", "lost", "gained", "neither")},
-            "wrong_finds": {"both": flips.wrong_both, "a_alone": flips.wrong_a, "b_alone": flips.wrong_b},
+            "objects": {name: getattr(counts, name) for name in ("both", "lost", "gained", "neither")},
+            "false_positives": {"both": counts.wrong_both, "a_only": counts.wrong_a, "b_only": counts.wrong_b},
             "requirements": [
                 {"text": one.text, "value": self.value(one), "met": one not in self.unmet} for one in self.requirements
             ],

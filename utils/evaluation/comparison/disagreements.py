@@ -106,25 +106,25 @@ def find_disagreements(
     assert a.keys() == b.keys(), "both sides are of the same images"
     counts = dict.fromkeys(("both", "lost", "gained", "neither", "wrong_both", "wrong_a", "wrong_b"), 0)
     lost_of_class, gained_of_class = (np.zeros(len(index.names), np.int64) for _ in range(2))
-    flipped = []
+    changed = []
     for image, of_a in a.items():
         of_b, classes = b[image], index.labels(image)[0]
         alone_a, alone_b, shared = _alone(of_a, of_b)
-        flips = ImageDisagreements(
+        one = ImageDisagreements(
             image, np.flatnonzero(of_a.found & ~of_b.found), np.flatnonzero(of_b.found & ~of_a.found), alone_a, alone_b
         )
         counts["both"] += int((of_a.found & of_b.found).sum())
         counts["neither"] += int((~of_a.found & ~of_b.found).sum())
         counts["wrong_both"] += shared
         for name in ("lost", "gained", "wrong_a", "wrong_b"):
-            counts[name] += len(getattr(flips, name))
-        np.add.at(lost_of_class, classes[flips.lost], 1)
-        np.add.at(gained_of_class, classes[flips.gained], 1)
-        if flips.cost:
-            flipped.append(flips)
-    flipped.sort(key=lambda flips: (-flips.cost, flips.image))
-    worse = [flips for flips in flipped[:SHOWN] if flips.cost > 0]
-    better = [flips for flips in flipped[: -SHOWN - 1 : -1] if flips.cost < 0]
+            counts[name] += len(getattr(one, name))
+        np.add.at(lost_of_class, classes[one.lost], 1)
+        np.add.at(gained_of_class, classes[one.gained], 1)
+        if one.cost:
+            changed.append(one)
+    changed.sort(key=lambda one: (-one.cost, one.image))
+    worse = [one for one in changed[:SHOWN] if one.cost > 0]
+    better = [one for one in changed[: -SHOWN - 1 : -1] if one.cost < 0]
     return Disagreements(
         threshold_a,
         threshold_b,

@@ -49,20 +49,20 @@ def found(index: int, *objects: int, wrong: int = 0, at: float = 300.0) -> Image
 INDEX = make_index([(400, 400)] * 30, classes=[[0, 1, 2]] * 30)
 
 
-def test_flips_by_hand() -> None:
-    """Image 3 is worse by an object and two false positives, image 5 better by one, image 7 flips both ways."""
+def test_disagreements_by_hand() -> None:
+    """Image 3 is worse by an object and two false positives, image 5 better by one, image 7 is both."""
     a, b = ({image: found(image, 0, 1) for image in range(30)} for _ in range(2))
     b[3] = found(3, 0, wrong=2)
     b[5] = found(5, 0, 1, 2)
     a[7], b[7] = found(7, 0, 1, wrong=1), found(7, 1, 2, wrong=1)
     a[9], b[9] = found(9, 0, 1, wrong=1), found(9, 0, 1, wrong=1, at=305)  # IoU above 0.5
-    flips = find_disagreements(a, b, INDEX, 0.3, 0.4)
-    assert (flips.both, flips.lost, flips.gained, flips.neither) == (58, 2, 2, 28)
-    assert flips.both + flips.lost + flips.gained + flips.neither == len(INDEX.classes)
-    assert (flips.wrong_both, flips.wrong_a, flips.wrong_b) == (2, 0, 2)
-    assert flips.lost_of_class.tolist() == [1, 1, 0] and flips.gained_of_class.tolist() == [0, 0, 2]
-    assert [one.image for one in flips.worse] == [3] and [one.image for one in flips.better] == [5]
-    assert flips.worse[0].lost.tolist() == [1] and len(flips.worse[0].wrong_b) == 2
+    result = find_disagreements(a, b, INDEX, 0.3, 0.4)
+    assert (result.both, result.lost, result.gained, result.neither) == (58, 2, 2, 28)
+    assert result.both + result.lost + result.gained + result.neither == len(INDEX.classes)
+    assert (result.wrong_both, result.wrong_a, result.wrong_b) == (2, 0, 2)
+    assert result.lost_of_class.tolist() == [1, 1, 0] and result.gained_of_class.tolist() == [0, 0, 2]
+    assert [one.image for one in result.worse] == [3] and [one.image for one in result.better] == [5]
+    assert result.worse[0].lost.tolist() == [1] and len(result.worse[0].wrong_b) == 2
     back = find_disagreements(b, a, INDEX, 0.4, 0.3)
     assert (back.lost, back.gained, back.wrong_a, back.wrong_b) == (2, 2, 2, 0)
     assert [one.image for one in back.worse] == [5] and [one.image for one in back.better] == [3]
@@ -71,6 +71,6 @@ def test_flips_by_hand() -> None:
 def test_few_images_are_shown_and_the_worst_come_first() -> None:
     a = {image: found(image, 0, 1, 2) for image in range(30)}
     b = {image: found(image, 0, 1, wrong=image % 15) for image in range(30)}
-    flips = find_disagreements(a, b, INDEX, 0.25, 0.25)
-    assert [one.image for one in flips.worse] == [14, 29, 13, 28, 12, 27, 11, 26] and len(flips.worse) == SHOWN
-    assert flips.better == () and find_disagreements(a, a, INDEX, 0.25, 0.25).worse == ()
+    result = find_disagreements(a, b, INDEX, 0.25, 0.25)
+    assert [one.image for one in result.worse] == [14, 29, 13, 28, 12, 27, 11, 26] and len(result.worse) == SHOWN
+    assert result.better == () and find_disagreements(a, a, INDEX, 0.25, 0.25).worse == ()
