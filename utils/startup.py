@@ -88,7 +88,7 @@ def _print_mistake(kind: type[BaseException], error: BaseException, traceback: T
     mistake = explain_exception(error) or (error if isinstance(error, UserError) else None)
     if mistake is None:
         sys.__excepthook__(kind, error, traceback)
-        answer.fail("defect", first_line(error), 1)
+        answer.fail("bug", first_line(error), 1)
     else:
         print(f"error: {mistake}", file=sys.stderr)
         answer.fail(mistake.kind, str(mistake), 1)

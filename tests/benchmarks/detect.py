@@ -25,7 +25,7 @@ from tests.benchmarks.harness import machine, parser
 from tests.benchmarks.memory import MIB, pss
 
 ROUNDS = 3
-STAGES = ("reading", "preparation", "inference", "NMS")
+STAGES = ("reading", "preprocessing", "inference", "NMS")
 
 
 def latency(detector: Detector, paths: list[Path]) -> None:
@@ -40,8 +40,8 @@ def latency(detector: Detector, paths: list[Path]) -> None:
                 cpu_s, wall_s = cpu_s + cpu, wall_s + wall
     medians = [statistics.median(column) for column in zip(*rows, strict=True)]
     print("  " + ", ".join(f"{stage} {ms:.2f} ms" for stage, ms in zip(STAGES, medians, strict=True)))
-    reading, preparation, inference, nms = medians
-    pipeline = preparation + inference + nms
+    reading, preprocessing, inference, nms = medians
+    pipeline = preprocessing + inference + nms
     print(f"  an image in memory {pipeline:.1f} ms, {1 - inference / pipeline:.1%} of it outside the network")
     print(f"  an image in a file {reading + pipeline:.1f} ms, {1 - inference / (reading + pipeline):.1%} outside")
     print(f"  {1000 * wall_s / len(rows):.1f} ms of wall clock and {1000 * cpu_s / len(rows):.1f} ms of CPU an image")

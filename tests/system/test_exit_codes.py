@@ -79,9 +79,9 @@ def an_unmet_requirement(folder: Path) -> Outcome:
 
 
 def a_run_of_another_process(folder: Path) -> Outcome:
-    with RunLock(folder / "taken" / "night") as lock:
+    with RunLock(folder / "locked" / "night") as lock:
         assert lock.take() is None
-        args = flags(folder / "tiny.yaml", folder / "taken", "--name", "night", "--resume", "auto")
+        args = flags(folder / "tiny.yaml", folder / "locked", "--name", "night", "--resume", "auto")
         return run_python(ROOT / "train.py", *args, env={"TESSERA_LOCK_TIMEOUT": "1"})
 
 
@@ -106,7 +106,7 @@ PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
     "the dataset, the weights or a folder": (bad_data, "--check-data: "),
     "memory that the device or the system does not grant": (too_little_memory, "no more memory"),
     "compare.py: a `--require` is not met": (an_unmet_requirement, '--require "map > 0.01": not met'),
-    "another rank was lost or failed; a defect, with its traceback": (a_lost_rank, "rank 1"),
+    "another rank was lost or failed; a bug, with its traceback": (a_lost_rank, "rank 1"),
     "a flag, a hyperparameter, or the YAML of a model or dataset": (
         lambda d: check(d / "tiny.yaml", "--epoches", "3"),
         "--epoches",

@@ -100,7 +100,7 @@ def test_train(trained: Trained) -> None:
 
 
 def kinds() -> set[str]:
-    return {"flags", "failed", "taken", "rank", "interrupted", "defect"}
+    return {"flags", "failed", "locked", "rank", "interrupted", "bug"}
 
 
 def test_what_check_data_found(trained: Trained, answered: Answered, tmp_path: Path) -> None:

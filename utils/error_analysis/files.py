@@ -27,7 +27,7 @@ NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}
 _COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
 EXPLAINED = {
     Kind.WRONG_CLASS: "on an object of another class",
-    Kind.BADLY_PLACED: "near an object of its class, IoU below 0.5",
+    Kind.LOCALIZATION: "near an object of its class, IoU below 0.5",
     Kind.BOTH: "near an object of another class",
     Kind.DUPLICATE: "of an object that is detected already",
     Kind.BACKGROUND: "where nothing is labelled",

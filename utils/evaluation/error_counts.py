@@ -24,8 +24,8 @@ class ConfusionMatrix:
     """Counts of (predicted class, true class) at IoU 0.5, stored only for pairs that occur.
 
     A true positive is paired with its object. An object without one is paired with the most confident detection of
-    another class on it, unless a more confident one of its own class is badly placed. Everything else pairs with
-    background; ignored detections are not counted. So each object and each detection counts once.
+    another class on it, unless a more confident one of its own class is a localization error. Everything else pairs
+    with background; ignored detections are not counted. So each object and each detection counts once.
 
     Attributes:
         nc: number of classes.
@@ -90,7 +90,7 @@ class Errors:
         confidence: threshold of the detections that count.
         images: int64 (N,), dataset indices, ascending.
         image_kind_counts, class_kind_counts: int64 (N, 6) and (C, 6), detections of each of `KINDS`.
-        outcomes: uint8 (M,), of each object: `CORRECT`, `WRONG_CLASS`, `BADLY_PLACED` or `MISSED`.
+        outcomes: uint8 (M,), of each object: `CORRECT`, `WRONG_CLASS`, `LOCALIZATION` or `MISSED`.
         offsets: int64 (N + 1,), where the objects of each image start in `outcomes`.
         sizes: float64 (8,), sums of `ErrorRows.sizes` by kind, over all errors.
         worst: at most `MOST_ERRORS` of each kind.
@@ -127,7 +127,7 @@ def count_errors(found: Matches, index: DatasetIndex, confidence: float) -> Erro
     true = np.where(is_correct, found.classes, background)  # true class of each detection
     confused = outcomes == Kind.WRONG_CLASS
     true[near_misses[confused]] = found.target_classes[confused]
-    unfound = found.target_classes[np.isin(outcomes, (Kind.BADLY_PLACED, Kind.MISSED))].astype(np.int64)
+    unfound = found.target_classes[np.isin(outcomes, (Kind.LOCALIZATION, Kind.MISSED))].astype(np.int64)
     pairs = found.classes[counts].astype(np.int64) * (nc + 1) + true[counts]
     cells = np.unique(np.concatenate((pairs, background * (nc + 1) + unfound)), return_counts=True)
 

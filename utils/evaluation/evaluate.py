@@ -130,11 +130,11 @@ def _joined(found: ShardEvaluation, index: DatasetIndex, world: World) -> Evalua
     ranking = rank(matches)
     metrics, curves = summarize(ranking, len(index.names))
     images_seen = max(metrics.images, 1)
-    preparation, inference, nms = (
+    preprocessing, inference, nms = (
         1000 * sum(seconds[stage] for _, _, seconds in shares) / images_seen for stage in Stopwatch.STAGES
     )
     losses = found.meter.losses(of_rank for _, of_rank, _ in shares) if found.meter is not None else ()
-    speed_ms = preparation, inference, nms
+    speed_ms = preprocessing, inference, nms
     metrics = world.broadcast(dataclasses.replace(metrics, losses=losses, speed_ms=speed_ms, names=tuple(index.names)))
     counted = count_errors(matches if found.settings.errors else Matches.joined([]), index, metrics.confidence)
     return Evaluation(metrics, curves, ranking, counted, matches)

@@ -80,7 +80,7 @@ class Matches(NamedTuple):
         The near miss is the most confident detection about the object whose class or location is wrong.
         """
         starts = np.cumsum(self.target_counts) - self.target_counts
-        about = np.flatnonzero(self.kinds <= Kind.BADLY_PLACED)
+        about = np.flatnonzero(self.kinds <= Kind.LOCALIZATION)
         rows = np.repeat(starts, self.detection_counts)[about] + self.objects[about]
         is_correct = self.kinds[about] == Kind.CORRECT
         correct, near_misses = np.full(len(self.target_classes), -1), np.full(len(self.target_classes), -1)

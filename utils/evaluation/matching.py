@@ -36,7 +36,7 @@ class Kind(IntEnum):
 
     CORRECT = 0  # a true positive; an object with one
     WRONG_CLASS = 1  # on an object of another class
-    BADLY_PLACED = 2  # near an object of its class, with an IoU from 0.1 to 0.5
+    LOCALIZATION = 2  # near an object of its class, with an IoU from 0.1 to 0.5
     BOTH = 3  # near an object of another class, with an IoU above 0.1 and below 0.5
     DUPLICATE = 4  # on an object that has a true positive
     BACKGROUND = 5  # on no object
@@ -44,7 +44,7 @@ class Kind(IntEnum):
     IGNORED = 7  # a detection in an ignored region, which does not count
 
 
-FALSE_KINDS = (Kind.WRONG_CLASS, Kind.BADLY_PLACED, Kind.BOTH, Kind.DUPLICATE, Kind.BACKGROUND)  # of detections
+FALSE_KINDS = (Kind.WRONG_CLASS, Kind.LOCALIZATION, Kind.BOTH, Kind.DUPLICATE, Kind.BACKGROUND)  # of detections
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ImageMatches:
             neutral at those where it is not correct.
         kinds: uint8 (D,), `Kind`.
         objects: signed (D,), the object concerned: its own at IoU 0.5, the one it duplicates, or the nearest one, of
-            its class if it is badly placed, of another if its class is wrong; -1 without one.
+            its class if its location is wrong, of another if its class is wrong; -1 without one.
         boxes_xyxy: float32 (D, 4).
     """
 
@@ -123,7 +123,7 @@ def _judge(
             best_same > enough,
             np.maximum(best_same, best_other) <= BACKGROUND_IOU,
         ],
-        [Kind.CORRECT, Kind.IGNORED, Kind.BADLY_PLACED, Kind.WRONG_CLASS, Kind.DUPLICATE, Kind.BACKGROUND],
+        [Kind.CORRECT, Kind.IGNORED, Kind.LOCALIZATION, Kind.WRONG_CLASS, Kind.DUPLICATE, Kind.BACKGROUND],
         Kind.BOTH,
     ).astype(np.uint8)
     of_other = np.isin(kinds, (Kind.WRONG_CLASS, Kind.BOTH))

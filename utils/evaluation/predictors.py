@@ -45,7 +45,7 @@ DetectionCollector = Callable[[Batch, Sequence[Detections]], None]
 class Stopwatch:
     """Seconds that the device spends in each stage, measured without synchronising."""
 
-    STAGES = ("preparation", "inference", "nms")
+    STAGES = ("preprocess", "inference", "nms")
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
@@ -202,7 +202,7 @@ class NetworkPredictor:
         """Start the computation of a batch; the returned functions may run in several threads and change nothing."""
         clock.begin()
         images = batch.images_on(self._accelerator.device)
-        clock.lap("preparation")
+        clock.lap("preprocess")
         decoded, raw = self._predict(images)
         clock.lap("inference")
         found = self._select(decoded, clock)

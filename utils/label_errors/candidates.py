@@ -74,7 +74,7 @@ def find_candidates(image: int, detections: Detections, labels: Labels, counts: 
     support = np.where(own >= 0, np.append(scores, np.float32(0))[own], np.float32(0))
     scene = _Scene(matches, scores, boxes, labels, own, support, pairwise_iou(boxes, labels.boxes_xyxy))
     duplicates = _duplicates(scene)
-    shifted, confused = _best(scene, Kind.BADLY_PLACED, duplicates), _best(scene, Kind.WRONG_CLASS, duplicates)
+    shifted, confused = _best(scene, Kind.LOCALIZATION, duplicates), _best(scene, Kind.WRONG_CLASS, duplicates)
     explained = support.copy()  # by any detection
     for d, g in (*shifted, *confused):
         explained[g] = max(explained[g], scores[d])
@@ -150,7 +150,7 @@ def _best(scene: _Scene, kind: Kind, duplicates: dict[int, tuple[int, float]]) -
 def _uncovered(scene: _Scene, used: set[int]) -> list[int]:
     """Return detections that no label covers; of several in one location the most confident one."""
     sure = np.flatnonzero(scene.scores >= MIN_CONFIDENCE)
-    free = np.isin(scene.matches.kinds[sure], (Kind.BACKGROUND, Kind.BADLY_PLACED, Kind.BOTH))
+    free = np.isin(scene.matches.kinds[sure], (Kind.BACKGROUND, Kind.LOCALIZATION, Kind.BOTH))
     covered = np.triu(pairwise_iou(scene.boxes[sure], scene.boxes[sure]) >= 0.5, 1).any(0)
     return [d for d in sure[free & ~covered].tolist() if d not in used]
 

@@ -4,7 +4,7 @@ The score estimates how likely the detector is right to disagree, by how often i
 
 - trust in a detection is the precision at its confidence, scaled by that of its class;
 - a label without support scores high where the detector detects nearly all labels of that class and size;
-- a badly placed label scores high where the others of its class are placed well.
+- a shifted label scores high where the others of its class fit well.
 
 Legend: R rows, C classes, B bins.
 """

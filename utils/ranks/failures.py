@@ -125,7 +125,7 @@ def _report(caught: Exception | KeyboardInterrupt, launch: Launch) -> int:
         error = known.reported_by(launch.rank)
     else:
         print(prefix + "".join(traceback.format_exception(caught)), file=sys.stderr, flush=True)
-        answer.fail("defect", first_line(caught), 1)
+        answer.fail("bug", first_line(caught), 1)
         return 1
     answer.fail(error.kind, str(error), error.exit_code, error.details)
     # A mistake that every rank may see, such as a wrong flag, has no reporter: rank 0 prints it.

@@ -33,7 +33,7 @@ _HELD: set[tuple[int, int, int]] = set()
 class RunLockedError(UserError):
     """Another process still writes to the run directory after the wait."""
 
-    kind = "taken"
+    kind = "locked"
     exit_code = 4
 
 

@@ -69,7 +69,7 @@ def plain_metrics(metrics: Metrics) -> dict[str, Any]:
     totals = ("map", "map50", "precision", "recall", "fitness", "confidence", "images", "objects")
     return {
         **{name: getattr(metrics, name) for name in totals},
-        "speed_ms": dict(zip(("preparation", "inference", "nms"), metrics.speed_ms, strict=True)),
+        "speed_ms": dict(zip(("preprocess", "inference", "nms"), metrics.speed_ms, strict=True)),
         "classes": [
             {"class": c, **dict(zip(columns, row, strict=True)), "confidence": float(metrics.class_confidences[c])}
             for c, row in zip(classes, rows, strict=True)

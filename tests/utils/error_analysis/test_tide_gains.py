@@ -124,7 +124,7 @@ def test_one_error_alone_gains_all_that_is_missing() -> None:
     box, off, far = (0, 0, 100, 100), (0, 0, 100, 30), (200, 200, 300, 300)
     scenes = {
         Kind.WRONG_CLASS: make_image([box, far], [0.9, 0.8], [1, 1], [box, far], [0, 1]),
-        Kind.BADLY_PLACED: make_image([off], [0.9], [0], [box], [0]),
+        Kind.LOCALIZATION: make_image([off], [0.9], [0], [box], [0]),
         Kind.DUPLICATE: make_image([box, box, far], [0.9, 0.8, 0.7], [0, 0, 0], [box, far], [0, 0]),
         Kind.BACKGROUND: make_image([far, box], [0.9, 0.8], [0, 0], [box], [0]),
         Kind.MISSED: make_image([box], [0.9], [0], [box, far], [0, 0]),

@@ -29,7 +29,7 @@ OFF = (0.0, 0.0, 100.0, 30.0)  # IoU 0.3
 SCENES: dict[Kind, Image] = {
     Kind.CORRECT: make_image([SLIGHTLY_OFF], [0.9], [0], [BOX], [0]),
     Kind.WRONG_CLASS: make_image([SLIGHTLY_OFF], [0.9], [1], [BOX], [0]),
-    Kind.BADLY_PLACED: make_image([OFF], [0.9], [0], [BOX], [0]),
+    Kind.LOCALIZATION: make_image([OFF], [0.9], [0], [BOX], [0]),
     Kind.BOTH: make_image([OFF], [0.9], [1], [BOX], [0]),
     Kind.DUPLICATE: make_image([BOX, SLIGHTLY_OFF], [0.9, 0.8], [0, 0], [BOX], [0]),
     Kind.BACKGROUND: make_image([ELSEWHERE], [0.9], [0], [BOX], [0]),
@@ -39,7 +39,7 @@ OUTCOMES = dict.fromkeys(SCENES, Kind.MISSED) | {
     Kind.CORRECT: Kind.CORRECT,
     Kind.DUPLICATE: Kind.CORRECT,
     Kind.WRONG_CLASS: Kind.WRONG_CLASS,
-    Kind.BADLY_PLACED: Kind.BADLY_PLACED,
+    Kind.LOCALIZATION: Kind.LOCALIZATION,
 }
 
 
@@ -85,7 +85,7 @@ def test_counts_divide_all_and_any_cut_gives_equal_bits(seed: int, ranks: int, c
     by_outcome = np.bincount(found.outcomes, minlength=len(Kind))
     assert np.trace(matrix[:3, :3]) == counts[Kind.CORRECT] == by_outcome[Kind.CORRECT]
     assert matrix[:3, :3].sum() - np.trace(matrix[:3, :3]) == by_outcome[Kind.WRONG_CLASS]
-    assert matrix[3].sum() == by_outcome[Kind.MISSED] + by_outcome[Kind.BADLY_PLACED]
+    assert matrix[3].sum() == by_outcome[Kind.MISSED] + by_outcome[Kind.LOCALIZATION]
     assert len(found.worst.kinds) == sum(counts.values()) - counts[Kind.CORRECT], "few enough to keep all"
     cut = [range(start, len(images), ranks) for start in reversed(range(ranks))]
     assert_same_bits(errors_of(images, 3, confidence, cut, regions), found)

@@ -81,7 +81,7 @@ def test_lines_are_aligned() -> None:
 
 def test_speed_and_interval_lines() -> None:
     assert speed_line((0.54, 3.2, 0.9), (32, 3, 640, 640)) == (
-        "Speed: 0.5 ms preparation, 3.2 ms inference, 0.9 ms NMS per image at shape (32, 3, 640, 640)"
+        "Speed: 0.5 ms preprocessing, 3.2 ms inference, 0.9 ms NMS per image at shape (32, 3, 640, 640)"
     )
     assert interval_line(METRICS, 0.351, 0.449) == (
         "mAP50-95 0.400, 95 % interval 0.351 to 0.449 (bootstrap over 5 images)"

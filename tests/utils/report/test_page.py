@@ -99,7 +99,7 @@ def test_each_error_is_in_the_cell_that_counts_it(facts: ReportData) -> None:
         listed[predicted, true] += 1
     counted = matrix_of(errors)
     off = ~np.eye(5, dtype=bool)
-    off[-1] = False  # of the row of what is not found, the objects that are badly placed have no error of their own
+    off[-1] = False  # of undetected objects, those of a localization error have no error of their own
     assert (listed[off] == counted[off]).all() and listed.sum() == len(facts.items)
     assert (listed[-1, :-1] <= counted[-1, :-1]).all()
 

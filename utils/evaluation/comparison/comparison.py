@@ -23,7 +23,7 @@ class RunMetrics(NamedTuple):
         sha256: of the file; "" for several files.
         source: how the file describes itself.
         threshold: its confidence for detection, used for disagreements.
-        ms: milliseconds per image: preparation, inference and NMS.
+        ms: milliseconds per image: preprocessing, inference and NMS.
         mb: megabytes of its files.
         parameters: None for an exported file.
     """

@@ -13,7 +13,7 @@ from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.exporting.parity.difference import Difference
 from tessera.utils.seeding import sample_rng
 
-_COLUMNS = ("file", "MB", "ms", "mAP50-95", "lost", "boxes, px", "scores", "matched", "numbers")
+_COLUMNS = ("file", "MB", "ms", "mAP50-95", "lost", "boxes, px", "scores", "matched", "dtypes")
 
 
 class Accuracy(NamedTuple):
@@ -46,7 +46,7 @@ class Row:
 
     name: str
     megabytes: float
-    precision: str  # types of its tensors; "" = unknown
+    dtypes: str  # of its tensors, such as "int8 98%, float32 2%"; "" = unknown
     milliseconds: float | None = None  # median per image, from pixels to boxes
     accuracy: Accuracy | None = None
     difference: Difference | None = None  # from its network
@@ -58,10 +58,10 @@ class Row:
         return {
             "name": self.name,
             "mb": self.megabytes,
-            "numbers": self.precision,
+            "dtypes": self.dtypes,
             "ms": self.milliseconds,
             "status": "refused" if self.failures else "unverified" if self.unverified else "verified",
-            "why": self.failures or self.unverified,
+            "reason": self.failures or self.unverified,
             "map": found and found.map,
             "map_interval": found and found.interval,
             "drop": found and found.drop,
@@ -77,9 +77,9 @@ def table(rows: Sequence[Row]) -> list[str]:
     cells = [_COLUMNS, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
-    for name, *values, precision in cells:
+    for name, *values, dtypes in cells:
         aligned = (figure.rjust(width) for figure, width in zip(values, widths[1:-1], strict=True))
-        lines.append("  ".join((name.ljust(widths[0]), *aligned, precision)).rstrip())
+        lines.append("  ".join((name.ljust(widths[0]), *aligned, dtypes)).rstrip())
     return [*lines, *(f"{row.name}: not verified here: {row.unverified}" for row in rows if row.unverified)]
 
 
@@ -92,7 +92,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     if apart is not None and apart.detections:
         box_px, score = apart.largest
         differences = (f"{box_px:.3g}", f"{score:.2g}", f"{apart.matched_fraction:.1%}")
-    return (row.name, f"{row.megabytes:.1f}", time, map_text, lost, *differences, row.precision)
+    return (row.name, f"{row.megabytes:.1f}", time, map_text, lost, *differences, row.dtypes)
 
 
 def _interval(value: float, bounds: tuple[float, float]) -> str:

@@ -98,8 +98,8 @@ class Verifier:
         rows = (self._network(network_input(canvas, self._world.accelerator.device)) for canvas in canvases)
         broken = sum(not bool(torch.isfinite(one).all()) for one in rows)
         acc = None if evaluation is None else accuracy(evaluation, evaluation)
-        why = f"predicts NaN or infinite numbers for {broken} of {len(self._images)} images" if broken else ""
-        return Row(path.name, size_of(path) / 1e6, "float32", findings.milliseconds, acc, failures=why)
+        reason = f"predicts NaN or infinite numbers for {broken} of {len(self._images)} images" if broken else ""
+        return Row(path.name, size_of(path) / 1e6, "float32", findings.milliseconds, acc, failures=reason)
 
     def file(self, path: Path) -> Row:
         """Return the row of an exported file."""
@@ -115,7 +115,7 @@ class Verifier:
         except UserError as error:  # a damaged file, or invalid output
             return replace(row, failures=str(error))
         assert isinstance(network, Backend)
-        allowed = INT8 if "int8" in row.precision else HALF if "float16" in row.precision else EXACT
+        allowed = INT8 if "int8" in row.dtypes else HALF if "float16" in row.dtypes else EXACT
         apart = trial_difference(expected, found, self._images, self._imgsz(network), allowed, network)
         failures, acc, most = [apart.exceeds(allowed)], None, self._job.config.max_drop
         if evaluation is not None and reference is not None:

@@ -23,7 +23,7 @@ WORTH = 0.005  # of mAP50: below it, a kind of error is not mentioned
 _HELPS = {
     Kind.WRONG_CLASS: "Add images of the confused classes, clarify the rules for their labels, or merge the classes: "
     "the confusion matrix names the pairs. For two boxes on one object, --agnostic-nms keeps the more confident one.",
-    Kind.BADLY_PLACED: "A larger --imgsz, tighter labels, or more epochs.",
+    Kind.LOCALIZATION: "A larger --imgsz, tighter labels, or more epochs.",
     Kind.BOTH: "Clearer labels, or a larger --imgsz.",
     Kind.DUPLICATE: "A lower --iou-thres for detect.py, or a head without NMS.",
     Kind.BACKGROUND: "Look at the images first: many such detections are objects that lack a label. Then add images "
@@ -43,10 +43,10 @@ def interval_line(metrics: Metrics, low: float, high: float) -> str:
 
 
 def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> str:
-    """Return milliseconds per image: preparation, inference, NMS; `shape` is the batch's (B, 3, H, W)."""
-    preparation, inference, nms = speed_ms
+    """Return milliseconds per image: preprocessing, inference, NMS; `shape` is the batch's (B, 3, H, W)."""
+    preprocessing, inference, nms = speed_ms
     return (
-        f"Speed: {preparation:.1f} ms preparation, {inference:.1f} ms inference, {nms:.1f} ms NMS per image "
+        f"Speed: {preprocessing:.1f} ms preprocessing, {inference:.1f} ms inference, {nms:.1f} ms NMS per image "
         f"at shape ({', '.join(str(n) for n in shape)})"
     )
 

@@ -88,7 +88,7 @@ def _entry(facts: ReportData, row: int, cell: Pair, crop: Crop) -> dict[str, Any
     also = "also " * (item.kind is Kind.WRONG_CLASS and cell[1] < 0)  # a more confident detection is in the cell
     says = {
         Kind.WRONG_CLASS: f"{true} {also}predicted as {predicted}",
-        Kind.BADLY_PLACED: f"{predicted}, badly placed",
+        Kind.LOCALIZATION: f"{predicted}, localization error",
         Kind.BOTH: f"{predicted} near {true}",
         Kind.DUPLICATE: f"{predicted} detected twice",
         Kind.BACKGROUND: f"{predicted} where nothing is labelled",

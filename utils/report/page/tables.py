@@ -24,7 +24,7 @@ _ASPECTS = (0, 1 / 3, 2 / 3, 3 / 2, 3)
 _ASPECT_NAMES = ("tall, below 1:3", "1:3 to 2:3", "2:3 to 3:2", "3:2 to 3:1", "wide, above 3:1")
 _CROWDS = (1, 2, 5, 10, 20)
 _CROWD_NAMES = ("1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
-_OUTCOMES = (Kind.CORRECT, Kind.WRONG_CLASS, Kind.BADLY_PLACED, Kind.MISSED)
+_OUTCOMES = (Kind.CORRECT, Kind.WRONG_CLASS, Kind.LOCALIZATION, Kind.MISSED)
 
 Row = dict[str, Any]
 
