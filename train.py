@@ -127,12 +127,12 @@ def train(
             reweight(loader, data.train, progress, run.config)
             state.model.train()
             with EpochBar(
-                f"{epoch}/{run.config.epochs - 1}", batches, world, criterion.names, progress.step_in_epoch
+                f"{epoch}/{run.config.epochs - 1}", batches, world, criterion.names, progress.batch_in_epoch
             ) as bar:
-                stream = bar.timed(profile.waited(loader.batches(epoch, progress.step_in_epoch)))
+                stream = bar.timed(profile.waited(loader.batches(epoch, progress.batch_in_epoch)))
                 stream = world.accelerator.prefetch(recorder.save_first_batches(stream))
-                while progress.step_in_epoch < batches:
-                    iteration = epoch * batches + progress.step_in_epoch
+                while progress.batch_in_epoch < batches:
+                    iteration = epoch * batches + progress.batch_in_epoch
                     window = schedule.window(iteration)
                     schedule.apply(state.optimizer, iteration + window - 1)
                     result = step(itertools.islice(stream, window), window, stop_signals.stop_requested)

@@ -36,7 +36,7 @@ class Recipes(NamedTuple):
     long: str  # of long runs
     short: str  # of short ones, from scratch or from weights
     known: str  # of short ones from weights with all classes of the data
-    body: str  # of short ones from a classifier's backbone
+    backbone: str  # of short ones from a classifier's backbone
 
 
 @dataclass(frozen=True)

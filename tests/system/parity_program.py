@@ -98,7 +98,7 @@ def run(words: list[str], world: World) -> None:
                 window = min(schedule.window(iteration), loader.batches_per_epoch - first)
                 drawn = list(itertools.islice(batches, window))
                 schedule.apply(optimizer, iteration + window - 1)
-                progress.epoch, progress.step_in_epoch = epoch, first
+                progress.epoch, progress.batch_in_epoch = epoch, first
                 result = step(drawn, window)
                 assert not result.flags.skipped
                 sizes += [size_of(epoch, first + k) for k in range(window)]

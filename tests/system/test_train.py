@@ -151,7 +151,7 @@ def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCapture
     [
         (1, "hyp.short.yaml", ()),
         pytest.param(
-            *(1, "hyp.tessera-body.yaml", ("--cfg", "tessera-lite0.yaml", "--weights", "imagenet")),
+            *(1, "hyp.tessera-backbone.yaml", ("--cfg", "tessera-lite0.yaml", "--weights", "imagenet")),
             marks=pytest.mark.slow,
         ),
         pytest.param(1, "hyp.tessera-short.yaml", ("--cfg", "yolox-nano.yaml"), marks=pytest.mark.slow),

@@ -45,7 +45,7 @@ def start_kind(config: TrainConfig, names: Sequence[str], weights: Weights | Non
     if weights is None:
         return "scratch"
     if weights.family == efficientnet_lite.FAMILY:
-        return "body"
+        return "backbone"
     knows_all = -1 not in match_classes(weights.names, names)
     has_names = not (has_placeholder_names(names) or has_placeholder_names(weights.names))
     own_model = not config.cfg or _is_model_of(weights, config.cfg)

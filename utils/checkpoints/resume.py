@@ -72,7 +72,7 @@ class ResumedRun:
         if before.batch_size != config.batch_size:
             was = plural(before.batch_size, "image")
             log.warning(f"--resume: batches of {config.batch_size} instead of {was}; the schedule is rebuilt.")
-        log.info(f"Resuming {self.run} in epoch {progress.epoch} after batch {progress.step_in_epoch}")
+        log.info(f"Resuming {self.run} in epoch {progress.epoch} after batch {progress.batch_in_epoch}")
         self.checkpoint.clear()  # frees two models and the optimizer state
 
 

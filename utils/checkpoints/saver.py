@@ -96,7 +96,7 @@ class Saver(AbstractContextManager["Saver"]):
             # On a device with a queue, saving reads the remaining flags.
             stop = self._save(["last.pt"], wait=True) or stop
         if stop:
-            self._interrupt(f"epoch {progress.epoch} after batch {progress.step_in_epoch}")
+            self._interrupt(f"epoch {progress.epoch} after batch {progress.batch_in_epoch}")
 
     def before_validation(self) -> None:
         """Start to save last.pt after an epoch's steps, unless --nosave."""

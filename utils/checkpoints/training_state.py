@@ -28,9 +28,9 @@ def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) ->
         "scaler": state.precision.scaler.state_dict(),
         "epoch": progress.epoch,
         "step": progress.step,
-        "step_in_epoch": progress.step_in_epoch,
+        "step_in_epoch": progress.batch_in_epoch,
         "epoch_losses": torch.stack([losses.cpu() for losses in losses_by_rank or [progress.losses]]),
-        "epoch_skipped": progress.epoch_skipped,
+        "epoch_skipped": progress.skipped_batches,
         "skipped_steps": progress.skipped_steps,
         "class_maps": list(progress.class_maps),
         "best_fitness": state.stopper.best_fitness,
@@ -62,8 +62,8 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
         state.precision.scaler.load_state_dict(saved["scaler"])
     state.stopper.load_state_dict(saved["stopper"])
     progress = state.progress
-    for name in ("epoch", "step", "step_in_epoch", "epoch_skipped", "skipped_steps"):
-        setattr(progress, name, saved[name])
+    progress.epoch, progress.step, progress.skipped_steps = saved["epoch"], saved["step"], saved["skipped_steps"]
+    progress.batch_in_epoch, progress.skipped_batches = saved["step_in_epoch"], saved["epoch_skipped"]
     progress.class_maps = tuple(saved["class_maps"])
     parts = saved["epoch_losses"]
     if parts.shape[1] != len(progress.losses):

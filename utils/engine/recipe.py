@@ -19,7 +19,7 @@ _STARTS: dict[Start, str] = {
     "scratch": "from scratch",
     "known": "from weights that know all of these classes",
     "new": "from weights of other classes, of unnamed classes, or of another model",
-    "body": "from a classifier's backbone",
+    "backbone": "from a classifier's backbone",
 }
 
 LONG_RUN = 10_000  # batches; threshold of a long run
@@ -33,7 +33,7 @@ GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head diffe
 def recipe_file(head: type[Head], start: Start, batches: int) -> str:
     """Return the hyperparameter file for a head's models and a run of `batches` batches."""
     by_length = head.recipes.long if batches >= LONG_RUN else head.recipes.short
-    return {"known": head.recipes.known, "body": head.recipes.body}.get(start, by_length)
+    return {"known": head.recipes.known, "backbone": head.recipes.backbone}.get(start, by_length)
 
 
 def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int) -> tuple[TrainConfig, Hyp]:

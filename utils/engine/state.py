@@ -23,26 +23,26 @@ class Progress:
     losses: Tensor
     epoch: int = 0  # the current one, from 0
     step: int = 0  # optimizer steps so far, skipped ones included
-    step_in_epoch: int = 0  # finished global batches of `epoch`; 0 between epochs
-    epoch_skipped: int = 0  # those of them whose gradient was not finite
+    batch_in_epoch: int = 0  # finished global batches of `epoch`; 0 between epochs
+    skipped_batches: int = 0  # those of them whose gradient was not finite
     skipped_steps: int = 0  # optimizer steps whose gradient was not finite
     class_maps: tuple[float, ...] = ()  # AP per class in the latest validation, for `--image-weights`
 
     def advance(self, batches: int, losses: Tensor) -> None:
         """Count an optimizer step over `batches` batches, with the sum of their losses."""
         self.step += 1
-        self.step_in_epoch += batches
+        self.batch_in_epoch += batches
         self.losses = self.losses + losses
 
     def skip(self, batches: int) -> None:
         """Mark the last counted step, over `batches` batches, as skipped; 0 if it was not."""
-        self.epoch_skipped += batches
+        self.skipped_batches += batches
         self.skipped_steps += batches > 0
 
     @property
     def epoch_counted(self) -> int:
         """Batches that `losses` is a sum over: the finished ones without the skipped ones."""
-        return self.step_in_epoch - self.epoch_skipped
+        return self.batch_in_epoch - self.skipped_batches
 
     def mean_losses(self) -> Tensor:
         """Return this rank's part of the mean losses, (L,); NaN if all batches were skipped."""
@@ -55,16 +55,16 @@ class Progress:
         It is rounded down, so some images may repeat. The epoch is finished if all of its `images` were used. The mean
         losses stay equal.
         """
-        counted, batches = self.epoch_counted, self.step_in_epoch
+        counted, batches = self.epoch_counted, self.batch_in_epoch
         done = batches * before
-        self.step_in_epoch = done // after if done < images else -(-images // after)
-        self.epoch_skipped = self.epoch_skipped * self.step_in_epoch // max(batches, 1)
+        self.batch_in_epoch = done // after if done < images else -(-images // after)
+        self.skipped_batches = self.skipped_batches * self.batch_in_epoch // max(batches, 1)
         self.losses = self.losses * (self.epoch_counted / counted if counted else 0.0)
 
     def finish_epoch(self) -> None:
         """Move to the start of the next epoch."""
         self.epoch += 1
-        self.step_in_epoch = self.epoch_skipped = 0
+        self.batch_in_epoch = self.skipped_batches = 0
         self.losses = torch.zeros_like(self.losses)
 
 
@@ -82,4 +82,4 @@ class TrainState(Generic[M]):
     def epochs_left(self, epochs: int) -> range:
         """Return the epochs still to be trained, out of `epochs`; none after an early stop."""
         first = self.progress.epoch
-        return range(first, first if self.progress.step_in_epoch == 0 and self.stopper.has_stopped(first) else epochs)
+        return range(first, first if self.progress.batch_in_epoch == 0 and self.stopper.has_stopped(first) else epochs)

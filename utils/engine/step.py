@@ -48,7 +48,7 @@ class FlagReader:
 
         `flags` are bool (2,) on the device: skipped, stop. `progress` includes the step.
         """
-        step = StepFlags(progress.step, progress.epoch, progress.step_in_epoch, indices=indices)
+        step = StepFlags(progress.step, progress.epoch, progress.batch_in_epoch, indices=indices)
         self._pending.append((self._accelerator.read_back(flags), step, batches))
         return self.read() if len(self._pending) > self._accelerator.queue_depth else StepFlags()
 
@@ -114,7 +114,7 @@ class TrainStep:
             last = number + 1 == window
             sharing: AbstractContextManager[Any] = nullcontext() if last else gradients_stay_local(self._model)
             with sharing:
-                losses, votes = self._accumulate(batch, progress.step_in_epoch + number, stop_requested)
+                losses, votes = self._accumulate(batch, progress.batch_in_epoch + number, stop_requested)
             total += losses
             objects = int((batch.targets[:, 1] >= 0).sum())
             indices += batch.indices.tolist()

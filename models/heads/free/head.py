@@ -100,7 +100,7 @@ class DetectFree(Head):
     """
 
     recipes = Recipes(
-        "hyp.tessera-long.yaml", "hyp.tessera-short.yaml", "hyp.tessera-known.yaml", "hyp.tessera-body.yaml"
+        "hyp.tessera-long.yaml", "hyp.tessera-short.yaml", "hyp.tessera-known.yaml", "hyp.tessera-backbone.yaml"
     )
 
     def __init__(

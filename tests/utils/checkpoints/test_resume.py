@@ -127,7 +127,7 @@ def resumed_mid_epoch(folder: Path, batch_size: int) -> tuple[TrainState[Any], R
 def test_the_mean_losses_of_an_epoch_survive_another_batch_size(tmp_path: Path, batch_size: int) -> None:
     state, run, config = resumed_mid_epoch(tmp_path, batch_size)
     run.restore(state, config, 100, "abc", World())
-    assert state.progress.step_in_epoch == 48 // batch_size
+    assert state.progress.batch_in_epoch == 48 // batch_size
     assert state.progress.mean_losses().tolist() == [1, 2, 3]
 
 

@@ -28,7 +28,7 @@ from tests.utils.runtime.made_files import write_torchscript
 def test_weights_of_a_checkpoint(tmp_path: Path) -> None:
     state = make_state()
     train(state, 2)
-    state.progress.epoch, state.progress.step_in_epoch = 3, 0
+    state.progress.epoch, state.progress.batch_in_epoch = 3, 0
     save_checkpoint(tmp_path / "best.pt", full(state, config={"data": "shapes.yaml"}))
     weights = load_weights(tmp_path / "best.pt")
     assert_equal(dict(weights.state_dict), dict(state.ema.model.state_dict()))

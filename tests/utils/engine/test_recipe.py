@@ -27,7 +27,7 @@ from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY
 
 LOW, SHORT = "hyp.scratch-low.yaml", "hyp.short.yaml"
-BODY = "hyp.tessera-body.yaml"
+BACKBONE = "hyp.tessera-backbone.yaml"
 
 
 def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedule]:
@@ -42,11 +42,11 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
         ("scratch", 1, SHORT, "hyp.tessera-short.yaml"),
         ("new", 9_999, SHORT, "hyp.tessera-short.yaml"),
         ("known", 9_999, "hyp.known.yaml", "hyp.tessera-known.yaml"),
-        ("body", 9_999, SHORT, BODY),
+        ("backbone", 9_999, SHORT, BACKBONE),
         ("scratch", 10_000, LOW, "hyp.tessera-long.yaml"),
         ("new", 10_000, LOW, "hyp.tessera-long.yaml"),
         ("known", 10**9, "hyp.known.yaml", "hyp.tessera-known.yaml"),
-        ("body", 10**9, SHORT, BODY),
+        ("backbone", 10**9, SHORT, BACKBONE),
     ],
 )
 def test_the_recipe_depends_on_start_and_length(start: Start, batches: int, file: str, of_tessera: str) -> None:

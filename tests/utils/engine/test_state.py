@@ -35,7 +35,7 @@ def test_losses_keep_their_mean_in_batches_of_another_size(
     if skipped < 6:
         assert mean.tolist() == pytest.approx([18 / (6 - skipped), 30 / (6 - skipped)])
     progress.convert_batches(before, after, images)
-    assert (progress.step_in_epoch, progress.epoch_skipped) == done
+    assert (progress.batch_in_epoch, progress.skipped_batches) == done
     assert progress.step == 6  # optimizer steps are no batches
     if progress.epoch_counted:
         assert torch.allclose(progress.mean_losses(), mean, rtol=1e-6, atol=0)

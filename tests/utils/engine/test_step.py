@@ -21,7 +21,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(optimizer: str, first_is_bad:
         result = trainer.step([made_batch(1)], 1)
     assert result.flags == StepFlags(steps + 1, 0, steps + 1, skipped=1, indices=(0, 1), stop=False)
     assert result.losses.tolist() == [0, 0, 0]
-    assert trainer.state.ema.updates == updates and progress.skipped_steps == progress.epoch_skipped == 1
+    assert trainer.state.ema.updates == updates and progress.skipped_steps == progress.skipped_batches == 1
     for old, new in zip(before, trainer.tensors()[: len(before)], strict=True):
         assert torch.equal(old, new)
     result = trainer.step([made_batch(2)], 1)

@@ -24,7 +24,7 @@ from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import ConfigError, UserError
 
 NAMES = ("cat", "dog")
-BODY = load_hyp("hyp.tessera-body.yaml")
+BACKBONE = load_hyp("hyp.tessera-backbone.yaml")
 CONFIG = TrainConfig(weights="imagenet", cfg="tessera-lite0.yaml")
 
 
@@ -56,7 +56,7 @@ def maps_by_the_book(tensors: dict[str, Tensor], images: Tensor) -> list[Tensor]
 def test_the_body_is_the_network_that_the_weights_are_of() -> None:
     tensors = torch.load(_installed(_PACKAGES["tessera-lite0"]), weights_only=True)
     images = torch.randint(0, 256, (1, 3, 96, 128), generator=torch.Generator().manual_seed(0)).float()
-    model = build_model(CONFIG, BODY, NAMES, read_weights(CONFIG, None)).eval()
+    model = build_model(CONFIG, BACKBONE, NAMES, read_weights(CONFIG, None)).eval()
     x, found = images / 255, []
     with torch.no_grad():
         for index, layer in enumerate(model.model[:8]):
@@ -76,11 +76,11 @@ def test_exactly_the_backbone_is_loaded(cfg: str) -> None:
 
 def test_a_run_from_it_freezes_and_fixes_the_layers_of_the_recipe() -> None:
     weights = read_weights(CONFIG, None)
-    assert start_kind(CONFIG, NAMES, weights) == "body"
-    config = with_frozen_layers(CONFIG, BODY)
+    assert start_kind(CONFIG, NAMES, weights) == "backbone"
+    config = with_frozen_layers(CONFIG, BACKBONE)
     assert config.frozen_layers == (0, 1, 2)
-    model = build_model(config, BODY, NAMES, weights).train()
-    assert freeze_bn_of_first_layers(model, config, BODY, weights) == BODY
+    model = build_model(config, BACKBONE, NAMES, weights).train()
+    assert freeze_bn_of_first_layers(model, config, BACKBONE, weights) == BACKBONE
     before = {name: buffer.clone() for name, buffer in model.named_buffers() if "running" in name}
     model(torch.rand(2, 3, 64, 64))
     moved = {
