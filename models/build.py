@@ -23,7 +23,7 @@ from tessera.utils.text import one_line, plural, shown
 
 PROBE_SIZE = 128  # pixels, the largest possible stride
 MAX_PARAMETERS = 10**9  # seven times yolov5x6
-MAX_CELLS = 2**24  # numbers in a layer's output for the probe image; 64 MiB
+MAX_OUTPUT_ELEMENTS = 2**24  # of a layer's output for the probe image; 64 MiB
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class LayerType:
     make: Callable[..., nn.Module]
     arguments: dict[str, read.Reader] = field(default_factory=dict)  # in the YAML's order
     required: int = 0  # number of mandatory arguments
-    channelled: bool = False  # takes (c_in, c_out, ...); c_out, the first argument, is scaled by the width multiple
-    deep: bool = False  # takes the repeats itself, after c_out; others are chained
-    joins: bool = False  # takes a list of several maps
+    takes_channels: bool = False  # (c_in, c_out, ...); c_out, the first argument, is scaled by the width multiple
+    takes_repeats: bool = False  # after c_out; other layers are chained
+    takes_list: bool = False  # of several maps
 
 
-def _channelled(make: Callable[..., nn.Module], *, deep: bool = False, **arguments: read.Reader) -> LayerType:
-    return LayerType(make, {"channels": read.count, **arguments}, required=1, channelled=True, deep=deep)
+def _layer(make: Callable[..., nn.Module], *, takes_repeats: bool = False, **arguments: read.Reader) -> LayerType:
+    return LayerType(make, {"channels": read.count, **arguments}, 1, takes_channels=True, takes_repeats=takes_repeats)
 
 
 _PADDING = read.optional(read.margin)
@@ -49,30 +49,30 @@ _CONV = read.class_of(*blocks.CONVS)
 _RESIZE = read.one_of("nearest", "nearest-exact", "bilinear", "bicubic")
 
 LAYER_TYPES: dict[str, LayerType] = {
-    "Conv": _channelled(blocks.Conv, **_KERNEL, dilation=read.count, act=read.flag),
-    "DepthwiseSeparableConv": _channelled(
+    "Conv": _layer(blocks.Conv, **_KERNEL, dilation=read.count, act=read.flag),
+    "DepthwiseSeparableConv": _layer(
         blocks.DepthwiseSeparableConv, kernel=read.size, stride=read.size, groups=read.count
     ),
-    "DWConv": _channelled(blocks.DWConv, kernel=read.size, stride=read.size, dilation=read.count, act=read.flag),
-    "Focus": _channelled(blocks.Focus, **_KERNEL, act=read.flag),
-    "AConv": _channelled(AConv),
-    "ADown": _channelled(ADown),
-    "Bottleneck": _channelled(blocks.Bottleneck, **_BLOCK, conv=_CONV),
-    "C3": _channelled(blocks.C3, **_BLOCK, conv=_CONV, deep=True),
-    "C3Ghost": _channelled(C3Ghost, **_BLOCK, deep=True),
-    "C3TR": _channelled(C3TR, **_BLOCK, deep=True),
-    "ConvReLU6": _channelled(ConvReLU6, kernel=read.count, stride=read.count),
-    "ConvElan": _channelled(ConvElan, expansion=read.positive),
-    "Elan": _channelled(Elan, **_BLOCK, deep=True),
-    "RepElan": _channelled(RepElan, expansion=read.positive, deep=True),
-    "GhostBottleneck": _channelled(GhostBottleneck, kernel=read.size, stride=read.count),
-    "GhostConv": _channelled(GhostConv, kernel=read.size, stride=read.size, groups=read.count, act=read.flag),
-    "InvertedResidual": _channelled(
-        InvertedResidual, kernel=read.count, stride=read.count, expansion=read.count, deep=True
+    "DWConv": _layer(blocks.DWConv, kernel=read.size, stride=read.size, dilation=read.count, act=read.flag),
+    "Focus": _layer(blocks.Focus, **_KERNEL, act=read.flag),
+    "AConv": _layer(AConv),
+    "ADown": _layer(ADown),
+    "Bottleneck": _layer(blocks.Bottleneck, **_BLOCK, conv=_CONV),
+    "C3": _layer(blocks.C3, **_BLOCK, conv=_CONV, takes_repeats=True),
+    "C3Ghost": _layer(C3Ghost, **_BLOCK, takes_repeats=True),
+    "C3TR": _layer(C3TR, **_BLOCK, takes_repeats=True),
+    "ConvReLU6": _layer(ConvReLU6, kernel=read.count, stride=read.count),
+    "ConvElan": _layer(ConvElan, expansion=read.positive),
+    "Elan": _layer(Elan, **_BLOCK, takes_repeats=True),
+    "RepElan": _layer(RepElan, expansion=read.positive, takes_repeats=True),
+    "GhostBottleneck": _layer(GhostBottleneck, kernel=read.size, stride=read.count),
+    "GhostConv": _layer(GhostConv, kernel=read.size, stride=read.size, groups=read.count, act=read.flag),
+    "InvertedResidual": _layer(
+        InvertedResidual, kernel=read.count, stride=read.count, expansion=read.count, takes_repeats=True
     ),
-    "SPP": _channelled(blocks.SPP, kernels=read.counts),
-    "SPPF": _channelled(blocks.SPPF, kernel=read.count),
-    "Concat": LayerType(blocks.Concat, {"dim": read.axis}, joins=True),
+    "SPP": _layer(blocks.SPP, kernels=read.counts),
+    "SPPF": _layer(blocks.SPPF, kernel=read.count),
+    "Concat": LayerType(blocks.Concat, {"dim": read.axis}, takes_list=True),
     "nn.Upsample": LayerType(
         blocks.Upsample,
         {"size": read.optional(read.size), "scale_factor": read.optional(read.positive), "mode": _RESIZE},
@@ -135,10 +135,10 @@ def _require_small(layer: LayerSpec, parameters: int, output: Tensor) -> None:
             f"{layer.where}: the model has {parameters:,} parameters up to here, at most {MAX_PARAMETERS:,} are "
             "allowed. Check the channels and width_multiple."
         )
-    if output.numel() > MAX_CELLS:
+    if output.numel() > MAX_OUTPUT_ELEMENTS:
         raise ConfigError(
-            f"{layer.where}: makes a map of (channels, height, width) {tuple(output.shape[1:])} of {PROBE_SIZE} px, at "
-            f"most {MAX_CELLS:,} numbers are allowed. Check its arguments."
+            f"{layer.where}: makes a feature map of (channels, height, width) {tuple(output.shape[1:])} of "
+            f"{PROBE_SIZE} px, at most {MAX_OUTPUT_ELEMENTS:,} elements are allowed. Check its arguments."
         )
 
 
@@ -149,7 +149,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
         raise ConfigError(
             f"{layer.where}: unknown module; known: {', '.join(LAYER_TYPES)}.{did_you_mean(layer.module, LAYER_TYPES)}"
         )
-    if len(inputs) != 1 and not kind.joins:
+    if len(inputs) != 1 and not kind.takes_list:
         raise ConfigError(
             f"{layer.where}: reads {plural(len(inputs), 'layer')}, but takes one. Join them with Concat first."
         )
@@ -157,7 +157,7 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
     try:
         with torch.device("meta"), torch.no_grad():
             tried = _make(kind, layer.repeats, inputs[0].shape[1], values, width).eval()
-            output = tried(inputs if kind.joins else inputs[0])
+            output = tried(inputs if kind.takes_list else inputs[0])
             tried.train()  # layers share activations
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:  # the latter two beyond 64 bits
         shapes = ", ".join(f"{tuple(x.shape[1:])} of layer {s}" for x, s in zip(inputs, layer.sources, strict=True))
@@ -172,9 +172,9 @@ def _build(layer: LayerSpec, inputs: list[Tensor], width: float, before: int) ->
 
 def _make(kind: LayerType, repeats: int, c_in: int, values: list[Any], width: float) -> nn.Module:
     """Return one module of a kind, or a sequence of them."""
-    if kind.channelled:
+    if kind.takes_channels:
         c_out, *rest = math.ceil(values[0] * width / 8) * 8, *values[1:]
-        if kind.deep:
+        if kind.takes_repeats:
             return kind.make(c_in, c_out, repeats, *rest)
         modules = [kind.make(c_out if i else c_in, c_out, *rest) for i in range(repeats)]
     else:

@@ -68,7 +68,7 @@ class Head(nn.Module, ABC):
     outputs_before_classes: ClassVar[int] = 0  # outputs of the class layers before the classes, per row
 
     rows_per_cell: int = 1  # decoded rows
-    needs_suppression: bool = True  # whether several rows predict an object, so that NMS is needed
+    needs_nms: bool = True  # whether several rows predict an object, so that NMS is needed
 
     def __init__(self, nc: int, strides: Sequence[float]) -> None:
         super().__init__()

@@ -148,7 +148,7 @@ class YoloxLoss(TaskAlignedLoss):
 
     def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> tuple[Tensor, ...]:
         offsets, objectness, logits = outputs
-        largest = slots.targets.view(-1, self._most[0]).amax(1).repeat_interleave(self._most[0])  # of the object
+        largest = slots.targets.view(-1, self._topk[0]).amax(1).repeat_interleave(self._topk[0])  # of the object
         quality = slots.targets / largest.clamp(min=torch.finfo(torch.float32).tiny)
         obj = SoftCrossEntropy.apply(objectness, slots.cells, torch.zeros_like(slots.classes), quality, slots.ignored)
 

@@ -269,10 +269,10 @@ class C3(nn.Module):
         self.cv2 = Conv(c_in, hidden, 1)
         self.cv3 = Conv(2 * hidden, c_out, 1)
         bottleneck = partial(Bottleneck, shortcut=shortcut, groups=groups, expansion=1.0, conv=conv)
-        self.m = self.deep_branch(hidden, repeats, bottleneck)
+        self.m = self.bottleneck_branch(hidden, repeats, bottleneck)
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
+    def bottleneck_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
         """Return the layers between `cv1` and `cv3`, which subclasses replace."""
         return nn.Sequential(*(bottleneck(channels, channels) for _ in range(repeats)))
 

@@ -61,5 +61,5 @@ class C3Ghost(C3):
     """`C3` with ghost bottlenecks, which always add their input; arguments as of `C3`, without `conv`."""
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
+    def bottleneck_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
         return nn.Sequential(*(GhostBottleneck(channels, channels) for _ in range(repeats)))

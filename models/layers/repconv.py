@@ -55,5 +55,5 @@ class RepC3(C3):
     """`C3` with re-parameterised bottlenecks, which always add their input; arguments as of `C3`, without `conv`."""
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
+    def bottleneck_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
         return nn.Sequential(*(RepBottleneck(channels) for _ in range(repeats)))

@@ -1,4 +1,4 @@
-"""`C3TR`: a `C3` with self-attention over the cells of a map (Dosovitskiy et al., ViT, 2021) as its deep branch."""
+"""`C3TR`: a `C3` with self-attention over a map's cells (Dosovitskiy et al., ViT, 2021) as its bottleneck branch."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class TransformerBlock(nn.Module):
 
 
 class C3TR(C3):
-    """`C3` whose deep branch is a `TransformerBlock` of `repeats` layers; arguments as of `C3`, without `conv`.
+    """`C3` whose bottleneck branch is a `TransformerBlock` of `repeats` layers; arguments as of `C3`, without `conv`.
 
     Attention takes memory and time in the square of the number of cells, so that it is for the smallest maps.
     """
 
     @staticmethod
-    def deep_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
+    def bottleneck_branch(channels: int, repeats: int, bottleneck: Callable[[int, int], nn.Module]) -> nn.Module:
         return TransformerBlock(channels, ATTENTION_HEADS, repeats)

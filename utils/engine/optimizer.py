@@ -21,7 +21,7 @@ def build_optimizer(
     """Return an optimizer over all trainable parameters, in three groups: biases, weights, norm weights.
 
     Only weights decay, at hyp.weight_decay × batch · accumulation / nominal batch. A group's `kind` is 0, 1 or 2 in
-    this order, and its `share` scales its learning rate. With `layer_decay` each layer has groups of its own
+    this order, and its `lr_scale` scales its learning rate. With `layer_decay` each layer has groups of its own
     (discriminative fine-tuning, arXiv 1801.06146, 2.2).
 
     Args:
@@ -38,7 +38,7 @@ def build_optimizer(
         for kind, tensors in enumerate(_kinds(layer)):
             if tensors or len(layers) == 1:
                 group = {"params": tensors, "weight_decay": decay if kind == WEIGHTS else 0.0}
-                groups.append({**group, "kind": kind, "share": layer_decay**from_head})
+                groups.append({**group, "kind": kind, "lr_scale": layer_decay**from_head})
     if name == "SGD":
         sgd = torch.optim.SGD(groups, lr=hyp.lr0, momentum=hyp.momentum, nesterov=hyp.momentum > 0, fused=fused)
         for tensor in (tensor for group in groups for tensor in group["params"]):

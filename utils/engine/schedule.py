@@ -97,7 +97,7 @@ class Schedule:
         """Set the rates and momentum of `build_optimizer`'s groups for the step that ends at `iteration`."""
         momentum, rates = self.momentum(iteration), self.learning_rates(iteration)
         for group in optimizer.param_groups:
-            group["lr"] = rates[group["kind"]] * group["share"]
+            group["lr"] = rates[group["kind"]] * group["lr_scale"]
             if "betas" in group:
                 group["betas"] = (momentum, group["betas"][1])
             else:

@@ -47,7 +47,7 @@ def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
         "size_hw": None if whole else job.size_hw,
         "batched": whole and job.config.batched,
         "float_layers": job.float_layers if job.config.int8 else None,
-        "end2end": not job.model.head.needs_suppression,
+        "end2end": not job.model.head.needs_nms,
         "conf": job.conf,
         "iou": job.config.iou_thres,
         "max_det": job.config.max_det,

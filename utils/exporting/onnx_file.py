@@ -107,7 +107,7 @@ def whole_graph(network: RawNetwork, imgsz: int, *, batched: bool, opset: int) -
     head = network.model.head
     limits = Limits(
         typed_value("conf", np.float32, [1]),
-        typed_value("iou", np.float32, [1]) if head.needs_suppression else None,
+        typed_value("iou", np.float32, [1]) if head.needs_nms else None,
         typed_value("max_det", np.int64, [1]),
     )
 

@@ -55,7 +55,7 @@ class RawNetwork(nn.Module):
 
 def _inference_copy(model: DetectionModel, *, half: bool) -> DetectionModel:
     copied = DetectionModel(model.yaml, names=model.names)
-    copied.head.strip_for_inference(end2end=not model.head.needs_suppression)
+    copied.head.strip_for_inference(end2end=not model.head.needs_nms)
     copied.load_state_dict(model.state_dict())
     copied = copied.eval().fuse().requires_grad_(False)
     if half:  # but what decoding reads

@@ -29,7 +29,7 @@ class TrainedNetwork(Backend):
         self.names, self.stride, self.imgsz = fused.names, fused.stride, imgsz
         self.accelerator = accelerator
         self.parameters = count_parameters(fused)
-        self.has_objectness, self.needs_suppression = fused.head.has_objectness, fused.head.needs_suppression
+        self.has_objectness, self.needs_nms = fused.head.has_objectness, fused.head.needs_nms
         self._model, self._precision = fused, precision or Precision(accelerator, torch.float32)
 
     def __call__(self, images: Tensor) -> Tensor:

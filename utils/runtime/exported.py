@@ -175,7 +175,7 @@ class ExportedNetwork(_Exported, Backend):
         enable_concurrency: Callable[[], int] | None = None,
     ) -> None:
         super().__init__(description, runtime, enable_concurrency)
-        self.accelerator, self.needs_suppression = accelerator, not description.end2end
+        self.accelerator, self.needs_nms = accelerator, not description.end2end
         self.splits_batches = enable_concurrency is not None
         self._predict, self._batch = predict, batch
 

@@ -69,7 +69,7 @@ class Backend(Model):
 
     accelerator: Accelerator  # computes the network
     has_objectness: bool = False  # rows have an objectness between box and classes that scores do not include
-    needs_suppression: bool = True  # several rows may predict an object
+    needs_nms: bool = True  # several rows may predict an object
     splits_batches: bool = False  # after `enable_concurrency` it divides a batch among its own threads
 
     @abstractmethod

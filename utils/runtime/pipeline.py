@@ -105,7 +105,7 @@ def _apply_nms(decoded: Tensor, rules: NmsSettings, accelerator: Accelerator) ->
 
 def network_nms(rules: NmsSettings, network: Backend | Head) -> NmsSettings:
     """Add to the rules whether the network needs NMS and has an objectness."""
-    iou = rules.iou if network.needs_suppression else 1.0
+    iou = rules.iou if network.needs_nms else 1.0
     return replace(rules, iou=iou, has_objectness=network.has_objectness)
 
 

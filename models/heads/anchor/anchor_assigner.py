@@ -3,8 +3,8 @@
 Predictions play no part, so that the assignment runs on the host before the forward. The device gets index tensors of
 known length, and the loss never synchronises.
 
-Legend: T targets of a batch, L detection levels, A anchors of a level, P candidates (the positives of all levels, level
-by level), U cells with at least one candidate.
+Legend: T targets of a batch, L detection levels, A anchors of a level, P positives (of all levels, level by level), U
+cells with at least one positive.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _STEPS = np.array([[0, 0], [-1, 0], [0, -1], [1, 0], [0, 1]])
 class AnchorAssignment(Assignment):
     """Positives of one batch.
 
-    A cell here is one prediction: image, anchor, y, x. Candidates are ordered by level, then by step (centre, left, up,
+    A cell here is one prediction: image, anchor, y, x. Positives are ordered by level, then by step (centre, left, up,
     right, down), anchor and target; several may share a cell. `counts` is float32 (L, 2), positives and predictions of
     each level; `ignored` is false for the cells of `cells`.
     """
 
     cells: Tensor  # int64 (4, U), image, anchor, y, x; level by level, each cell once
-    last_candidates: Tensor  # int64 (U,), candidate that sets the objectness target of each cell
-    candidate_cells: Tensor  # int64 (P,), column of `cells` of each candidate
+    last_positives: Tensor  # int64 (U,), positive that sets the objectness target of each cell
+    positive_cells: Tensor  # int64 (P,), column of `cells` of each positive
     classes: Tensor  # int64 (P,)
     boxes: Tensor  # float32 (P, 4), cxcywh in grid units, the centre counted from the cell's corner
     anchors: Tensor  # float32 (P, 2), width and height in grid units
@@ -51,8 +51,8 @@ class _Level(NamedTuple):
     """One level's part of an AnchorAssignment, in NumPy; cells as rows (U, 4)."""
 
     cells: NDArray[np.int64]
-    last_candidates: NDArray[np.int64]
-    candidate_cells: NDArray[np.int64]
+    last_positives: NDArray[np.int64]
+    positive_cells: NDArray[np.int64]
     classes: NDArray[np.int64]
     boxes: NDArray[np.float32]
     anchors: NDArray[np.float32]
@@ -77,13 +77,13 @@ def assign_targets(
     positives_per_level: tuple[int, ...] = ()
     for level_anchors, stride, grid_hw in zip(anchors, strides, grids_hw, strict=True):
         level = _assign_level(targets.objects, level_anchors, np.float32(stride), anchor_t, batch_size, grid_hw)
-        last = level.last_candidates + sum(positives_per_level)
-        lies_in = level.candidate_cells + sum(cells_per_level)
-        levels.append(level._replace(last_candidates=last, candidate_cells=lies_in))
+        last = level.last_positives + sum(positives_per_level)
+        lies_in = level.positive_cells + sum(cells_per_level)
+        levels.append(level._replace(last_positives=last, positive_cells=lies_in))
         cells_per_level += (len(last),)
         positives_per_level += (len(lies_in),)
     whole = [torch.from_numpy(np.concatenate(parts)) for parts in zip(*levels, strict=True)]
-    cells, last_candidates, candidate_cells, classes, boxes, matched = whole
+    cells, last_positives, positive_cells, classes, boxes, matched = whole
     ignored = None
     if len(targets.regions):
         alone = Targets(targets.regions, targets.regions[:0])
@@ -94,8 +94,8 @@ def assign_targets(
     return AnchorAssignment(
         torch.tensor(list(zip(positives_per_level, predictions_per_level, strict=True)), dtype=torch.float32),
         cells.T.contiguous(),
-        last_candidates,
-        candidate_cells,
+        last_positives,
+        positive_cells,
         classes,
         boxes,
         matched,
@@ -158,11 +158,11 @@ def _assign_level(
     shape = (batch_size, len(anchors), ny, nx)
     flat = np.ravel_multi_index((image, anchor, cell_xy[:, 1], cell_xy[:, 0]), shape)
     # The first occurrence seen from the end is the last write.
-    cells, first, candidate_cells = np.unique(flat[::-1], return_index=True, return_inverse=True)
+    cells, first, positive_cells = np.unique(flat[::-1], return_index=True, return_inverse=True)
     return _Level(
         cells=np.stack(np.unravel_index(cells, shape), axis=1).astype(np.int64),
-        last_candidates=len(flat) - 1 - first,
-        candidate_cells=candidate_cells[::-1],
+        last_positives=len(flat) - 1 - first,
+        positive_cells=positive_cells[::-1],
         classes=rows[target, 1].astype(np.int64),
         boxes=np.concatenate((boxes[target, :2] - cell_xy.astype(np.float32), boxes[target, 2:]), axis=1),
         anchors=anchors[anchor],

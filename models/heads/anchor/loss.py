@@ -31,7 +31,7 @@ class AnchorLoss(Criterion[AnchorAssignment]):
     """Box, objectness and class loss of an anchor-based head, in float32 for any model dtype.
 
     Per level: box = mean(1 - CIoU) over the positives. Objectness = mean binary cross-entropy over all predictions
-    against the detached CIoU of the cell's last candidate, clamped at 0. Class = mean binary cross-entropy over
+    against the detached CIoU of the cell's last positive, clamped at 0. Class = mean binary cross-entropy over
     positives and classes, if there are several classes, times the class weight. Levels are summed, objectness with the
     weights of `objectness_balance`. Predictions in an ignored region without object have an objectness loss of 0.
     """
@@ -83,14 +83,14 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         cells = assignment.cells.split(cells_per_level, dim=1)
         # In float32 from here on; autocast lowers none of the operations below.
         objectness, taken = zip(*map(_TakeCells.apply, predictions, cells), strict=True)
-        candidates = gather_rows(torch.cat(taken), assignment.candidate_cells)
+        positives = gather_rows(torch.cat(taken), assignment.positive_cells)
 
-        centre = candidates[:, :2].sigmoid() * 2 - 0.5
-        size = (candidates[:, 2:4].sigmoid() * 2).square() * assignment.anchors
+        centre = positives[:, :2].sigmoid() * 2 - 0.5
+        size = (positives[:, 2:4].sigmoid() * 2).square() * assignment.anchors
         iou = complete_iou(torch.cat((centre, size), 1), assignment.boxes)
         box = [part.sum() for part in (1 - iou).split(positives_per_level)]
 
-        quality = iou.detach().clamp(min=0).index_select(0, assignment.last_candidates).split(cells_per_level)
+        quality = iou.detach().clamp(min=0).index_select(0, assignment.last_positives).split(cells_per_level)
         dense = [
             self._binary_loss(logits, torch.zeros_like(logits).index_put_(at.unbind(0), values), self._hyp.obj_pw)
             for logits, at, values in zip(objectness, cells, quality, strict=True)
@@ -101,7 +101,7 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         obj = [level.sum() for level in dense]
 
         if self.nc > 1:
-            logits = candidates[:, 5:]
+            logits = positives[:, 5:]
             low = self.label_smoothing / 2
             truth = torch.full_like(logits, low).scatter_(1, assignment.classes[:, None], 1 - low)
             per_positive = self._binary_loss(logits, truth, self._hyp.cls_pw).sum(1)

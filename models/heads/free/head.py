@@ -132,7 +132,7 @@ class DetectFree(Head):
     def strip_for_inference(self, *, end2end: bool) -> None:
         if self.one_to_one is None:
             super().strip_for_inference(end2end=end2end)
-        self.needs_suppression = not end2end
+        self.needs_nms = not end2end
         if end2end:
             self.one_to_many = None
         else:
@@ -209,7 +209,7 @@ class AnchorFreeLoss(TaskAlignedLoss):
         gains = {"box": hyp.box, "cls": hyp.cls, "dfl" if head.reg_max > 1 else "l1": hyp.dfl}
         super().__init__(head, hyp, gains, (4 * head.reg_max, head.nc), label_smoothing, class_weights)
         if head.one_to_one is not None:
-            self._most = (*self._most, 1)
+            self._topk = (*self._topk, 1)
             self.names = (*gains, *(f"one_{name}" for name in gains))
 
     def box_loss(self, weights: Tensor, ious: Tensor) -> Tensor:

@@ -68,9 +68,9 @@ class AnchorFreeAssignment(Assignment):
 
 
 def assign_candidates(
-    targets: Targets, strides: Sequence[float], most: int, batch_size: int, grids_hw: tuple[tuple[int, int], ...]
+    targets: Targets, strides: Sequence[float], topk: int, batch_size: int, grids_hw: tuple[tuple[int, int], ...]
 ) -> AnchorFreeAssignment:
-    """List the cells whose centre lies in an object, on every level; `most` is K, `grids_hw` are sizes in cells.
+    """List the cells whose centre lies in an object, on every level; `topk` is K, `grids_hw` are sizes in cells.
 
     An object outside of the image has none.
     """
@@ -93,7 +93,7 @@ def assign_candidates(
     length = sizes.sum(1)
     start = np.cumsum(length) - length
     cuts = [0, *(np.flatnonzero(np.diff(start // PAIRS)) + 1).tolist(), len(rows)]
-    parts, slots = [], np.minimum(np.arange(most), length[:, None] - 1)
+    parts, slots = [], np.minimum(np.arange(topk), length[:, None] - 1)
     for objects in map(slice, cuts[:-1], cuts[1:]):
         slots[objects] += (start[objects] - start[objects][:1])[:, None]
         its_rectangles = slice(*np.searchsorted(owners, (objects.start, objects.stop)).tolist())
@@ -111,7 +111,7 @@ def assign_candidates(
         classes=torch.from_numpy(rows[:, 1].astype(np.int64)),
         boxes_xyxy=torch.from_numpy(rows[:, 2:].astype(np.float32)),
         slots=torch.from_numpy(slots),
-        filled=torch.from_numpy(np.arange(most) < length[:, None]),
+        filled=torch.from_numpy(np.arange(topk) < length[:, None]),
         parts=tuple(parts),
         batch_size=batch_size,
         grids_hw=grids_hw,
@@ -137,13 +137,13 @@ class Matches:
 
 
 @torch.no_grad()
-def align(
+def assign_topk(
     boxes: Callable[[Tensor], Tensor],
     scores: Callable[[Tensor, Tensor], Tensor],
     assignment: AnchorFreeAssignment,
     alpha: float,
     beta: float,
-    most: int,
+    topk: int,
 ) -> Matches:
     """Assign to each object the cells that predict it best.
 
@@ -155,7 +155,7 @@ def align(
         boxes: predicted boxes of cells, int64 (P,): float32 (P, 4), corners in pixels.
         scores: predicted probabilities of cells and classes, int64 (P,) each: float32 (P,).
         assignment: the candidates, on the same device.
-        most: K, at most as many as the assignment has slots.
+        topk: K, at most as many as the assignment has slots.
     """
     best = []
     for part in assignment.parts:
@@ -165,10 +165,10 @@ def align(
         # By object, then descending: positive floats are ordered as the integers of the same bits.
         keys = torch.sub(alignment.view(torch.int32), owners, alpha=2**32)
         order = keys.argsort(stable=True, descending=True)
-        first = order[assignment.slots[part.objects, :most]]
+        first = order[assignment.slots[part.objects, :topk]]
         best.append((cells[first], overlap[first], alignment[first]))
     cells, overlap, alignment = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*best, strict=True))
-    keep = assignment.filled[:, :most] & (alignment > MIN_ALIGNMENT)
+    keep = assignment.filled[:, :topk] & (alignment > MIN_ALIGNMENT)
     keep = keep & _wins(cells, torch.where(keep, overlap, -1.0), assignment.cells)
     alignment, overlap = torch.where(keep, alignment, 0.0), torch.where(keep, overlap, 0.0)
     largest = alignment.amax(1, keepdim=True).clamp(min=MIN_ALIGNMENT)

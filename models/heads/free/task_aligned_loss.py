@@ -21,7 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.models.heads.criterion import Criterion, SumOverRanks, gather_rows, no_reduction, split_targets
-from tessera.models.heads.free.task_aligned_assigner import AnchorFreeAssignment, Matches, align, assign_candidates
+from tessera.models.heads.free.task_aligned_assigner import (
+    AnchorFreeAssignment,
+    Matches,
+    assign_candidates,
+    assign_topk,
+)
 from tessera.models.heads.grid import Grid
 from tessera.models.heads.head import Head
 from tessera.utils.config import Hyp
@@ -71,7 +76,7 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
             log.warning("--label-smoothing has no effect: this head has soft targets already.")
         self.names, self.class_weights = tuple(gains), class_weights
         self._gains, self._widths = tuple(gains.values()), tuple(widths)
-        self._most: tuple[int, ...] = (round(hyp.topk),)  # cells per object, for each set of branches
+        self._topk: tuple[int, ...] = (round(hyp.topk),)  # cells per object, for each set of branches
         self._hyp, self._head = hyp, head
 
     @abstractmethod
@@ -88,7 +93,7 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
 
     def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorFreeAssignment:
         head, checked = self._head, split_targets(targets, self._head.nc, batch_size)
-        return assign_candidates(checked, head.strides, self._most[0], batch_size, head.grids_hw(size_hw))
+        return assign_candidates(checked, head.strides, self._topk[0], batch_size, head.grids_hw(size_hw))
 
     def __call__(
         self,
@@ -116,16 +121,16 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
         """Return the cells of the batch's images, and outputs and matches of each set of branches."""
         grid = Grid(assignment.grid)
         widths, shape = self._widths, (assignment.batch_size, len(grid.cells))
-        assert len(predictions) == len(widths) * len(self._most), len(predictions)
+        assert len(predictions) == len(widths) * len(self._topk), len(predictions)
         matched = []
-        for kind, most in enumerate(self._most):
+        for kind, topk in enumerate(self._topk):
             raw = predictions[kind * len(widths) : (kind + 1) * len(widths)]
             for output, width in zip(raw, widths, strict=True):
                 assert output.shape == (*shape, width), output.shape
             outputs = tuple(output.flatten(0, 1) for output in raw)
             boxes = self._boxes_at(raw[0].detach(), grid, assignment)
             scores = functools.partial(self._scores, outputs)
-            matched.append((outputs, align(boxes, scores, assignment, self._hyp.alpha, self._hyp.beta, most)))
+            matched.append((outputs, assign_topk(boxes, scores, assignment, self._hyp.alpha, self._hyp.beta, topk)))
         return grid, matched
 
     def _boxes_at(self, raw: Tensor, grid: Grid, assignment: AnchorFreeAssignment) -> Callable[[Tensor], Tensor]:
@@ -193,7 +198,7 @@ def class_losses(logits: Tensor, slots: Slots, targets: Tensor) -> Tensor:
 
 
 def _slots(assignment: AnchorFreeAssignment, grid: Grid, matches: Matches) -> Slots:
-    cells, most = matches.cells.flatten(), matches.cells.shape[1]
+    cells, topk = matches.cells.flatten(), matches.cells.shape[1]
     targets, ignored = matches.targets.flatten(), assignment.ignored
     if ignored is not None:
         used = torch.zeros(len(ignored), device=ignored.device).scatter_reduce_(0, cells, targets, "amax")
@@ -201,8 +206,8 @@ def _slots(assignment: AnchorFreeAssignment, grid: Grid, matches: Matches) -> Sl
     return Slots(
         cells,
         targets,
-        assignment.classes.repeat_interleave(most),
-        assignment.boxes_xyxy.repeat_interleave(most, 0),
+        assignment.classes.repeat_interleave(topk),
+        assignment.boxes_xyxy.repeat_interleave(topk, 0),
         grid.at(cells),
         ignored,
     )

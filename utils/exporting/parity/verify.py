@@ -105,7 +105,7 @@ class Verifier:
         """Return the row of an exported file."""
         with explain_library_errors(str(path), (), ""):
             row = Row(path.name, size_of(path) / 1e6, precision_of(path))
-        end2end = not is_exported(path.name) and not self._job.model.head.needs_suppression
+        end2end = not is_exported(path.name) and not self._job.model.head.needs_nms
         try:
             backend = open_model(str(path), self._world, end2end=end2end, trust_file=True)  # written just now
             network, expected, reference = self.reference(backend.size_hw if isinstance(backend, Backend) else None)

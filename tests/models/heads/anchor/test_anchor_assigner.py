@@ -26,7 +26,7 @@ from tests.models.heads.anchor.made_loss import (
 def test_assignment_equals_the_reference(shared: Path, hyp: Hyp) -> None:
     expected = np.load(shared / "reference" / "assign.npz")
     assignment = AnchorLoss(Head(), hyp, imgsz=256).assign(reference_targets(shared), 4, (256, 256))
-    taken = assignment.cells[:, assignment.candidate_cells].T
+    taken = assignment.cells[:, assignment.positive_cells].T
     split = [t.split(assignment.positives_per_level) for t in (taken, assignment.boxes, assignment.classes)]
     anchors = assignment.anchors.split(assignment.positives_per_level)
     for level in range(3):
@@ -55,15 +55,15 @@ def test_assignment_equals_three_plain_loops(rows: list[list[float]]) -> None:
     expected = oracle_assignment(targets, 4.0, SIZE_HW)
     assert assignment.positives_per_level == tuple(map(len, expected))
 
-    taken = assignment.cells[:, assignment.candidate_cells].T.tolist()
+    taken = assignment.cells[:, assignment.positive_cells].T.tolist()
     flat = [candidate for level in expected for candidate in level]
     assert taken == [list(candidate[:4]) for candidate in flat]
     assert assignment.classes.tolist() == [int(rows[candidate[4]][1]) for candidate in flat]
 
     first = 0
-    last_candidates = assignment.last_candidates.split(assignment.cells_per_level)
+    last_positives = assignment.last_positives.split(assignment.cells_per_level)
     cells = assignment.cells.split(assignment.cells_per_level, dim=1)
-    for level, level_last, level_cells in zip(expected, last_candidates, cells, strict=True):
+    for level, level_last, level_cells in zip(expected, last_positives, cells, strict=True):
         last = {candidate[:4]: first + position for position, candidate in enumerate(level)}
         assert dict(zip(map(tuple, level_cells.T.tolist()), level_last.tolist(), strict=True)) == last
         first += len(level)

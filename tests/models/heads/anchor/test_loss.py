@@ -37,7 +37,7 @@ def test_loss_and_gradient_equal_plain_loops(hyp: Hyp, class_weights: list[float
     weights = torch.tensor(class_weights) if class_weights else None
     criterion = AnchorLoss(Head(), hyp, imgsz=96, class_weights=weights)
     assignment = criterion.assign(targets, 2, SIZE_HW)
-    assert assignment.cells.shape[1] < len(assignment.candidate_cells), (
+    assert assignment.cells.shape[1] < len(assignment.positive_cells), (
         "the case must hold cells that two candidates lie in"
     )
     loss, items = criterion(predictions, assignment)

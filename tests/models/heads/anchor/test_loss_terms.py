@@ -19,7 +19,7 @@ from tests.models.heads.anchor.made_loss import SIZE_HW, Head, random_targets, r
 def candidate_rows(predictions: list[Tensor], assignment: AnchorAssignment) -> Tensor:
     """What is predicted in the cell of each candidate, (candidates, 5 + C)."""
     cells = assignment.cells.split(assignment.cells_per_level, 1)
-    return torch.cat([p[at.unbind(0)] for p, at in zip(predictions, cells, strict=True)])[assignment.candidate_cells]
+    return torch.cat([p[at.unbind(0)] for p, at in zip(predictions, cells, strict=True)])[assignment.positive_cells]
 
 
 @pytest.mark.parametrize("nc", [1, 5])

@@ -57,7 +57,7 @@ def test_branches_that_predict_once_are_decoded_when_asked_for_and_move_nothing_
     plain, once_only = copy.deepcopy(head), copy.deepcopy(head)
     plain.strip_for_inference(end2end=False)
     once_only.strip_for_inference(end2end=True)
-    assert plain.needs_suppression and not once_only.needs_suppression
+    assert plain.needs_nms and not once_only.needs_nms
     (same, its_raw), (once, once_raw) = plain(maps), once_only(maps)
     assert torch.equal(same, many) and len(its_raw) == len(once_raw) == 2
     torch.testing.assert_close(many[..., 4:], raw[1].sigmoid())
