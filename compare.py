@@ -71,10 +71,10 @@ class Opened(NamedTuple):
     model: Backend | ImageBackend
 
 
-class Measured(NamedTuple):
+class EvaluatedRun(NamedTuple):
     """A validated run of a side."""
 
-    figures: RunMetrics
+    metrics: RunMetrics
     evaluation: Evaluation
 
 
@@ -98,21 +98,21 @@ def compare(config: CompareConfig, world: World) -> Comparison:
 
     with ExitStack() as stack:
         folder = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
-        a, b = ([measure_run(run, index, class_of[run.called], config, world) for run in side] for side in opened)
+        a, b = ([evaluate_run(run, index, class_of[run.called], config, world) for run in side] for side in opened)
         rankings = [[run.evaluation.ranking for run in side] for side in (a, b)]
         matches = (a[0].evaluation.matches, b[0].evaluation.matches) if len(a) == len(b) == 1 else None
-        one_a, one_b = (side[median_run([run.figures.map for run in side])] for side in (a, b))
+        one_a, one_b = (side[median_run([run.metrics.map for run in side])] for side in (a, b))
 
         def joined() -> Comparison:
-            of_a, of_b = (detections_above(one.evaluation.matches, one.figures.threshold) for one in (one_a, one_b))
+            of_a, of_b = (detections_above(one.evaluation.matches, one.metrics.threshold) for one in (one_a, one_b))
             found = Comparison(
-                tuple(run.figures for run in a),
-                tuple(run.figures for run in b),
+                tuple(run.metrics for run in a),
+                tuple(run.metrics for run in b),
                 str(spec.yaml_path),
                 config.task,
                 index.names,
                 differences(rankings[0], rankings[1], matches),
-                find_disagreements(of_a, of_b, index, one_a.figures.threshold, one_b.figures.threshold),
+                find_disagreements(of_a, of_b, index, one_a.metrics.threshold, one_b.metrics.threshold),
                 config.requirements,
             )
             write_disagreements(folder, index, found.disagreements, of_a, of_b)
@@ -181,9 +181,9 @@ def check_comparable(runs: Sequence[Opened], index: DatasetIndex) -> None:
                 log.warning(f"{other.called} and {run.called} are the same file.")
 
 
-def measure_run(
+def evaluate_run(
     run: Opened, index: DatasetIndex, class_of: tuple[int, ...], config: CompareConfig, world: World
-) -> Measured:
+) -> EvaluatedRun:
     """Validate a run as val.py does; `class_of` as in Settings."""
     log.info(f"{run.called}:")
     imgsz = image_size(run.model, config)
@@ -191,7 +191,7 @@ def measure_run(
     work = f"{run.called}: a batch of {config.batch_size} images at {imgsz} px"
     with explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES):
         warm_up(run.model, imgsz, config.batch_size)
-        found = evaluate_split(
+        evaluation = evaluate_split(
             Pipeline(run.model, imgsz, config.tile, config.overlap) if config.tile else run.model,
             index,
             world,
@@ -200,22 +200,22 @@ def measure_run(
             batch_size=config.batch_size,
             workers=config.workers,
         )
-    metrics = found.metrics
-    figures = RunMetrics(
+    found = evaluation.metrics
+    metrics = RunMetrics(
         file=str(run.file),
         sha256=run.sha256,
         source=run.model.source,
         imgsz=imgsz,
         threshold=run.model.confidence or DEFAULT_CONF,
-        map=metrics.map,
-        map50=metrics.map50,
-        precision=metrics.precision,
-        recall=metrics.recall,
-        ms=sum(metrics.speed_ms),
+        map=found.map,
+        map50=found.map50,
+        precision=found.precision,
+        recall=found.recall,
+        ms=sum(found.speed_ms),
         mb=run.mb,
         parameters=run.model.parameters,
     )
-    return Measured(figures, found)
+    return EvaluatedRun(metrics, evaluation)
 
 
 def warm_up(model: Backend | ImageBackend, imgsz: int, batch_size: int) -> None:

@@ -41,7 +41,7 @@ from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.engine.divergence import DivergenceGuard
 from tessera.utils.engine.profile import open_profile
-from tessera.utils.engine.recipe import choose_start, report_recipe, with_recipe
+from tessera.utils.engine.recipe import report_recipe, resolve_auto_weights, with_recipe
 from tessera.utils.engine.schedule import Schedule
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.errors import ConfigError, UserError
@@ -114,7 +114,7 @@ def train(
         step = TrainStep(model, state, criterion, run, profile)
         guard = DivergenceGuard(run, data.train, state.precision.scaler.get_scale)
         saver = stack.enter_context(
-            Saver(run, state, data.train_hash, data.spec.pixels, stop_signals, lambda: guard.note(step.settle()).stop)
+            Saver(run, state, data.train_hash, data.spec.pixels, stop_signals, lambda: guard.note(step.flush()).stop)
         )
         validation = Validation(run, state, val_loader, criterion, saver, recorder, profile, stop_signals, watch)
         preflight(world, run.folder)
@@ -142,7 +142,7 @@ def train(
                     saver.after_step(result.flags.stop)
                     profile.step()
                 stop_signals.defer()  # also if the resumed run had finished the epoch's steps
-                saver.settle()
+                saver.flush()
             losses = world.sum(progress.mean_losses().to(world.device))
             metrics = validation.after_epoch(epoch)
             stop = world.broadcast(state.stopper.update(epoch, metrics.fitness if metrics else None))
@@ -195,7 +195,7 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
     """Return flags and hyperparameters for the first training of `--evolve`; every rank calls this."""
     weights = world.run_on_main(lambda: read_weights(config, None))  # names its errors before the dataset is read
     data = load_data(config, world)
-    config = choose_start(config, len(data.images))
+    config = resolve_auto_weights(config, len(data.images))
     if config.hyp:
         return config, load_hyp(config.hyp)
     weights = weights or world.run_on_main(lambda: read_weights(config, None))

@@ -111,7 +111,7 @@ def validate(config: ValConfig, world: World) -> Validated:
         if config.save_txt:
             collectors.append(label_file_writer(run / "labels", index, config.save_conf))
 
-        found = evaluate_split(
+        evaluation = evaluate_split(
             Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
             index,
             world,
@@ -123,18 +123,18 @@ def validate(config: ValConfig, world: World) -> Validated:
         )
         if config.save_json:
             target = run / "predictions.json"
-            world.run_on_main(lambda: save_coco_results(target, found.matches, results_ids(index)))
+            world.run_on_main(lambda: save_coco_results(target, evaluation.matches, results_ids(index)))
         if world.is_main:
-            samples.write(run, found.metrics.confidence)
-            listed = report_validation(found, index, spec, run, origin, verbose=config.verbose)
-            report_errors(listed)
-        suspected = None
+            samples.write(run, evaluation.metrics.confidence)
+            report_data = report_validation(evaluation, index, spec, run, origin, verbose=config.verbose)
+            report_errors(report_data)
+        suspects = None
         if evidence is not None:
-            every = Evidence.joined(spec.nc, world.gather(evidence.evidence()))
-            suspected = world.run_on_main(lambda: report_label_errors(every, index, spec, run, origin, config))
+            evidence_of_all = Evidence.joined(spec.nc, world.gather(evidence.evidence()))
+            suspects = world.run_on_main(lambda: report_label_errors(evidence_of_all, index, spec, run, origin, config))
         world.barrier()
-        interval = listed.interval if world.is_main else None
-        return Validated(found.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspected)
+        interval = report_data.interval if world.is_main else None
+        return Validated(evaluation.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspects)
 
 
 def ignored_flags(config: ValConfig, given: Collection[str]) -> list[str]:

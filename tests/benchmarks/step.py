@@ -132,7 +132,7 @@ def our_step(
     source = batch.pin_memory() if accelerator.pins_memory else batch
     for _ in range(WARM_UP):
         step([dataclasses.replace(source, images=accelerator.send(source.images))], 1)
-        if not step.settle().skipped:
+        if not step.flush().skipped:
             break
     else:
         raise RuntimeError(f"none of {WARM_UP} steps in {dtype} has a finite gradient")

@@ -48,11 +48,11 @@ def test_a_skipped_step_leaves_no_trace_and_its_flags_are_read_a_step_later(gate
     trainer = made_trainer(gate, dtype)
     scaler = trainer.state.precision.scaler
     trainer.step([pinned(gate, made_batch(0))], 1)
-    assert not trainer.step.settle().skipped
+    assert not trainer.step.flush().skipped
     before, updates, scale = trainer.tensors(), trainer.state.ema.updates, scaler.get_scale()
     with spoiled(trainer.model):
         assert trainer.step([pinned(gate, made_batch(1))], 1).flags == StepFlags()
-    assert trainer.step.settle() == StepFlags(2, 0, 2, skipped=1, indices=(0, 1))
+    assert trainer.step.flush() == StepFlags(2, 0, 2, skipped=1, indices=(0, 1))
     assert trainer.state.ema.updates == updates and scaler.get_scale() == (scale if scale == 1 else scale / 2)
     for old, new in zip(before, trainer.tensors(), strict=True):
         assert torch.equal(old, new)

@@ -123,7 +123,7 @@ HUGE = [
     ("[-1, 6, C3", f"[-1, {10**150}, C3", r"mine.yaml:10: .*repeats is a number of about 151 digits, expected"),
     ("[16, 3, 2]", "[16, 1000000001, 2]", r"mine.yaml:8: layer 0 \(Conv\): (does not fit|the model has)"),
     ("[16, 3, 2]", f"[16, {10**50}, 2]", r"mine.yaml:8: layer 0 \(Conv\): does not fit"),
-    ("[None, 2, 'nearest']", "[None, 1000, 'nearest']", r"mine.yaml:13: .*makes a feature map of .* at most 16,777,216"),
+    ("[None, 2, 'nearest']", "[None, 1000, 'nearest']", r"yaml:13: .*makes a feature map of .* at most 16,777,216"),
     ("nc: 2", "nc: 1000000000", r"mine.yaml:16: layer 7 \(Detect\): the model has"),
     ("nc: 2", "nc: 2147483648", r"mine.yaml:1: nc is 2147483648, expected .* to 2,147,483,647"),
     ("nc: 2", "nc: 2\nch: 1000000000", r"mine.yaml:9: layer 0 \(Conv\): (does not fit|the model has)"),

@@ -18,7 +18,7 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import atomic_write, remove_leftovers
 from tessera.utils.flags.detect import DetectConfig
-from tessera.utils.flags.val import MeasuringConfig
+from tessera.utils.flags.val import EvaluationConfig
 from tessera.utils.ranks.run_lock import RunLock, lock_run
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
@@ -26,7 +26,7 @@ from tessera.utils.text import shown
 
 @contextmanager
 def new_run(
-    flags: TrainConfig | MeasuringConfig | DetectConfig,
+    flags: TrainConfig | EvaluationConfig | DetectConfig,
     world: World,
     files: Iterable[str | Path] = (),
     *,
@@ -55,7 +55,7 @@ def new_run(
         yield run
 
 
-def run_path(flags: TrainConfig | MeasuringConfig | DetectConfig) -> Path:
+def run_path(flags: TrainConfig | EvaluationConfig | DetectConfig) -> Path:
     """Return the directory `project/name`, which may not exist yet."""
     return Path(flags.project).expanduser().absolute() / flags.name
 

@@ -54,7 +54,7 @@ class Saver(AbstractContextManager["Saver"]):
         dataset_hash: digest of the training index.
         pixels: the dataset's conversion of images with more than 8 bits.
         stop_signals: stop signals of this rank.
-        settle: reads the remaining step flags; returns whether a rank received a stop signal.
+        flush: reads the remaining step flags; returns whether a rank received a stop signal.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class Saver(AbstractContextManager["Saver"]):
         dataset_hash: str,
         pixels: PixelRule | None,
         stop_signals: StopSignals,
-        settle: Callable[[], bool],
+        flush: Callable[[], bool],
     ) -> None:
         self.folder = context.folder / "weights"  # on rank 0's host
         has_best = context.resumed and context.world.run_on_main((self.folder / "best.pt").is_file)
         self.best = self.folder / ("best.pt" if has_best else "last.pt")  # the first, once a best epoch was saved
         self._context, self._state, self._dataset_hash, self._pixels = context, state, dataset_hash, pixels
-        self._stop_signals, self._settle_state = stop_signals, settle
+        self._stop_signals, self._flush_steps = stop_signals, flush
         self._git = git_revision() if context.world.is_main else None
         # One thread for all writes: CPython before 3.12 must not fork while a thread starts or ends.
         self._thread = ThreadPoolExecutor(1, "checkpoint writer")
@@ -80,9 +80,9 @@ class Saver(AbstractContextManager["Saver"]):
         self._thread.shutdown(wait=True)
         self._finish_writing(raises=False)
 
-    def settle(self) -> None:
-        """Settle the state, and wait for the file that is being written."""
-        self._settle_state()
+    def flush(self) -> None:
+        """Flush the step flags, and wait for the file that is being written."""
+        self._flush_steps()
         self._context.world.run_on_main(self._finish_writing)
 
     def after_step(self, stop: bool) -> None:
@@ -143,7 +143,7 @@ class Saver(AbstractContextManager["Saver"]):
         """Save the state of the last step, whole files and best.pt; return whether a stop was requested by then."""
         world = self._context.world
         world.set_activity("saving a checkpoint")
-        stop = self._settle_state()
+        stop = self._flush_steps()
         losses = world.all_gather(self._state.progress.losses.cpu())
 
         def write() -> None:

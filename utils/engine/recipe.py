@@ -43,7 +43,7 @@ def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int
     return dataclasses.replace(config, hyp=file), load_hyp(file)
 
 
-def choose_start(config: TrainConfig, images: int) -> TrainConfig:
+def resolve_auto_weights(config: TrainConfig, images: int) -> TrainConfig:
     """Return the flags with what `--weights auto` means for a number of training images."""
     if config.weights != AUTO:
         return config

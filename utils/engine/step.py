@@ -78,7 +78,7 @@ class TrainStep:
     all-reduce during the forward sums the counts and the stop requests, so a step needs no control message.
 
     Only the device knows at first whether a step was skipped or a stop requested. The host queues the next step and
-    then reads the flags of the one before. The state counts a step as taken until its flags are read; `settle` reads
+    then reads the flags of the one before. The state counts a step as taken until its flags are read; `flush` reads
     the rest before a checkpoint.
 
     Each batch of a window has its own mean loss. Four batches of 16 have the gradient of one of 64 if they have equally
@@ -108,23 +108,23 @@ class TrainStep:
         progress = self._state.progress
         total = torch.zeros(len(self._criterion.names), device=self._world.device)
         indices: list[int] = []
-        objects, votes = 0, total
+        objects, stop_requests = 0, total
         self._statistics.remember()
         for number, batch in enumerate(batches):
             last = number + 1 == window
             sharing: AbstractContextManager[Any] = nullcontext() if last else gradients_stay_local(self._model)
             with sharing:
-                losses, votes = self._accumulate(batch, progress.batch_in_epoch + number, stop_requested)
+                losses, stop_requests = self._accumulate(batch, progress.batch_in_epoch + number, stop_requested)
             total += losses
             objects = int((batch.targets[:, 1] >= 0).sum())
             indices += batch.indices.tolist()
         finite = self._update(window)
         total = torch.where(finite, total, 0.0)
         progress.advance(window, total)
-        flags = self._reader.after_step(torch.stack((~finite, votes > 0)), progress, window, tuple(indices))
+        flags = self._reader.after_step(torch.stack((~finite, stop_requests > 0)), progress, window, tuple(indices))
         return StepResult(total, objects, self._count(flags))
 
-    def settle(self) -> StepFlags:
+    def flush(self) -> StepFlags:
         """Read the remaining flags, so that the state counts every step correctly."""
         return self._count(self._reader.read())
 
@@ -144,8 +144,8 @@ class TrainStep:
             size_hw = (images.shape[2], images.shape[3])
             # Counts depend on the labels alone: the all-reduce overlaps with the forward.
             assignment = self._accelerator.send(self._criterion.assign(targets, len(batch), size_hw))
-            wish = torch.full((1,), float(stop_requested()), device=device)
-            summing = self._world.begin_sum(torch.cat((assignment.counts.flatten(), wish)))
+            stop_request = torch.full((1,), float(stop_requested()), device=device)
+            summing = self._world.begin_sum(torch.cat((assignment.counts.flatten(), stop_request)))
         with self._stage("forward"), precision.autocast():
             predictions = self._model(images)
         with self._stage("loss"):

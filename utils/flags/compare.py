@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.flags.options import option
 from tessera.utils.flags.program import called
-from tessera.utils.flags.val import MeasuringConfig
+from tessera.utils.flags.val import EvaluationConfig
 from tessera.utils.text import shown
 
 _SIDE = "several run directories, checkpoints or exported files of one kind, e.g. seeds of one training"
@@ -63,7 +63,7 @@ def parsed_requirement(text: str) -> Requirement:
 
 
 @dataclass(frozen=True)
-class CompareConfig(MeasuringConfig):
+class CompareConfig(EvaluationConfig):
     """Compare detector A with detector B on the same images."""
 
     program = "compare.py"

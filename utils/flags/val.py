@@ -11,7 +11,7 @@ MOST_CONF = 0.01  # with --find-errors
 
 
 @dataclass(frozen=True)
-class MeasuringConfig(Options):
+class EvaluationConfig(Options):
     """Flags shared by val.py and compare.py."""
 
     data: str = option("", "dataset YAML, searched for in data/ too (default: the one the weights were trained on)")
@@ -50,7 +50,7 @@ class MeasuringConfig(Options):
 
 
 @dataclass(frozen=True)
-class ValConfig(MeasuringConfig):
+class ValConfig(EvaluationConfig):
     """Evaluate a detector."""
 
     program = "val.py"

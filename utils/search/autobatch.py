@@ -169,7 +169,7 @@ class Trial:
         step([next(batches)], 1)
         accelerator.reset_peak_memory()  # the first step also tried cuDNN kernels that need more memory
         step([next(batches)], 1)
-        step.settle()
+        step.flush()
         accelerator.synchronize()
         in_training = accelerator.peak_memory() - held
         del batches

@@ -29,7 +29,7 @@ from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.multi_scale import check_statistics, largest_size
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import choose_precision
-from tessera.utils.engine.recipe import choose_start, pretrained_hint, with_recipe
+from tessera.utils.engine.recipe import pretrained_hint, resolve_auto_weights, with_recipe
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import explain_out_of_memory
@@ -77,7 +77,7 @@ def open_run(
             resumed.check_classes(data.train.names, flags)
 
         world.set_activity("building the model")
-        config, names = choose_start(flags, len(data.images)), data.train.names
+        config, names = resolve_auto_weights(flags, len(data.images)), data.train.names
         weights = weights or world.run_on_main(lambda: read_weights(config, resumed))
         images = f"{plural(len(data.images), 'training image')}, {plural(len(data.val), 'validation image')}"
         log.info(row("Data", f"{flags.data}: {images}, {plural(len(names), 'class')}"))

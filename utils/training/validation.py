@@ -90,18 +90,18 @@ class Validation:
             criterion = None if self.run.config.tile else self.criterion
             collectors = self.recorder.image_collectors(self.loader.index, epoch)
             try:
-                found = self._evaluate(self.state.ema.model, settings, criterion=criterion, collectors=collectors)
+                evaluation = self._evaluate(self.state.ema.model, settings, criterion=criterion, collectors=collectors)
             except EvaluationStopped:
                 self.saver.stop_validation()
-        self._last = found if is_last else None
-        self.state.progress.class_maps = found.metrics.class_maps()
-        log.info(f"{table_header()}\n{validation_line(found.metrics)}")
-        if self.watch and self.watch.after_epoch(epoch, found):
+        self._last = evaluation if is_last else None
+        self.state.progress.class_maps = evaluation.metrics.class_maps()
+        log.info(f"{table_header()}\n{validation_line(evaluation.metrics)}")
+        if self.watch and self.watch.after_epoch(epoch, evaluation):
             self.stop_signals.stop_immediately(
                 f"after epoch {epoch}, the last of a training that the search ended early"
             )
             raise Pruned
-        return found.metrics
+        return evaluation.metrics
 
     def validate_best(self, data: TrainingData) -> TrainingResult:
         """Validate the best checkpoint, write its tables, images and report, and log where they are.
@@ -116,10 +116,10 @@ class Validation:
         run, best, epoch = self.run, self.saver.best, self._best_epoch()
         index, model = self.loader.index, self.state.model
         model.load_state_dict(run.world.run_on_main(lambda: load_weights(best).state_dict))
-        found = self._last_evaluation_of(model)
-        source = f"; validated in the last epoch: {best}" if found else f"; validated again: {best}"
-        if found is None:
-            found = self._evaluate(model, collectors=self.recorder.image_collectors(index))
+        evaluation = self._last_evaluation_of(model)
+        source = f"; validated in the last epoch: {best}" if evaluation else f"; validated again: {best}"
+        if evaluation is None:
+            evaluation = self._evaluate(model, collectors=self.recorder.image_collectors(index))
         if run.world.is_main:
             none = {None: "No epoch has a finite fitness", START: "No epoch is better than the initial weights"}
             which = "Last" if best.name == "last.pt" else "Best"
@@ -128,17 +128,17 @@ class Validation:
             device, skipped = run.world.accelerator.name, self.state.progress.skipped_steps
             origin = RunInfo(run.config, str(best), run.imgsz, device, run.world.size, data.images, epoch, skipped)
             epochs = functools.partial(read_results, run.folder / "results.csv")
-            listed = report_validation(
-                found, index, data.spec, run.folder, origin, verbose=verbose, plots=plots, epochs=epochs
+            report_data = report_validation(
+                evaluation, index, data.spec, run.folder, origin, verbose=verbose, plots=plots, epochs=epochs
             )
             tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
             print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
             print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
-        self.recorder.finish(max(epoch or 0, 0), best, found.metrics.confidence)
+        self.recorder.finish(max(epoch or 0, 0), best, evaluation.metrics.confidence)
         if run.world.is_main:
-            report_errors(listed)
+            report_errors(report_data)
         run.world.barrier()
-        return self._ended(found.metrics)
+        return self._ended(evaluation.metrics)
 
     def _last_evaluation_of(self, model: DetectionModel) -> Evaluation | None:
         """Return the last evaluation, without losses, if every rank evaluated the weights of `model`; else None."""

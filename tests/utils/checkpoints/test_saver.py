@@ -59,7 +59,7 @@ def test_training_continues_while_the_file_is_written(tmp_path: Path, disk: Slow
         train(state, 3)
         assert not (saver.folder / "last.pt").exists()
         disk.go.set()
-        saver.settle()
+        saver.flush()
         loaded = load_checkpoint(saver.folder / "last.pt")
     assert_equal(dict(expected), {key: loaded[key] for key in expected})
     assert loaded["step"] == 2 and state.progress.step == 5
@@ -82,7 +82,7 @@ def test_the_state_is_serialised_once_for_all_files(tmp_path: Path, disk: SlowDi
         assert saver.best.name == "best.pt"
 
 
-@pytest.mark.parametrize("when", ["save", "settle"])
+@pytest.mark.parametrize("when", ["save", "flush"])
 def test_a_failed_write_is_raised_once_at_the_next_save_or_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
@@ -90,13 +90,13 @@ def test_a_failed_write_is_raised_once_at_the_next_save_or_end(
     with open_saver(tmp_path, state) as saver:
         train(state, 1)
         save_epoch(saver)
-        saver.settle()
+        saver.flush()
         before = (saver.folder / "last.pt").read_bytes()
         fill_disk(monkeypatch, [True, True])
         save_epoch(saver)
         with pytest.raises(UserError, match="does not fit"):
-            saver.settle() if when == "settle" else save_epoch(saver)
-        saver.settle()
+            saver.flush() if when == "flush" else save_epoch(saver)
+        saver.flush()
     assert (saver.folder / "last.pt").read_bytes() == before
 
 
@@ -219,12 +219,12 @@ def test_an_epoch_writes_one_whole_file_before_it_is_validated(tmp_path: Path, d
         for epoch, best in enumerate((True, False, True)):
             train(state, 1)
             saver.before_validation()
-            saver.settle()
+            saver.flush()
             last = load_checkpoint(saver.folder / "last.pt")
             assert (last["step_in_epoch"], last["metrics"], last["thresholds"]) == (1, None, None)
             state.progress.finish_epoch()
             saver.after_epoch(epoch, METRICS, is_best=best, stop=False)
-        saver.settle()
+        saver.flush()
         assert disk.calls == ["last.pt", "best.pt", "last.pt", "last.pt", "best.pt"]
         with pytest.raises(Interrupted, match="Stopped as requested in the validation of epoch 3"):
             saver.stop_validation()
@@ -238,7 +238,7 @@ def test_without_saving_nothing_is_written_before_a_validation_but_a_stop_in_it_
     with open_saver(tmp_path, state, nosave=True) as saver:
         train(state, 1)
         saver.before_validation()
-        saver.settle()
+        saver.flush()
         assert not saver.folder.exists()
         with pytest.raises(Interrupted):
             saver.stop_validation()

@@ -14,10 +14,10 @@ from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
 from tessera.utils.engine.recipe import (
-    choose_start,
     pretrained_hint,
     recipe_file,
     recipe_warnings,
+    resolve_auto_weights,
     schedule_summary,
     with_recipe,
 )
@@ -136,7 +136,7 @@ def test_pretrained_weights_are_suggested_for_few_images() -> None:
         ({}, 300, "", ""),
         ({"weights": "a.pt"}, 160, "a.pt", ""),
     ):
-        config = choose_start(TrainConfig(**flags), images)
+        config = resolve_auto_weights(TrainConfig(**flags), images)
         hint = pretrained_hint(config, images)
         assert config.weights == weights and hint.startswith(begins) and bool(hint) == bool(begins)
         assert not hint or ("--weights yolox_nano.pth instead of --cfg (" in hint) == ("cfg" in flags)
