@@ -79,7 +79,7 @@ class DatasetIndex:
 
     split: str  # "train", "val" or "test"
     names: tuple[str, ...]  # of the classes, by index
-    path_bytes: NDArray[np.uint8]  # (P,), the paths as the file system encodes them (UTF-8), end to end
+    path_bytes: NDArray[np.uint8]  # (P,), the paths as the file system encodes them (UTF-8), concatenated
     path_offsets: NDArray[np.int64]  # (N + 1,), where each path starts
     sizes_hw: NDArray[np.int32]  # (N, 2), height and width in pixels, after EXIF orientation
     box_offsets: NDArray[np.int64]  # (N + 1,), where each image's objects start

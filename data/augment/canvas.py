@@ -35,13 +35,13 @@ class PlacedImage(NamedTuple):
 
 
 def render(
-    tiles: Sequence[PlacedImage],
+    placed: Sequence[PlacedImage],
     warp: Warp,
     out: NDArray[np.uint8],
     colours: HsvJitter = NO_JITTER,
     pasted: CanvasLabels | None = None,
 ) -> None:
-    """Render the visible part of a canvas with `tiles`, which do not overlap.
+    """Render the visible part of a canvas with the images `placed`, which do not overlap.
 
     Args:
         out: uint8 (*warp.size_hw, 3), overwritten; pixels of a row must be contiguous.
@@ -50,15 +50,15 @@ def render(
     """
     assert out.shape == (*warp.size_hw, 3), (out.shape, warp.size_hw)
     if pasted is not None or not warp.axis_aligned:
-        tiles = [_compose(tiles, warp, pasted)]
+        placed = [_compose(placed, warp, pasted)]
     if warp.axis_aligned:
-        _resize_tiles(tiles, warp, out, colours)
+        _resize_images(placed, warp, out, colours)
     else:
-        _warp_tile(tiles[0], warp, out)
+        _warp_image(placed[0], warp, out)
         colours(out)
 
 
-def _resize_tiles(tiles: Sequence[PlacedImage], warp: Warp, out: NDArray[np.uint8], colours: HsvJitter) -> None:
+def _resize_images(placed: Sequence[PlacedImage], warp: Warp, out: NDArray[np.uint8], colours: HsvJitter) -> None:
     height, width = warp.size_hw
     canvas_h, canvas_w = warp.canvas_hw
     (scale_x, _, shift_x), (_, scale_y, shift_y), _ = warp.matrix.tolist()
@@ -68,7 +68,7 @@ def _resize_tiles(tiles: Sequence[PlacedImage], warp: Warp, out: NDArray[np.uint
     if warp.flip_ud:
         scale_y, shift_y = -scale_y, height - shift_y
     out.fill(colours.grey)
-    for image, left, top in tiles:
+    for image, left, top in placed:
         across = _visible_part(left, image.shape[1], canvas_w, scale_x, shift_x, width)
         down = _visible_part(top, image.shape[0], canvas_h, scale_y, shift_y, height)
         if across is None or down is None:
@@ -88,7 +88,7 @@ def _resize_tiles(tiles: Sequence[PlacedImage], warp: Warp, out: NDArray[np.uint
 def _visible_part(
     start: int, length: int, canvas: int, scale: float, shift: float, size: int
 ) -> tuple[slice, slice] | None:
-    """Return, along one axis, the visible pixels of a tile and the sample's pixels that they fill; None if none are."""
+    """Return, along one axis, the visible pixels of an image and the sample's pixels they fill; None if none are."""
     low, high = max(start, 0), min(start + length, canvas)
     target_low, target_high = max(round(low * scale + shift), 0), min(round(high * scale + shift), size)
     if target_low >= target_high:
@@ -98,34 +98,34 @@ def _visible_part(
     return slice(seen_low - start, seen_high - start), slice(target_low, target_high)
 
 
-def _warp_tile(tile: PlacedImage, warp: Warp, out: NDArray[np.uint8]) -> None:
-    if tile.image.size == 0:
+def _warp_image(placed: PlacedImage, warp: Warp, out: NDArray[np.uint8]) -> None:
+    if placed.image.size == 0:
         out.fill(FILL)
         return
     # OpenCV's coordinates are 0, 1, 2 … at pixel centres, half a pixel less than those of the matrix.
-    to_canvas = np.array([[1, 0, tile.left + 0.5], [0, 1, tile.top + 0.5], [0, 0, 1]])
+    to_canvas = np.array([[1, 0, placed.left + 0.5], [0, 1, placed.top + 0.5], [0, 0, 1]])
     to_centres = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
     matrix = to_centres @ warp.matrix @ to_canvas
     size_wh = warp.size_hw[::-1]
     fill = (FILL, FILL, FILL)
     if warp.projective:
-        cv2.warpPerspective(tile.image, matrix, size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
+        cv2.warpPerspective(placed.image, matrix, size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
     else:
-        cv2.warpAffine(tile.image, matrix[:2], size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
+        cv2.warpAffine(placed.image, matrix[:2], size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
 
 
-def _compose(tiles: Sequence[PlacedImage], warp: Warp, pasted: CanvasLabels | None) -> PlacedImage:
-    """Compose the visible part of the canvas, with pasted objects, as one tile."""
+def _compose(placed: Sequence[PlacedImage], warp: Warp, pasted: CanvasLabels | None) -> PlacedImage:
+    """Compose the visible part of the canvas, with pasted objects, as one image."""
     canvas_w = warp.canvas_hw[1]
     left, top, right, bottom = _window(warp)
     if pasted is not None:  # pasted objects come from the mirrored position
         left, right = min(left, canvas_w - right), max(right, canvas_w - left)
     canvas = np.full((max(bottom - top, 0), max(right - left, 0), 3), FILL, np.uint8)
-    for image, tile_left, tile_top in tiles:
-        x0, x1 = max(tile_left, left), min(tile_left + image.shape[1], right)
-        y0, y1 = max(tile_top, top), min(tile_top + image.shape[0], bottom)
+    for image, image_left, image_top in placed:
+        x0, x1 = max(image_left, left), min(image_left + image.shape[1], right)
+        y0, y1 = max(image_top, top), min(image_top + image.shape[0], bottom)
         if x0 < x1 and y0 < y1:
-            seen = image[y0 - tile_top : y1 - tile_top, x0 - tile_left : x1 - tile_left]
+            seen = image[y0 - image_top : y1 - image_top, x0 - image_left : x1 - image_left]
             canvas[y0 - top : y1 - top, x0 - left : x1 - left] = seen
     if pasted is not None and canvas.size:
         mask = np.zeros(canvas.shape[:2], np.uint8)

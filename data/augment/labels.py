@@ -41,7 +41,7 @@ class CanvasLabels:
 
     boxes_xyxy: NDArray[np.float32]  # (n, 4) canvas pixels, clipped to the canvas
     classes: NDArray[np.int32]  # (n,), -1 of an ignored region
-    points: NDArray[np.float32]  # (k, 2) canvas pixels, the polygons end to end, not clipped
+    points: NDArray[np.float32]  # (k, 2) canvas pixels, the polygons concatenated, not clipped
     counts: NDArray[np.int64]  # (n,), vertices of each object's polygon, 0 = only a box
 
     @classmethod
@@ -118,7 +118,7 @@ def _warp_boxes(boxes_xyxy: NDArray[np.float32], warp: Warp) -> NDArray[np.float
 
 def _warp_outlines(labels: CanvasLabels, warp: Warp) -> NDArray[np.float32]:
     """Return the bounding boxes (n, 4) of the visible parts of polygons; empty if nothing is visible."""
-    points, owners = clip_outlines(labels.points.astype(np.float64), labels.owners, warp.visible_planes())
+    points, owners = clip_polygons(labels.points.astype(np.float64), labels.owners, warp.visible_planes())
     mapped, _ = warp.project(points)
     boxes = np.zeros((len(labels.counts), 4), np.float32)
     starts = np.flatnonzero(np.diff(owners, prepend=-1))
@@ -128,13 +128,13 @@ def _warp_outlines(labels: CanvasLabels, warp: Warp) -> NDArray[np.float32]:
     return clip_boxes(boxes, warp.size_hw)
 
 
-def clip_outlines(
+def clip_polygons(
     points: NDArray[np.float64], owners: NDArray[np.int64], planes: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Clip closed polygons to the region where all planes are ≥ 0 (Sutherland and Hodgman, CACM 1974).
 
     Args:
-        points: (k, 2), the polygons end to end.
+        points: (k, 2), the polygons concatenated.
         owners: (k,), the polygon of each vertex, ascending; returned likewise.
         planes: (p, 3), half-planes a·x + b·y + c ≥ 0.
     """

@@ -135,10 +135,10 @@ def render_scene(
     samples = [load(index) for index in scene.indices]
     if len(samples) == 1:
         samples = [_shrink_to_fit(samples[0], scene.warp.size_hw)[0]]
-    tiles = _place(scene, samples)
-    labels = CanvasLabels.gather(samples, [(tile.left, tile.top) for tile in tiles], scene.warp.canvas_hw)
+    placed = _place(scene, samples)
+    labels = CanvasLabels.gather(samples, [(one.left, one.top) for one in placed], scene.warp.canvas_hw)
     pasted = choose_copy_paste(labels, copy_paste, scene.warp.canvas_hw[1], rng)
-    render(tiles, scene.warp, out, colours, pasted)
+    render(placed, scene.warp, out, colours, pasted)
     boxes, classes = warp_labels(labels if pasted is None else labels.joined(pasted), scene.warp)
     return Sample(out, boxes, classes)
 

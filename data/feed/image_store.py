@@ -1,6 +1,6 @@
 """Images of a dataset at training size: decoded on request, or read from the node's memory-mapped cache.
 
-A cache file holds the resized pixels of all images, end to end, then a byte for each image that says whether it
+A cache file holds the resized pixels of all images, concatenated, then a byte for each image that says whether it
 decodes. Offsets follow from the sizes in the index. All ranks and workers of the node share its pages.
 """
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tessera.data.augment.labels import MIN_SIDE, clip_outlines
+from tessera.data.augment.labels import MIN_SIDE, clip_polygons
 from tessera.data.feed.tile_grid import Tile, check_tiles, tile_windows
 from tessera.data.source.index import offsets_of
 from tessera.utils.boxes import clip_boxes
@@ -191,7 +191,7 @@ def _tile_views(images: DatasetIndex, image: int, windows: Sequence[Tile], imgsz
     classes, boxes = images.labels(image)
     parts, visible = _clip_objects(boxes, spans)
     outlines = images.segments(image)
-    cut_outlines = _clip_outlines(outlines, spans, parts, visible) if any(map(len, outlines)) else {}
+    cut_outlines = _clip_polygons_to_views(outlines, spans, parts, visible) if any(map(len, outlines)) else {}
     scale = imgsz / (spans[:, 2:] - spans[:, :2]).max(1)
     sizes = (parts[..., 2:] - parts[..., :2]) * scale[:, None, None]
     keep = (visible >= MIN_VISIBLE) & (sizes.min(2) > MIN_SIDE)
@@ -243,7 +243,7 @@ def _clip_objects(
     return np.concatenate((low, high), 2), visible
 
 
-def _clip_outlines(
+def _clip_polygons_to_views(
     outlines: Sequence[NDArray[np.float32]],
     spans: NDArray[np.float64],
     parts: NDArray[np.float64],
@@ -254,7 +254,7 @@ def _clip_outlines(
     `spans`, `parts` and `visible` are as in `_clip_objects`. The last two are overwritten for objects with a polygon.
     Return (window, object) → the clipped polygon, in pixels of the window.
     """
-    whole = _clip_polygons(outlines, spans[-1, 2:])
+    whole = _clip_polygons_to_size(outlines, spans[-1, 2:])
     areas = [_area(points) for points in whole]
     outlined = np.array(areas) > 0
     around = np.array([[*points.min(0), *points.max(0)] if len(points) else [0.0] * 4 for points in whole])
@@ -265,7 +265,7 @@ def _clip_outlines(
     pairs = np.argwhere(seen & ~within).tolist()
     moved = [whole[obj] - spans[view, :2] for view, obj in pairs]
     found = {}
-    clipped = _clip_polygons(moved, spans[0, 2:] - spans[0, :2])  # tiles are of one size
+    clipped = _clip_polygons_to_size(moved, spans[0, 2:] - spans[0, :2])  # tiles are of one size
     for (view, obj), points in zip(pairs, clipped, strict=True):
         if len(points):
             visible[view, obj] = _area(points) / areas[obj]
@@ -277,13 +277,13 @@ def _clip_outlines(
     return found
 
 
-def _clip_polygons(outlines: Sequence[NDArray[Any]], size_wh: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+def _clip_polygons_to_size(outlines: Sequence[NDArray[Any]], size_wh: NDArray[np.float64]) -> list[NDArray[np.float64]]:
     """Clip polygons (k, 2) to 0 … width, 0 … height."""
     if not outlines:
         return []
     owners = np.repeat(np.arange(len(outlines)), [len(points) for points in outlines])
     planes = np.array([[1, 0, 0], [0, 1, 0], [-1, 0, size_wh[0]], [0, -1, size_wh[1]]])
-    points, owners = clip_outlines(np.concatenate(outlines).astype(np.float64), owners, planes)
+    points, owners = clip_polygons(np.concatenate(outlines).astype(np.float64), owners, planes)
     return np.split(points, np.cumsum(np.bincount(owners, minlength=len(outlines)))[:-1])
 
 

@@ -66,4 +66,4 @@ def test_rank_0_never_starts(tmp_path: Path) -> None:
     (alone,) = join(tmp_path, {"RANK": "1", "WORLD_SIZE": "2"})
     plain(alone)
     assert "Waiting for rank 0 at 127.0.0.1:" in alone.err
-    assert "rank 1: error: rank 1 has found nobody at 127.0.0.1:" in alone.err
+    assert "rank 1: error: rank 1 could not connect to 127.0.0.1:" in alone.err

@@ -96,7 +96,7 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
     collectives: Collectives | None = None
     failed = True
     try:
-        notice = "" if launch.rank else f"The ranks have met, and are connecting to each other. Does it hang? {_REMEDY}"
+        notice = "" if launch.rank else f"All ranks have joined and are connecting. If this hangs: {_REMEDY}"
         with watchdog.watch("The network between the ranks", join_timeout_s(), notice):
             control = _make_groups(launch, accelerator, PrefixStore(f"default/{session}", for_groups), heartbeat)
         collectives = Collectives(control)
@@ -175,7 +175,9 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
     except RuntimeError as error:
         if _is_lost_connection(error) and heartbeat.silent_ranks():
             raise  # a peer is gone: `_with_reporter` names it
-        raise UserError(f"the ranks met, but cannot connect to each other: {first_line(error)}. {_REMEDY}") from error
+        raise UserError(
+            f"the ranks joined, but cannot connect to each other: {first_line(error)}. {_REMEDY}"
+        ) from error
     assert isinstance(control, dist.ProcessGroup)
     return control
 

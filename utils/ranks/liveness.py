@@ -246,7 +246,7 @@ class Heartbeat:
         """Report a silent rank, unless a failure is reported already, and end this process; kill it on this machine."""
         first = self._me.claim(self._store)
         if status is None:
-            message = f"rank {rank} has sent no heartbeat for {seconds:.0f} s since the ranks met. The job is ended."
+            message = f"rank {rank} has sent no heartbeat for {seconds:.0f} s since all ranks joined. The job is ended."
         else:
             if (number := status.pid_here) is not None:
                 _kill(number)

@@ -73,7 +73,7 @@ def _await_listener(launch: Launch, timeout_s: float) -> None:
 
     def late() -> str:
         return (
-            f"rank {launch.rank} has found nobody at {address}:{port} for {timeout_s:.0f} s ({found}). Does {server} "
+            f"rank {launch.rank} could not connect to {address}:{port} for {timeout_s:.0f} s ({found}). Does {server} "
             "run, is the address right, and does no firewall block the port?"
         )
 

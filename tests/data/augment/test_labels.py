@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.canvas import PlacedImage, render
-from tessera.data.augment.labels import CanvasLabels, append_ignored_regions, clip_outlines, warp_labels
+from tessera.data.augment.labels import CanvasLabels, append_ignored_regions, clip_polygons, warp_labels
 from tessera.data.augment.pipeline import Scene, choose_copy_paste, train_sample
 from tessera.data.augment.warp import Warp
 from tessera.utils.config import Hyp, load_hyp
@@ -183,7 +183,7 @@ def test_clip_keeps_owners_and_order() -> None:
     square = np.array([[0, 0], [10, 0], [10, 10], [0, 10]], np.float64)
     points = np.concatenate([square, square + 100, square + np.array([5, 0])])
     owners = np.repeat([0, 1, 2], 4)
-    left, kept = clip_outlines(points, owners, np.array([[-1.0, 0, 8]]))
+    left, kept = clip_polygons(points, owners, np.array([[-1.0, 0, 8]]))
     assert kept.tolist() == [0] * 4 + [2] * 4
     assert left[:4].tolist() == [[0, 0], [8, 0], [8, 10], [0, 10]]
     assert left[4:, 0].max() == 8 and left[4:, 0].min() == 5

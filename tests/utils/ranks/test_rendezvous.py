@@ -129,7 +129,7 @@ def taken() -> Iterator[socket.socket]:
 def test_nobody_listens(guard: Watchdog, capfd: pytest.CaptureFixture[str], agent: bool, server: str) -> None:
     port = free_port()
     with pytest.raises(
-        UserError, match=rf"found nobody at 127.0.0.1:{port} for 0 s \(.*\). Does {server} run"
+        UserError, match=rf"could not connect to 127.0.0.1:{port} for 0 s \(.*\). Does {server} run"
     ) as found:
         connect_to_store(rank(1, port, agent), guard)
     assert found.value.reporter == 1
