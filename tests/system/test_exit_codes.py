@@ -104,7 +104,7 @@ def torchruns_own(*words: str) -> Outcome:
 PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
     "the work is done; also a run that `--resume auto` finds done": (done_again, "is finished, after 1 epoch"),
     "the dataset, the weights or a folder": (bad_data, "--check-data: "),
-    "memory that the device or the system does not grant": (too_little_memory, "no more memory"),
+    "out of memory, on the device or the host": (too_little_memory, "no more memory"),
     "compare.py: a `--require` is not met": (an_unmet_requirement, '--require "map > 0.01": not met'),
     "another rank was lost or failed; a bug, with its traceback": (a_lost_rank, "rank 1"),
     "a flag, a hyperparameter, or the YAML of a model or dataset": (
@@ -126,8 +126,8 @@ PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
     "torchrun does not know one of its own options": (lambda d: torchruns_own("--nonsense", "train.py"), "--nonsense"),
 }
 CHEAP = {"the dataset, the weights or a folder", "a flag, a hyperparameter, or the YAML of a model or dataset"}
-CHEAP.add("memory that the device or the system does not grant")
-ON_LINUX = {"memory that the device or the system does not grant", "SIGUSR1"}  # elsewhere no limit, another number
+CHEAP.add("out of memory, on the device or the host")
+ON_LINUX = {"out of memory, on the device or the host", "SIGUSR1"}  # elsewhere no limit, another number
 
 
 @pytest.fixture(scope="module")
