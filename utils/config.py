@@ -35,6 +35,15 @@ def _between(low: float, high: float, default: Any = dataclasses.MISSING, *, who
     return field(default=default, metadata={"low": low, "high": high, "whole": whole})
 
 
+_RENAMED = {  # hyperparameters of files and checkpoints of 0.1
+    "warmup_least": "warmup_min_batches",
+    "warmup_share": "warmup_fraction",
+    "warmup_most": "warmup_max_fraction",
+    "flat": "flat_fraction",
+    "ema_share": "ema_fraction",
+}
+
+
 @dataclass(frozen=True)
 class Hyp:
     """Hyperparameters (data/hyps/*.yaml), each inside its range.
@@ -75,13 +84,13 @@ class Hyp:
     optimizer: OptimizerName = field(default="SGD", metadata={"choices": OPTIMIZERS})
     # Nominal batch size: smaller batches are accumulated, and weight_decay is scaled to it. 0 = no accumulation.
     nominal_batch: float = _between(0, 65536, default=64.0)
-    # Warm-up: `warmup_epochs`, but at least `warmup_least` iterations and at least and most these fractions of all.
-    warmup_least: float = _between(0, 100_000, default=100.0, whole=True)
-    warmup_share: float = _between(0, 1, default=0.0)
-    warmup_most: float = _between(0, 1, default=0.0)  # 0 = no bound
-    flat: float = _between(0, 0.99, default=0.0)  # fraction of the epochs before the learning rate decays
+    # Warm-up: the longest of `warmup_epochs`, these batches, and this fraction of all; at most the maximum.
+    warmup_min_batches: float = _between(0, 100_000, default=100.0, whole=True)
+    warmup_fraction: float = _between(0, 1, default=0.0)
+    warmup_max_fraction: float = _between(0, 1, default=0.0)  # 0 = no bound
+    flat_fraction: float = _between(0, 0.99, default=0.0)  # fraction of the epochs before the learning rate decays
     cosine: float = _between(0, 1, default=0.0)  # weight of a cosine in the decay; the rest is linear
-    ema_share: float = _between(0, 1, default=0.0)  # EMA horizon as a fraction of the updates so far; 0 = YOLOv5's ramp
+    ema_fraction: float = _between(0, 1, default=0.0)  # EMA horizon, fraction of the updates so far; 0 = YOLOv5's ramp
     close_mosaic: float = _between(0, 1, default=0.0)  # fraction of the epochs, at the end, without mosaic and mixup
     clip: float = _between(0.001, 1e6, default=10.0)  # gradient norm is clipped to it
     # Anchor-free heads: gain of the distribution focal loss; cells per object, and exponents of the class probability
@@ -110,7 +119,7 @@ class Hyp:
         Raises:
             ConfigError: an unknown or missing key, or a value that is not allowed.
         """
-        values = found.values
+        values = {_RENAMED.get(key, key): value for key, value in found.values.items()}
         known = {f.name: f for f in dataclasses.fields(cls)}
         for key in values:
             if key not in known:

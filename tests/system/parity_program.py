@@ -72,7 +72,7 @@ def run(words: list[str], world: World) -> None:
         criterion = model.head.criterion(hyp, imgsz=config.imgsz, class_weights=class_weights(hyp, index))
         optimizer = build_optimizer(model, context.optimizer, hyp, config.batch_size)
         schedule = Schedule(hyp, 100, loader.batches_per_epoch, config.batch_size)
-        ema = ModelEMA(model, hyp.ema_share)
+        ema = ModelEMA(model, hyp.ema_fraction)
         precision, progress = Precision(world.accelerator, torch.float32), Progress(torch.zeros(len(criterion.names)))
         state = TrainState(model, ema, optimizer, precision, EarlyStopping(0), progress)
         step = TrainStep(smart_DDP(model, config.sync_bn, world=world), state, criterion, context)

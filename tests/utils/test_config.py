@@ -117,9 +117,9 @@ def test_anchors_of_an_evolved_file() -> None:
 
 
 OPTIONAL = {  # the keys that a file may leave out, at what YOLOv5 does
-    "anchors": 0, "optimizer": "SGD", "nominal_batch": 64, "warmup_least": 100, "warmup_share": 0, "flat": 0,
-    "cosine": 0, "ema_share": 0, "close_mosaic": 0, "clip": 10, "dfl": 1.5, "topk": 10, "alpha": 0.5, "beta": 6,
-    "layer_decay": 1, "class_weights": "",
+    "anchors": 0, "optimizer": "SGD", "nominal_batch": 64, "warmup_min_batches": 100, "warmup_fraction": 0,
+    "flat_fraction": 0, "cosine": 0, "ema_fraction": 0, "close_mosaic": 0, "clip": 10, "dfl": 1.5, "topk": 10,
+    "alpha": 0.5, "beta": 6, "layer_decay": 1, "class_weights": "",
 }  # fmt: skip
 
 
@@ -130,8 +130,8 @@ def test_keys_that_may_be_left_out() -> None:
     hyp = Hyp.from_dict(values, "x")
     assert {key: getattr(hyp, key) for key in OPTIONAL} == OPTIONAL
     assert Hyp.from_dict({**values, **OPTIONAL}, "x") == hyp and hyp.as_dict() == values
-    other = Hyp.from_dict({**values, "optimizer": "adamw", "flat": 0.5}, "x")
-    assert other.as_dict() == {**values, "optimizer": "AdamW", "flat": 0.5}
+    other = Hyp.from_dict({**values, "optimizer": "adamw", "flat_fraction": 0.5}, "x")
+    assert other.as_dict() == {**values, "optimizer": "AdamW", "flat_fraction": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_keys_that_may_be_left_out() -> None:
     [
         ("optimizer", "Lion", "found 'Lion', expected one of SGD, Adam, AdamW"),
         ("optimizer", ["SGD"], r"found \['SGD'\], expected one of SGD, Adam, AdamW"),
-        ("flat", 1, "found 1, allowed is 0 to 0.99"),
+        ("flat_fraction", 1, "found 1, allowed is 0 to 0.99"),
         ("clip", 0, r"found 0, allowed is 0.001 to 1e\+06"),
         ("topk", 0, "found 0, allowed is 1 to 100"),
         ("topk", 2.5, "found 2.5, expected a whole number from 1 to 100"),

@@ -77,8 +77,8 @@ def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
 def schedule_summary(run: RunContext, schedule: Schedule) -> str:
     """Return one line on the optimization in the numbers of this run."""
     hyp, batches, steps = run.hyp, schedule.iterations, schedule.steps()
-    horizon = 1 / (1 - ema_decay(steps, hyp.ema_share))
-    flat = f"constant for {hyp.flat:.0%} of the epochs, then " if hyp.flat else ""
+    horizon = 1 / (1 - ema_decay(steps, hyp.ema_fraction))
+    flat = f"constant for {hyp.flat_fraction:.0%} of the epochs, then " if hyp.flat_fraction else ""
     fall = "cosine decay" if schedule.cosine_share > 0.5 else "linear decay"
     closed = run.config.epochs - run.mosaic_epochs
     mosaic = f"no mosaic in the last {closed} of {run.config.epochs} epochs" if closed > 0 else "mosaic in every epoch"

@@ -41,10 +41,10 @@ class Schedule:
 
     @property
     def warmup_iterations(self) -> int:
-        """Iterations of the warm-up: the longest of three, at most `warmup_most` of the run."""
-        hyp, all_of_them = self.hyp, self.iterations
-        longest = max(hyp.warmup_epochs * self.batches_per_epoch, hyp.warmup_share * all_of_them, hyp.warmup_least)
-        return max(round(min(longest, hyp.warmup_most * all_of_them) if hyp.warmup_most else longest), 1)
+        """Iterations of the warm-up: the longest of three, at most `warmup_max_fraction` of the run."""
+        hyp, batches = self.hyp, self.iterations
+        length = max(hyp.warmup_epochs * self.batches_per_epoch, hyp.warmup_fraction * batches, hyp.warmup_min_batches)
+        return max(round(min(length, hyp.warmup_max_fraction * batches) if hyp.warmup_max_fraction else length), 1)
 
     @property
     def cosine_share(self) -> float:
@@ -53,7 +53,7 @@ class Schedule:
 
     def factor(self, epoch: int) -> float:
         """Return the fraction of lr0 in `epoch`: 1 in the flat part, then from 1 to lrf."""
-        progress = max((epoch / self.epochs - self.hyp.flat) / (1 - self.hyp.flat), 0.0)
+        progress = max((epoch / self.epochs - self.hyp.flat_fraction) / (1 - self.hyp.flat_fraction), 0.0)
         curve, line = (1 + math.cos(math.pi * progress)) / 2, 1 - progress
         fall = self.cosine_share * curve + (1 - self.cosine_share) * line
         return fall * (1 - self.hyp.lrf) + self.hyp.lrf

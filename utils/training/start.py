@@ -119,5 +119,5 @@ def open_run(
     fused = accelerator.fused_optimizers
     optimizer = build_optimizer(model, run.optimizer, run.hyp, run.batch_size, fused=fused, layer_decay=run.layer_decay)
     progress = Progress(torch.zeros(len(criterion.names), device=world.device))
-    ema, stopper = ModelEMA(model, run.hyp.ema_share), EarlyStopping(run.config.patience)
+    ema, stopper = ModelEMA(model, run.hyp.ema_fraction), EarlyStopping(run.config.patience)
     return run, data, TrainState(model, ema, optimizer, precision, stopper, progress), criterion

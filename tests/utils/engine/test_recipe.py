@@ -183,7 +183,7 @@ def test_the_average_of_a_tessera_run_is_of_the_epochs_without_mosaic(
     hyp = load_hyp(recipe_file(HEADS["DetectFree"], "scratch", epochs * batches))
     before = Schedule(hyp, epochs - round(hyp.close_mosaic * epochs), batches, batch_size).steps()
     steps = Schedule(hyp, epochs, batches, batch_size).steps()
-    assert math.prod(ema_decay(n, hyp.ema_share) for n in range(before + 1, steps + 1)) < 0.1
+    assert math.prod(ema_decay(n, hyp.ema_fraction) for n in range(before + 1, steps + 1)) < 0.1
 
 
 def test_larger_models_differ_in_their_augmentation_alone() -> None:

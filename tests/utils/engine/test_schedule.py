@@ -44,12 +44,12 @@ RECIPES = st.builds(
     lr0=st.floats(1e-4, 1),
     lrf=st.floats(0, 1),
     warmup_epochs=st.floats(0, 5),
-    warmup_least=st.floats(0, 200),
-    warmup_share=st.floats(0, 1),
-    warmup_most=st.just(0.0) | st.floats(0, 1),
+    warmup_min_batches=st.floats(0, 200),
+    warmup_fraction=st.floats(0, 1),
+    warmup_max_fraction=st.just(0.0) | st.floats(0, 1),
     warmup_bias_lr=st.floats(0, 1),
     nominal_batch=st.sampled_from([0.0, 1.0, 16.0, 64.0, 100.0]),
-    flat=st.floats(0, 0.99),
+    flat_fraction=st.floats(0, 0.99),
     cosine=st.floats(0, 1),
 )
 
@@ -58,10 +58,10 @@ RECIPES = st.builds(
 def test_the_rate_stays_then_falls_to_its_end_without_a_jump(recipe: Hyp, epochs: int, cosine: bool) -> None:
     schedule = Schedule(recipe, epochs, 10, 16, cosine)
     factors = [schedule.factor(epoch) for epoch in range(epochs + 1)]
-    steepest = math.pi / 2 * (1 - recipe.lrf) / (1 - recipe.flat) / epochs
+    steepest = math.pi / 2 * (1 - recipe.lrf) / (1 - recipe.flat_fraction) / epochs
     assert factors[-1] == pytest.approx(recipe.lrf)
     for epoch, (now, later) in enumerate(itertools.pairwise(factors)):
-        assert now == pytest.approx(1) or epoch > recipe.flat * epochs
+        assert now == pytest.approx(1) or epoch > recipe.flat_fraction * epochs
         assert -1e-12 <= now - later <= steepest + 1e-12
 
 
@@ -71,8 +71,8 @@ def test_the_warm_up_is_continuous_and_its_rates_are_bounded(
 ) -> None:
     schedule = Schedule(recipe, epochs, per_epoch, batch)
     warmup, drop = schedule.warmup_iterations, 0.0
-    wanted = (recipe.warmup_epochs * per_epoch, recipe.warmup_least, recipe.warmup_share * epochs * per_epoch)
-    bound = recipe.warmup_most * epochs * per_epoch or math.inf
+    wanted = (recipe.warmup_epochs * per_epoch, recipe.warmup_min_batches, recipe.warmup_fraction * epochs * per_epoch)
+    bound = recipe.warmup_max_fraction * epochs * per_epoch or math.inf
     assert abs(warmup - max(min(max(wanted), bound), 1)) <= 0.5
     before = schedule.learning_rates(0)
     for iteration in range(1, epochs * per_epoch):

@@ -118,7 +118,7 @@ def test_what_a_search_tries_lies_around_its_start() -> None:
     kept = {"optimizer": "AdamW", "frozen_layers": 3.0, "fixed_norms": 8.0, "class_weights": '{"king": 2.0}'}
     start = dataclasses.replace(START, **kept, topk=40.0, fliplr=0.9, momentum=0.9)
     tried = ranges(start, optuna)
-    assert not {"iou_t", "degrees", "flat", *kept} & tried.keys(), "what is off, or another model, stays"
+    assert not {"iou_t", "degrees", "flat_fraction", *kept} & tried.keys(), "what is off, or another model, stays"
     assert (tried["fliplr"].low, tried["fliplr"].high) == (0.45, 1)
     assert (tried["momentum"].low, tried["momentum"].high) == pytest.approx((0.8, 0.95))
     assert (tried["topk"].low, tried["topk"].high) == (20, 80) and isinstance(tried["topk"].low, int)
