@@ -25,7 +25,7 @@ def add_noise(image: NDArray[np.uint8], rng: np.random.Generator) -> None:
 
 
 def main(epochs: int = 20, project: Path = Path("runs/train")) -> None:
-    """Train on the drawn shapes with noise in place of the filters of Albumentations."""
+    """Train on the synthetic shapes with noise in place of the filters of Albumentations."""
     albumentations_filters.open_filter = lambda: add_noise
     tessera.train(data="shapes.yaml", imgsz=128, epochs=epochs, project=project, name="noise")
 

@@ -34,7 +34,7 @@ class DetectSquared(DetectFree):
 
 
 def main(epochs: int = 20, project: Path = Path("runs/train")) -> None:
-    """Train tessera-n with the new head on the drawn shapes."""
+    """Train tessera-n with the new head on the synthetic shapes."""
     HEADS["DetectSquared"] = DetectSquared
     model = project / "tessera-n-squared.yaml"
     project.mkdir(parents=True, exist_ok=True)

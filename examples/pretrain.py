@@ -1,4 +1,4 @@
-"""Make models/tessera-n.pt: tessera-n pretrained on drawn shapes with feature distillation from YOLOX-Nano.
+"""Make models/tessera-n.pt: tessera-n pretrained on synthetic shapes with feature distillation from YOLOX-Nano.
 
 uv run -m examples.pretrain [tessera-s]
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import tessera
-from tessera.data.source.drawn_shapes import NAMES, write_shapes
+from tessera.data.source.synthetic_shapes import NAMES, write_shapes
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import SumOverRanks, no_reduction
 from tessera.models.heads.free.head import AnchorFreeLoss, DetectFree
@@ -102,7 +102,7 @@ def main(
     project: Path = Path("runs/train"),
     results: Path = MODELS_DIR,
 ) -> None:
-    """Train model `name` on drawn shapes at 192 px; save it without the teacher's parts in half precision."""
+    """Train model `name` on synthetic shapes at 192 px; save it without the teacher's parts in half precision."""
     teacher()  # fails early without its weights
     HEADS["DetectDistilled"] = DetectDistilled
     run, root = project / f"pretrained-{name}", datasets_dir() / f"shapes-{images}"

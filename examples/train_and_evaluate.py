@@ -11,7 +11,7 @@ import tessera
 
 
 def main(epochs: int = 20, project: Path = Path("runs/train")) -> Path:
-    """Train on the drawn shapes; return the best checkpoint."""
+    """Train on the synthetic shapes; return the best checkpoint."""
     metrics = tessera.train(
         data="shapes.yaml",
         cfg="tessera-n.yaml",

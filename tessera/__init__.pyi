@@ -67,7 +67,7 @@ def train(
 
     Args:
         weights: initial weights: a checkpoint, a published file by name (--list-weights) or imagenet
-            (backbone); '' = from scratch; auto = tessera-n (pretrained on drawn shapes) below 300 images
+            (backbone); '' = from scratch; auto = tessera-n (pretrained on synthetic shapes) below 300 images
             without --cfg, else from scratch.
         cfg: model YAML, searched for in models/ too (default: the model of the weights, else tessera-n.yaml).
         freeze: freeze the first N layers, or the listed ones (default: from the hyperparameters).

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from tessera.data.source.archives import unpack
 from tessera.data.source.download import fetch, locked
-from tessera.data.source.drawn_shapes import write_shapes
+from tessera.data.source.synthetic_shapes import write_shapes
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.environment import datasets_dir
 from tessera.utils.errors import LFS_POINTER, UTF_16, ConfigError, UserError, is_lfs_pointer

@@ -18,7 +18,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from tessera.data.source.drawn_shapes import write_shapes
+from tessera.data.source.synthetic_shapes import write_shapes
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.inference.detector import Detector
 from tests.benchmarks.harness import machine, parser

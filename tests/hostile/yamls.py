@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tessera.data.source.dataset_root import GENERATORS
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.drawn_shapes import write_shapes
+from tessera.data.source.synthetic_shapes import write_shapes
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import HYPS_DIR, TrainConfig, load_hyp
 from tessera.utils.environment import datasets_dir

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tessera.data.source.drawn_shapes import write_shapes
+from tessera.data.source.synthetic_shapes import write_shapes
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import UserError

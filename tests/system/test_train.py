@@ -1,4 +1,4 @@
-"""Whole trainings on a tiny dataset of drawn shapes."""
+"""Whole trainings on a tiny dataset of synthetic shapes."""
 
 from __future__ import annotations
 

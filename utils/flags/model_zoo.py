@@ -136,7 +136,7 @@ _ABOUT_TABLE = (
     "Every command accepts these names for --weights. A file is searched for in the working directory and in",
     "the cache, else downloaded to the cache. The weights bring their model; --cfg trains another one.",
     "mAP50-95 is the publisher's, on COCO val2017; the licence is that of the weights.",
-    "tessera-n (Apache-2.0) comes with the program: pretrained on drawn shapes, not on photographs.",
+    "tessera-n (Apache-2.0) comes with the program: pretrained on synthetic shapes, not on photographs.",
 )
 
 

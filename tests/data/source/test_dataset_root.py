@@ -15,8 +15,8 @@ import pytest
 
 from tessera.data.source.dataset_root import GENERATORS
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.drawn_shapes import write_shapes
 from tessera.data.source.index import build_index
+from tessera.data.source.synthetic_shapes import write_shapes
 from tessera.utils.errors import UserError
 from tessera.utils.types import Archive
 from tests.at_once import at_once

@@ -14,7 +14,7 @@ from tessera.commands import train
 from tessera.data.source.checks import results
 from tessera.data.source.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.data.source.drawn_shapes import render_image
+from tessera.data.source.synthetic_shapes import render_image
 from tessera.utils.errors import UserError
 from tessera.utils.report.image_pages.dataset_page import NAME, data_page
 from tessera.utils.types import DatasetSpec

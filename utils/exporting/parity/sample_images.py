@@ -1,4 +1,4 @@
-"""Images for the verification of exports: of the dataset, or drawn where there is none."""
+"""Images for the verification of exports: of the dataset, or synthetic where there is none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from tessera.data.source.decode import UndecodableImage, read_image
-from tessera.data.source.drawn_shapes import render_image
+from tessera.data.source.synthetic_shapes import render_image
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.text import plural
 from tessera.utils.types import DatasetIndex
@@ -21,14 +21,14 @@ WHOLE = 6  # images that are not cropped
 def sample_images(index: DatasetIndex | None, size: int) -> tuple[tuple[Pixels, ...], str]:
     """Return images of at least six aspect ratios, uint8 (H, W, 3) RGB, and a description of their origin.
 
-    They are spread evenly over the aspect ratios of `index`; None = drawn shapes with a long side of `size` pixels.
+    They are spread evenly over the aspect ratios of `index`; None = synthetic shapes with a long side of `size` pixels.
     """
     found = [] if index is None else _decoded(index)
     if index is not None and found:
         origin = f"{plural(len(found), 'image')} of {index.split} and {len(ASPECTS)} crops of them"
     else:
         found = [render_image("val", number, size=size)[0] for number in range(WHOLE)]
-        origin = "drawn shapes, as no dataset is available (--data)"
+        origin = "synthetic shapes, as no dataset is available (--data)"
     crops = (_crop(found[number % len(found)], aspect) for number, aspect in enumerate(ASPECTS))
     return (*found, *crops), origin
 

@@ -54,7 +54,7 @@ def verify(
 ) -> Verified:
     """Run every file beside the network and print the table.
 
-    `files` are by format; `index` and `class_of` of `job.images`, None = drawn images, without mAP.
+    `files` are by format; `index` and `class_of` of `job.images`, None = synthetic images, without mAP.
 
     Raises:
         UserError: the detections of a file differ, or it loses more mAP than `--max-drop`.

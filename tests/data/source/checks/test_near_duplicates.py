@@ -11,7 +11,7 @@ import pytest
 
 from tessera.data.source.checks.image_quality import Fingerprint, fingerprint_of
 from tessera.data.source.checks.near_duplicates import near_duplicates
-from tessera.data.source.drawn_shapes import render_image
+from tessera.data.source.synthetic_shapes import render_image
 from tessera.utils.bit_depth import Pixels
 from tests.data.make import write_dataset
 from tests.data.source.made_yaml import BOX, check

@@ -75,7 +75,7 @@ def test_on_drawn_images_a_sound_file_passes_and_one_with_other_weights_is_refus
         verify(job, {"onnx": made_onnx, "other": damaged(made_onnx, tmp_path / "other.onnx")}, World(), None)
     assert caught.value.exit_code == 1 and "best.onnx" not in str(caught.value)
     first, _, network, sound, other = capsys.readouterr().out.splitlines()
-    assert "drawn shapes" in first
+    assert "synthetic shapes" in first
     assert [line.split()[0] for line in (network, sound, other)] == ["best.pt", "best.onnx", "other.onnx"]
     assert sound.split()[-2:] == ["100.0%", "float32"]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.data.source import drawn_shapes
-from tessera.data.source.drawn_shapes import render_image, write_shapes
+from tessera.data.source import synthetic_shapes
+from tessera.data.source.synthetic_shapes import render_image, write_shapes
 from tessera.utils.errors import UserError
 from tests.at_once import at_once
 
@@ -27,14 +27,14 @@ Painted = tuple[np.ndarray, np.ndarray]  # the image before and after
 def painted(monkeypatch: pytest.MonkeyPatch) -> list[Painted]:
     """What each object that is painted changes."""
     seen: list[Painted] = []
-    paint = drawn_shapes._paint
+    paint = synthetic_shapes._paint
 
     def spy(rng: np.random.Generator, image: np.ndarray, contours: list[np.ndarray], alpha: np.ndarray) -> None:
         before = image.copy()
         paint(rng, image, contours, alpha)
         seen.append((before, image.copy()))
 
-    monkeypatch.setattr(drawn_shapes, "_paint", spy)
+    monkeypatch.setattr(synthetic_shapes, "_paint", spy)
     return seen
 
 
@@ -114,7 +114,7 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path: Path, monkeypatch: pytes
         assert not (tmp_path / "shapes").exists()  # nothing to see while drawing
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(drawn_shapes, "_label_rows", interrupted)
+    monkeypatch.setattr(synthetic_shapes, "_label_rows", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write_shapes(tmp_path / "shapes", train=2, val=2)
     assert list(tmp_path.iterdir()) == []
