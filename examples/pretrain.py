@@ -97,6 +97,7 @@ class DetectDistilled(DetectFree):
 
 def main(
     name: str = "tessera-n",
+    *,
     images: int = 16_000,
     epochs: int = 8,
     project: Path = Path("runs/train"),

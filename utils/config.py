@@ -119,7 +119,11 @@ class Hyp:
         Raises:
             ConfigError: an unknown or missing key, or a value that is not allowed.
         """
-        values = {_RENAMED.get(key, key): value for key, value in found.values.items()}
+        written = {_RENAMED.get(key, key): key for key in found.values}
+        for key in found.values:
+            if (other := written[_RENAMED.get(key, key)]) != key:
+                raise ConfigError(f"{found.at(key)}: {key} and {other} are one hyperparameter. Remove one.")
+        values = {name: found.values[key] for name, key in written.items()}
         known = {f.name: f for f in dataclasses.fields(cls)}
         for key in values:
             if key not in known:
@@ -133,7 +137,8 @@ class Hyp:
                 f"{found.name}: missing hyperparameter{'s' if len(missing) > 1 else ''} {', '.join(missing)}. "
                 f"Add them; data/hyps/hyp.scratch-low.yaml shows every key."
             )
-        return cls(**{key: _value(values[key], f"{found.at(key)}: {key}", known[key].metadata) for key in values})
+        where = {name: f"{found.at(key)}: {key}" for name, key in written.items()}
+        return cls(**{name: _value(value, where[name], known[name].metadata) for name, value in values.items()})
 
     def as_dict(self) -> dict[str, Any]:
         """Return a plain mapping without optional keys at their default."""

@@ -130,7 +130,7 @@ def test_keys_that_may_be_left_out() -> None:
     hyp = Hyp.from_dict(values, "x")
     assert {key: getattr(hyp, key) for key in OPTIONAL} == OPTIONAL
     assert Hyp.from_dict({**values, **OPTIONAL}, "x") == hyp and hyp.as_dict() == values
-    other = Hyp.from_dict({**values, "optimizer": "adamw", "flat_fraction": 0.5}, "x")
+    other = Hyp.from_dict({**values, "optimizer": "adamw", "flat": 0.5}, "x")
     assert other.as_dict() == {**values, "optimizer": "AdamW", "flat_fraction": 0.5}
 
 
@@ -139,7 +139,7 @@ def test_keys_that_may_be_left_out() -> None:
     [
         ("optimizer", "Lion", "found 'Lion', expected one of SGD, Adam, AdamW"),
         ("optimizer", ["SGD"], r"found \['SGD'\], expected one of SGD, Adam, AdamW"),
-        ("flat_fraction", 1, "found 1, allowed is 0 to 0.99"),
+        ("flat", 1, "found 1, allowed is 0 to 0.99"),  # its name in 0.1
         ("clip", 0, r"found 0, allowed is 0.001 to 1e\+06"),
         ("topk", 0, "found 0, allowed is 1 to 100"),
         ("topk", 2.5, "found 2.5, expected a whole number from 1 to 100"),

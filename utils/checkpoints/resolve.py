@@ -50,7 +50,7 @@ def resolve_weights(name: str) -> Path:
     if bare and cached.is_file():
         return cached
     if kind := special_file_kind(given):
-        best = given / "weights" / "best.pt"
+        best = user_path(given / "weights" / "best.pt", "--weights")
         none = f" There is no {best} either." if given.is_dir() else ""
         hint = f" Its best checkpoint is --weights {best}." if best.is_file() else none
         raise UserError(f"--weights {name}: found {kind}, expected a checkpoint file.{hint}")
@@ -59,7 +59,7 @@ def resolve_weights(name: str) -> Path:
 
 def resolve_run(name: str) -> Path:
     """Return the best checkpoint of a run directory, else the result of `resolve_weights`."""
-    best = user_path(name, "--weights") / "weights" / "best.pt"
+    best = user_path(user_path(name, "--weights") / "weights" / "best.pt", "--weights")
     return best if name and best.is_file() else resolve_weights(name)
 
 

@@ -134,14 +134,14 @@ def _given_checkpoint(given: Mapping[str, Any], resume: str, world: World) -> Pa
     forbidden = " and ".join(f"--{flag}" for flag in ("weights", "cfg") if given.get(flag))
     if forbidden:
         raise ConfigError(
-            f"{forbidden} with --resume: a resumed run keeps its model. Omit {forbidden}, or start a new run from the "
-            f"checkpoint: --weights {resume}."
+            f"{forbidden} with --resume: a resumed run keeps its model. Omit {forbidden}, or start a new run from its "
+            "weights/best.pt with --weights."
         )
 
     def find() -> Path:
         project = given.get("project", TrainConfig.project)
         path = newest_last_checkpoint(project) if resume == NEWEST else user_path(resume, "--resume").absolute()
-        path = path / "weights" / "last.pt" if path.is_dir() else path
+        path = user_path(path / "weights" / "last.pt", "--resume") if path.is_dir() else path
         if path.parent.name != "weights" or not path.is_file():
             load_checkpoint(path)  # raises a more specific error
             raise UserError(
