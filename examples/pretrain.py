@@ -1,6 +1,6 @@
 """Make models/tessera-n.pt: tessera-n pretrained on synthetic shapes with feature distillation from YOLOX-Nano.
 
-uv run -m examples.pretrain [tessera-s]
+uv run -m examples.pretrain [another size, such as tessera-s]
 """
 
 from __future__ import annotations
@@ -140,4 +140,4 @@ def main(
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:2])

@@ -35,7 +35,7 @@ def _between(low: float, high: float, default: Any = dataclasses.MISSING, *, who
     return field(default=default, metadata={"low": low, "high": high, "whole": whole})
 
 
-_RENAMED = {  # hyperparameters of files and checkpoints of 0.1
+RENAMED = {  # hyperparameters of files and checkpoints of 0.1
     "warmup_least": "warmup_min_batches",
     "warmup_share": "warmup_fraction",
     "warmup_most": "warmup_max_fraction",
@@ -119,9 +119,9 @@ class Hyp:
         Raises:
             ConfigError: an unknown or missing key, or a value that is not allowed.
         """
-        written = {_RENAMED.get(key, key): key for key in found.values}
+        written = {RENAMED.get(key, key): key for key in found.values}
         for key in found.values:
-            if (other := written[_RENAMED.get(key, key)]) != key:
+            if (other := written[RENAMED.get(key, key)]) != key:
                 raise ConfigError(f"{found.at(key)}: {key} and {other} are one hyperparameter. Remove one.")
         values = {name: found.values[key] for name, key in written.items()}
         known = {f.name: f for f in dataclasses.fields(cls)}

@@ -1,6 +1,6 @@
 """Exceptions with a message for the user, their exit codes, and explanations of torch's exceptions.
 
-A `UserError` is printed without a traceback. Every other exception is a defect and keeps its traceback, except those
+A `UserError` is printed without a traceback. Every other exception is a bug and keeps its traceback, except those
 that `explain_exception` knows.
 """
 
@@ -121,7 +121,7 @@ def lost_worker_error(found: str) -> UserError:
 
 
 def explain_exception(error: BaseException) -> UserError | None:
-    """Return the user's error behind an exception of torch, or behind one of its causes; None for a defect."""
+    """Return the user's error behind an exception of torch, or behind one of its causes; None for a bug."""
     link: BaseException | None = error
     while link is not None:
         text = str(link)

@@ -167,20 +167,29 @@ def user_path(text: str | Path, where: str) -> Path:
     """Return a path given by a user, `~` expanded; `where` names its origin in errors, such as "--data".
 
     Raises:
-        ConfigError: an impossible path, a folder that may not be entered, or the user of `~user` is unknown.
+        ConfigError: an impossible path, or the user of `~user` is unknown.
     """
     check_path(text, where)
     try:
-        path = Path(text).expanduser()
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            path.stat()
-        return path
-    except PermissionError as error:
-        raise ConfigError(f"{where}: {shown(str(text))} cannot be reached ({error.strerror}).") from error
+        return Path(text).expanduser()
     except RuntimeError as error:
         raise ConfigError(
             f"{where}: found {shown(str(text))}, whose home directory is unknown. Write the path in full."
         ) from error
+
+
+def reachable_path(text: str | Path, where: str) -> Path:
+    """Return a path as of `user_path`; UserError if it is in a folder that may not be entered."""
+    path = user_path(text, where)
+    try:
+        path.stat()
+    except PermissionError as error:
+        raise UserError(
+            f"{where}: {shown(str(text))} cannot be reached ({error.strerror}). Allow its folders to be entered."
+        ) from error
+    except OSError:  # such as a missing file, which the caller explains
+        pass
+    return path
 
 
 def is_address(text: str) -> bool:

@@ -62,8 +62,10 @@ def split_targets(targets: Tensor, nc: int, batch_size: int) -> Targets:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The part of the assignment that needs labels only, computed on the host before the forward; its tensors go to the
-    device. Subclasses add fields."""
+    """Part of the target assignment that needs labels only.
+
+    It is computed on the host before the forward; its tensors go to the device. Subclasses add fields.
+    """
 
     # float32, any shape: divisors of the loss that are known before the forward, and all-reduced during it.
     counts: Tensor

@@ -117,8 +117,8 @@ PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
     "Ctrl-C": (lambda d: struck(d, "SIGINT"), "Stopped as requested"),
     "SIGUSR1": (lambda d: struck(d, "SIGUSR1"), "Stopped as requested"),
     "SIGTERM": (lambda d: struck(d, "SIGTERM"), "Stopped as requested"),
-    "SIGABRT: C++ code gave up, such as NCCL's watchdog": (lambda d: struck(d, "SIGABRT"), ""),
-    "killed outright: `kill -9`, or by the kernel, out of memory": (lambda d: struck(d, "kill"), ""),
+    "SIGABRT: C++ code aborted, such as NCCL's watchdog": (lambda d: struck(d, "SIGABRT"), ""),
+    "`kill -9`, or the kernel's OOM killer": (lambda d: struck(d, "kill"), ""),
     "torchrun, whatever ended its ranks": (
         lambda d: torchrun(ROOT / "train.py", "--epoches", "3", ranks=1),
         "--epoches",

@@ -141,7 +141,6 @@ def test_keys_that_may_be_left_out() -> None:
         ("optimizer", ["SGD"], r"found \['SGD'\], expected one of SGD, Adam, AdamW"),
         ("flat", 1, "found 1, allowed is 0 to 0.99"),  # its name in 0.1
         ("clip", 0, r"found 0, allowed is 0.001 to 1e\+06"),
-        ("topk", 0, "found 0, allowed is 1 to 100"),
         ("topk", 2.5, "found 2.5, expected a whole number from 1 to 100"),
         ("layer_decay", 1.1, "found 1.1, allowed is 0.1 to 1"),
         ("class_weights", "inverse", "found 'inverse', expected auto, or weights by class name: {king: 2}"),

@@ -15,12 +15,13 @@ from unittest.mock import Mock
 
 import pytest
 
-from tessera.utils.errors import ConfigError
+from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import (
     UMASK,
     SharedFile,
     atomic_write,
     open_plain,
+    reachable_path,
     remove_leftovers,
     special_file_kind,
     user_path,
@@ -117,8 +118,8 @@ def test_paths_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     assert user_path("~/a", "x") == Path("/home/me/a") and user_path("a/~b", "x") == Path("a/~b")
     assert user_path("\udcff" + "x" * 254, "x").name == "\udcff" + "x" * 254
     monkeypatch.setattr(Path, "stat", Mock(side_effect=PermissionError(13, "Permission denied")))
-    with pytest.raises(ConfigError, match=r"^--data: 'a/b' cannot be reached"):
-        user_path("a/b", "--data")
+    with pytest.raises(UserError, match=r"^--weights: 'a/b' cannot be reached"):
+        reachable_path("a/b", "--weights")
 
 
 def test_only_plain_files_and_links_to_them_are_opened(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.data.source.annotations.class_matching import has_placeholder_names, match_classes
 from tessera.models.detector import DetectionModel
@@ -65,7 +65,7 @@ def _layers_of(described: str | Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what a model YAML says but its classes."""
     spec = read_model(described, {"nc": 1})
     rows = [(row.sources, row.repeats, row.module, *map(str, row.arguments)) for row in spec.layers]
-    return spec.width, str(spec.activation), spec.head_keys, *rows
+    return spec.width, str(spec.activation or nn.SiLU()), spec.head_keys, *rows
 
 
 def model_source(

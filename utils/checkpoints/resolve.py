@@ -13,7 +13,7 @@ from tessera.utils.checkpoints.foreign.efficientnet_lite import NAME as IMAGENET
 from tessera.utils.config import OWN_WEIGHTS
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError, did_you_mean
-from tessera.utils.files import sha256, special_file_kind, user_path
+from tessera.utils.files import reachable_path, sha256, special_file_kind
 from tessera.utils.flags.model_zoo import PublishedWeights, published_weights, suggestion
 from tessera.utils.flags.program import called
 from tessera.utils.text import one_line, shown
@@ -35,7 +35,7 @@ def resolve_weights(name: str) -> Path:
     """
     if not name:
         raise UserError("--weights is empty, expected a checkpoint, such as runs/train/exp/weights/best.pt.")
-    given = user_path(name, "--weights")
+    given = reachable_path(name, "--weights")
     if given.is_file():
         return given
     bare = given.name == name
@@ -50,7 +50,7 @@ def resolve_weights(name: str) -> Path:
     if bare and cached.is_file():
         return cached
     if kind := special_file_kind(given):
-        best = user_path(given / "weights" / "best.pt", "--weights")
+        best = reachable_path(given / "weights" / "best.pt", "--weights")
         none = f" There is no {best} either." if given.is_dir() else ""
         hint = f" Its best checkpoint is --weights {best}." if best.is_file() else none
         raise UserError(f"--weights {name}: found {kind}, expected a checkpoint file.{hint}")
@@ -59,7 +59,7 @@ def resolve_weights(name: str) -> Path:
 
 def resolve_run(name: str) -> Path:
     """Return the best checkpoint of a run directory, else the result of `resolve_weights`."""
-    best = user_path(user_path(name, "--weights") / "weights" / "best.pt", "--weights")
+    best = reachable_path(Path(name) / "weights" / "best.pt", "--weights")
     return best if name and best.is_file() else resolve_weights(name)
 
 

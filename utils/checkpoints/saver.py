@@ -130,8 +130,8 @@ class Saver(AbstractContextManager["Saver"]):
         interrupted = any(self._context.world.all_gather(self._stop_signals.requested)) and not done
         if config.nosave and not (interrupted or done):
             return
-        if is_best:
-            self.best = self.folder / "best.pt"
+        if is_best or config.nosave:
+            self.best = self.folder / ("best.pt" if is_best else "last.pt")
         ends = interrupted or done
         whole = [f"epoch{epoch}.pt"] * due(epoch + 1, config.save_period) + ["last.pt"] * (ends or metrics is None)
         if whole or is_best:

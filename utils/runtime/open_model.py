@@ -8,7 +8,7 @@ from pathlib import Path
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import EXPORTED, load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.files import user_path
+from tessera.utils.files import reachable_path
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
 from tessera.utils.ranks.signals import default_signal_handlers
@@ -81,7 +81,7 @@ def open_exported(
         UserError: the file is missing, damaged, another program's, or a program that is not trusted; or its runtime or
             device is missing.
     """
-    path = user_path(name, "--weights")
+    path = reachable_path(name, "--weights")
     if not path.is_file():
         beside = [found.name for found in path.parent.glob("*")] if path.parent.is_dir() else []
         raise UserError(f"--weights {name}: no such file.{did_you_mean(path.name, beside)} Expected an exported file.")

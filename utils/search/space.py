@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tessera.utils.config import Hyp
+from tessera.utils.config import RENAMED, Hyp
 
 FACTOR = 2.0  # the range of a value is its start divided and multiplied by this, on a logarithmic scale
 # For these the distance to 1 is scaled.
@@ -44,7 +44,7 @@ def hyp_of(start: Hyp, values: Mapping[str, float]) -> Hyp:
     metadata = {f.name: f.metadata for f in dataclasses.fields(Hyp)}
     rounded = {
         key: min(max(float(f"{value:.5g}"), metadata[key]["low"]), metadata[key]["high"])
-        for key, value in values.items()
+        for key, value in ((RENAMED.get(name, name), value) for name, value in values.items())
         if value != getattr(start, key)
     }
     return dataclasses.replace(start, **rounded)

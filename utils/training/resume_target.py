@@ -17,7 +17,7 @@ from tessera.utils.config import AUTO, Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.error_analysis.files import ERRORS
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.files import user_path
+from tessera.utils.files import reachable_path, user_path
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.ranks.run_lock import LOCK, lock_run
 from tessera.utils.ranks.world import World
@@ -140,8 +140,8 @@ def _given_checkpoint(given: Mapping[str, Any], resume: str, world: World) -> Pa
 
     def find() -> Path:
         project = given.get("project", TrainConfig.project)
-        path = newest_last_checkpoint(project) if resume == NEWEST else user_path(resume, "--resume").absolute()
-        path = user_path(path / "weights" / "last.pt", "--resume") if path.is_dir() else path
+        path = newest_last_checkpoint(project) if resume == NEWEST else reachable_path(resume, "--resume").absolute()
+        path = reachable_path(path / "weights" / "last.pt", "--resume") if path.is_dir() else path
         if path.parent.name != "weights" or not path.is_file():
             load_checkpoint(path)  # raises a more specific error
             raise UserError(

@@ -113,7 +113,8 @@ class Validation:
         if self.watch:
             assert self.watch.metrics, "the last epoch is always validated"
             return self._ended(self.watch.metrics)
-        run, best, epoch = self.run, self.saver.best, self._best_epoch()
+        run, best, stopper = self.run, self.saver.best, self.state.stopper
+        epoch = self._best_epoch()
         index, model = self.loader.index, self.state.model
         model.load_state_dict(run.world.run_on_main(lambda: load_weights(best).state_dict))
         evaluation = self._last_evaluation_of(model)
@@ -126,7 +127,9 @@ class Validation:
             print(f"\n{none.get(epoch, f'{which} epoch {epoch}')}{source}")
             verbose, plots = len(index.names) <= 20, self.recorder.renders
             device, skipped = run.world.accelerator.name, self.state.progress.skipped_steps
-            origin = RunInfo(run.config, str(best), run.imgsz, device, run.world.size, data.images, epoch, skipped)
+            origin = RunInfo(
+                run.config, str(best), run.imgsz, device, run.world.size, data.images, stopper.best_epoch, skipped
+            )
             epochs = functools.partial(read_results, run.folder / "results.csv")
             report_data = report_validation(
                 evaluation, index, data.spec, run.folder, origin, verbose=verbose, plots=plots, epochs=epochs

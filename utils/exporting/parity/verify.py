@@ -103,10 +103,11 @@ class Verifier:
 
     def file(self, path: Path) -> Row:
         """Return the row of an exported file."""
-        with explain_library_errors(str(path), (), ""):
-            row = Row(path.name, size_of(path) / 1e6, precision_of(path))
+        row = Row(path.name, size_of(path) / 1e6, "")
         end2end = not is_exported(path.name) and not self._job.model.head.needs_nms
         try:
+            with explain_library_errors(str(path), (), ""):
+                row = replace(row, dtypes=precision_of(path))
             backend = open_model(str(path), self._world, end2end=end2end, trust_file=True)  # written just now
             network, expected, reference = self.reference(backend.size_hw if isinstance(backend, Backend) else None)
             _, found, evaluation = self._evaluate(backend, expected.rounds)
