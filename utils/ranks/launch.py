@@ -175,7 +175,7 @@ def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbe
     except RuntimeError as error:
         if _is_lost_connection(error) and heartbeat.silent_ranks():
             raise  # a peer is gone: `_with_reporter` names it
-        raise UserError(f"the ranks joined, but cannot connect: {first_line(error)}. {_REMEDY}") from error
+        raise UserError(f"the ranks joined, but cannot reach each other: {first_line(error)}. {_REMEDY}") from error
     assert isinstance(control, dist.ProcessGroup)
     return control
 
