@@ -216,10 +216,9 @@ def test_a_finished_run_can_be_extended(one_epoch: Path, tmp_path: Path, command
         pytest.param("--nosave --noval --deterministic --amp bf16 --cache disk --noautoanchor", marks=pytest.mark.slow),
     ],
 )
-def test_every_flag_trains(data: Path, tmp_path: Path, extra: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_trains(data: Path, tmp_path: Path, extra: str) -> None:
     assert train.main(flags(data, tmp_path, "--epochs", "2", *extra.split())) == 0
     assert losses(tmp_path / "exp").notna().all().all()
-    assert ("\nLast epoch 1;" in capsys.readouterr().out) == ("--nosave" in extra)
 
 
 @pytest.mark.slow
