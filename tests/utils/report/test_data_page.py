@@ -66,9 +66,9 @@ def test_what_is_wrong_is_written_too(yaml: Path, tmp_path: Path) -> None:
     assert "labels/train/0.txt:1: class 7" in (tmp_path / "page" / NAME).read_text()
 
 
-def made_check(folder: Path, pictures: int, names: list[str]) -> results.DatasetCheck:
+def made_check(folder: Path, images: int, names: list[str]) -> results.DatasetCheck:
     """Findings without number, of hostile names."""
-    paths = [str(write_image(folder / f"{number}.png", (300, 300), number)) for number in range(pictures)]
+    paths = [str(write_image(folder / f"{number}.png", (300, 300), number)) for number in range(images)]
     many = [f"{name} {number}" for number in range(2000 // len(names)) for name in names]
     zeros, between, shown = (0,) * len(many), ("train", "val"), (names[0], names[1])
     changed = tuple(results.ChangedFraction(name, (0.1, 0.9), 0.01) for name in many)
