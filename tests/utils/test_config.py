@@ -130,6 +130,8 @@ def test_keys_that_may_be_left_out() -> None:
     hyp = Hyp.from_dict(values, "x")
     assert {key: getattr(hyp, key) for key in OPTIONAL} == OPTIONAL
     assert Hyp.from_dict({**values, **OPTIONAL}, "x") == hyp and hyp.as_dict() == values
+    with pytest.raises(ConfigError, match="x: flat and flat_fraction are one hyperparameter"):
+        Hyp.from_dict({**values, "flat": 0.5, "flat_fraction": 0.5}, "x")
     other = Hyp.from_dict({**values, "optimizer": "adamw", "flat": 0.5}, "x")
     assert other.as_dict() == {**values, "optimizer": "AdamW", "flat_fraction": 0.5}
 

@@ -157,9 +157,9 @@ class Validation:
         return last if best is not None and self.saver.best.name == "last.pt" else best
 
     def _ended(self, metrics: Metrics) -> TrainingResult:
-        config, epochs, stopper = self.run.config, self.state.progress.epoch, self.state.stopper
-        best = None if self._best_epoch() == START else self._best_epoch()
-        return TrainingResult(metrics, self.run.folder, config.data, epochs, best, stopper.has_stopped(epochs))
+        data, epochs, best = self.run.config.data, self.state.progress.epoch, self._best_epoch()
+        stopped, best = self.state.stopper.has_stopped(epochs), None if best == START else best
+        return TrainingResult(metrics, self.run.folder, data, epochs, best, stopped)
 
     def _evaluate(self, model: DetectionModel, settings: Settings | None = None, **others: Any) -> Evaluation:
         """Evaluate a fused copy of the model, with `--tile` in the pipeline of val.py; arguments as of `evaluate`."""

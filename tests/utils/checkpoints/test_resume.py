@@ -30,8 +30,7 @@ def resumed(given: dict[str, Any], saved: dict[str, Any] | None = None) -> tuple
 
 
 def test_flags_override_saved_ones_but_not_directory_and_start() -> None:
-    given = {"epochs": 9, "name": "other", "project": "elsewhere", "weights": ""}
-    config, _, run = resumed(given, checkpoint(weights="a.pt"))
+    config, _, run = resumed({"epochs": 9, "name": "x", "project": "else", "weights": ""}, checkpoint(weights="a.pt"))
     assert (config.epochs, config.name, config.project, config.weights) == (9, "mine", TrainConfig.project, "a.pt")
     assert run.run == Path("mine")
 
