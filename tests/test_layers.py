@@ -1,4 +1,4 @@
-"""Imports go down only, packages stay small, and a few libraries are imported by one package each."""
+"""Imports go down only, files stay small, and a few libraries are imported by one package each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONAL = {
 }
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 DEVICE_TYPE = re.compile(r"""device\.type|is_cuda|is_mps|torch\.cuda|\.mps|\.kind [=!]=|\(["'](cuda|mps)""")
-MAX_FILES, MAX_LINES = 13, 350
+MAX_LINES = 600
 MAX_LINES_OF_STORY, MAX_BRANCHES, MAX_LOCALS = 100, 12, 35  # of train()
 BRANCHES = (ast.If, ast.IfExp, ast.For, ast.While, ast.With, ast.Try, ast.Match, ast.BoolOp)
 
@@ -62,10 +62,7 @@ def test_some_libraries_are_imported_in_one_place() -> None:
                     assert me == home or me.startswith(f"{home}."), f"{path}:{line}: {library} belongs to {home}"
 
 
-def test_packages_and_files_stay_small() -> None:
-    for folder in {path.parent for path in FILES} - {ROOT}:
-        found = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-        assert len(found) <= MAX_FILES, f"{folder} has {len(found)} files; split it"
+def test_files_stay_small() -> None:
     for path in FILES + TESTS:
         lines = len(path.read_text().splitlines())
         assert lines <= MAX_LINES, f"{path} has {lines} lines, at most {MAX_LINES} are allowed"
