@@ -74,10 +74,12 @@ def test_no_file_imports_a_module_by_another_name() -> None:
             assert not {name.partition(".")[0] for name in names} & OUTSIDE, f"{path}:{node.lineno}"
 
 
+@pytest.mark.slow
 def test_every_module_is_loaded_under_one_name() -> None:
     assert python(ROOT, "-c", EVERY_MODULE, str(ROOT)).out == "one name each\n"
 
 
+@pytest.mark.slow
 def test_a_projects_own_modules_stay_its_own(project: Path) -> None:
     """Also where the clone comes first in sys.path, all but the names of the commands' files."""
     (project / "mine.py").write_text(
@@ -122,6 +124,7 @@ def test_an_unknown_command_is_an_error(project: Path) -> None:
         assert done.code == 2 and done.err.startswith(f"{message}{usage}"), done.said
 
 
+@pytest.mark.slow
 def test_the_version_is_printed_without_a_command(project: Path) -> None:
     line = python(project, "-m", "tessera", "--version").out
     assert line.startswith(f"tessera {tessera.__version__}") and ", torch " in line and line.count("\n") == 1
@@ -141,6 +144,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_its_own_files_are_inside_and_datasets_go_to_the_working_directory(site: Path, tmp_path: Path) -> None:
     found = python(tmp_path, "-c", PATHS_AND_NAMES, path=site)
     first, code, second = found.out.splitlines()
@@ -158,6 +162,7 @@ def test_commands_call_themselves_as_they_were_started(site: Path, tmp_path: Pat
     assert (wrong.code, wrong.err) == (2, said)
 
 
+@pytest.mark.slow
 def test_validation_and_detection_need_no_pandas_and_no_tensorboard(site: Path, tmp_path: Path) -> None:
     """What a training alone uses is not imported."""
     trainings = "{'pandas', 'tensorboard', 'tessera.utils.training.start'}"
@@ -165,6 +170,7 @@ def test_validation_and_detection_need_no_pandas_and_no_tensorboard(site: Path, 
     assert python(tmp_path, "-c", program, path=site).out == "[]\n"
 
 
+@pytest.mark.slow
 def test_opencv_that_does_not_load_is_one_message(site: Path, tmp_path: Path) -> None:
     """As opencv-python on a server without libraries of a desktop."""
     reason = "libGL.so.1: cannot open shared object file"

@@ -263,12 +263,10 @@ def test_flags_are_checked_before_the_dataset_is_read(
     assert outcome.code == 1 and outcome.err.count("error: ") == 1 and wrong[flag] in outcome.err, outcome.said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "message"),
-    [
-        pytest.param(["--batch", "7"], "2 ranks do not divide it. Use 6 or 8", marks=pytest.mark.slow),
-        (["--weights", "nowhere/best.pt"], "no such file"),
-    ],
+    [(["--batch", "7"], "2 ranks do not divide it. Use 6 or 8"), (["--weights", "nowhere/best.pt"], "no such file")],
 )
 def test_two_ranks_end_together_with_one_message(folder: Path, tmp_path: Path, more: list[str], message: str) -> None:
     outcome = torchrun(ROOT / "train.py", *flags(folder / "tiny.yaml", tmp_path / "runs", *more))

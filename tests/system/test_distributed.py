@@ -14,6 +14,8 @@ from tests.system.launch import Outcome, torchrun
 from tests.system.rank_programs import messages
 from tests.system.tiny import make_data
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("rank_programs.py")
 Lines = Callable[[str], list[dict[str, Any]]]
 

@@ -125,8 +125,6 @@ PRODUCED: dict[str, tuple[Callable[[Path], Outcome], str]] = {
     ),
     "torchrun does not know one of its own options": (lambda d: torchruns_own("--nonsense", "train.py"), "--nonsense"),
 }
-CHEAP = {"the dataset, the weights or a folder", "a flag, a hyperparameter, or the YAML of a model or dataset"}
-CHEAP.add("out of memory, on the device or the host")
 ON_LINUX = {"out of memory, on the device or the host", "SIGUSR1"}  # elsewhere no limit, another number
 
 
@@ -139,9 +137,8 @@ def test_each_row_has_a_process() -> None:
     assert [words for words, _ in ROWS] == list(PRODUCED)
 
 
-@pytest.mark.parametrize(
-    ("words", "code"), [pytest.param(*row, marks=[pytest.mark.slow] * (row[0] not in CHEAP)) for row in ROWS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "code"), ROWS)
 def test_the_table_of_exit_codes(words: str, code: int, folder: Path) -> None:
     if words in ON_LINUX and sys.platform != "linux":
         pytest.skip("needs Linux, whose limit of memory and numbers of signals the row is about")

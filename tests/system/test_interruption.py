@@ -18,6 +18,8 @@ from tests.at_once import at_once
 from tests.system.jobs import start, train
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
 
+pytestmark = pytest.mark.slow
+
 STEPS = 5  # optimizer steps an epoch
 Runs = Callable[[int], Path]  # run directories by the number of ranks
 
@@ -55,8 +57,8 @@ def assert_resumes(run: Path, ranks: int, whole: Path, *more: str) -> None:
     ("name", "code", "step"),
     [
         ("SIGTERM", 143, 3),
-        pytest.param("SIGINT", 130, STEPS + 1, marks=pytest.mark.slow),  # the first of an epoch
-        pytest.param("SIGUSR1", 138, -1, marks=pytest.mark.slow),  # the last of all
+        pytest.param("SIGINT", 130, STEPS + 1),  # the first of an epoch
+        pytest.param("SIGUSR1", 138, -1),  # the last of all
     ],
 )
 def test_a_signal_stops_after_the_step(
@@ -75,7 +77,6 @@ def test_a_signal_stops_after_the_step(
     assert_resumes(tmp_path / "exp", 1, undisturbed(1), "--workers", "2")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "stop"), [(1, "SIGTERM"), (2, "kill")])
 def test_an_abandoned_validation_loses_nothing(
     data: Path, tmp_path: Path, undisturbed: Runs, ranks: int, stop: str
@@ -99,13 +100,9 @@ def test_an_abandoned_validation_loses_nothing(
     [
         (1, "0 scan 1 SIGTERM", 143, "Stopped by SIGTERM before the first step was done."),
         pytest.param(
-            1,
-            "0 end 1 SIGINT",
-            130,
-            "Stopped by SIGINT after the last epoch, whose checkpoint is saved; validate",
-            marks=pytest.mark.slow,
+            1, "0 end 1 SIGINT", 130, "Stopped by SIGINT after the last epoch, whose checkpoint is saved; validate"
         ),
-        pytest.param(2, "1 end 1 SIGUSR1", 1, "Stopped by SIGUSR1 after the last epoch", marks=pytest.mark.slow),
+        pytest.param(2, "1 end 1 SIGUSR1", 1, "Stopped by SIGUSR1 after the last epoch"),
     ],
 )
 def test_a_signal_before_the_first_step_or_after_the_last_ends_at_once(
@@ -137,7 +134,6 @@ def test_train_and_val_run_in_any_thread(data: Path, tmp_path: Path) -> None:
     assert trained is not None and measured is not None and trained.images == measured.images == 4
 
 
-@pytest.mark.slow
 def test_a_signal_to_one_rank_stops_both(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
     stopped = train(tmp_path, 2, *flags(data, tmp_path, "--epochs", "2"), fault=f"1 step {STEPS + 3} SIGUSR1")
     assert stopped.code != 0
@@ -145,7 +141,6 @@ def test_a_signal_to_one_rank_stops_both(data: Path, tmp_path: Path, undisturbed
     assert_resumes(tmp_path / "exp", 2, undisturbed(2), "--workers", "0")
 
 
-@pytest.mark.slow
 def test_a_signal_to_the_launcher_stops_all(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
     """Torchrun passes it on to the ranks' process groups, loader workers included."""
     with start(tmp_path, 2, *flags(data, tmp_path, "--epochs", "2", "--save-steps", "1")) as job:
@@ -158,7 +153,6 @@ def test_a_signal_to_the_launcher_stops_all(data: Path, tmp_path: Path, undistur
     assert_resumes(tmp_path / "exp", 2, undisturbed(2))
 
 
-@pytest.mark.slow
 def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_path: Path) -> None:
     more = ("--sync-bn", "--amp", "off", "--epochs", "2", "--name", "exp", "--resume", "auto")
     whole = train(tmp_path, 1, *flags(data, tmp_path / "whole", *more))
@@ -175,7 +169,6 @@ def test_another_number_of_ranks_continues_with_the_same_stream(data: Path, tmp_
         assert abs(ratio[0] - 1).max() < 0.005 and abs(ratio[1] - 1).max() < 0.02, ratio
 
 
-@pytest.mark.slow
 def test_torchrun_restarts_a_killed_rank(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
     args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1", "--resume", "auto", "--name", "exp")
     outcome = train(tmp_path, 2, *args, fault=f"1 step {STEPS + 3} kill", options=("--max-restarts=3",))
@@ -186,7 +179,6 @@ def test_torchrun_restarts_a_killed_rank(data: Path, tmp_path: Path, undisturbed
     assert losses(tmp_path / "exp").equals(losses(undisturbed(2)))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["1 step 1 kill", "0 end 1 kill"], ids=["before-any-save", "in-the-end"])
 def test_torchrun_restarts_in_the_same_folder(data: Path, tmp_path: Path, undisturbed: Runs, fault: str) -> None:
     args = flags(data, tmp_path, "--epochs", "2", "--exist-ok")
@@ -201,7 +193,6 @@ def test_torchrun_restarts_in_the_same_folder(data: Path, tmp_path: Path, undist
     assert outcome.out.count("Best epoch") == 1, outcome.said
 
 
-@pytest.mark.slow
 def test_the_same_command_begins_and_goes_on_and_ends(data: Path, tmp_path: Path, undisturbed: Runs) -> None:
     args = flags(data, tmp_path, "--epochs", "2", "--save-steps", "1", "--resume", "auto", "--name", "night")
     killed = train(tmp_path, 2, *args, fault=f"1 step {STEPS + 3} kill")

@@ -83,6 +83,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_trace_sees_what_must_not_be(home: Path, temporary: Path) -> None:
     code = f"""
 import os, socket, subprocess, threading
+
+pytestmark = pytest.mark.slow
 os.chdir({str(home)!r})
 
 def write(number):
@@ -117,7 +119,6 @@ def test_detect(home: Path, temporary: Path) -> None:
     assert not found.talked and not found.addresses and not found.programs, found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_run_writes_to_its_own_folders_and_talks_to_its_own_ranks(home: Path, temporary: Path, ranks: int) -> None:
     data = make_data(home / "datasets", train=16, val=8)

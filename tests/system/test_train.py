@@ -67,6 +67,7 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, P
     return ruled, folder / "runs" / "exp", outcome
 
 
+@pytest.mark.slow
 def test_the_same_run_twice_gives_the_same_report(
     whole: tuple[Path, Path, Outcome], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,6 +89,7 @@ def test_the_same_run_twice_gives_the_same_report(
     assert left[0] == left[1] and {"val_batch0_pred.jpg", "errors.jsonl", "images.csv"} <= left[0].keys()
 
 
+@pytest.mark.slow
 def test_a_run_leaves_everything_a_user_expects(
     whole: tuple[Path, Path, Outcome], data: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -183,6 +185,7 @@ def test_two_epochs_resume_two_more_are_four(
     assert read_results(half / "results.csv")["epoch"].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_what_one_does(data: Path, one_epoch: Path, tmp_path: Path) -> None:
     both = torchrun(ROOT / "train.py", *flags(data, tmp_path / "both", "--epochs", "1", *FLOAT32))
     assert both.code == 0, both.said

@@ -62,7 +62,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*args, "--save-json", "--max-det", "20"]
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 5])
 def test_four_images_measure_the_same_on_more_ranks(
     trained: list[str], tmp_path: Path, ranks: int, command: Command
 ) -> None:

@@ -271,6 +271,7 @@ print("same" if before == state() else ("changed", before, state()))
 """
 
 
+@pytest.mark.slow
 @needs_trackers
 def test_importing_the_packages_changes_and_sends_nothing() -> None:
     done = subprocess.run(
