@@ -95,7 +95,7 @@ def train(
         stack.enter_context(world.accelerator.deterministic_kernels(flags.deterministic))
         init_seeds(flags.seed + 1 + world.rank)
         if not world.accelerator.is_host:
-            gc.collect()  # the cycles of an earlier DDP in this process hold memory of the device
+            gc.collect()  # the cycles of an earlier model in this process hold memory of the device
 
         run, data, state, criterion = open_run(flags, hyp, world, resumed, folder, stack)
         loader, val_loader = open_loaders(run, data, stack)

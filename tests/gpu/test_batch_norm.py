@@ -21,18 +21,19 @@ def test_fused_parts_are_the_plain_ones(dtype: torch.dtype, memory_format: torch
     x[:, 3] = 1  # a constant channel
     weight, bias = torch.rand(16, **options), torch.rand(16, **options)
     plain, fused = BatchNormParts(), FusedBatchNormParts()
-    mean, var = plain.statistics(x)
-    torch.testing.assert_close(fused.statistics(x), (mean, var), rtol=1e-4, atol=1e-5)
-    inv_std = torch.rsqrt(var + 1e-3)
+    count, shift = 6 * 10 * 12, torch.full((16,), 2.9, device="cuda")
+    mine, theirs = (parts.statistics(x, shift) / count for parts in (plain, fused))
+    torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5)
+    offset, squares = mine.view(2, -1)
+    mean, inv_std = (shift + offset).float(), torch.rsqrt(squares - offset.square() + 1e-3).float()
     tolerance = {"rtol": 2 * torch.finfo(dtype).eps + 1e-4, "atol": 1e-3}
     ours, theirs = (parts.normalise(x, weight, bias, mean, inv_std) for parts in (plain, fused))
     assert theirs.dtype == dtype and theirs.is_contiguous(memory_format=memory_format)
     torch.testing.assert_close(theirs, ours, **tolerance)
-    sums = plain.sums(dy, x, mean, inv_std, weight)
-    torch.testing.assert_close(fused.sums(dy, x, mean, inv_std, weight), sums, rtol=1e-3, atol=1e-2)
-    count = torch.tensor(6 * 10 * 12.0, device="cuda")
-    ours, theirs = (
-        parts.gradient(dy, x, (mean, inv_std), weight, torch.stack(sums), count) for parts in (plain, fused)
-    )
+    (*sums, normal), (*others, kept) = (parts.sums(dy, x, mean, inv_std, weight) for parts in (plain, fused))
+    torch.testing.assert_close(others, sums, rtol=1e-3, atol=1e-2)
+    means = ((sums[0] / count).float(), (sums[1] / count).float())
+    ours = plain.gradient(dy, normal, (mean, inv_std), weight, means)
+    theirs = fused.gradient(dy, kept, (mean, inv_std), weight, means)
     assert theirs.dtype == dtype
     torch.testing.assert_close(theirs, ours, **tolerance)

@@ -100,7 +100,7 @@ def test_a_step_waits_for_nothing(
     assert {tensor.dtype for tensor in slots} == {torch.float32}
 
 
-@pytest.mark.parametrize("parts", [FusedBatchNormParts(), BatchNormParts()])
+@pytest.mark.parametrize("parts", [FusedBatchNormParts(), BatchNormParts(), BatchNormParts(torch.float32)])
 def test_shared_statistics_take_two_messages_a_layer(device: FakeCuda, parts: BatchNormParts) -> None:
     class Counting(Collectives):
         messages = 0
@@ -109,11 +109,11 @@ def test_shared_statistics_take_two_messages_a_layer(device: FakeCuda, parts: Ba
             self.messages += 1
             return tensor
 
-    device.batch_norm, collectives = parts, Counting()
+    collectives = Counting()
     trainer = Trainer(device, torch.float16, cfg=FREE)
     norms = [module for module in trainer.model.modules() if isinstance(module, nn.BatchNorm2d)]
     for norm in norms:
-        SyncBatchNorm2d.convert(norm, collectives, device)
+        SyncBatchNorm2d.convert(norm, collectives, parts)
     step(device, trainer)
     step(device, trainer)
     assert collectives.messages == 2 * 2 * len(norms) > 0

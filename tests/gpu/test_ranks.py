@@ -10,12 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from tessera.commands import export
 from tessera.utils.engine.step import RunningStatistics
 from tessera.utils.ranks.collectives import Collectives
-from tessera.utils.ranks.ddp import average_statistics
+from tessera.utils.ranks.ddp import DataParallel, average_statistics
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
 from tessera.utils.ranks.world import World
 from tests.gpu.conftest import TOLERANCE, Gate, made_trainer, pinned
@@ -61,8 +60,9 @@ def test_one_rank_sums_and_averages_with_the_devices_backend(gate: Gate, one_ran
     for norm, size in zip(norms, sizes, strict=True):
         assert norm.running_mean.tolist() == [0] * size and norm.running_var.tolist() == [0.5] * size
     model = nn.Linear(3, 1, bias=False).to(accelerator.device)
-    wrapped = DistributedDataParallel(model, device_ids=accelerator.device_ids, gradient_as_bucket_view=True)
-    wrapped(tensor[None]).sum().backward()
+    wrapped = DataParallel(model, one_rank.collectives, 1)
+    with gate.no_waiting():
+        wrapped(tensor[None]).sum().backward()
     assert model.weight.grad is not None and model.weight.grad.tolist() == [[0, 1, 2]]
 
 
@@ -75,8 +75,7 @@ def test_shared_batch_norm_of_one_rank_trains_like_the_plain_one(
     norms = [module for module in trainers[1].model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms
     for norm in norms:
-        SyncBatchNorm2d.convert(norm, one_rank.collectives, gate.accelerator)
-        assert isinstance(norm, SyncBatchNorm2d) and norm.parts is gate.accelerator.batch_norm is not None
+        SyncBatchNorm2d.convert(norm, one_rank.collectives, gate.accelerator.batch_norm)
     for number in range(8):
         losses = []
         for trainer in trainers:

@@ -74,7 +74,7 @@ class TrainStep:
     """Forward, backward and update over a window of batches.
 
     The gradient is that of Σ over the batches of global batch size × global mean loss, on any number of ranks: each
-    rank divides its sums by the counts of all ranks, and DDP's averaging is undone by the number of ranks. One small
+    rank divides its sums by the counts of all ranks, and the averaging is undone by the number of ranks. One small
     all-reduce during the forward sums the counts and the stop requests, so a step needs no control message.
 
     Only the device knows at first whether a step was skipped or a stop requested. The host queues the next step and
@@ -187,7 +187,8 @@ class RunningStatistics:
     def __init__(self, model: nn.Module) -> None:
         norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         self._live = [t for m in norms for t in (m.running_mean, m.running_var) if t is not None]
-        self.own = [] if any(isinstance(m, SyncBatchNorm2d) for m in norms) else self._live  # of this rank's images
+        own = [m for m in norms if not isinstance(m, SyncBatchNorm2d)]  # statistics of this rank's images
+        self.own = [t for m in own for t in (m.running_mean, m.running_var) if t is not None]
         moving = [m for m in model.modules() if isinstance(m, Conv) and not m.frozen_statistics]
         self._counters = [cast(Tensor, conv.bn.num_batches_tracked) for conv in moving]
 

@@ -30,7 +30,7 @@ class Accelerator:
         kind: "cpu", "cuda" or "mps".
         backend: of torch.distributed, for gradients and counts.
         group_waits_for_all: destroying the process group waits for every rank.
-        batch_norm: parts of a synchronised BatchNorm with one message per pass; None = exact sums in two messages.
+        batch_norm: computations of a synchronised BatchNorm.
         queue_depth: steps that the device runs behind the host: batches are copied this many ahead, and flags of a step
             are read this many steps later.
         pins_memory: copies to the device need page-locked memory.
@@ -47,7 +47,7 @@ class Accelerator:
     kind = "cpu"
     backend = "gloo"
     group_waits_for_all = False
-    batch_norm: BatchNormParts | None = None
+    batch_norm = BatchNormParts()
     queue_depth = 0
     pins_memory = False
     fused_optimizers = True
@@ -80,11 +80,6 @@ class Accelerator:
     def identity(self) -> str:
         """Unique name of the device; "" = ranks may share it."""
         return ""
-
-    @property
-    def device_ids(self) -> list[int] | None:
-        """Argument of DistributedDataParallel."""
-        return None
 
     @property
     def group_device(self) -> torch.device | None:

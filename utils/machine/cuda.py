@@ -59,10 +59,6 @@ class Cuda(Accelerator):
         return str(torch.cuda.get_device_properties(self.device).uuid)
 
     @property
-    def device_ids(self) -> list[int] | None:
-        return [torch.cuda.current_device() if self.device.index is None else self.device.index]
-
-    @property
     def group_device(self) -> torch.device | None:
         return self.device
 
@@ -169,7 +165,7 @@ class Metal(Accelerator):
     """The GPU of a Mac, without float64 and without optimizer kernels that skip a step by a flag on the device."""
 
     kind = "mps"
-    batch_norm = BatchNormParts()
+    batch_norm = BatchNormParts(torch.float32)
     fused_optimizers = False
     widest = torch.float32
     is_host = False

@@ -20,8 +20,7 @@ class Collectives:
 
     Each is referenced until gloo has released it. gloo runs a collective in its own thread; if that thread holds the
     last reference, it enters the interpreter to free the tensors. A fork at that moment deadlocks the child before
-    CPython 3.12 (`_PyThreadState_DeleteExcept`), and a loader worker never starts. DDP's own collectives are safe:
-    others come between a step and a fork.
+    CPython 3.12 (`_PyThreadState_DeleteExcept`), and a loader worker never starts.
     """
 
     _HOLD_S = 1.0  # longer than gloo needs
@@ -43,8 +42,13 @@ class Collectives:
 
     def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
         """Start to sum `tensor` over the ranks, in place; the returned function waits for the result."""
-        work = dist.all_reduce(tensor, async_op=True)
+        return self._result(dist.all_reduce(tensor, async_op=True), tensor)
 
+    def begin_broadcast(self, tensor: Tensor, source: int) -> Callable[[], Tensor]:
+        """Start to replace `tensor` by that of rank `source`; the returned function waits for the result."""
+        return self._result(dist.broadcast(tensor, source, async_op=True), tensor)
+
+    def _result(self, work: dist.Work | None, tensor: Tensor) -> Callable[[], Tensor]:
         def wait() -> Tensor:
             self._wait(work)
             return tensor

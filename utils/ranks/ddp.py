@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.autograd import Variable
 
 from tessera.utils.machine.choose_device import accelerator_of
 from tessera.utils.ranks.collectives import Collectives
@@ -19,9 +20,7 @@ from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
 
-# torch 2.13 renamed the argument, and warns about the old name.
-_IS_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-_KEEP_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "broadcast_buffers": False}
+_BUCKET_BYTES = 4 * 2**20  # of gradients in one message
 
 
 def smart_DDP(
@@ -29,38 +28,129 @@ def smart_DDP(
 ) -> nn.Module:
     """Wrap `model` for gradient averaging over the ranks; on a single rank return the model itself.
 
-    Parameters stay the same objects. Buffers are not broadcast from rank 0: see `average_statistics`.
+    Parameters stay the same objects. Buffers are not broadcast in training: see `average_statistics`.
 
     Args:
         model: on this rank's device.
-        sync_bn: BatchNorm statistics over the whole global batch, also on the CPU.
+        sync_bn: BatchNorm statistics over the whole global batch; on a single rank too, whose results then are those of
+            several.
         compile: compile the model in place.
         dynamic: compile once for all image sizes.
         world: the ranks; None = those of torch's default process group, if there is one.
     """
     size = dist.get_world_size() if dist.is_initialized() else 1
-    accelerator = accelerator_of(next(model.parameters()).device) if world is None else world.accelerator
-    # A single rank on the CPU converts too: then results do not depend on the number of ranks.
-    if sync_bn := sync_bn and (size > 1 or accelerator.batch_norm is None):
-        collectives = Collectives() if world is None else world.collectives
+    collectives = Collectives() if world is None else world.collectives
+    if sync_bn:
+        accelerator = accelerator_of(next(model.parameters()).device) if world is None else world.accelerator
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
-                SyncBatchNorm2d.convert(module, collectives, accelerator)
+                SyncBatchNorm2d.convert(module, collectives, accelerator.batch_norm)
     if compile:
         log.info("--compile: the first steps may take minutes while kernels are built.")
         if sync_bn:
             log.warning("--compile gains little with --sync-bn, whose layers stay outside the compiled graphs.")
         model.compile(dynamic=dynamic)
-    if size == 1:
-        return model
-    return DistributedDataParallel(
-        model, device_ids=accelerator.device_ids, **_KEEP_BUFFERS, gradient_as_bucket_view=True
-    )
+    return model if size == 1 else DataParallel(model, collectives, size)
+
+
+class DataParallel(nn.Module):
+    """Model whose gradients are averaged over the ranks during each backward; it starts with rank 0's tensors.
+
+    Gradients lie in the order of the parameters, from the last, in the same buckets in every step of every process. So
+    a resumed run adds them up as an undisturbed one. torch's DistributedDataParallel arranges its buckets anew after
+    the first step, in the order in which gradients came. With three ranks or more the place in a bucket decides in
+    which order the ranks' values are added.
+    """
+
+    def __init__(self, module: nn.Module, collectives: Collectives, ranks: int) -> None:
+        super().__init__()
+        self.module, self._collectives, self._ranks = module, collectives, ranks
+        self._averages = True
+        self._buckets = _cut([p for p in module.parameters() if p.requires_grad][::-1])
+        self._missing: list[int] = []  # gradients by bucket, in a backward
+        self._sums: list[Callable[[], Tensor]] = []  # of the first buckets: all ranks send them in the same order
+        for number, bucket in enumerate(self._buckets):
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(partial(self._arrived, number))
+        state = [*module.state_dict().values()]
+        for tensor, arrived in zip(state, [collectives.begin_broadcast(t.contiguous(), 0) for t in state], strict=True):
+            tensor.copy_(arrived())
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Return the model's output."""
+        return self.module(*inputs, **named)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Leave the gradients of a backward inside on this rank."""
+        self._averages = False
+        try:
+            yield
+        finally:
+            self._averages = True
+
+    def _arrived(self, number: int, _: Tensor) -> None:
+        """Count a gradient of bucket `number`, and send what is complete while the backward continues."""
+        if not self._averages:
+            return
+        if not self._missing:
+            self._missing = [len(bucket.parameters) for bucket in self._buckets]
+            Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+        self._missing[number] -= 1
+        while len(self._sums) < len(self._buckets) and self._missing[len(self._sums)] == 0:
+            self._send()
+
+    def _send(self) -> None:
+        bucket = self._buckets[len(self._sums)]
+        bucket.collect()
+        self._sums.append(self._collectives.begin_all_reduce(bucket.flat))
+
+    def _finish(self) -> None:
+        """Send the rest, which has parameters without a gradient, and wait for all; at the end of the backward."""
+        while len(self._sums) < len(self._buckets):
+            self._send()
+        for total in self._sums:
+            total().div_(self._ranks)
+        self._missing, self._sums = [], []
+
+
+class _Bucket:
+    """Gradients of some parameters in one tensor, `flat`."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = parameters
+        sizes = [p.numel() for p in parameters]
+        self.flat = torch.zeros(sum(sizes), dtype=parameters[0].dtype, device=parameters[0].device)
+        parts = zip(self.flat.split(sizes), parameters, strict=True)
+        self._views = [part.as_strided(p.shape, p.stride(), part.storage_offset()) for part, p in parts]
+
+    @torch.no_grad()
+    def collect(self) -> None:
+        """Move the gradients into `flat`, 0 where there is none."""
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            if parameter.grad is None:
+                view.zero_()
+            else:
+                view.copy_(parameter.grad)
+            parameter.grad = view
+
+
+def _cut(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
+    """Return buckets of consecutive parameters of one type, each as large as one message."""
+    groups: list[list[nn.Parameter]] = []
+    room, dtype = 0, None
+    for parameter in parameters:
+        if room <= 0 or parameter.dtype != dtype:
+            groups.append([])
+            room, dtype = _BUCKET_BYTES, parameter.dtype
+        groups[-1].append(parameter)
+        room -= parameter.nbytes
+    return [_Bucket(group) for group in groups]
 
 
 def gradients_stay_local(model: nn.Module) -> AbstractContextManager[None]:
     """Accumulate gradients of a `smart_DDP` model without averaging: for all but the last micro-batch."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
+    return model.no_sync() if isinstance(model, DataParallel) else nullcontext()
 
 
 def average_statistics(buffers: list[Tensor], world: World) -> None:
@@ -68,8 +158,10 @@ def average_statistics(buffers: list[Tensor], world: World) -> None:
 
     Without `--sync-bn` a rank's statistics come from its own images. Running statistics are linear in the batch
     statistics and unused in training. So their mean equals the statistics of one rank that saw all images, except for
-    the variance between the ranks' means.
+    the variance between the ranks' means. Frozen ones, equal on all ranks, stay as they are: in float64 their sum is
+    exact.
     """
     if world.size > 1 and buffers:
-        flat = world.sum(torch.cat(buffers).div_(world.size))
-        torch._foreach_copy_(buffers, list(flat.split([buffer.numel() for buffer in buffers])))
+        total = world.sum(torch.cat(buffers).to(world.accelerator.widest))
+        mean = (total / world.size).to(buffers[0].dtype)
+        torch._foreach_copy_(buffers, list(mean.split([buffer.numel() for buffer in buffers])))

@@ -127,7 +127,7 @@ def _within_memory(measure: Measure, images: int, accelerator: Accelerator) -> S
 class Trial:
     """Measurement of this rank's memory in real steps and a real validation on synthetic images.
 
-    It includes optimizer state, EMA, DDP's gradient buckets, the prefetched batch, and a validation with twice the
+    It includes optimizer state, EMA, gradient buckets, the prefetched batch, and a validation with twice the
     batch. The raw model, on the device, is left unchanged. `size` is the largest image size of the training in pixels.
     """
 

@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.batch_norm import BatchNormParts
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,6 @@ class StandIn(TensorMemory):
     """
 
     name = "stand-in"
-    batch_norm = BatchNormParts()
     queue_depth = 1
 
     def __init__(self, capacity: int = 2**40) -> None:

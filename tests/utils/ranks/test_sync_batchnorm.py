@@ -1,4 +1,4 @@
-"""Synchronised BatchNorm with one message per pass, as on accelerators, against plain BatchNorm of the whole batch."""
+"""Synchronised BatchNorm against plain BatchNorm of the whole batch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,11 @@ from torch import Tensor, nn
 
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.batch_norm import BatchNormParts
+from tessera.utils.machine.cuda import Metal
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
 from tests.at_once import at_once
-
-
-class OneMessage(Accelerator):
-    batch_norm = BatchNormParts()
-
-
-class NarrowOneMessage(OneMessage):
-    """The same without float64, as on Metal."""
-
-    widest = torch.float32
 
 
 class Threads(Collectives):
@@ -47,9 +38,9 @@ class Threads(Collectives):
         return tensor
 
 
-def layer(collectives: Collectives, accelerator: Accelerator) -> SyncBatchNorm2d:
+def layer(collectives: Collectives, parts: BatchNormParts) -> SyncBatchNorm2d:
     plain = norm()
-    SyncBatchNorm2d.convert(plain, collectives, accelerator)
+    SyncBatchNorm2d.convert(plain, collectives, parts)
     assert isinstance(plain, SyncBatchNorm2d)
     return plain
 
@@ -61,10 +52,10 @@ def norm() -> nn.BatchNorm2d:
     return plain
 
 
-@pytest.mark.parametrize("accelerator", [OneMessage(), NarrowOneMessage()], ids=["float64", "float32"])
+@pytest.mark.parametrize("device", [Accelerator(), Metal()], ids=["float64", "float32"])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_shares_of_two_ranks_are_normalised_as_the_whole_batch(
-    accelerator: Accelerator, memory_format: torch.memory_format
+    device: Accelerator, memory_format: torch.memory_format
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(6, 3, 8, 8, generator=generator) * 3 + 100  # a mean far from 0
@@ -75,7 +66,7 @@ def test_shares_of_two_ranks_are_normalised_as_the_whole_batch(
 
     barrier, sums = threading.Barrier(2), []
     ranks = [Threads(barrier, sums) for _ in range(2)]
-    layers = [layer(rank, accelerator) for rank in ranks]
+    layers = [layer(rank, device.batch_norm) for rank in ranks]
     shares = [images[:4], images[4:]]
     inputs = [share.contiguous(memory_format=memory_format).requires_grad_() for share in shares]
 
@@ -95,12 +86,6 @@ def test_shares_of_two_ranks_are_normalised_as_the_whole_batch(
     assert [rank.messages for rank in ranks] == [2, 2]  # one forward, one backward
 
 
-def test_a_single_rank_of_an_accelerator_stays_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    class World:
-        accelerator, collectives = OneMessage(), Collectives()
-
-    model = nn.Sequential(norm())
-    compiled = smart_DDP(model, sync_bn=True, compile=True, world=World())  # type: ignore[arg-type]
-    assert type(compiled[0]) is nn.BatchNorm2d and "--sync-bn" not in caplog.text
-    assert type(smart_DDP(model, sync_bn=True, compile=True)[0]) is SyncBatchNorm2d  # on the CPU as several ranks
-    assert "--compile gains little with --sync-bn" in caplog.text
+def test_a_single_rank_computes_as_several(caplog: pytest.LogCaptureFixture) -> None:
+    (converted,) = smart_DDP(nn.Sequential(norm()), sync_bn=True, compile=True)
+    assert type(converted) is SyncBatchNorm2d and "--compile gains little with --sync-bn" in caplog.text
