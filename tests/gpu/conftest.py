@@ -131,6 +131,7 @@ def gate(request: pytest.FixtureRequest, data: Path, tmp_path: Path, monkeypatch
         if request.param == "stand-in":
             accelerator = stack.enter_context(StandIn())
             monkeypatch.setattr(tessera.utils.ranks.launch, "choose_accelerator", lambda device, launch: gate.current)
+        stack.enter_context(accelerator.full_float32())
         gate = Gate(accelerator, data, tmp_path)
         step, made = TrainStep.__call__, WeakKeyDictionary[TrainStep, int]()
 

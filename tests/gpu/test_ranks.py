@@ -66,11 +66,8 @@ def test_one_rank_sums_and_averages_with_the_devices_backend(gate: Gate, one_ran
     assert model.weight.grad is not None and model.weight.grad.tolist() == [[0, 1, 2]]
 
 
-def test_shared_batch_norm_of_one_rank_trains_like_the_plain_one(
-    gate: Gate, one_rank: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_batch_norm_of_one_rank_trains_like_the_plain_one(gate: Gate, one_rank: World) -> None:
     """With the device's own parts, whose two messages a layer the host does not wait for."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     trainers = [made_trainer(gate) for _ in range(2)]
     norms = [module for module in trainers[1].model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms

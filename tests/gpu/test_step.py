@@ -59,8 +59,7 @@ def test_a_skipped_step_leaves_no_trace_and_its_flags_are_read_a_step_later(gate
 
 
 @each_head
-def test_losses_of_20_steps_are_those_of_the_cpu(gate: Gate, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def test_losses_of_20_steps_are_those_of_the_cpu(gate: Gate, head: str) -> None:
     trainers = [Trainer(accelerator, cfg=HEADS[head][0]) for accelerator in (None, gate.accelerator)]
     for number in range(20):
         losses = []

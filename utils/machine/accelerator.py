@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -118,6 +118,10 @@ class Accelerator:
     def half_dtype(self) -> torch.dtype:
         """The dtype of `--half`; float32 without a native 16-bit type."""
         return self.native_dtype
+
+    def full_float32(self) -> AbstractContextManager[None]:
+        """Return a context in which float32 is computed with all its digits."""
+        return nullcontext()
 
     def autocast(self, dtype: torch.dtype) -> AbstractContextManager[None]:
         """Return torch's autocast to `dtype`, disabled for float32."""

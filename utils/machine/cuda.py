@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class Cuda(Accelerator):
 
     @property
     def onnx_options(self) -> dict[str, str]:
-        return {"device_id": str(self.device.index or 0)}
+        return {"device_id": str(self.device.index or 0), "use_tf32": "0"}
 
     @property
     def name(self) -> str:
@@ -77,6 +78,16 @@ class Cuda(Accelerator):
     @property
     def half_dtype(self) -> torch.dtype:
         return torch.float16
+
+    @contextmanager
+    def full_float32(self) -> Iterator[None]:
+        """As in Accelerator: without TF32, torch's default for convolutions, which has 10 bits of fraction."""
+        before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
     def rng_state(self) -> Tensor | None:
         return torch.cuda.get_rng_state(self.device)

@@ -56,13 +56,13 @@ def open_world(
     accelerator.activate()
     if launch.size == 1 and not launch.has_store:
         world = World(launch, accelerator)
-        with _own_threads(world, threads):
+        with _own_settings(world, threads):
             yield world
         return
     server = f"{launch.server} on {launch.address}:{launch.port}, which serves the job's store,"
     with closing(Watchdog(launch.rank, server)) as watchdog:
         join = _single if launch.size == 1 else _joined
-        with join(launch, accelerator, watchdog, call) as world, _own_threads(world, threads):
+        with join(launch, accelerator, watchdog, call) as world, _own_settings(world, threads):
             yield world
 
 
@@ -133,15 +133,16 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
 
 
 @contextmanager
-def _own_threads(world: World, threads: int) -> Iterator[None]:
-    """Let torch compute with `threads` threads; 0 = at most one per processor of this rank.
+def _own_settings(world: World, threads: int) -> Iterator[None]:
+    """Let torch compute float32 in full, with `threads` threads; 0 = at most one per processor of this rank.
 
     torch's default ignores CPU quotas and other ranks. ONNX Runtime and OpenVINO take as many threads as torch.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads or min(before, world.cpus))
     try:
-        yield
+        with world.accelerator.full_float32():
+            yield
     finally:
         torch.set_num_threads(before)
 

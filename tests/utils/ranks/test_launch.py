@@ -16,11 +16,12 @@ from torch.distributed import DistNetworkError, HashStore, TCPStore
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, Diverged, Interrupted, UserError
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.cuda import Cuda
 from tessera.utils.ranks import failures
 from tessera.utils.ranks import launch as launch_module
 from tessera.utils.ranks import store as store_module
 from tessera.utils.ranks.failures import PeerError, run_rank
-from tessera.utils.ranks.launch import _make_groups, _with_reporter
+from tessera.utils.ranks.launch import _make_groups, _with_reporter, open_world
 from tessera.utils.ranks.liveness import STORE_LOST
 from tessera.utils.ranks.store import RestartMemory
 from tessera.utils.ranks.world import World
@@ -148,3 +149,18 @@ def test_a_call_is_recalled_by_whichever_rank_is_the_first_after_a_restart(monke
     monkeypatch.setattr(store_module, "_calls", Counter())
     assert World(memory=RestartMemory(store, "on another host")).recall("run") == "exp"
     assert World(memory=RestartMemory(store, "of another call")).recall("run") is None
+
+
+def test_a_command_computes_float32_without_tf32_and_restores_the_callers_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch_module, "choose_accelerator", lambda *_: Cuda(torch.device("cuda", 0)))
+    monkeypatch.setattr(Cuda, "activate", lambda _: None)
+    settings = torch.backends.cudnn, torch.backends.cuda.matmul
+    with Cuda().full_float32():  # restores what the test changes
+        for setting in settings:
+            setting.allow_tf32 = True
+        with open_world(launch=Launch()):
+            assert not any(setting.allow_tf32 for setting in settings)
+        assert all(setting.allow_tf32 for setting in settings)
+    assert Cuda().onnx_options["use_tf32"] == "0"
