@@ -1,4 +1,4 @@
-"""A fault campaign: runs of two ranks struck at random moments of their whole life, each followed by a resume.
+"""A fault campaign: runs of two to four ranks struck at random moments of their life, each followed by a resume.
 
     make chaos            # 1,000 strikes, and a table of what became of them; the same command resumes where it was
     make chaos KILLS=10
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -72,7 +73,7 @@ class Strike(NamedTuple):
     """What is done, to a job of which kind.
 
     Attributes:
-        target: "all", "rank 0", "rank 1", "launcher", "worker", "cable" or "host 1".
+        target: "all", "rank 0" and so on, "launcher", "worker", "cable" or "host 1".
         number: the signal.
         layout: "plain" (rank 0 keeps the store), "launcher" (the launcher does) or "hosts" (it does, on the first).
     """
@@ -87,20 +88,27 @@ class Strike(NamedTuple):
 
 
 _KILL, _STOP = signal.SIGKILL, signal.SIGSTOP
-_ALONE = [Strike("all", _KILL, layout) for layout in ("plain", "launcher")] * 2
-_ALONE += [Strike(f"rank {r}", n, layout) for r in (0, 1) for n in (_KILL, _STOP) for layout in ("plain", "launcher")]
-_ALONE += [Strike("worker", n, "plain") for n in (_KILL, _STOP)] + [
-    Strike("launcher", n, "launcher") for n in (_KILL, _STOP)
+_LAYOUTS = ("plain", "launcher")
+_ALONE = [
+    *(Strike("all", _KILL, layout) for layout in _LAYOUTS * 2),
+    *(Strike("worker", number, "plain") for number in (_KILL, _STOP)),
+    *(Strike("launcher", number, "launcher") for number in (_KILL, _STOP)),
 ]
-_HOSTS = [Strike(target, _KILL, "hosts") for target in ("all", "cable", "cable", "host 0", "host 1", "rank 1")]
-_HOSTS += [Strike("rank 0", _STOP, "hosts"), Strike("rank 1", _STOP, "hosts")]
+_HOSTS = [Strike(target, _KILL, "hosts") for target in ("all", "cable", "cable", "host 0", "host 1")]
+_RANKS = (2, 3, 4)
+
+
+def strikes(ranks: int, on_hosts: bool) -> list[Strike]:
+    """Return the strikes of a job, from which one is drawn."""
+    by_rank = itertools.product(range(ranks), (_KILL, _STOP), ("hosts",) if on_hosts else _LAYOUTS)
+    return [*(_HOSTS if on_hosts else _ALONE), *(Strike(f"rank {rank}", *how) for rank, *how in by_rank)]
 
 
 @dataclass
 class Tally:
     """Counts of what became of the strikes, and a line for each broken promise; saved in a file."""
 
-    life_s: float = 0.0
+    life_s: dict[str, float] = field(default_factory=dict)  # of an undisturbed run, by the number of ranks
     strikes: int = 0
     finished: int = 0
     equal: int = 0
@@ -138,22 +146,25 @@ class Campaign:
     def __init__(self, folder: Path, seed: int, hosts: Sequence[Host]) -> None:
         self._folder, self._seed, self._hosts = folder, seed, hosts
         folder.mkdir(parents=True, exist_ok=True)
-        self._data = folder / "tiny.yaml" if (folder / "undisturbed.pt").is_file() else make_data(folder)
+        self._data = folder / "tiny.yaml" if any(folder.glob("undisturbed*.pt")) else make_data(folder)
         self._project = folder / "runs"
         self._phase, self._file = folder / "phase", folder / "tally.json"
         self._last = self._project / "exp" / "weights" / "last.pt"
-        self._expected = folder / "undisturbed.pt"
         self._env = {"TESSERA_CACHE": str(folder / "cache"), "CHAOS_PHASE": str(self._phase), **_LIMITS}
         self.tally = Tally.load(self._file)
-        if not self._expected.is_file():
-            self._measure()
+        self._draw_ranks()
 
-    def _measure(self) -> None:
+    def _draw_ranks(self) -> None:
+        """Draw the number of ranks of the next run; the first such run is undisturbed."""
+        self._ranks = random.Random(f"{self._seed} run {self.tally.finished}").choice(_RANKS)
+        self._expected = self._folder / f"undisturbed{self._ranks}.pt"
+        if self._expected.is_file():
+            return
         started = time.monotonic()
         with self._start("plain") as job:
             outcome = job.wait(_WHOLE_RUN_S)
             assert outcome is not None and outcome.code == 0, job.said
-        self.tally.life_s = time.monotonic() - started
+        self.tally.life_s[str(self._ranks)] = time.monotonic() - started
         self.tally.save(self._file)
         self._last.replace(self._expected)
         shutil.rmtree(self._project)
@@ -163,8 +174,8 @@ class Campaign:
         """Start or resume, and strike at a random moment; a run that ends before is compared, and the next begins."""
         tally = self.tally
         dice = random.Random(f"{self._seed} {tally.strikes} {tally.finished}")
-        strike = dice.choice(_HOSTS if self._hosts and dice.random() < 0.3 else _ALONE)
-        moment = dice.uniform(0, tally.life_s)
+        strike = dice.choice(strikes(self._ranks, on_hosts=bool(self._hosts) and dice.random() < 0.3))
+        moment = dice.uniform(0, tally.life_s[str(self._ranks)])
         going_on, saved, before = self._last.is_file(), self._whole_step(), shared_memory()
         at_scan = tally.strikes % _SCAN_EVERY == _SCAN_EVERY - 1
         if at_scan:
@@ -183,7 +194,8 @@ class Campaign:
             killed = job.kill()
         self._repair()
         tally.strikes += 1
-        tally.counts.update((f"  in {phase}", f"  {strike}", "  resumed" if going_on else "  nothing saved yet"))
+        saving = "  resumed" if going_on else "  nothing saved yet"
+        tally.counts.update((f"  in {phase}", f"  {strike}", saving, f"  on {self._ranks} ranks"))
         ids = set(map(str, [*killed, *job.seen]))
         left = {name for name in shared_memory() - before if ids & set(name.replace("-", "_").split("_"))}
         tally.broken += [f"{strike} in {phase}: left over: {name}" for name in sorted(left)]
@@ -264,10 +276,12 @@ class Campaign:
         if self._last.is_file():
             args = ["--resume", str(self._last), "--device", "cpu"]
         else:
-            args = flags(self._data, self._project, "--epochs", "2", "--save-steps", "1", "--exist-ok")
+            own = ("--batch", "12", "--epochs", "2", "--save-steps", "1", "--exist-ok")
+            args = flags(self._data, self._project, *own)
         hosts = self._hosts if layout == "hosts" else ()
         run = partial(run_rank_with_phases, args)
-        return ForkedJob(run, self._folder / "said", self._env, keeps_store=layout != "plain", hosts=hosts)
+        keeps = layout != "plain"
+        return ForkedJob(run, self._folder / "said", self._env, keeps_store=keeps, hosts=hosts, ranks=self._ranks)
 
     def _whole_step(self) -> int:
         """Return the step of the checkpoint; -1 where there is none. A damaged one is noted."""
@@ -293,6 +307,7 @@ class Campaign:
                 tally.broken.append(f"after strike {tally.strikes}: {error}")
         shutil.rmtree(self._project)
         shutil.rmtree(self._folder / "cache", ignore_errors=True)  # the next one scans again
+        self._draw_ranks()
 
 
 def run_rank_with_phases(args: list[str]) -> int:
@@ -328,7 +343,7 @@ def main() -> int:
             hosts = ()
         campaign = Campaign(folder, asked.seed, hosts)
         tally = campaign.tally
-        print(f"An undisturbed run takes {tally.life_s:.1f} s; {tally.strikes} strikes done; {folder}", flush=True)
+        print(f"{tally.strikes} strikes done; {folder}", flush=True)
         while tally.strikes < asked.kills:
             campaign.strike()
     print(f"\n{tally.table()}\n{(time.monotonic() - started) / 60:.1f} minutes, seed {asked.seed}")

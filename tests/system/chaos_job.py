@@ -1,4 +1,4 @@
-"""Jobs of one or two ranks forked from a process that has all modules imported: torchrun without the import time."""
+"""Jobs of a few ranks forked from a process that has all modules imported: torchrun without the import time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ class ForkedJob(contextlib.AbstractContextManager["ForkedJob"]):
         interface = {"GLOO_SOCKET_IFNAME": DEVICE} if hosts else {}
         self._env = {**env, **address, **store, **interface, "WORLD_SIZE": str(ranks)}
         self._keeps_store, self._run = keeps_store, run
-        shares = [[0], [1]] if hosts else [[*range(ranks)]]
+        numbers = [*range(ranks)]
+        shares = [numbers[: ranks // 2], numbers[ranks // 2 :]] if hosts else [numbers]
         self.launchers = [self._fork(share, *hosts[n : n + 1]) for n, share in enumerate(shares)]
 
     def _fork(self, ranks: Sequence[int], host: Host | None = None) -> int:
@@ -79,7 +80,7 @@ class ForkedJob(contextlib.AbstractContextManager["ForkedJob"]):
             living.discard(pid)
             failed |= status != 0
         if store is not None and not failed:
-            time.sleep(2 * (len(ranks) == 1))  # the other host's rank may still say that it has ended
+            time.sleep(2 * (len(ranks) < int(os.environ["WORLD_SIZE"])))  # the other host's may still say that they end
         return int(failed)
 
     def _fork_rank(self, rank: int, local: int) -> int:
