@@ -95,7 +95,7 @@ class DataParallel(nn.Module):
             return
         if not self._missing:
             self._missing = [len(bucket.parameters) for bucket in self._buckets]
-            Variable._execution_engine.queue_callback(self._finish)  # type: ignore[attr-defined]
+            Variable._execution_engine.queue_callback(self._finish)
         self._missing[number] -= 1
         while len(self._sums) < len(self._buckets) and self._missing[len(self._sums)] == 0:
             self._send()
