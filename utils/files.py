@@ -26,6 +26,7 @@ SHARED_MEMORY = Path("/dev/shm")  # in-memory file system of Linux
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems
 _HOST = re.sub("[^A-Za-z0-9-]", "-", socket.gethostname())[:40]
 _ADDRESS = re.compile("[A-Za-z][A-Za-z0-9+.-]*://")
+_ADDRESS_AS_PATH = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` merges slashes; C:/ is a drive
 _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a FIFO",
@@ -167,9 +168,14 @@ def user_path(text: str | Path, where: str) -> Path:
     """Return a path given by a user, `~` expanded; `where` names its origin in errors, such as "--data".
 
     Raises:
-        ConfigError: an impossible path, or the user of `~user` is unknown.
+        ConfigError: an address, an impossible path, or the user of `~user` is unknown.
     """
     check_path(text, where)
+    if _ADDRESS_AS_PATH.match(str(text)):
+        raise ConfigError(
+            f"{where}: found the address {shown(str(text))}, expected a path of this machine. Mount the storage as a "
+            "folder, or copy to and from it with a program of its own."
+        )
     try:
         return Path(text).expanduser()
     except RuntimeError as error:

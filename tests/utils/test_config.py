@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import pytest
 
 from tessera.utils.config import HYPS_DIR, Hyp, TrainConfig, load_hyp
 from tessera.utils.errors import ConfigError
+from tessera.utils.flags.compare import CompareConfig
 from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
 
@@ -202,3 +205,27 @@ def test_refused_in_one_short_line(values: dict[str, Any], message: str) -> None
     with pytest.raises(ConfigError, match=message) as error:
         TrainConfig(**values)
     assert len(str(error.value)) < 250 and str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("options", [TrainConfig, ValConfig, DetectConfig, ExportConfig, CompareConfig])
+def test_no_path_is_an_address(options: type[Options]) -> None:
+    paths = {f.name for f in dataclasses.fields(options)} & {
+        "weights", "cfg", "data", "hyp", "resume", "project", "name", "report", "output", "models", "a", "b",
+    }  # fmt: skip
+    for name in sorted(paths):
+        with pytest.raises(ConfigError, match=f"(--{name}|^MODEL): found the address 's3://bucket/x', expected a path"):
+            options(**{name: "s3://bucket/x"})
+
+
+@pytest.mark.parametrize(
+    ("options", "argv", "flag"),
+    [
+        (TrainConfig, ["--check-data", "pets/"], "--data"),
+        (ValConfig, ["--verbose", "pets.yaml"], "--data"),
+        (DetectConfig, ["--weights", "a.pt", "bus.jpg"], "--source"),
+        (ExportConfig, ["best.pt"], "--weights"),
+    ],
+)
+def test_the_flag_of_a_value_without_one_is_named(options: type[Options], argv: list[str], flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf"unknown argument '{argv[-1]}'\. Is it the value of {flag}\?"):
+        options.from_args(argv)

@@ -105,6 +105,8 @@ def test_an_unnamed_file_is_opened_by_others_and_no_file_in_its_place(tmp_path: 
         ("data/" + "x" * 256, "--data: found 'data/xxx.*each name in it at most 255"),
         ("deep/" * 900, "at most 4,095 bytes"),
         ("\ud800", r"--data: found '\\ud800', expected a path; this is no text"),
+        ("gs://bucket/a", "--data: found the address 'gs://bucket/a', expected a path of this machine"),
+        (str(Path("s3://bucket/a")), "found the address 's3:/bucket/a'"),
     ],
 )
 def test_impossible_paths(text: str, message: str) -> None:
@@ -116,6 +118,7 @@ def test_impossible_paths(text: str, message: str) -> None:
 def test_paths_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert user_path("~/a", "x") == Path("/home/me/a") and user_path("a/~b", "x") == Path("a/~b")
+    assert user_path("C:/a", "x") == Path("C:/a") and user_path("./s3:/a", "x") == Path("s3:/a")
     assert user_path("\udcff" + "x" * 254, "x").name == "\udcff" + "x" * 254
     monkeypatch.setattr(Path, "stat", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(UserError, match=r"^--weights: 'a/b' cannot be reached"):

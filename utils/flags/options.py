@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn
 
 from tessera.utils.environment import silence_torch
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.files import user_path
+from tessera.utils.files import check_path, suffix_of, user_path
 from tessera.utils.flags.json_output import FLAG
 from tessera.utils.flags.model_zoo import published_table
 from tessera.utils.flags.program import called, git_revision
@@ -44,6 +44,9 @@ _GROUPS = {
     COMPATIBILITY: "local_rank",
 }
 GROUPS = {title: tuple(names.split()) for title, names in _GROUPS.items()}
+_PATHS = frozenset(
+    ["models", "a", "b", "weights", "cfg", "data", "hyp", "resume", "project", "name", "output", "report"]
+)
 
 
 def option(
@@ -111,7 +114,10 @@ class Options:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            object.__setattr__(self, f.name, _checked(getattr(self, f.name), f))
+            value = _checked(getattr(self, f.name), f)
+            object.__setattr__(self, f.name, value)
+            for path in (value if isinstance(value, tuple) else [value]) if f.name in _PATHS else ():
+                user_path(path, f.metadata["positional"] or flags_of(f)[0])
         name = getattr(self, "name", "exp")
         if not name.strip("/. "):
             raise ConfigError(f"--name {shown(name)}: expected a name for the run directory.")
@@ -226,7 +232,7 @@ def _scalar(value: Any, flag: str, m: Mapping[str, Any]) -> Any:
     if kind is str:
         value = "" if value is None else str(value)
         value = YOLOV5_VALUES.get((flag, value), value)
-        user_path(value, flag)
+        check_path(value, flag)
         if not m["choices"]:
             return value
         for choice in m["choices"]:
@@ -264,9 +270,16 @@ class _Parser(argparse.ArgumentParser):
         if message.startswith(marker):
             word = message[len(marker) :].split()[0]
             known = [flag for action in self._actions for flag in action.option_strings]
-            hint = did_you_mean(word.split("=")[0], known)
+            hint = did_you_mean(word.split("=")[0], known) or _flag_hint(word, known)
             raise ConfigError(f"{self.prog}: unknown argument {shown(word)}.{hint} See {self.prog} --help.")
         raise ConfigError(f"{self.prog}: {one_line(message, 300)}. See {self.prog} --help.")
+
+
+def _flag_hint(word: str, known: Sequence[str]) -> str:
+    """Return a hint that names the flag of a value given without one, such as `--check-data FOLDER`; else ""."""
+    flags = {".yaml": "--data", ".yml": "--data", ".pt": "--weights"}
+    flag = flags.get(suffix_of(word)) or ("--source" if "--source" in known else "--data")
+    return "" if word.startswith("-") or flag not in known else f" Is it the value of {flag}?"
 
 
 class _Report(argparse.Action):
