@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import math
 import os
 import re
@@ -33,13 +34,17 @@ _OTHER_KEYS = ("path", "names", "nc", "ignore", "classes", "download", "generate
 _KEYS = SPLITS + _OTHER_KEYS
 _OTHER_WORD = re.compile("(train|val|test)(id|idation|ing|set)")  # for a split
 _FRACTION_AS_TEXT = re.compile(r"\d*[.,]\d+|[\d.,]+\s*%")
+_ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 _FOLDER = HOME / "data"
+
+logger = logging.getLogger(__name__)
 
 
 def load_spec(data: str | Path, *, obtain: bool = True) -> DatasetSpec:
     """Load a dataset YAML and locate its dataset; `build_index` reports missing entries.
 
-    `data` is its path, or a name in the repository's data/. `obtain` downloads or generates a missing dataset.
+    `data` is its path, a name in the repository's data/, or a folder with data.yaml or one other YAML. `obtain`
+    downloads or generates a missing dataset.
 
     Raises:
         UserError: no such YAML, a mistake in it, or the dataset is missing and unavailable.
@@ -97,7 +102,14 @@ def _find_yaml(data: str | Path) -> Path:
                     f"--data {shown(Path(data))}: found {path.suffix}, expected a dataset YAML. Write one; a COCO "
                     "JSON file or a list of images goes under its `train:` or `val:`."
                 )
+            if path.suffix.lower() in _ARCHIVES:
+                raise ConfigError(
+                    f"--data {shown(Path(data))}: found an archive, expected a dataset YAML. Unpack it, and give the "
+                    "folder or its data.yaml."
+                )
             return absolute(path)
+    if os.path.isdir(given):  # noqa: PTH112
+        return _yaml_in_folder(given)
     if kind := special_file_kind(given):
         raise ConfigError(f"--data {shown(Path(data))}: found {kind}, expected a dataset YAML.")
     known = sorted(path.name for path in _FOLDER.glob("*.yaml"))
@@ -107,6 +119,19 @@ def _find_yaml(data: str | Path) -> Path:
     raise ConfigError(
         f"--data {shown(Path(data))}: no such dataset YAML.{hint} Tried\n  {places}\n"
         f"The repository has {', '.join(known)}."
+    )
+
+
+def _yaml_in_folder(folder: Path) -> Path:
+    inside = sorted(path.name for path in folder.glob("*.y*ml") if path.suffix in (".yaml", ".yml"))
+    own = [name for name in ("data.yaml", "data.yml", *inside[: len(inside) == 1]) if name in inside]
+    if own:
+        logger.info(f"--data {shown(folder)}: using {shown(own[0])} in it")
+        return absolute(folder / own[0])
+    found = f"a folder with {first_of(list(map(shown, inside)), 4)}" if inside else "a folder without a YAML"
+    raise ConfigError(
+        f"--data {shown(folder)}: found {found}, expected a dataset YAML, or a folder with data.yaml. Give the path of "
+        "one, or write one with train, val and names."
     )
 
 

@@ -57,6 +57,23 @@ def test_what_goes_into_a_yaml_is_none(tmp_path: Path, name: str) -> None:
         load_spec(write(tmp_path / name, "{}"))
 
 
+def test_an_archive_is_unpacked_first(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set\.zip: found an archive, expected a dataset YAML\. Unpack it"):
+        load_spec(write(tmp_path / "set.zip", "PK"))
+
+
+def test_a_folder_stands_for_its_yaml(tmp_path: Path) -> None:
+    root = dataset(tmp_path / "pets")
+    with pytest.raises(ConfigError, match="found a folder without a YAML, expected a dataset YAML"):
+        load_spec(root)
+    one = write(root / "pets.yaml", BODY)
+    assert load_spec(root).yaml_path == one
+    other = write(root / "more.yml", BODY)
+    with pytest.raises(ConfigError, match=r"found a folder with 'more\.yml', 'pets\.yaml', expected a dataset YAML"):
+        load_spec(root)
+    assert load_spec(write(root / "data.yaml", BODY)).yaml_path == load_spec(root).yaml_path != other
+
+
 @pytest.mark.parametrize("place", ["beside", "cwd", "datasets", "yolov5"])
 def test_relative_path_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     (tmp_path / "cwd").mkdir()
