@@ -75,6 +75,14 @@ def test_a_package_has_a_docstring_and_exports_nothing() -> None:
             assert isinstance(docstring, ast.Expr) and isinstance(docstring.value, ast.Constant), path
 
 
+def test_no_bar_moves_in_a_log_file() -> None:
+    for path in FILES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "tqdm":
+                own = path.name == "epoch_bar.py"  # which asks the stream itself
+                assert own or "disable" in {word.arg for word in node.keywords}, f"{path}:{node.lineno}: disable=None"
+
+
 def test_environment_is_read_in_one_place() -> None:
     for path in FILES:
         if path.name != "environment.py":

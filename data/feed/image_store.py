@@ -126,7 +126,7 @@ class ImageStore(AbstractContextManager["ImageStore"]):
         title = f"Caching {self.index.split} {self.noun} ({gib(self.nbytes)})"
         with (
             ThreadPoolExecutor(min(usable_cpus(), 32)) as pool,
-            tqdm(total=len(self), desc=title, unit="image", disable=not show_progress) as bar,
+            tqdm(total=len(self), desc=title, unit="image", disable=not show_progress or None) as bar,
         ):
             try:
                 for written in pool.map(write, self._all_files()):

@@ -133,7 +133,7 @@ def build_tile_index(
             f"side {np.median(sides):.0f} pixels). Use a --tile a few times as large as the objects, or omit it."
         )
     per_image = []
-    title, hidden = f"Splitting {images.split} into views", not show_progress
+    title, hidden = f"Splitting {images.split} into views", not show_progress or None
     sizes = tqdm(images.sizes_hw.tolist(), title, unit="image", delay=_PROGRESS_DELAY_S, disable=hidden)
     for image, (height, width) in enumerate(sizes):
         windows = tile_windows((height, width), tile, overlap)

@@ -164,7 +164,8 @@ class _Download:
     def _receive(self, response: BaseHTTPResponse, file: IO[bytes], offset: int, total: int | None) -> None:
         """Append the body to `file`, which has `offset` bytes."""
         title = self.target.name
-        with tqdm(total=total, initial=offset, unit="B", unit_scale=True, unit_divisor=1024, desc=title) as bar:
+        scale: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
+        with tqdm(total=total, initial=offset, desc=title, disable=None, **scale) as bar:
             try:
                 for block in http_client.read_blocks(response, self.url, total, self.max_bytes, offset):
                     file.write(block)

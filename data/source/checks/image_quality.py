@@ -65,7 +65,7 @@ def check_images(check: DatasetCheck, part: SplitData) -> list[Fingerprint | Non
     paths = [listing.images[place] for place in part.places.tolist()]
     with ThreadPoolExecutor(usable_cpus()) as pool:
         decoding = pool.map(partial(_decode, rule=part.spec.pixels), paths)
-        results = tqdm(decoding, f"Decoding {part.split}", len(paths))
+        results = tqdm(decoding, f"Decoding {part.split}", len(paths), disable=None)
         for path, size, fingerprint in zip(paths, part.scanned.sizes_hw.tolist(), results, strict=True):
             shown = listing.shown(path)
             if isinstance(fingerprint, Fingerprint) and [*fingerprint.size_hw] != size:
