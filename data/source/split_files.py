@@ -20,7 +20,7 @@ from tessera.data.source.annotations.voc_folder import voc_folder
 from tessera.data.source.dataset_root import expand_entry, images_and_xmls, list_base_dir, read_path_list, stem_of
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.errors import UserError
-from tessera.utils.files import LONGEST_PATH, is_address, suffix_of
+from tessera.utils.files import LONGEST_PATH, files_below, is_address, suffix_of
 from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import first_of, one_line, plural, shown
 from tessera.utils.types import DatasetSpec
@@ -91,18 +91,17 @@ def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None 
         raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.{offer}")
     listing = Listing(str(spec.root))
     collected = _Collector(spec, split, cached or {}, listing)
-    for entry in spec.splits[split]:
-        for path in expand_entry(spec, split, entry):
-            collected.add(path)
+    empty = [entry for entry in spec.splits[split] if not collected.add_entry(entry)]
     unread = unread_images([*dict.fromkeys(collected.unread)])
     listing.problems += [f"{split}: {unread}"] if unread else []
     if not collected.labels:
-        places = first_of([shown(path) for path in spec.splits[split]], 10, "\n  ")
+        places = first_of([shown(path) + _other_files(path) for path in spec.splits[split]], 10, "\n  ")
         found = first_of(listing.problems, _PROBLEMS, "\n") + "\n" * bool(listing.problems)
         raise UserError(
             f"{spec.yaml_path}: {split}: no image found in\n  {places}\n{found}Expected files that end in "
             f"{' '.join(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))}."
         )
+    listing.problems += [f"{split}: no image found in {collected.shown(path)}{_other_files(path)}" for path in empty]
     listing.images, listing.image_stats = collected.resolve_images()
     labels = [collected.labels[image] for image in listing.images]
     label_stats = stats(labels)
@@ -115,9 +114,11 @@ def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None 
         label_stats = stats(labels)
     listing.labels, listing.label_stats = labels, label_stats
     listing.coco = {at: collected.coco[image] for at, image in enumerate(listing.images) if image in collected.coco}
-    if collected.repeats:
+    if collected.repeated:
+        count, times = len(set(collected.repeated)), plural(len(collected.repeated), "further time")
         listing.notes.append(
-            f"{spec.yaml_path.name}: {split} lists {plural(collected.repeats, 'image')} repeatedly; each is used once"
+            f"{spec.yaml_path.name}: {split} lists {plural(count, 'image')} repeatedly ({times}); each is used once"
+            + (". To show rare classes more often, give --sampling balanced or --image-weights" * (split == "train"))
         )
     return listing
 
@@ -157,10 +158,16 @@ class _Collector:
     folders: list[str] = field(default_factory=list)  # of lists and COCO files
     all_missing: list[str] = field(default_factory=list)  # a message for each COCO file without existing images
     unread: list[str] = field(default_factory=list)
-    repeats: int = 0
+    repeated: list[str] = field(default_factory=list)  # an image for each further time that it is listed
 
-    def add(self, path: Path) -> None:
-        """Add the images of `path`, an entry of the YAML."""
+    def add_entry(self, entry: Path) -> bool:
+        """Add the images of an entry of the YAML; return whether it has any."""
+        before = len(self.labels) + len(self.repeated) + len(self.unread)
+        for path in expand_entry(self.spec, self.split, entry):
+            self._add(path)
+        return len(self.labels) + len(self.repeated) + len(self.unread) > before
+
+    def _add(self, path: Path) -> None:
         suffix = path.suffix.lower()
         if os.path.isdir(path):
             self._add_folder(path)
@@ -199,7 +206,8 @@ class _Collector:
         if _suffix(image) in UNREAD_SUFFIXES:
             self.unread.append(image)
             return
-        self.repeats += image in self.labels
+        if image in self.labels:
+            self.repeated.append(image)
         self.labels.setdefault(image, label)
 
     def _add_folder(self, folder: Path) -> None:
@@ -304,6 +312,19 @@ class _Collector:
         part = file.stem.removeprefix("instances_")
         bases = dict.fromkeys((file.parent, file.parent.parent, self.spec.root))
         return [base / below for base in bases for below in (".", f"images/{part}", part, "images", "data")]
+
+
+def _other_files(entry: Path) -> str:
+    """Return a remark on an entry without images, such as labels/val in the place of images/val; "" if none helps."""
+    folder = entry if entry.is_dir() else entry.parent
+    before, is_labels, after = str(folder).rpartition("labels")
+    images = Path(f"{before}images{after}")
+    if is_labels and images.is_dir() and any(files_below(images, _IMAGES)):
+        return f": label files are there; give {shown(images)}, whose images find them"
+    kinds = sorted(
+        {suffix_of(path) for path in files_below(folder, {".txt", ".json", ".csv"})} if entry == folder else ()
+    )
+    return f": {' and '.join(kinds)} files are there" if kinds else ""
 
 
 def _suffix(path: str) -> str:

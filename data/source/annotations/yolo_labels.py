@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -23,6 +24,7 @@ _MAX_CLASS = 2**31 - 1
 ALL_CLASSES = -1  # class of an ignored region that applies to all classes
 MAX_OVERSHOOT = 0.01  # fraction of a side by which a coordinate may exceed the image and is clipped
 _LONGEST_TOKEN = 25  # characters in a message
+_DECIMAL_COMMA = re.compile(rb"-?\d*,\d+")
 _NO_AREA = 1e-9  # fraction of a side that rounding may leave of a box outside the image
 
 Size = tuple[int, int]
@@ -182,12 +184,19 @@ def polygon_box(points: NDArray[np.float64]) -> list[float]:
 def _read_row(tokens: list[bytes], keypoints: int) -> tuple[float, ...] | str:
     """Return the numbers of a row, or a message."""
     count = len(tokens)
+    if any(b"," in token or b";" in token for token in tokens):
+        return _wrong_separator(tokens)
     if keypoints and count != 5:
         return f"{count} fields, expected 5 (class x y w h), or {5 + keypoints} with the keypoints of kpt_shape"
     if count > 5 and (points := _keypoints(tokens)):
         return (
             f"{count} fields, as a pose has them (class x y w h, then keypoints). Write `kpt_shape: [{points}, 3]` "
             "into the data YAML to train on its box"
+        )
+    if count == 6:
+        return (
+            "6 fields, expected 5 (class x y w h): the sixth may be a confidence of --save-conf. Remove it, or write "
+            "labels for training with --auto-label"
         )
     if count != 5 and (count < 7 or count % 2 == 0):
         noun = "field" if count == 1 else "fields"
@@ -213,6 +222,13 @@ def _read_row(tokens: list[bytes], keypoints: int) -> tuple[float, ...] | str:
             return f"{name} is {_shown(token)}, expected at most 1 (a fraction of the image's width or height)"
         row.append(value)
     return tuple(row)
+
+
+def _wrong_separator(tokens: list[bytes]) -> str:
+    if len(tokens) > 1 and all(_DECIMAL_COMMA.fullmatch(token) for token in tokens[1:]):
+        return f"'{_shown(tokens[1])}' has a decimal comma, expected a point"
+    separators = "semicolons" if b";" in b"".join(tokens) else "commas"
+    return f"the fields are separated by {separators}, expected spaces"
 
 
 def _shown(token: bytes) -> str:

@@ -107,6 +107,17 @@ def test_missing_split_folder_and_images(tmp_path: Path) -> None:
         build(yaml, "test")
 
 
+@pytest.mark.parametrize("entry", ["labels/val", "labels/val/*.txt", "labels"])
+def test_label_files_in_the_place_of_images(tmp_path: Path, entry: str) -> None:
+    yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "val/b": BOX})
+    head, images = yaml.read_text().partition("val:")[0], tmp_path / "pets" / entry.replace("labels", "images")
+    expected = f"label files are there; give {str(images).removesuffix('/*.txt')}, whose images find them"
+    with pytest.raises(UserError, match=f"no image found in\n  .*{entry}".replace("*.txt", ".*") + f": {expected}"):
+        build(write(yaml, f"{head}val: '{entry}'\nnames: [cat, dog]\n"), "val")
+    index = build(write(yaml, f"{head}val: [images/val, '{entry}']\nnames: [cat, dog]\n"), "val")
+    assert index.problems[-1] == f"val: no image found in {entry}: {expected}" and len(index) == 1
+
+
 def test_no_usable_image(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": "x", "train/b": "y"})
     with pytest.raises(UserError, match=r"none of 2 images can be used:\n  labels/train/a\.txt:1: 1 field"):
@@ -135,7 +146,7 @@ def test_list_file(tmp_path: Path) -> None:
         f"{root}/images/train/a.jpg",
         "./lists/../images/train/b.jpg",
     ]
-    lines += ["./images/train/gone.jpg", "readme", ""]
+    lines += ["./images/train/gone.jpg", "readme", "", *["images/train/a.jpg"] * 2]
     (root / "train.txt").write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
     index = build(write(yaml, f"path: {root}\ntrain: train.txt\nnames: [cat, dog]\n"))
     assert [index.path(i).name for i in range(len(index))] == ["a.jpg", "b.jpg", "c.jpg"]
@@ -143,7 +154,10 @@ def test_list_file(tmp_path: Path) -> None:
         f"{root}/train.txt: 'readme' is not the path of an image; skipped",
         "images/train/gone.jpg: no such file; image skipped",
     )
-    assert index.notes == ("pets.yaml: train lists 1 image repeatedly; each is used once",)
+    assert index.notes == (
+        "pets.yaml: train lists 1 image repeatedly (3 further times); each is used once. To show rare classes more "
+        "often, give --sampling balanced or --image-weights",
+    )
 
 
 def test_globs_lists_and_nested_folders(tmp_path: Path) -> None:

@@ -82,6 +82,13 @@ def test_any_bytes_are_read(raw: bytes) -> None:
         ("0 nan 0.5 0.1 0.1", "x is nan, expected a finite number"),
         ("cat 0.5 0.5 0.1 0.1", "'cat' is not a number"),
         ("0 0.5 0.5 0_1 0.1", "'0_1' is not a number"),
+        ("0,0.5,0.5,0.1,0.1", "the fields are separated by commas, expected spaces"),
+        ("0, 0.5, 0.5, 0.1, 0.1", "the fields are separated by commas, expected spaces"),
+        ("0 0.5,0.5 0.1,0.1", "the fields are separated by commas, expected spaces"),
+        ("0;0,5;0,5;0,1;0,1", "the fields are separated by semicolons, expected spaces"),
+        ("0; 0.5; 0.5; 0.1; 0.1", "the fields are separated by semicolons, expected spaces"),
+        ("0 0,5 0,5 0,1 0,1", "'0,5' has a decimal comma, expected a point"),
+        ("0 0.5 0.5 0.1 0.1 0.87", "6 fields, expected 5 (class x y w h): the sixth may be a confidence"),
     ],
 )
 def test_bad_row(row: str, what: str) -> None:
