@@ -1,7 +1,7 @@
 """Listing of a split: its images and their label files, unread; COCO files are read with their annotations."""
 
 # Paths are strings: 100,000 Path objects would cost seconds at each start.
-# ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH122
+# ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH120, PTH122
 from __future__ import annotations
 
 import os
@@ -90,7 +90,7 @@ def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None 
         offer = f" {OFFER}" if split == "val" else ""
         raise UserError(f"{spec.yaml_path}: found {have}, expected `{split}`. Add `{split}:` with its images.{offer}")
     listing = Listing(str(spec.root))
-    collected = _Collector(spec, split, cached or {}, listing)
+    collected = _Collector(spec, split, cached or {}, listing, tops={str(spec.root)})
     empty = [entry for entry in spec.splits[split] if not collected.add_entry(entry)]
     unread = unread_images([*dict.fromkeys(collected.unread)])
     listing.problems += [f"{split}: {unread}"] if unread else []
@@ -105,6 +105,9 @@ def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None 
     listing.images, listing.image_stats = collected.resolve_images()
     labels = [collected.labels[image] for image in listing.images]
     label_stats = stats(labels)
+    if collected.resolve_voc(listing.images, label_stats[:, 0] == MISSING[0]):
+        labels = [collected.labels[image] for image in listing.images]
+        label_stats = stats(labels)
     missing = [labels[place] for place in np.flatnonzero(label_stats[:, 0] == MISSING[0]) if labels[place]]
     own, respelled, unused = match_label_files(collected.labels, missing, collected.orphans, collected.shown)
     listing.notes += respelled
@@ -156,6 +159,7 @@ class _Collector:
     coco: dict[str, tuple[Path, CocoImage, dict[int, str]]] = field(default_factory=dict)
     orphans: set[str] = field(default_factory=set)  # XML files without an image
     folders: list[str] = field(default_factory=list)  # of lists and COCO files
+    tops: set[str] = field(default_factory=set)  # folders above which no XML of their images is searched
     all_missing: list[str] = field(default_factory=list)  # a message for each COCO file without existing images
     unread: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)  # an image for each further time that it is listed
@@ -202,6 +206,31 @@ class _Collector:
         images = sorted(self.labels)
         return images, stats(images) if places else states
 
+    def resolve_voc(self, images: Sequence[str], is_missing: NDArray[np.bool_]) -> bool:
+        """Give the images of folders without a text label the XML files beside or near them; return whether any has."""
+        unlabelled: dict[str, list[str]] = {}
+        labelled: set[str] = set()
+        for image, missing in zip(images, is_missing.tolist(), strict=True):
+            folder = os.path.dirname(image)
+            if missing and self.labels[image].endswith(".txt"):
+                unlabelled.setdefault(folder, []).append(image)
+            else:
+                labelled.add(folder)
+        found = False
+        for folder in unlabelled.keys() - labelled:
+            stems = [os.path.splitext(image)[0] for image in unlabelled[folder]]
+            above = [folder, *map(str, Path(folder).parents)]
+            top = next((place for place in above if place in self.tops), folder)
+            for place in above[: above.index(top) + 1]:
+                names = [f"{stem[len(place) + 1 :]}.xml" for stem in stems]
+                if annotations := voc_folder(place, names):
+                    self.labels |= {
+                        image: f"{annotations}/{name}" for image, name in zip(unlabelled[folder], names, strict=True)
+                    }
+                    found = True
+                    break
+        return found
+
     def _put(self, image: str, label: str) -> None:
         if _suffix(image) in UNREAD_SUFFIXES:
             self.unread.append(image)
@@ -212,18 +241,13 @@ class _Collector:
 
     def _add_folder(self, folder: Path) -> None:
         images, xmls = images_and_xmls(folder)
+        self.tops.add(str(folder))
         # Text labels take precedence: XML beside them is left over from a conversion.
-        if any(os.path.exists(label_path(image)) for image in images):
-            for image in images:
-                self._put(image, label_path(image))
-            return
-        if xmls:
+        if xmls and not any(os.path.exists(label_path(image)) for image in images):
             self._add_voc(folder, images, xmls)
             return
-        names = [f"{os.path.splitext(image)[0][len(str(folder)) + 1 :]}.xml" for image in images]
-        annotations = voc_folder(str(folder), names)
-        for image, name in zip(images, names, strict=True):
-            self._put(image, f"{annotations}/{name}" if annotations else label_path(image))
+        for image in images:
+            self._put(image, label_path(image))
 
     def _add_voc(self, folder: Path, images: list[str], xmls: list[str]) -> None:
         """Add a folder of annotations; images are beside them or in a neighbouring JPEGImages or images folder."""

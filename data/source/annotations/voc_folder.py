@@ -15,7 +15,7 @@ _ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls", "labels")
 
 
 def voc_folder(folder: str, names: Sequence[str]) -> str | None:
-    """Return the folder with XML files of the images in `folder`, such as Annotations/ beside JPEGImages/, or None.
+    """Return the folder with XML files of the images in `folder`: itself, or Annotations/ beside JPEGImages/; or None.
 
     `names` are XML paths relative to that folder, such as train/a.xml for images/train/a.jpg.
     """
@@ -34,7 +34,8 @@ def _has_any(place: str, names: Sequence[str]) -> bool:
 
 
 def _places(folder: str) -> Iterator[str]:
-    """Yield candidate folders beside the last path component named like images, then beside the folder itself."""
+    """Yield the folder, then candidates beside the last path component named like images, then beside itself."""
+    yield folder
     parts = folder.split(os.sep)
     of_images = [at for at, part in enumerate(parts) if part.lower() in _IMAGES][-1:]
     for at in dict.fromkeys([*of_images, len(parts) - 1]):

@@ -140,15 +140,26 @@ def test_voc_odd_bytes_are_one_problem(raw: bytes, line: int | None, what: str) 
     assert number == line and what in said and len(said) < 200 and said.isprintable()
 
 
+@pytest.mark.parametrize("entry", ["JPEGImages", "'JPEGImages/**/*.jpg'", "own.txt"])
 @pytest.mark.parametrize("folder", ["JPEGImages", "JPEGImages/day"])
-def test_voc_images_find_their_annotations(tmp_path: Path, folder: str) -> None:
+def test_voc_images_find_their_annotations(tmp_path: Path, folder: str, entry: str) -> None:
     root = tmp_path / "voc"
     write_voc(root, "a", voc_object("dog"), images=folder, annotations=folder.replace("JPEGImages", "Annotations"))
     write_image(root / folder / "background.jpg")
-    index = build(write(tmp_path / "voc.yaml", "path: voc\ntrain: JPEGImages\nval: JPEGImages\nnames: [cat, dog]\n"))
+    write(root / "own.txt", f"{folder}/a.jpg\n./{folder}/background.jpg\n")
+    index = build(write(tmp_path / "voc.yaml", f"path: voc\ntrain: {entry}\nnames: [cat, dog]\n"))
     assert (len(index), index.classes.tolist()) == (2, [1])
     (root / folder / "a.txt").write_text("0 .5 .5 .2 .2\n")  # converted: the text counts
     assert build(tmp_path / "voc.yaml").classes.tolist() == [0]
+
+
+@pytest.mark.parametrize("entry", ["pictures", "'pictures/*/*.jpg'", "own.txt"])
+@pytest.mark.parametrize("annotations", ["pictures/day", "pictures/annots", "annots/day"])
+def test_annotations_are_beside_or_near_the_images(tmp_path: Path, entry: str, annotations: str) -> None:
+    write_voc(tmp_path / "voc", "a", voc_object("dog"), images="pictures/day", annotations=annotations)
+    write(tmp_path / "voc/own.txt", f"{tmp_path}/voc/pictures/day/a.jpg\n")
+    index = build(write(tmp_path / "voc.yaml", f"path: voc\ntrain: {entry}\nnames: [cat, dog]\n"))
+    assert index.classes.tolist() == [1] and not index.problems
 
 
 def test_xml_elsewhere_is_not_taken(tmp_path: Path) -> None:
