@@ -4,6 +4,7 @@
 # ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH120, PTH122
 from __future__ import annotations
 
+import itertools
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from tessera.data.source.annotations.coco_file import CocoImage, read_coco
 from tessera.data.source.annotations.label_files import label_path, match_label_files, normalized_stem
 from tessera.data.source.annotations.moved_images import relocate_images
 from tessera.data.source.annotations.voc_folder import voc_folder
+from tessera.data.source.class_lists import contradictions
 from tessera.data.source.dataset_root import expand_entry, images_and_xmls, list_base_dir, read_path_list, stem_of
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.errors import UserError
@@ -116,6 +118,8 @@ def list_images(spec: DatasetSpec, split: str, cached: CachedCocoListing | None 
         labels = [own[image] for image in listing.images]
         label_stats = stats(labels)
     listing.labels, listing.label_stats = labels, label_stats
+    is_there = label_stats[:, 0] != MISSING[0]
+    listing.problems += contradictions(spec, itertools.compress(labels, is_there.tolist()))
     listing.coco = {at: collected.coco[image] for at, image in enumerate(listing.images) if image in collected.coco}
     if collected.repeated:
         count, times = len(set(collected.repeated)), plural(len(collected.repeated), "further time")
