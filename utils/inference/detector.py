@@ -16,7 +16,7 @@ from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.inference.input_images import Color, DarkImageWarning, ImageInput, to_pixels
+from tessera.utils.inference.input_images import Color, DarkImageWarning, ImageInput, content_of, to_pixels
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.inference.sources.sources import BROKEN_OFF, Sources, open_sources
@@ -114,8 +114,8 @@ class Detector:
         """Detect objects; images are read one by one as results are requested.
 
         Args:
-            source: a value of `--source` (path, folder, glob, URL, camera number, "-"), an image as bytes, PIL image,
-                NumPy array or tensor, or several of them.
+            source: a value of `--source` (path, folder, glob, URL, camera number, "-"), an image as bytes, open file,
+                PIL image, NumPy array or tensor, or several of them.
             color: channel order of arrays and tensors.
             vid_stride: use each `vid_stride`-th frame of videos and streams.
             every_frame: use all frames of a stream in order instead of the newest one.
@@ -170,7 +170,7 @@ class Detector:
 
     def _detect_images(self, images: Iterable[ImageInput], color: Color, keep: bool) -> Iterator[Result]:
         rule = self.pipeline.backend.pixels
-        for number, image in enumerate(images):
+        for number, image in enumerate(map(content_of, images)):
             if isinstance(image, (str, Path)):
                 frame = Frame(self.read(image := Path(image)), str(image))
             else:
@@ -253,8 +253,8 @@ def _split_source(source: Source) -> tuple[list[str | int | Path] | None, Iterab
     If an image comes first, the others are requested one by one, so that those of a generator need not fit in memory.
     """
     is_one = isinstance(source, (str, int, Path, bytes, bytearray, memoryview)) or not isinstance(source, Iterable)
-    # Arrays and tensors are iterable too.
-    rest: Iterator[Any] = iter([source] if is_one or hasattr(source, "shape") else cast("Iterable[Any]", source))
+    is_one = is_one or hasattr(source, "shape") or hasattr(source, "read")  # arrays and open files are iterable too
+    rest: Iterator[Any] = iter([source] if is_one else cast("Iterable[Any]", source))
     first = list(islice(rest, 1))
     if not all(isinstance(item, (str, int, Path)) for item in first):
         return None, chain(first, rest)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import IO, Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from tessera.utils.text import plural, shown
 log = logging.getLogger(__name__)
 
 Color = Literal["rgb", "bgr"]
-ImageInput = str | Path | bytes | Image.Image | NDArray[Any] | Tensor
+ImageInput = str | Path | bytes | IO[bytes] | Image.Image | NDArray[Any] | Tensor
 
 _DTYPES = (np.uint8, np.uint16, np.float16, np.float32, np.float64)
 _CHANNELS = (1, 2, 3, 4)  # grey, grey and alpha, colours, colours and alpha
@@ -57,14 +57,15 @@ def to_pixels(
     """Convert an image to uint8 (H, W, 3) RGB.
 
     Args:
-        image: path or bytes of a file, PIL image, array (H, W) or (H, W, 1 to 4), or tensor (H, W) or (1 to 4, H, W);
-            of uint8, uint16, or floats in 0 … 1. A UserError where it is none of these.
+        image: path or bytes of a file, open file, PIL image, array (H, W) or (H, W, 1 to 4), or tensor (H, W) or
+            (1 to 4, H, W); of uint8, uint16, or floats in 0 … 1. A UserError where it is none of these.
         color: channel order of an array or tensor.
         pixels: rule for more than 8 bits.
         note: warns of dark images.
     """
     if color not in get_args(Color):
         raise ConfigError(f"color: found {shown(color)}, expected rgb or bgr.")
+    image = content_of(image)
     if isinstance(image, Tensor):
         host = image.detach().cpu()
         host = host.float() if host.dtype == torch.bfloat16 else host
@@ -84,6 +85,23 @@ def to_pixels(
     raise UserError(
         f"found a {type(image).__name__}, expected an image: a path, bytes, a PIL image, a NumPy array or a tensor."
     )
+
+
+def content_of(image: Any) -> Any:
+    """Return the bytes of an open file, such as an upload of a web application; anything else unchanged."""
+    if not hasattr(image, "read"):
+        return image
+    kind, content = type(image).__name__, image.read()
+    if not isinstance(content, bytes):
+        raise UserError(
+            f"found a {kind} whose read() returns {type(content).__name__}, expected bytes. Open the file with "
+            'mode "rb", or await its read() and give the bytes.'
+        )
+    if not content:
+        raise UserError(
+            f"found a {kind} without further bytes, expected an image. Go back with seek(0), if it has one."
+        )
+    return content
 
 
 def _eight_bits(levels: NDArray[Any], rule: PixelRule | None, note: DarkImageWarning | None, name: str) -> Pixels:

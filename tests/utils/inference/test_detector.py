@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import pickle
 import weakref
@@ -83,7 +84,10 @@ def test_every_kind_of_image_gives_the_same(detector: Detector, files: list[Path
     ]
     mixed = list(detector(kinds))
     assert [result.source for result in mixed] == ["image 0", str(path), "image 2", "image 3", "image 4"]
-    alone = [result for kind in kinds for result in detector(kind)]
+    with path.open("rb") as opened:
+        (of_file,) = detector(opened)
+        alone = [of_file, *detector([io.BytesIO(path.read_bytes())])]
+    alone += [result for kind in kinds for result in detector(kind)]
     for found in (*mixed, *alone, *detector(pixels[..., ::-1], color="bgr")):
         assert_equal(found, expected)
     (swapped,) = detector(pixels[..., ::-1])

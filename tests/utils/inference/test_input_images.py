@@ -37,6 +37,7 @@ ALPHA = np.concatenate((PICTURE, np.full((*SIZE_HW, 1), 40, np.uint8)), 2)
 DOORS: dict[str, Callable[[], np.ndarray]] = {
     "bytes": lambda: to_pixels(png(Image.fromarray(PICTURE))),
     "bytearray": lambda: to_pixels(bytearray(png(Image.fromarray(PICTURE)))),  # type: ignore[arg-type]
+    "open file": lambda: to_pixels(io.BytesIO(png(Image.fromarray(PICTURE)))),
     "pil from a file": lambda: to_pixels(Image.open(io.BytesIO(png(Image.fromarray(PICTURE))))),
     "pil with alpha": lambda: to_pixels(Image.fromarray(ALPHA)),
     "bytes with alpha": lambda: to_pixels(png(Image.fromarray(ALPHA))),
@@ -146,6 +147,8 @@ def test_16_bits_by_the_rule_of_the_weights(rule: PixelRule | None) -> None:
         (Path("nowhere.jpg"), r"nowhere\.jpg: cannot read the image \(No such file"),
         (7.5, "found a float, expected an image"),
         (None, "found a NoneType, expected an image"),
+        (io.StringIO("text"), r'StringIO whose read\(\) returns str, expected bytes\. Open the file with mode "rb"'),
+        (io.BytesIO(), r"found a BytesIO without further bytes, expected an image\. Go back with seek\(0\)"),
         (Image.open(io.BytesIO(png(Image.fromarray(PICTURE))[:700])), "cannot be read"),  # its file breaks off
     ],
 )
