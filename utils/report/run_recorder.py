@@ -141,18 +141,18 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
                     collector.write_predictions(path, metrics.confidence)
                 self._loggers.image("predictions", own, epoch)
 
-    def finish(self, epoch: int, checkpoint: Path, confidence: float) -> None:
-        """Plot the curves of the run, and send images and the checkpoint of `epoch`, the best one, to the trackers.
+    def finish(self, best: int | None, checkpoint: Path, confidence: float) -> None:
+        """Plot the curves of the run, and send images and the checkpoint of the best epoch to the trackers.
 
-        Sample images show the detections above `confidence`.
+        `best` is `EarlyStopping.best_epoch`. Sample images show the detections above `confidence`.
         """
         if self._samples is not None:
             self._samples.write(self.run, confidence)
         if self.renders:
             with warn_on_error("results.png"):
-                plot_results(read_results(self.run / "results.csv"), self.run / "results.png")
+                plot_results(read_results(self.run / "results.csv"), self.run / "results.png", best)
             for path in sorted(self.run.glob("*.png")) + sorted(self.run.glob("val_batch*.jpg")):
-                self._loggers.image(path.stem, path, epoch)
+                self._loggers.image(path.stem, path, max(best or 0, 0))
         if checkpoint.is_file():
             self._loggers.checkpoint(checkpoint)
 

@@ -128,7 +128,15 @@ class Validation:
             verbose, plots = len(index.names) <= 20, self.recorder.renders
             device, skipped = run.world.accelerator.name, self.state.progress.skipped_steps
             origin = RunInfo(
-                run.config, str(best), run.imgsz, device, run.world.size, data.images, stopper.best_epoch, skipped
+                run.config,
+                str(best),
+                run.imgsz,
+                device,
+                run.world.size,
+                data.images,
+                self.state.progress.epoch,
+                stopper.best_epoch,
+                skipped,
             )
             epochs = functools.partial(read_results, run.folder / "results.csv")
             report_data = report_validation(
@@ -137,7 +145,7 @@ class Validation:
             tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
             print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
             print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
-        self.recorder.finish(max(epoch or 0, 0), best, evaluation.metrics.confidence)
+        self.recorder.finish(stopper.best_epoch, best, evaluation.metrics.confidence)
         if run.world.is_main:
             report_errors(report_data)
         run.world.barrier()

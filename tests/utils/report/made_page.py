@@ -104,5 +104,5 @@ def made_results(maps: Sequence[float]) -> pd.DataFrame:
 
 def trained(facts: ReportData, maps: Sequence[float]) -> ReportData:
     """Return the data at the end of a training with these epochs."""
-    origin = RunInfo(TrainConfig(), "best.pt", 640, "cpu", 2, facts.index, int(np.argmax(maps)))
+    origin = RunInfo(TrainConfig(), "best.pt", 640, "cpu", 2, facts.index, len(maps), int(np.argmax(maps)))
     return dataclasses.replace(facts, origin=origin, results=made_results(maps))

@@ -17,6 +17,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
+from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.curves import best_step
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.report.charts import labels
@@ -75,14 +76,14 @@ def panel(figure: Figure, title: str) -> Axes:
 
 @pytest.mark.parametrize("epochs", [1, 5, 300])
 def test_results_are_legible_for_any_number_of_epochs(epochs: int, tmp_path: Path, figures: list[Figure]) -> None:
-    plot_results(results(epochs), tmp_path / "results.png")
+    plot_results(results(epochs), tmp_path / "results.png", 0)
     assert len(figures[0].axes) == 8
     assert_legible(figures[0])
 
 
 def test_the_raw_line_is_what_was_measured_and_the_bold_one_its_average(tmp_path: Path, figures: list[Figure]) -> None:
     frame = results(100)
-    plot_results(frame, tmp_path / "results.png")
+    plot_results(frame, tmp_path / "results.png", None)
     raw, smooth, *_ = panel(figures[0], "Precision and recall").lines
     assert np.array_equal(raw.get_ydata(), frame["metrics/precision"])
     assert np.std(smooth.get_ydata()) < np.std(raw.get_ydata()) / 2
@@ -91,25 +92,37 @@ def test_the_raw_line_is_what_was_measured_and_the_bold_one_its_average(tmp_path
         assert np.array_equal(line.get_ydata(), frame[column])
 
 
-def test_the_best_epoch_is_that_of_the_highest_fitness(tmp_path: Path, figures: list[Figure]) -> None:
-    values = {"metrics/mAP_0.5": [0.9, 0.5, 0.6], "metrics/mAP_0.5:0.95": [0.1, 0.4, 0.3]}
-    plot_results(results(3, **values), tmp_path / "results.png")
-    assert panel(figures[0], "mAP").get_title() == "mAP50-95 0.400 at the best epoch, 1"
+@pytest.mark.parametrize(
+    ("best", "title"),
+    [
+        (2, "mAP50-95 0.300 at the best epoch, 2"),
+        (START, "No epoch is better than the initial weights"),
+        (1, "mAP"),
+        (None, "mAP"),
+    ],
+)
+def test_the_best_epoch_is_that_of_the_run(best: int | None, title: str, tmp_path: Path, figures: list[Figure]) -> None:
+    """Whatever the table says, which may lack its row."""
+    frame = results(3, **{"metrics/mAP_0.5:0.95": [0.1, 0.4, 0.3]}).drop(index=1)
+    plot_results(frame, tmp_path / "results.png", best)
+    shown = panel(figures[0], title)
+    stars = [line.get_xydata().ravel().tolist() for line in shown.lines if line.get_marker() == "*"]
+    assert shown.get_title() == title and stars == ([[2, 0.3]] if best == 2 else [])
 
 
 def test_a_run_without_validation_has_no_empty_panels(tmp_path: Path, figures: list[Figure]) -> None:
     frame = results(12)
     frame[[column for column in frame if column.startswith(("metrics/", "val/"))]] = np.nan
-    plot_results(frame, tmp_path / "results.png")
+    plot_results(frame, tmp_path / "results.png", None)
     titles = [axes.get_title() for axes in figures[0].axes]
     assert titles[:5] == ["Loss: box", "Loss: obj", "Loss: cls", "Learning rate", "Images per second"]
     assert all(axes.lines for axes in figures[0].axes)
 
 
 def test_gaps_infinities_and_empty_charts_are_drawn(tmp_path: Path, figures: list[Figure]) -> None:
-    plot_results(results(20, **{"train/box_loss": [np.inf, np.nan] * 5 + [1.0] * 10}), tmp_path / "gaps.png")
+    plot_results(results(20, **{"train/box_loss": [np.inf, np.nan] * 5 + [1.0] * 10}), tmp_path / "gaps.png", 7)
     assert len(panel(figures[0], "Loss: box").lines[0].get_ydata()) == 10
-    plot_results(results(0), tmp_path / "empty.png")
+    plot_results(results(0), tmp_path / "empty.png", None)
     assert figures[1].axes[0].texts[0].get_text() == "no epoch has been completed yet"
     plot_labels(index(["a", "b"], 0), tmp_path / "labels.jpg")
     assert [axes.texts[0].get_text() for axes in figures[2].axes[1:]] == ["no objects"] * 3

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.report.page import advice
 from tessera.utils.report.page import crops as crops_module
@@ -171,30 +172,34 @@ def test_found_share_and_best_epoch() -> None:
     of_another = advice.detected_fraction(0.0, 0, 5, 0, is_taken=False)
     assert of_another.count("0 of") == 2 and "0.000, where F1 is best, 0" in of_another
     assert not advice.detected_fraction(0.5, 0, 0, 9, is_taken=True)
-    assert advice.best_epoch(7, 8).startswith("The best epoch is 7, counted from 0, of 8")
-    assert advice.best_epoch(-1, 8) == advice.best_epoch(None, 8) and "initial weights" in advice.best_epoch(-1, 8)
+    assert advice.best_epoch(7, 8, "last.pt") == "The best epoch is 7, counted from 0, of 8 that were trained."
+    assert advice.best_epoch(3, 8, "w/last.pt").endswith("trained; the weights are those of the last one.")
+    assert "initial weights, which best.pt holds" in advice.best_epoch(START, 8, "best.pt")
+    assert advice.best_epoch(None, 8, "last.pt").startswith("No epoch has a finite fitness")
 
 
 @pytest.mark.parametrize(
-    ("maps", "said"),
+    ("maps", "best", "said"),
     [
-        ([0.1, NAN, 0.2, NAN], "Unknown: 2 epochs were validated"),
-        (np.linspace(0, 0.5, 20), "Probably: the curve still rises (the mean of the last 4 epochs is +0.105"),
-        ([0.1, 0.3, 0.5, *[0.4] * 17], "No: the best was epoch 2, and 17 later ones"),
-        ([*np.linspace(0, 0.5, 20), *[0.5] * 20, 0.501], "Hardly: the curve is flat"),
-        ([NAN, 0.1, NAN, 0.5, NAN, *[0.4] * 8], "No: the best was epoch 3, and 8 later ones"),
+        ([0.1, NAN, 0.2, NAN], 2, "Unknown: 2 epochs were validated"),
+        (np.linspace(0, 0.5, 20), 19, "Probably: the curve still rises (the mean of the last 4 epochs is +0.105"),
+        ([0.1, 0.3, 0.5, *[0.4] * 17], 2, "No: the best was epoch 2, and 17 later ones"),
+        ([*np.linspace(0, 0.5, 20), *[0.5] * 20, 0.501], 40, "Hardly: the curve is flat"),
+        ([NAN, 0.1, NAN, 0.5, NAN, *[0.4] * 8], 3, "No: the best was epoch 3, and 8 later ones"),
+        ([0.4] * 10, START, "No: the initial weights are the best, and 10 later epochs were not"),
+        ([0.4] * 10, None, "Hardly: the curve is flat"),
     ],
 )
-def test_more_epochs(maps: Sequence[float], said: str) -> None:
-    assert said in advice.more_epochs(np.array(maps, float))
+def test_more_epochs(maps: Sequence[float], best: int | None, said: str) -> None:
+    assert said in advice.more_epochs(np.arange(len(maps)), np.array(maps, float), best)
 
 
 def test_overfits() -> None:
-    falling = np.linspace(1, 0.1, 20)
-    assert not advice.overfits(falling) and not advice.overfits(np.full(20, NAN))
-    assert not advice.overfits(np.array([1, 0.5, 0.9])), "too few"
-    said = advice.overfits(np.array([1, 0.5, 0.4, *[0.6] * 9]))
-    assert "lowest in epoch 2 (0.400) and has risen since, to 0.600" in said
+    epochs = np.arange(4, 24)
+    assert not advice.overfits(epochs, np.linspace(1, 0.1, 20)) and not advice.overfits(epochs, np.full(20, NAN))
+    assert not advice.overfits(epochs[:3], np.array([1, 0.5, 0.9])), "too few"
+    said = advice.overfits(epochs[:12], np.array([1, 0.5, 0.4, *[0.6] * 9]))
+    assert "lowest in epoch 6 (0.400) and has risen since, to 0.600" in said
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,20 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from tessera.utils.engine.stopping import START
 from tessera.utils.report.charts.figure import BLUE, INK, RED, explain_empty, new_figure, save, style
 from tessera.utils.report.page.curves import training_series
-from tessera.utils.types import fitness
 
 
-def plot_results(results: pd.DataFrame, target: Path) -> None:
-    """Plot losses, precision, recall, mAP, learning rates and speed of results.csv, without panels that lack values."""
+def plot_results(results: pd.DataFrame, target: Path, best: int | None) -> None:
+    """Plot losses, precision, recall, mAP, learning rates and speed of results.csv, without panels that lack values.
+
+    `best` is `EarlyStopping.best_epoch`, which the table alone does not tell.
+    """
     epochs, panels = results["epoch"].to_numpy(float), training_series(results)
     figure = new_figure(15, 4 * max(-(-len(panels) // 3), 1))
     if not panels:
         explain_empty(figure.add_subplot(), "no epoch has been completed yet")
-    best = _best_epoch(results)
     for place, (title, series) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(-(-len(panels) // 3), min(len(panels), 3), place)
         for colour, (name, values) in zip((BLUE, RED), series.items(), strict=False):
@@ -32,10 +34,8 @@ def plot_results(results: pd.DataFrame, target: Path) -> None:
             axes.legend(frameon=False, fontsize=9)
         if title in ("mAP", "Precision and recall"):
             axes.set_ylim(0, 1.08 * max(map(np.nanmax, series.values())) or 1)
-        if best is not None and title == "mAP":
-            value = series["mAP50-95"][best]
-            axes.plot(epochs[best], value, "*", color=INK, markersize=11, zorder=5)
-            axes.set_title(f"mAP50-95 {value:.3f} at the best epoch, {epochs[best]:.0f}", fontsize=11)
+        if title == "mAP":
+            _mark_best(axes, epochs, series["mAP50-95"], best)
     save(figure, target)
 
 
@@ -55,11 +55,10 @@ def _curve_over_epochs(
             axes.lines[-1].set_linestyle((0, (4, 4)))
 
 
-def _best_epoch(table: pd.DataFrame) -> int | None:
-    """Return the row of the highest fitness, of equal ones the later; None without validation."""
-    if not {"metrics/mAP_0.5", "metrics/mAP_0.5:0.95"} <= set(table.columns):
-        return None
-    values = fitness(table["metrics/mAP_0.5"], table["metrics/mAP_0.5:0.95"]).to_numpy(float)
-    values = np.where(np.isfinite(values), values, np.nan)
-    # Of equal epochs the later one, as in EarlyStopping.
-    return len(values) - 1 - int(np.nanargmax(values[::-1])) if not np.isnan(values).all() else None
+def _mark_best(axes: Axes, epochs: NDArray[np.float64], maps: NDArray[np.float64], best: int | None) -> None:
+    """Mark and title the best epoch."""
+    if best == START:
+        axes.set_title("No epoch is better than the initial weights", fontsize=11)
+    for value in maps[epochs == best]:
+        axes.plot(best, value, "*", color=INK, markersize=11, zorder=5)
+        axes.set_title(f"mAP50-95 {value:.3f} at the best epoch, {best}", fontsize=11)

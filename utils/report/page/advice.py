@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.utils.engine.stopping import START
 from tessera.utils.error_analysis.files import NAMES
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.flags.program import called, started
@@ -63,35 +64,38 @@ def detected_fraction(confidence: float, correct: int, objects: int, false: int,
     )
 
 
-def best_epoch(best: int | None, epochs: int) -> str:
-    """Describe the epoch of the weights, counted from 0 as in results.csv."""
-    if best is None or best < 0:
+def best_epoch(best: int | None, epochs: int, weights: str) -> str:
+    """Describe `EarlyStopping.best_epoch`, counted from 0 as in results.csv, and the epoch of the weights."""
+    if best == START:
         return "No epoch was better than the initial weights, which best.pt holds."
-    return f"The best epoch is {best}, counted from 0, of {epochs} that were trained."
+    if best is None:
+        return "No epoch has a finite fitness: the weights are those of the last one."
+    last = "; the weights are those of the last one" if weights.endswith("last.pt") and best < epochs - 1 else ""
+    return f"The best epoch is {best}, counted from 0, of {epochs} that were trained{last}."
 
 
-def more_epochs(maps: NDArray[np.float64]) -> str:
-    """Judge whether more epochs would help, from the mAP50-95 of the epochs; NaN without validation."""
-    epochs = np.flatnonzero(np.isfinite(maps))
-    known = maps[epochs]
+def more_epochs(epochs: NDArray[np.int64], maps: NDArray[np.float64], best: int | None) -> str:
+    """Judge whether more epochs would help, from their mAP50-95, NaN without validation, and the best epoch."""
+    epochs, known = epochs[np.isfinite(maps)], maps[np.isfinite(maps)]
     if len(known) < 5:
         return f"Unknown: {len(known)} epochs were validated, at least five are needed."
     last = max(len(known) // 5, 2)
-    rise, best = float(known[-last:].mean() - known[-2 * last : -last].mean()), int(known.argmax())
+    rise = float(known[-last:].mean() - known[-2 * last : -last].mean())
     figures = f"the mean of the last {last} epochs is {rise:+.3f} from that of the {last} before"
     if rise > RISE:
         return f"Probably: the curve still rises ({figures}). Train again with more --epochs."
-    if len(known) - 1 - best >= 2 * last:
-        return f"No: the best was epoch {epochs[best]}, and {len(known) - 1 - best} later ones were not better."
+    later = 0 if best is None else int((epochs > best).sum())
+    if later >= 2 * last:
+        which = "the initial weights are the best" if best == START else f"the best was epoch {best}"
+        return f"No: {which}, and {later} later {'epochs' if best == START else 'ones'} were not better."
     return f"Hardly: the curve is flat at its end ({figures})."
 
 
-def overfits(losses: NDArray[np.float64]) -> str:
-    """Judge whether the validation loss rises while training continues: (epochs,)."""
-    epochs = np.flatnonzero(np.isfinite(losses))
+def overfits(epochs: NDArray[np.int64], losses: NDArray[np.float64]) -> str:
+    """Judge whether the validation loss of the epochs rises while training continues."""
+    epochs, known = epochs[np.isfinite(losses)], losses[np.isfinite(losses)]
     if len(epochs) < 5:
         return ""
-    known = losses[epochs]
     least = int(known.argmin())
     if known[-1] <= WORSE * known[least] or least > 0.6 * len(known):
         return ""

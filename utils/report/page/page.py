@@ -87,9 +87,11 @@ def answers(facts: ReportData) -> dict[str, list[str]]:
     ]
     longer, skipped = [], ""
     if results is not None:
-        went.insert(0, advice.best_epoch(origin.best_epoch, len(results)))
+        went.insert(0, advice.best_epoch(origin.best_epoch, origin.epochs, origin.weights))
+        epochs = results["epoch"].to_numpy()
         losses = results.filter(regex="^val/.*_loss$").sum(axis=1, skipna=False).to_numpy(float)
-        longer = [advice.more_epochs(results["metrics/mAP_0.5:0.95"].to_numpy(float)), advice.overfits(losses)]
+        maps = results["metrics/mAP_0.5:0.95"].to_numpy(float)
+        longer = [advice.more_epochs(epochs, maps, origin.best_epoch), advice.overfits(epochs, losses)]
         skipped = advice.skipped_steps(origin.skipped)
     split = splits_of(facts)[0]
     sentences = {

@@ -32,7 +32,8 @@ class RunInfo:
         imgsz: size of the images in pixels.
         device, ranks: device name of rank 0, and number of ranks.
         trained_on: training images; None for a validation.
-        best_epoch: from 0; None if no epoch is better than the start.
+        epochs: number of trained epochs.
+        best_epoch: `EarlyStopping.best_epoch`.
         skipped: training steps skipped in this process.
     """
 
@@ -42,6 +43,7 @@ class RunInfo:
     device: str
     ranks: int = 1
     trained_on: DatasetIndex | None = None
+    epochs: int = 0
     best_epoch: int | None = None
     skipped: int = 0
 
