@@ -168,6 +168,21 @@ def without_objects(split: str, images: int) -> str:
     )
 
 
+def untrained_classes(
+    names: Sequence[str], trained: NDArray[np.integer], split: str, classes: NDArray[np.integer]
+) -> list[str]:
+    """Return a message if a split has objects of classes that train lacks, from the classes of both splits' objects."""
+    objects, of_train = np.bincount(classes, minlength=len(names)), np.bincount(trained, minlength=len(names))
+    missing = np.flatnonzero((objects > 0) & (of_train == 0)).tolist()
+    if not missing:
+        return []
+    found = first_of([f"{plural(int(objects[c]), 'object')} of {shown(names[c])}" for c in missing], _SHOWN)
+    return [
+        f"{split}: {found}, but train has none to learn from, so they lower mAP. Add such images to train, divide the "
+        "images otherwise, or leave the class out with `classes:`"
+    ]
+
+
 def has_no_area(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Return which boxes (n, 4) have no width or no height, (n,)."""
     found: NDArray[np.bool_] = np.any(boxes_xyxy[:, 2:] <= boxes_xyxy[:, :2], axis=1)

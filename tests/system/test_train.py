@@ -141,7 +141,7 @@ def test_a_run_leaves_everything_a_user_expects(
 
 def test_warnings_of_the_data_name_what_lists_them_all(caplog: pytest.LogCaptureFixture) -> None:
     sound = make_index([(24, 32), (32, 24)])
-    warn_of_problems("my set.yaml", sound)
+    warn_of_problems("my set.yaml", sound, sound)
     assert not caplog.messages
     warn_of_problems("my set.yaml", sound, dataclasses.replace(sound, problems=("a.txt:1: class 9",)))
     assert len(caplog.messages) == 2 and "a.txt:1: class 9" in caplog.messages[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import shlex
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.tiles import TileIndex, build_tile_index
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
+from tessera.data.source.messages import untrained_classes
 from tessera.models.detector import round_imgsz
 from tessera.utils.config import TrainConfig
 from tessera.utils.engine.context import RunContext
@@ -87,9 +87,10 @@ def training_samples(images: DatasetIndex, config: TrainConfig, *, show_progress
     return views
 
 
-def warn_of_problems(data: str, *indexes: DatasetIndex) -> None:
-    """Warn of problems of the dataset `data`, such as skipped images."""
-    texts = list(itertools.chain.from_iterable(map(index_warnings, indexes)))
+def warn_of_problems(data: str, train: DatasetIndex, val: DatasetIndex) -> None:
+    """Warn of problems of the dataset `data`, such as skipped images, and of classes that only `val` has."""
+    texts = [*index_warnings(train), *index_warnings(val)]
+    texts += untrained_classes(train.names, train.classes, val.split, val.classes)
     check = f"`{called('train.py')} --data {shlex.quote(data)} --check-data` lists all."
     for text in texts + [check] * bool(texts):
         log.warning(text)

@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera.data.source.checks.results import DatasetCheck, SplitCounts, SplitData
 from tessera.data.source.index import class_names
-from tessera.data.source.messages import counts_from_one, unknown_classes
+from tessera.data.source.messages import unknown_classes, untrained_classes
 from tessera.utils.text import escape_control, first_of, one_line, plural, shown, table_row
 from tessera.utils.types import DatasetSpec
 
@@ -30,36 +30,41 @@ def check_names(check: DatasetCheck, spec: DatasetSpec) -> None:
 
 
 def check_classes(check: DatasetCheck, part: SplitData) -> None:
-    """Report classes of labels that the YAML does not name, and classes without an object in train."""
+    """Report classes of labels that the YAML does not name, and classes that COCO files do not name."""
     unknown = unknown_classes(part.spec, part.split, part.scanned)
     check.errors += unknown[:_MOST_ERRORS]
     if len(unknown) > _MOST_ERRORS:
         more = len(unknown) - _MOST_ERRORS
         check.errors.append(f"{part.split}: {more:,} more classes are not named: is this the YAML of these labels?")
-    if part.single_cls:
-        return
-    absent = _absent_categories(check, part)
-    used = {*part.scanned.classes.tolist(), *([0] if counts_from_one(part.spec, part.scanned) else [])}
-    missing = [shown(name) for number, name in enumerate(part.spec.names) if number not in used and name not in absent]
-    if part.split == "train" and missing and used:
-        check.notes.append(f"train: {plural(len(missing), 'class')} without an object: {first_of(missing, 8)}")
-
-
-def _absent_categories(check: DatasetCheck, part: SplitData) -> set[str]:
-    """Report and return the classes that no category of a split's COCO files is named after."""
-    listing = part.listing
-    files = {listing.shown(str(file)): categories for file, _, categories in listing.coco.values()}
-    named = {name for categories in files.values() for name in categories.values()}
-    if not listing.coco or len(listing.coco) < len(listing.images):  # other labels may have the classes
-        return set()
-    parts = part.spec.parts or [(name,) for name in part.spec.names]
-    missing = [name for name, own in zip(part.spec.names, parts, strict=True) if named.isdisjoint(own)]
-    if missing:
+    if missing := [] if part.single_cls else _absent_categories(part):
+        files = dict.fromkeys(part.listing.shown(str(file)) for file, _, _ in part.listing.coco.values())
         check.notes.append(
             f"{first_of(list(files), 3)}: found no category named {first_of(list(map(shown, missing)), 8)}, which "
             f"{part.spec.yaml_path.name} names as classes"
         )
-    return set(missing)
+
+
+def check_untrained(check: DatasetCheck, parts: Sequence[SplitData]) -> None:
+    """Report classes without an object in train: as a problem if another split has objects of them."""
+    train = next((part for part in parts if part.split == "train"), None)
+    if train is None or train.single_cls or train.scanned.unknown or not len(train.scanned.classes):
+        return  # else the errors say more
+    known, names, classes = _absent_categories(train), train.spec.names, train.scanned.classes
+    for part in parts:
+        check.problems += untrained_classes(names, classes, part.split, part.scanned.classes)
+        known = [*known, *(names[c] for c in np.unique(part.scanned.classes))]
+    if missing := [shown(name) for name in names if name not in known]:
+        check.notes.append(f"train: {plural(len(missing), 'class')} without an object: {first_of(missing, 8)}")
+
+
+def _absent_categories(part: SplitData) -> list[str]:
+    """Return the classes that no category of a split's COCO files is named after."""
+    listing = part.listing
+    named = {name for _, _, categories in listing.coco.values() for name in categories.values()}
+    if not listing.coco or len(listing.coco) < len(listing.images):  # other labels may have the classes
+        return []
+    parts = part.spec.parts or [(name,) for name in part.spec.names]
+    return [name for name, own in zip(part.spec.names, parts, strict=True) if named.isdisjoint(own)]
 
 
 def ignored_regions(part: SplitData) -> list[str]:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from tessera.data.source.annotations.coco_file import MAX_UNMATCHED
 from tessera.data.source.checks.boxes import box_size_summary, check_boxes
-from tessera.data.source.checks.classes import check_classes, check_names, counts_of, ignored_regions, table
+from tessera.data.source.checks.classes import (
+    check_classes,
+    check_names,
+    check_untrained,
+    counts_of,
+    ignored_regions,
+    table,
+)
 from tessera.data.source.checks.drift import check_drift
 from tessera.data.source.checks.image_quality import Fingerprint, check_images
 from tessera.data.source.checks.missing_labels import check_auto_labels, check_label_files
@@ -52,6 +59,7 @@ def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 6
             offer = f" {OFFER}" if split == "val" else ""
             check.errors.append(f"{spec.yaml_path}: names no {split} images. Add '{split}:' with their folder.{offer}")
     check.problems += shared_labels([part.listing for part in fingerprints])
+    check_untrained(check, list(fingerprints))
     check_copies(check, fingerprints)
     check_near_duplicates(check, fingerprints)
     check_drift(check, list(fingerprints))

@@ -13,6 +13,7 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
 from tessera.utils.errors import UserError
 from tessera.utils.files import sha256
+from tessera.utils.training.data import warn_of_problems
 from tests.data.make import write_dataset, write_image
 from tests.data.source.annotations.test_voc import voc, voc_object, write_voc
 from tests.data.source.made_yaml import BOX, build, check, write
@@ -119,6 +120,26 @@ def test_names_and_classes_without_objects(tmp_path: Path) -> None:
     assert case.startswith("pets.yaml: the classes 'cat' and 'Cat' and 'CAT' differ only in case")
     assert without == "train: 3 classes without an object: 'dog', 'CAT', 'cow'"
     assert not check_dataset(spec, single_cls=True).notes
+
+
+def test_a_class_that_train_lacks_is_a_problem_where_another_split_has_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ignored regions of train teach nothing; what no split has stays a note, and excluded classes are nothing."""
+    dog, crowd = "1 0.5 0.5 0.5 0.5\n", "-1 0.5 0.5 0.5 0.5\n"
+    files = {"train/a": BOX, "train/b": crowd, "val/c": BOX + dog + dog.replace("0.5", "0.4"), "test/d": dog}
+    yaml = write_dataset(tmp_path / "pets", files, "[cat, dog, cow]")
+    found = check(yaml)
+    of_val, of_test = (line for line in found.problems if "dog" in line)
+    assert of_val.startswith("val: 2 objects of 'dog', but train has none to learn from")
+    assert of_test.startswith("test: 1 object of 'dog'") and found.exit_code == 3
+    assert "train: 1 class without an object: 'cow'" in found.notes
+    assert not check(yaml, single_cls=True).problems
+    with caplog.at_level("WARNING"):
+        warn_of_problems(str(yaml), build(yaml, "train"), build(yaml, "val"))
+    assert caplog.messages[0] == of_val
+    yaml.write_text(yaml.read_text() + "classes: [cat]\n")
+    assert "dog" not in "".join(check(yaml).problems)
 
 
 def problems(yaml: Path) -> list[str]:

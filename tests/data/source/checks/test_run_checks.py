@@ -54,8 +54,8 @@ def test_what_no_training_reads_is_no_error(tmp_path: Path) -> None:
     assert found.exit_code == PROBLEMS_CODE and "labels/test/c.txt:1: class 7" in found.problems[0]
     shutil.rmtree(tmp_path / "pets/images/test")
     found = check(yaml)
-    assert found.exit_code == 0 and found.notes[1].startswith("no training needs `test`: ")
-    assert "does not exist" in found.notes[1]
+    assert found.exit_code == 0 and found.notes[0].startswith("no training needs `test`: ")
+    assert "does not exist" in found.notes[0]
     (tmp_path / "pets/images/test").mkdir()
     found = check(yaml)
     assert found.exit_code == PROBLEMS_CODE and "test: no image found in" in found.problems[0]
