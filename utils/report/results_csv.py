@@ -28,6 +28,9 @@ class ResultsTable:
 
     A row is on disk when `append` returns. Opening removes rows of epochs that will run again, and a last line cut
     short by a crash, so that no epoch is in the file twice.
+
+    Attributes:
+        lost: epochs before `start_epoch` that have no row, as the file was removed or cut.
     """
 
     def __init__(self, path: Path, loss_names: Sequence[str], start_epoch: int = 0) -> None:
@@ -35,6 +38,7 @@ class ResultsTable:
         self.path, self.columns = path, result_columns(loss_names)
         rows = _read_rows(path, self.columns)[1] if path.exists() else []
         remaining = [self.columns, *(row for row in rows if int(float(row[0])) < start_epoch)]
+        self.lost = sorted(set(range(start_epoch)) - {int(float(row[0])) for row in rows})
         with atomic_write(path) as file:
             file.write("".join(f"{','.join(cells)}\n" for cells in remaining).encode())
 

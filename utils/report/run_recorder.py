@@ -20,7 +20,7 @@ from tessera.utils.report.image_grid import render_targets
 from tessera.utils.report.results_csv import ResultsTable, read_results, result_columns
 from tessera.utils.report.sample_images import SampleImageCollector
 from tessera.utils.report.trackers.loggers import Loggers
-from tessera.utils.text import duration, plural
+from tessera.utils.text import duration, first_of, plural
 from tessera.utils.types import Batch, DatasetIndex, Metrics
 
 log = logging.getLogger(__name__)
@@ -162,6 +162,11 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
                 remove_leftovers(folder, of_any_host=True)  # this run may have been killed on another
             # First, as it refuses a foreign results.csv.
             self._table = ResultsTable(self.run / "results.csv", self._loss_names, start_epoch)
+            if lost := self._table.lost:
+                log.warning(
+                    f"{self._table.path}: the rows of {plural(len(lost), 'trained epoch')} are missing "
+                    f"({first_of(list(map(str, lost)), 5)}), also from results.png and report.html."
+                )
             (self.run / ERRORS).unlink(missing_ok=True)  # of an earlier evaluation
             if not run.resumed:
                 for events in self.run.glob("events.out.tfevents.*"):  # of the run that this one replaces

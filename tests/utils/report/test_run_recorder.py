@@ -52,6 +52,22 @@ def test_an_epoch_that_is_run_again_replaces_its_row(tmp_path: Path) -> None:
     assert (tmp_path / "hyp.yaml").is_file()
 
 
+def test_a_resume_names_the_epochs_whose_rows_are_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "results.csv"
+    with open_recorder(tmp_path, noplots=True) as recorder:
+        for epoch in range(3):
+            recorder.epoch(epoch, EPOCH)
+    open_recorder(tmp_path, noplots=True, start_epoch=3)
+    assert not caplog.messages
+    path.write_text(path.read_text()[:-60])
+    open_recorder(tmp_path, noplots=True, start_epoch=3)
+    path.unlink()
+    open_recorder(tmp_path, noplots=True, start_epoch=7)
+    one, seven = caplog.messages
+    assert "results.csv: the rows of 1 trained epoch are missing (2), also" in one
+    assert "7 trained epochs are missing (0, 1, 2, 3, 4, and 2 more)" in seven
+
+
 def test_the_first_epoch_says_how_long_the_others_take(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     with open_recorder(tmp_path, noplots=True, start_epoch=2, epochs=10) as recorder:
