@@ -112,7 +112,7 @@ def train(
         world.barrier()  # rank 0 has opened trackers: the device's collectives must not wait for that
         model = smart_DDP(state.model, run.config.sync_bn, run.config.compile, dynamic=run.varies_sizes, world=world)
         step = TrainStep(model, state, criterion, run, profile)
-        guard = DivergenceGuard(run, data.train, state.precision.scaler.get_scale)
+        guard = DivergenceGuard(run, data.train, criterion, state.precision.scaler.get_scale)
         saver = stack.enter_context(
             Saver(run, state, data.train_hash, data.spec.pixels, stop_signals, lambda: guard.note(step.flush()).stop)
         )
@@ -146,6 +146,7 @@ def train(
             losses = world.sum(progress.mean_losses().to(world.device))
             metrics = validation.after_epoch(epoch)
             stop = world.broadcast(state.stopper.update(epoch, metrics.fitness if metrics else None))
+            guard.after_epoch(epoch, losses.tolist(), metrics, state.stopper)
             progress.finish_epoch()
             with profile.stage("plots"):
                 times = time.perf_counter() - started, bar.data_wait, bar.batches_per_s * run.batch_size

@@ -82,6 +82,11 @@ class Criterion(ABC, Generic[A]):
     names: tuple[str, ...]  # of the losses, such as ("box", "obj", "cls"), for results.csv and the progress bar
     class_weights: Tensor | None  # float32 (C,), factor of the class loss of positive cells, on their device; None = 1
 
+    @property
+    def unused(self) -> frozenset[str]:
+        """Those of `names` that are 0 by design in this run, such as for a gain of 0."""
+        return frozenset()
+
     def weighted(self, losses: Tensor, classes: Tensor) -> Tensor:
         """Return class losses (P,) of positive cells times the weights of their classes, int64 (P,)."""
         return losses if self.class_weights is None else losses * self.class_weights[classes]

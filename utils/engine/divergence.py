@@ -1,21 +1,56 @@
-"""Divergence guard: ends a run whose loss is no longer finite."""
+"""Divergence guard: ends a run whose loss is no longer finite, and warns of one that learns nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tessera.models.heads.criterion import Criterion
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.step import StepFlags
+from tessera.utils.engine.stopping import START, EarlyStopping
 from tessera.utils.errors import Diverged
-from tessera.utils.text import first_of
-from tessera.utils.types import DatasetIndex
+from tessera.utils.text import first_of, plural
+from tessera.utils.types import DatasetIndex, Metrics
+
+log = logging.getLogger(__name__)
+
+FEW_OBJECTS = 8  # in train: augmentation may remove fewer from all images of an epoch, whose loss is then 0
+COLLAPSED = 0.1  # of the best fitness: an epoch below has lost what was learned; noise and warm-ups cost less
+FEW_DETECTED = 5  # objects: in a small validation set chance alone may lose fewer
+IDLE_REMEDY = (
+    "The objects may be too small at this --imgsz, the anchors may fit none, or a loss of your own may be wrong."
+)
+COLLAPSE_REMEDY = "Lower lr0 or lengthen the warm-up (--hyp), or try --amp off."
+
+
+def idle_losses(losses: Mapping[str, float], unused: frozenset[str], objects: int) -> list[str]:
+    """Return the losses of an epoch that were exactly 0 although train has objects, so that nothing was matched."""
+    return [name for name, loss in losses.items() if loss == 0 and name not in unused] * (objects >= FEW_OBJECTS)
+
+
+def has_collapsed(fitness: float, best: float, objects_per_class: NDArray[np.int64]) -> bool:
+    """Return whether the fitness of an epoch is so far below the best one that no chance explains it."""
+    return fitness < COLLAPSED * best and least_detected(best, objects_per_class) >= FEW_DETECTED
+
+
+def least_detected(fitness: float, objects_per_class: NDArray[np.int64]) -> float:
+    """Return a lower bound of the objects that are detected in a validation with this fitness.
+
+    The AP of a class is at most its recall, and the mean is reached with the fewest objects by the rarest classes.
+    """
+    counts = np.sort(objects_per_class[objects_per_class > 0])
+    return float(np.interp(fitness * len(counts), np.arange(len(counts) + 1), np.append(0, counts.cumsum())))
 
 
 @dataclass
 class DivergenceGuard:
-    """Counter of skipped steps, which ends the run after ten in a row.
+    """Counter of skipped steps, which ends the run after ten in a row; and of epochs that learn nothing.
 
     A skipped step does not count while the GradScaler can still halve its scale.
     """
@@ -23,8 +58,11 @@ class DivergenceGuard:
     LIMIT: ClassVar = 10
     context: RunContext
     index: DatasetIndex  # training images
+    criterion: Criterion[Any]
     loss_scale: Callable[[], float]  # of the GradScaler, else 1; called after skipped steps only, as it synchronises
     _in_a_row: int = 0
+    _idle: bool = False
+    _collapsed: bool = False
 
     def note(self, flags: StepFlags) -> StepFlags:
         """Count a step if its flags were read, and return the flags.
@@ -48,3 +86,29 @@ class DivergenceGuard:
             f"finite for {self.LIMIT} steps in a row. The last step's images: {first_of(images, 8)}. The last good "
             f"checkpoint, if one was saved: {last}. Lower lr0, or try --amp off."
         )
+
+    def after_epoch(self, epoch: int, losses: list[float], metrics: Metrics | None, stopper: EarlyStopping) -> None:
+        """Warn of the first epoch in which a loss was exactly 0, and of an epoch in which the fitness collapses.
+
+        Args:
+            losses: mean training losses of all ranks, one for each name of the criterion.
+            metrics: of the validation; None without one.
+            stopper: has recorded the epoch.
+        """
+        named, objects = dict(zip(self.criterion.names, losses, strict=True)), len(self.index.classes)
+        if not self._idle and (idle := idle_losses(named, self.criterion.unused, objects)):
+            self._idle = True
+            log.warning(
+                f"Epoch {epoch}: the loss {' and '.join(idle)} was exactly 0, although the training images have "
+                f"{plural(objects, 'object')}: none is matched, and nothing is learned from it. {IDLE_REMEDY}"
+            )
+        if metrics is None:
+            return
+        was, best = self._collapsed, stopper.best_fitness
+        self._collapsed = has_collapsed(metrics.fitness, best, metrics.objects_per_class)
+        if self._collapsed and not was:
+            of = "the initial weights" if stopper.best_epoch == START else f"epoch {stopper.best_epoch}"
+            log.warning(
+                f"Epoch {epoch}: the training has collapsed: fitness {metrics.fitness:.3f} (0.1 mAP50 + 0.9 mAP50-95), "
+                f"after {best:.3f} of {of}. {COLLAPSE_REMEDY}"
+            )

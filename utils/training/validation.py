@@ -137,6 +137,7 @@ class Validation:
                 self.state.progress.epoch,
                 stopper.best_epoch,
                 skipped,
+                self.criterion.unused,
             )
             epochs = functools.partial(read_results, run.folder / "results.csv")
             report_data = report_validation(

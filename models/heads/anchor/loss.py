@@ -54,6 +54,11 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         weights = torch.tensor([[box, obj * balance, cls / head.nc] for balance in objectness_balance(head.nl)])
         self._weights = {weights.device: weights}  # a copy for each device
 
+    @property
+    def unused(self) -> frozenset[str]:
+        gains = self._hyp.box, self._hyp.obj, self._hyp.cls * (self.nc > 1)
+        return frozenset(name for name, gain in zip(self.names, gains, strict=True) if gain == 0)
+
     def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorAssignment:
         head, checked = self._head, split_targets(targets, self.nc, batch_size)
         anchors, grids_hw = self._anchors_on_host(), head.grids_hw(size_hw)

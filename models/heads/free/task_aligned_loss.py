@@ -12,6 +12,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,10 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
         self._gains, self._widths = tuple(gains.values()), tuple(widths)
         self._topk: tuple[int, ...] = (round(hyp.topk),)  # cells per object, for each set of branches
         self._hyp, self._head = hyp, head
+
+    @property
+    def unused(self) -> frozenset[str]:
+        return frozenset(name for name, gain in zip(self.names, cycle(self._gains), strict=False) if gain == 0)
 
     @abstractmethod
     def _boxes(self, raw: Tensor, grid: Grid) -> Tensor:

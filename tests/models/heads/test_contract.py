@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,17 @@ def test_wrong_arguments_of_a_head(kind: str, arguments: list[object], complaint
     spec = HeadSpec(3, tuple(arguments), {}, (8, 8, 8), (8.0, 16.0, 32.0), f"m.yaml:9: layer 5 ({kind})")
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         HEADS[kind].from_spec(spec)
+
+
+@each_head
+@pytest.mark.parametrize(("nc", "off"), [(4, {}), (1, {}), (4, {"cls": 0.0})])
+def test_a_loss_that_is_0_by_design_says_so(name: str, nc: int, off: dict[str, float], hyp: Hyp) -> None:
+    model = made(name, nc).train()
+    criterion = model.head.criterion(replace(hyp, **off), imgsz=640)  # type: ignore[arg-type]
+    targets = torch.tensor([[image, min(c, nc - 1), *box] for image, c, *box in OBJECTS]).float()
+    _, parts = criterion(model(images(4)), criterion.assign(targets, 4, SIZE_HW))
+    zero = {own for own, part in zip(criterion.names, parts.tolist(), strict=True) if part == 0}
+    assert zero == criterion.unused
 
 
 @pytest.mark.parametrize("name", ROWS)

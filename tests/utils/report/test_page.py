@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tessera.utils.report.page import advice
 from tessera.utils.report.page import crops as crops_module
 from tessera.utils.report.page.curves import POINTS, line_chart, threshold_curves
 from tessera.utils.report.page.error_gallery import cells_of, gallery
-from tessera.utils.report.page.page import page
+from tessera.utils.report.page.page import answers, page
 from tessera.utils.report.page.page_data import ReportData
 from tessera.utils.report.page.tables import MOST_CLASSES, breakdowns, class_rows, confusion_table
 from tessera.utils.report.page.template import format_commands
@@ -231,6 +232,34 @@ def test_what_else_is_said_only_where_it_was_measured() -> None:
     assert not advice.too_small((NAN, NAN), 67)
     assert "2 problems: `uv run train.py --data d.yaml --check-data`" in advice.problems(2, "d.yaml")
     assert "1 problem:" in advice.problems(1, "d.yaml") and not advice.problems(0, "d.yaml")
+
+
+def test_what_a_training_without_use_needs_comes_before_kinds_of_errors(facts: ReportData) -> None:
+    def next_steps(*fitnesses: float, **origin: Any) -> str:
+        ended = trained(facts, fitnesses)
+        assert ended.results is not None
+        results = ended.results.assign(**{"metrics/mAP_0.5": fitnesses, "train/box_loss": [1.0, *[0.0] * 5]})
+        ended = dataclasses.replace(ended, results=results, origin=dataclasses.replace(ended.origin, **origin))
+        said = answers(ended)
+        assert "overfits" not in "".join(said["Would more epochs help?"])
+        return " ".join(said["What to do next?"])
+
+    box = frozenset({"box"})
+    best = facts.found.metrics.fitness
+    usual = next_steps(0.1, 0.2, 0.3, 0.3, 0.4, best, unused_losses=box)
+    assert "cost most" in usual
+    collapse = next_steps(0.1, best, 0.2, 0.0, 0.01 * best, 0.0, unused_losses=box)
+    assert f"from epoch 3 on the fitness is at most {0.01 * best:.3f}, after 0.200. Lower lr0" in collapse
+    assert "cost most" not in collapse and "--imgsz" not in collapse
+    idle = next_steps(0.1, 0.2, 0.3, 0.3, 0.4, best)
+    assert "The loss box was exactly 0 in the last epoch" in idle and "cost most" not in idle
+
+
+def test_weights_that_detect_almost_nothing_need_no_larger_images(facts: ReportData) -> None:
+    metrics = dataclasses.replace(facts.found.metrics, map50=0.004)
+    poor = dataclasses.replace(facts, found=dataclasses.replace(facts.found, metrics=metrics))
+    said = " ".join(answers(poor)["What to do next?"])
+    assert "Almost nothing is detected (mAP50 0.004)" in said and "cost most" not in said and "--imgsz" not in said
 
 
 def test_commands_and_flags_are_set_as_such_and_names_are_text() -> None:

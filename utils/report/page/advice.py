@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.utils.engine.divergence import COLLAPSE_REMEDY, IDLE_REMEDY, has_collapsed
 from tessera.utils.engine.stopping import START
 from tessera.utils.error_analysis.files import NAMES
 from tessera.utils.evaluation.matching import Kind
@@ -20,6 +21,7 @@ FEW = 1 / 3  # of the median class's images: below it, a class has few
 WAITS = 0.2  # fraction of the time that training waits for images: above it, a change pays
 WORSE = 1.1  # times its smallest value: above it, the loss of the validation has risen
 WORTH = 0.005  # of mAP50: below it, a kind of error is not mentioned
+LEARNED = 0.01  # mAP50: below it, almost nothing is detected, and kinds of errors do not matter
 
 _HELPS = {
     Kind.WRONG_CLASS: "Add images of the confused classes, clarify the rules for their labels, or merge the classes: "
@@ -128,6 +130,40 @@ def worst_class(names: Sequence[str], class_ids: NDArray[np.int64], ap: NDArray[
         return ""
     least, mean = int(ap.argmin()), float(ap.mean())
     return f"{names[int(class_ids[least])]} has the lowest mAP50-95: {ap[least]:.3f}; the mean is {mean:.3f}."
+
+
+def idle(losses: Sequence[str]) -> str:
+    """Name losses that were exactly 0 in the last epoch, although there are objects."""
+    if not losses:
+        return ""
+    return f"The loss {_listed(losses)} was exactly 0 in the last epoch: no object is matched. {IDLE_REMEDY}"
+
+
+def collapsed(
+    epochs: NDArray[np.int64], fitnesses: NDArray[np.float64], best: float, objects_per_class: NDArray[np.int64]
+) -> str:
+    """Say since which epoch the fitness has collapsed; NaN without validation, `best` is that of the weights."""
+    epochs, known = epochs[np.isfinite(fitnesses)], fitnesses[np.isfinite(fitnesses)]
+    best = float(known.max(initial=best))
+    low = [has_collapsed(value, best, objects_per_class) for value in known.tolist()]
+    if not low or not low[-1]:
+        return ""
+    since = len(low) - low[::-1].index(False) if False in low else 0
+    return (
+        f"The training has collapsed: from epoch {epochs[since]} on the fitness is at most "
+        f"{known[since:].max():.3f}, after {best:.3f}. {COLLAPSE_REMEDY}"
+    )
+
+
+def learned_nothing(map50: float, data: str) -> str:
+    """Say that almost nothing is detected."""
+    if map50 >= LEARNED:
+        return ""
+    command = f"{started('train.py')} --data {data} --check-data"
+    return (
+        f"Almost nothing is detected (mAP50 {map50:.3f}), so kinds of errors do not matter yet. Check the labels and "
+        f"the order of the classes (`{command}`); then train with more --epochs, or from pretrained --weights."
+    )
 
 
 def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int]) -> str:

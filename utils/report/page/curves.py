@@ -47,10 +47,15 @@ def _short(value: float) -> float | None:
     return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
+def loss_names(results: pd.DataFrame) -> list[str]:
+    """Return the names of the losses in results.csv."""
+    return [match[1] for match in map(_LOSS.fullmatch, results.columns) if match]
+
+
 def training_series(results: pd.DataFrame) -> dict[str, dict[str, NDArray[np.float64]]]:
     """Return the series of results.png and the page by title and name, without empty ones; only "epoch" is required."""
-    losses = [match[1] for match in map(_LOSS.fullmatch, results.columns) if match]
-    panels = {f"Loss: {name}": {f"train/{name}_loss": "train", f"val/{name}_loss": "val"} for name in losses}
+    names = loss_names(results)
+    panels = {f"Loss: {name}": {f"train/{name}_loss": "train", f"val/{name}_loss": "val"} for name in names}
     found = {}
     for title, columns in {**_PANELS, **panels, **_RATES, **_TIMES}.items():
         series = {name: results[column].to_numpy(float) for column, name in columns.items() if column in results}

@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from tessera.utils.checkpoints.provenance import program_version
+from tessera.utils.engine.divergence import idle_losses
 from tessera.utils.error_analysis.files import EXPLAINED, NAMES
 from tessera.utils.error_analysis.tide_gains import ERROR_KINDS
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.report.page import advice
-from tessera.utils.report.page.curves import threshold_curves, training_charts
+from tessera.utils.report.page.curves import loss_names, threshold_curves, training_charts
 from tessera.utils.report.page.error_gallery import gallery
 from tessera.utils.report.page.page_data import ReportData
 from tessera.utils.report.page.tables import (
@@ -28,6 +29,7 @@ from tessera.utils.report.page.tables import (
 )
 from tessera.utils.report.page.template import own_file, render_page
 from tessera.utils.text import one_line
+from tessera.utils.types import fitness
 
 NAME = "report.html"
 
@@ -85,13 +87,15 @@ def answers(facts: ReportData) -> dict[str, list[str]]:
             errors.confidence, counts[Kind.CORRECT], metrics.objects, false, is_taken=facts.is_taken
         ),
     ]
+    faults = _faults(facts)
     longer, skipped = [], ""
     if results is not None:
         went.insert(0, advice.best_epoch(origin.best_epoch, origin.epochs, origin.weights))
         epochs = results["epoch"].to_numpy()
         losses = results.filter(regex="^val/.*_loss$").sum(axis=1, skipna=False).to_numpy(float)
         maps = results["metrics/mAP_0.5:0.95"].to_numpy(float)
-        longer = [advice.more_epochs(epochs, maps, origin.best_epoch), advice.overfits(epochs, losses)]
+        overfits = "" if faults else advice.overfits(epochs, losses)
+        longer = [advice.more_epochs(epochs, maps, origin.best_epoch), overfits]
         skipped = advice.skipped_steps(origin.skipped)
     split = splits_of(facts)[0]
     sentences = {
@@ -102,14 +106,36 @@ def answers(facts: ReportData) -> dict[str, list[str]]:
             advice.worst_class(names, metrics.class_ids, metrics.per_class[:, 3]),
         ],
         "What to do next?": [
-            advice.costliest(facts.gains, counts) if metrics.objects else "",
+            *faults,
+            advice.costliest(facts.gains, counts) if metrics.objects and not faults else "",
             skipped,
             advice.too_small(facts.interval.map, metrics.images),
-            advice.problems(len(facts.index.problems), one_line(shlex.quote(origin.config.data), 100)),
+            advice.problems(len(facts.index.problems), _data(facts)),
         ],
     }
     answered = {question: list(filter(None, answer)) for question, answer in sentences.items()}
     return {question: answer for question, answer in answered.items() if answer}
+
+
+def _faults(facts: ReportData) -> list[str]:
+    """Return why the weights or the training are of no use, before which kinds of errors do not matter."""
+    metrics, origin, results = facts.found.metrics, facts.origin, facts.results
+    found = [""]
+    if results is not None and origin.trained_on is not None:
+        last = {name: value for name in loss_names(results) for value in results[f"train/{name}_loss"].tail(1)}
+        fitnesses = fitness(results["metrics/mAP_0.5"], results["metrics/mAP_0.5:0.95"]).to_numpy(float)
+        found = [
+            advice.idle(idle_losses(last, origin.unused_losses, len(origin.trained_on.classes))),
+            advice.collapsed(results["epoch"].to_numpy(), fitnesses, metrics.fitness, metrics.objects_per_class),
+        ]
+    if metrics.objects and not any(found):
+        found = [advice.learned_nothing(metrics.map50, _data(facts))]
+    return list(filter(None, found))
+
+
+def _data(facts: ReportData) -> str:
+    """Return the dataset as an argument of a command."""
+    return one_line(shlex.quote(facts.origin.config.data), 100)
 
 
 def _speed(facts: ReportData) -> list[str]:

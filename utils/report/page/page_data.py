@@ -35,6 +35,7 @@ class RunInfo:
         epochs: number of trained epochs.
         best_epoch: `EarlyStopping.best_epoch`.
         skipped: training steps skipped in this process.
+        unused_losses: names of the losses that are 0 by design.
     """
 
     config: TrainConfig | ValConfig
@@ -46,6 +47,7 @@ class RunInfo:
     epochs: int = 0
     best_epoch: int | None = None
     skipped: int = 0
+    unused_losses: frozenset[str] = frozenset()
 
     @property
     def command(self) -> str:
