@@ -58,6 +58,7 @@ from tessera.utils.report.epoch_bar import EpochBar
 from tessera.utils.report.image_pages.dataset_page import write_data_page
 from tessera.utils.report.run_recorder import EpochMetrics, RunRecorder
 from tessera.utils.search.evolve import evolve
+from tessera.utils.search.space import unread_keys
 from tessera.utils.search.trial import TrialObserver
 from tessera.utils.seeding import init_seeds
 from tessera.utils.text import plural, row
@@ -192,16 +193,22 @@ def start(given: Mapping[str, Any]) -> TrainingResult:
         return ended
 
 
-def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp]:
-    """Return flags and hyperparameters for the first training of `--evolve`; every rank calls this."""
+def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp, frozenset[str]]:
+    """Return flags and hyperparameters for the first training of `--evolve`, and those hyperparameters that none reads.
+
+    Every rank calls this.
+    """
     weights = world.run_on_main(lambda: read_weights(config, None))  # names its errors before the dataset is read
     data = load_data(config, world)
     config = resolve_auto_weights(config, len(data.images))
-    if config.hyp:
-        return config, load_hyp(config.hyp)
     weights = weights or world.run_on_main(lambda: read_weights(config, None))
-    names, start = data.train.names, start_kind(config, data.train.names, weights)
-    return with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
+    names, images = data.train.names, data.images_per_epoch
+    head = head_class(config, names, weights)
+    if config.hyp:
+        hyp = load_hyp(config.hyp)
+    else:
+        config, hyp = with_recipe(config, head, start_kind(config, names, weights), images)
+    return config, hyp, unread_keys(hyp, config, head, data.train, images)
 
 
 def check_data(config: TrainConfig, world: World) -> TrainingResult:

@@ -242,7 +242,9 @@ class TrainConfig(Options):
     noautoanchor: bool = option(False, "disable AutoAnchor: keep the model's anchors", kind=bool)
     noplots: bool = option(False, "save no plots or sample images", kind=bool)
     noreport: bool = option(False, "do not write report.html", kind=bool)
-    evolve: int = option(0, "search hyperparameters with N trainings (bare: 300)", kind=int, low=0, bare=300)
+    evolve: int = option(
+        0, "search hyperparameters in N trials, and train the best ones again (bare: 300)", kind=int, low=0, bare=300
+    )
     objective: str = option("fitness", 'metric that --evolve maximises, such as map, recall@p=0.95 or "map - 0.01*ms"')
     cache: CacheMode = option(
         "none",

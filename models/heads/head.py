@@ -22,6 +22,10 @@ from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.world import World
 
 Output = list[Tensor] | tuple[Tensor, list[Tensor]]  # raw outputs in training mode, (decoded, raw) in evaluation mode
+# Hyperparameters that only heads and their losses read.
+LOSS_HYPS = frozenset(
+    {"box", "cls", "cls_pw", "obj", "obj_pw", "iou_t", "anchor_t", "fl_gamma", "dfl", "topk", "alpha", "beta"}
+)
 OBJECTS, OBJECTS_PX = 8, 640  # assumed objects per image, and its side in pixels
 
 
@@ -79,6 +83,11 @@ class Head(nn.Module, ABC):
     @abstractmethod
     def from_spec(cls, spec: HeadSpec) -> Head:
         """Build the head that a model YAML describes; raise ConfigError if the description is invalid."""
+
+    @classmethod
+    def loss_hyps(cls, nc: int) -> frozenset[str]:
+        """Return those of `LOSS_HYPS` that this head and its loss read with `nc` classes; by default all."""
+        return LOSS_HYPS
 
     @abstractmethod
     def forward(self, features: list[Tensor]) -> Any:

@@ -61,6 +61,10 @@ class DetectYOLOX(Head):
     def class_layers(self) -> list[str]:
         return [f"cls.{level}.2" for level in range(len(self.cls))]
 
+    @classmethod
+    def loss_hyps(cls, nc: int) -> frozenset[str]:
+        return frozenset({"box", "obj", "cls", "topk", "alpha", "beta"})
+
     @torch.no_grad()
     def _init_from_priors(self) -> None:
         """Initialise to the object prior of a new dataset, and to boxes of four strides centred in their cells.

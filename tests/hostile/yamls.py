@@ -64,7 +64,7 @@ def _journal(folder: Path) -> tuple[str, Callable[[Path], object]]:
     config, start = TrainConfig(evolve=1, project=str(folder), name="search"), load_hyp("hyp.scratch-low.yaml")
 
     def search(config: TrainConfig) -> None:
-        evolve(config, start, World(), curve)
+        evolve(config, start, frozenset(), World(), curve)
 
     search(config)
     path = folder / "search" / "journal.log"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from tessera.utils.ranks.world import World
 from tessera.utils.search.plan import Job, Plan
 from tessera.utils.search.search_directory import open_search
 from tessera.utils.search.trial import Pruned, TrialObserver
+from tessera.utils.text import duration, plural
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -28,23 +30,30 @@ _TRIAL_FLAGS: dict[str, Any] = {"evolve": 0, "resume": "", "objective": TrainCon
 _TRIAL_FLAGS |= {"nosave": True, "noplots": True, "loggers": "none"}
 
 
-def evolve(config: TrainConfig, start: Hyp, world: World, train: Callable[..., T]) -> T | None:
+def evolve(config: TrainConfig, start: Hyp, unread: frozenset[str], world: World, train: Callable[..., T]) -> T | None:
     """Run `--evolve N`: N trainings, some pruned, then repetitions of the best; every rank calls this.
 
     The ranks of a job are one worker; other jobs may work on the same search. hyp_evolved.yaml has the best
     hyperparameters so far, and at the end those that are significantly better than `start`, or `start`.
+    A new search does not vary the hyperparameters `unread`.
     `train` runs one training of flags, hyperparameters, world, folder and watch; its last result here is returned.
     """
     result: T | None = None
     with open_search(config, world) as folder, ExitStack() as stack:
-        plan = Plan(folder, config, start)
+        plan = Plan(folder, config, start, unread)
         world.run_on_main(lambda: stack.enter_context(plan))
+        log.info(world.run_on_main(plan.describe))
         while job := _next(plan, world):
             log.info(job.title)
             flags = dataclasses.replace(config, **_TRIAL_FLAGS, project=str(folder), name=job.run.name, seed=job.seed)
             watch = TrialObserver(world, parse_objective(config.objective), plan.report)
+            began, earlier = time.perf_counter(), result
             with _training(plan, watch, world, folder):
                 result = train(flags, job.hyp, world, folder=job.run, watch=watch)
+            left = world.run_on_main(plan.most_left)
+            if result is not None and earlier is None and left:
+                pace = duration(left * (time.perf_counter() - began))
+                log.info(f"At most {plural(left, 'more training')} at this pace: about {pace} for one worker")
         log.info(world.run_on_main(plan.conclude))
     return result
 

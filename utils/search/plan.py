@@ -33,6 +33,11 @@ class Job(NamedTuple):
     seed: int
 
 
+def _repetitions(sets: int) -> int:
+    """Return the number of trainings that repeat the start and the best sets."""
+    return SEEDS * (sets + 1) if sets else 0
+
+
 def _wait(running: Sequence[Any]) -> str:
     time.sleep(_WAIT_S)
     return f"Waiting for {plural(len(running), 'training')} of other workers"
@@ -41,14 +46,15 @@ def _wait(running: Sequence[Any]) -> str:
 class Plan:
     """Trainings of a search for this worker; a context manager that only rank 0 enters.
 
-    Leaving it releases an unfinished training for another worker. `start` is the first trial of a new search.
+    Leaving it releases an unfinished training for another worker. `start` is the first trial of a new search, which
+    does not vary the hyperparameters `unread`.
 
     Attributes:
         study: Optuna study of the current training.
     """
 
-    def __init__(self, folder: Path, config: TrainConfig, start: Hyp) -> None:
-        self._folder, self._config, self._start = folder, config, start
+    def __init__(self, folder: Path, config: TrainConfig, start: Hyp, unread: frozenset[str]) -> None:
+        self._folder, self._config, self._start, self._unread = folder, config, start, unread
         self._again: SharedStudy | None = None
         self._sets: list[Row] = []  # sets that are trained again
 
@@ -59,14 +65,36 @@ class Plan:
         with self._trials.turn():
             study = self._trials.study
             if "start" not in study.user_attrs:
+                study.set_user_attr("unread", sorted(self._unread))
                 study.set_user_attr("start", self._start.as_dict())
             self._start = Hyp.from_dict(study.user_attrs["start"], str(self._folder / JOURNAL))
-            self._ranges = ranges(self._start, self._optuna)
+            self._ranges = ranges(self._start, study.user_attrs.get("unread", ()), self._optuna)
             study.enqueue_trial({key: getattr(self._start, key) for key in self._ranges}, skip_if_exists=True)
         self._record()
 
     def __exit__(self, *error: object) -> None:
         self.study.release()
+
+    def describe(self) -> str:
+        """Return the number and the length of the trainings, and what they vary."""
+        config, ended = self._config, len(self._ended())
+        sets, again = min(SETS, config.evolve - 1), ""
+        if sets:
+            again = f"; then the best {plural(sets, 'set')} and the start, each with {SEEDS} other seeds"
+        trials = f"{plural(config.evolve, 'trial')}, the first with the start ({ended:,} done)"
+        most = plural(config.evolve + _repetitions(sets), "training")
+        return (
+            f"Search: {trials}{again}: at most {most} of {plural(config.epochs, 'epoch')}.\n"
+            f"Varied: {', '.join(self._ranges) or 'nothing'}. The others are 0, optional and at their default, or not "
+            "read by this model, recipe or dataset."
+        )
+
+    def most_left(self) -> int:
+        """Return how many trainings are left at most."""
+        trials = max(self._config.evolve - len(self._ended()), 0)
+        if self._again is None:
+            return trials + _repetitions(min(SETS, self._config.evolve - 1))
+        return trials + _repetitions(len(self._sets)) - len(self._again.trials("COMPLETE", "PRUNED"))
 
     def next(self) -> Job | str | None:
         """Return the next training; after a wait for other workers a message; None when the search is over."""
@@ -78,7 +106,7 @@ class Plan:
             return _wait(running)
         again, whole = self._best_again(), self._optuna.distributions.IntDistribution
         axes = {"set": whole(0, len(self._sets)), "seed": whole(1, SEEDS)}
-        if trial := self._claim(again, SEEDS * (len(self._sets) + 1) if self._sets else 0, axes):
+        if trial := self._claim(again, _repetitions(len(self._sets)), axes):
             number, seed = trial.params["set"], trial.params["seed"]
             name = f"trial {self._sets[number - 1].number}" if number else "the start"
             hyp = self._sets[number - 1].hyp if number else self._start

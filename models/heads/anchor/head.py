@@ -140,6 +140,11 @@ class Detect(Head):
         xy, wh, scores = raw.float().sigmoid().split((2, 2, self.nc + 1), -1)
         return torch.cat(((xy * 2 - 0.5 + cells) * stride, (wh * 2).square() * anchors, scores), -1).flatten(1, 3)
 
+    @classmethod
+    def loss_hyps(cls, nc: int) -> frozenset[str]:
+        of_classes = {"cls", "cls_pw"} if nc > 1 else set()
+        return frozenset({"box", "obj", "obj_pw", "anchor_t", "fl_gamma"} | of_classes)
+
     def criterion(
         self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
     ) -> AnchorLoss:

@@ -129,6 +129,10 @@ class DetectFree(Head):
             for level, branch in enumerate(branches.cls)
         ]
 
+    @classmethod
+    def loss_hyps(cls, nc: int) -> frozenset[str]:
+        return frozenset({"box", "cls", "dfl", "topk", "alpha", "beta"})
+
     def strip_for_inference(self, *, end2end: bool) -> None:
         if self.one_to_one is None:
             super().strip_for_inference(end2end=end2end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import LossMeter, gather_rows
-from tessera.models.heads.head import HeadSpec
+from tessera.models.heads.head import LOSS_HYPS, HeadSpec
 from tessera.models.model_yaml import HEADS
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.models.tta import predict_augmented
@@ -72,6 +73,24 @@ def test_wrong_arguments_of_a_head(kind: str, arguments: list[object], complaint
     spec = HeadSpec(3, tuple(arguments), {}, (8, 8, 8), (8.0, 16.0, 32.0), f"m.yaml:9: layer 5 ({kind})")
     with pytest.raises(ConfigError, match=re.escape(complaint)):
         HEADS[kind].from_spec(spec)
+
+
+@each_head
+@pytest.mark.parametrize("nc", [4, 1])
+def test_a_head_names_the_hyperparameters_that_its_loss_reads(name: str, nc: int, hyp: Hyp) -> None:
+    model = made(name, nc).train()
+    targets = torch.tensor([[image, min(c, nc - 1), *box] for image, c, *box in OBJECTS]).float()
+    outputs = model(images(4))
+
+    def parts(**changed: float) -> list[float]:
+        values: dict[str, Any] = {"topk": 4.0, "fl_gamma": 1.5, **changed}
+        criterion = model.head.criterion(replace(hyp, **values), imgsz=640)
+        _, found = criterion(outputs, criterion.assign(targets, 4, SIZE_HW))
+        return list(found.tolist())
+
+    changes = {"topk": 2.0, "fl_gamma": 0.5, "anchor_t": 1.5}
+    read = {key for key in LOSS_HYPS if parts(**{key: changes.get(key, 0.7 * getattr(hyp, key))}) != parts()}
+    assert read == model.head.loss_hyps(nc)
 
 
 @each_head

@@ -75,7 +75,7 @@ def nothing(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: Tr
 
 
 def search(tmp_path: Path, trials: int, train: Callable[..., Metrics] = nothing, **more: Any) -> Metrics | None:
-    return evolve(TrainConfig(evolve=trials, project=str(tmp_path), **more), START, World(), train)
+    return evolve(TrainConfig(evolve=trials, project=str(tmp_path), **more), START, frozenset(), World(), train)
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -86,7 +86,7 @@ def table(folder: Path) -> list[dict[str, str]]:
 def main(project: str, trials: int, seconds: float) -> None:
     setup_logging(0, 1)
     config = TrainConfig(evolve=trials, epochs=4, project=project, name="shared", exist_ok=True)
-    evolve(config, START, World(), partial(curve, seconds=seconds))
+    evolve(config, START, frozenset(), World(), partial(curve, seconds=seconds))
 
 
 if __name__ == "__main__":

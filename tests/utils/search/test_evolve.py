@@ -14,6 +14,7 @@ import optuna
 import pytest
 import yaml
 
+from tessera.models.model_yaml import HEADS
 from tessera.utils.checkpoints.run_directory import write_flags
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import Diverged, Interrupted, UserError
@@ -21,9 +22,10 @@ from tessera.utils.machine.optional_packages import MissingExtra
 from tessera.utils.ranks.world import World
 from tessera.utils.search.evolve import evolve
 from tessera.utils.search.search_directory import open_search
-from tessera.utils.search.space import hyp_of, ranges
+from tessera.utils.search.space import hyp_of, ranges, unread_keys
 from tessera.utils.search.trial import TrialObserver
-from tessera.utils.types import Metrics
+from tessera.utils.types import DatasetIndex, Metrics
+from tests.data.made_index import make_index
 from tests.utils.search.searches import MEASURED, START, curve, distance, found, nothing, search, table
 
 FILES = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md"]
@@ -62,7 +64,7 @@ def test_a_search_without_anything_to_find_says_so(tmp_path: Path) -> None:
         watch.after_epoch(0, result)
         return result.metrics
 
-    evolve(TrainConfig(evolve=6, project=str(tmp_path)), start, World(), train)
+    evolve(TrainConfig(evolve=6, project=str(tmp_path)), start, frozenset(), World(), train)
     report = (tmp_path / "exp" / "search.md").read_text()
     assert "**Not better: no set gains more" in report and report.count("| not better |") == 3
     assert compared.count(start) == 1 and len(compared) == 4
@@ -117,7 +119,7 @@ def test_a_training_that_diverges_or_has_no_finite_result_is_the_worst(tmp_path:
 def test_what_a_search_tries_lies_around_its_start() -> None:
     kept = {"optimizer": "AdamW", "frozen_layers": 3.0, "fixed_norms": 8.0, "class_weights": '{"king": 2.0}'}
     start = dataclasses.replace(START, **kept, topk=40.0, fliplr=0.9, momentum=0.9)
-    tried = ranges(start, optuna)
+    tried = ranges(start, (), optuna)
     assert not {"iou_t", "degrees", "flat_fraction", *kept} & tried.keys(), "what is off, or another model, stays"
     assert (tried["fliplr"].low, tried["fliplr"].high) == (0.45, 1)
     assert (tried["momentum"].low, tried["momentum"].high) == pytest.approx((0.8, 0.95))
@@ -129,6 +131,45 @@ def test_what_a_search_tries_lies_around_its_start() -> None:
         assert {key: child.as_dict()[key] for key in kept} == kept
     study.enqueue_trial({key: getattr(start, key) for key in tried})
     assert hyp_of(start, study.ask(tried).params) == start
+
+
+def test_what_no_training_reads_is_not_varied() -> None:
+    index = make_index([(8, 8)] * 90)
+
+    def varied(hyp: Hyp, head: str = "DetectFree", index: DatasetIndex = index, **flags: Any) -> set[str]:
+        config = TrainConfig(**{"weights": "tessera-n", "epochs": 20, **flags})
+        return set(ranges(hyp, unread_keys(hyp, config, HEADS[head], index, 90), optuna))
+
+    old = dataclasses.replace(START, copy_paste=0.1, mixup=0.1, dfl=2.0, topk=8.0, close_mosaic=0.25, layer_decay=0.9)
+    of_free, of_anchor = varied(old), varied(old, "Detect")
+    assert {"box", "cls", "dfl", "topk", "mosaic"} <= of_free and {"anchor_t", "obj", "obj_pw"} <= of_anchor
+    assert not {"anchor_t", "obj", "obj_pw", "cls_pw", "copy_paste"} & of_free
+    assert not {"dfl", "topk", "alpha", "beta"} & of_anchor
+    assert "copy_paste" in varied(old, index=make_index([(8, 8)] * 90, polygons=True))
+    one_class = dataclasses.replace(index, names=("a",))
+    assert of_anchor - varied(old, "Detect", one_class) == {"cls", "cls_pw"} and "cls" in varied(old, index=one_class)
+    still = {"mosaic", "mixup", "close_mosaic"}
+    assert of_free - varied(dataclasses.replace(old, mosaic=0.0)) == of_free - varied(old, rect=True) == still
+    assert of_free - varied(old, close_mosaic=3) == {"close_mosaic"}
+    assert of_free - varied(old, weights="") == {"layer_decay"}
+    assert "lrf" in of_free and not {"lrf", "flat_fraction", "cosine"} & varied(old, epochs=1)
+    longest = dataclasses.replace(old, warmup_epochs=0.5, warmup_min_batches=1.0, warmup_fraction=0.2, cosine=0.5)
+    assert {"warmup_fraction", "cosine"} <= varied(longest) and "warmup_epochs" not in varied(longest)
+    assert "cosine" not in varied(longest, cos_lr=True)
+
+
+def test_a_search_says_its_plan_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    evolve(TrainConfig(evolve=3, epochs=1, project=str(tmp_path)), START, frozenset({"obj"}), World(), nothing)
+    plan, first, pace, *_ = caplog.messages
+    assert "Search: 3 trials, the first with the start (0 done); then the best 2 sets and the start, each with" in plan
+    assert "at most 12 trainings of 1 epoch.\nVaried: lr0, lrf, " in plan and " obj," not in plan
+    assert first.startswith("Trial 0 of 3") and pace.startswith("At most 11 more trainings at this pace: about ")
+    assert sum(" of 3" in text or text.startswith("Repeat") for text in caplog.messages) == 12
+    assert len({row["obj"] for row in table(tmp_path / "exp")}) == 1
+    caplog.clear()
+    search(tmp_path, 4, resume="newest", epochs=1)
+    assert "(3 done)" in caplog.messages[1] and " obj," not in caplog.messages[1], "as the search began"
 
 
 def test_a_search_has_a_folder_of_its_own_and_only_those_who_ask_continue_it(tmp_path: Path) -> None:
