@@ -147,12 +147,12 @@ def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
 
 
 def error_table(errors: Errors, gains: Mapping[Kind, float]) -> list[str]:
-    """Return console lines: count of each kind of error, and the mAP50 gained without it."""
+    """Return console lines: count of each kind of error at the confidence, and the mAP50 gained without it."""
     counts = errors.counts()
     at = f"At confidence {errors.confidence:.3f}" if errors.confidence else "At confidence 0, as its scores are low"
     lines = [
         f"{at}: {counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects detected at the best F1. Error analysis "
-        "(count, mAP50 gain if fixed):"
+        "(count at it, mAP50 gain over all confidences if fixed):"
     ]
     for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind]):
         lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {EXPLAINED[kind]}")

@@ -222,9 +222,6 @@ def test_what_else_is_said_only_where_it_was_measured() -> None:
     worst = advice.worst_class(["a", "b", "c"], np.array([0, 2]), np.array([0.5, 0.1]))
     assert worst == "c has the lowest mAP50-95: 0.100; the mean is 0.300."
     assert not advice.worst_class(["a"], np.array([0]), np.array([0.5]))
-    said = advice.costliest({Kind.MISSED: 0.1, Kind.BACKGROUND: 0.2}, {Kind.MISSED: 9, Kind.BACKGROUND: 1234})
-    assert "“background” cost most: without them mAP50 would be 0.200 higher (1,234" in said and "lack a label" in said
-    assert not advice.costliest({Kind.MISSED: 0.001}, {Kind.MISSED: 9})
     assert "waited for images 40\u00a0% of its time: try --cache ram" in advice.waits(0.4)
     assert advice.waits(0.1).endswith(" 10\u00a0% of its time.") and not advice.waits(NAN)
     assert "1,000 steps skipped" in advice.skipped_steps(1000) and not advice.skipped_steps(0)
@@ -260,6 +257,19 @@ def test_weights_that_detect_almost_nothing_need_no_larger_images(facts: ReportD
     poor = dataclasses.replace(facts, found=dataclasses.replace(facts.found, metrics=metrics))
     said = " ".join(answers(poor)["What to do next?"])
     assert "Almost nothing is detected (mAP50 0.004)" in said and "cost most" not in said and "--imgsz" not in said
+
+
+def test_errors_that_cost_most_and_those_that_are_most_frequent() -> None:
+    one, other = {Kind.MISSED: 0.1, Kind.BACKGROUND: 0.2}, {Kind.MISSED: 9, Kind.BACKGROUND: 1234}
+    said = advice.main_errors(one, other, 0.25, 100)
+    assert "“background” cost most: over all confidences, mAP50 would be 0.200 higher without them (1,234 at" in said
+    assert "lack a label" in said and "most errors" not in said
+    both = advice.main_errors(one, {Kind.MISSED: 394, Kind.BACKGROUND: 20}, 0.25, 900)
+    assert "“background” cost most" in both and "At confidence 0.250 most errors are of the kind “missed”: 394" in both
+    assert "lack a label" in both and "--tile" in both
+    rare = advice.main_errors({Kind.MISSED: 0.001}, {Kind.MISSED: 9}, 0.25, 100)
+    assert rare.startswith("At confidence 0.250 most errors are of the kind “missed”: 9;")
+    assert not advice.main_errors({Kind.MISSED: 0.001}, {Kind.MISSED: 5}, 0.25, 100)
 
 
 def test_commands_and_flags_are_set_as_such_and_names_are_text() -> None:

@@ -50,10 +50,12 @@ def plot_validation(run: Path, curves: Curves, confusion: ConfusionMatrix, names
 
 
 def plot_confusion_matrix(confusion: ConfusionMatrix, confidence: float, names: Sequence[str], target: Path) -> None:
-    """Plot the confusion matrix at a confidence threshold, each column divided by its sum."""
+    """Plot the confusion matrix at a confidence threshold, each column divided by its sum: the diagonal is recall."""
     assert confusion.nc == len(names), (confusion.nc, len(names))
     names = [class_text(number, name) for number, name in enumerate(names)]
-    title = f"Confusion matrix at confidence {confidence:.3f} and IoU 0.5 (fraction of each true class)"
+    title = (
+        f"Confusion matrix at confidence {confidence:.3f} and IoU 0.5 (by true class: the diagonal is recall)"
+    )
     most = len(names) if len(names) <= NAMED_CLASSES else _NUMBERED - 2
     chosen, matrix = most_confused(confusion, most)
     labels = [*(names[i] for i in chosen), "background"]

@@ -21,6 +21,7 @@ FEW = 1 / 3  # of the median class's images: below it, a class has few
 WAITS = 0.2  # fraction of the time that training waits for images: above it, a change pays
 WORSE = 1.1  # times its smallest value: above it, the loss of the validation has risen
 WORTH = 0.005  # of mAP50: below it, a kind of error is not mentioned
+MANY = 0.05  # of the objects: up to it, the most frequent kind of error at the confidence is not mentioned
 LEARNED = 0.01  # mAP50: below it, almost nothing is detected, and kinds of errors do not matter
 
 _HELPS = {
@@ -166,15 +167,25 @@ def learned_nothing(map50: float, data: str) -> str:
     )
 
 
-def costliest(gains: Mapping[Kind, float], counts: Mapping[Kind, int]) -> str:
-    """Name the kind of error that costs most, and the remedy."""
-    kind = max(gains, key=lambda kind: gains[kind])
-    if gains[kind] < WORTH:
-        return ""
-    return (
-        f"Errors of the kind “{NAMES[kind]}” cost most: without them mAP50 would be {gains[kind]:.3f} higher "
-        f"({counts[kind]:,} at this confidence). {_HELPS[kind]}"
-    )
+def main_errors(gains: Mapping[Kind, float], counts: Mapping[Kind, int], confidence: float, objects: int) -> str:
+    """Name the kind of error that costs most mAP50, and the most frequent one at the confidence, with their remedies.
+
+    The first counts detections of any confidence, the second what detect.py shows; they need not be one kind.
+    """
+    costly = max(gains, key=lambda kind: gains[kind])
+    often = max(gains, key=lambda kind: (counts[kind], gains[kind]))
+    said = []
+    if gains[costly] >= WORTH:
+        said.append(
+            f"Errors of the kind “{NAMES[costly]}” cost most: over all confidences, mAP50 would be {gains[costly]:.3f} "
+            f"higher without them ({counts[costly]:,} at confidence {confidence:.3f}). {_HELPS[costly]}"
+        )
+    if (often != costly or not said) and counts[often] > MANY * objects:
+        said.append(
+            f"At confidence {confidence:.3f} most errors are of the kind “{NAMES[often]}”: {counts[often]:,}; over all "
+            f"confidences they cost {gains[often]:.3f} mAP50. {_HELPS[often]}"
+        )
+    return " ".join(said)
 
 
 def waits(share: float) -> str:

@@ -107,7 +107,7 @@ def answers(facts: ReportData) -> dict[str, list[str]]:
         ],
         "What to do next?": [
             *faults,
-            advice.costliest(facts.gains, counts) if metrics.objects and not faults else "",
+            advice.main_errors(facts.gains, counts, errors.confidence, metrics.objects) if not faults else "",
             skipped,
             advice.too_small(facts.interval.map, metrics.images),
             advice.problems(len(facts.index.problems), _data(facts)),
