@@ -50,10 +50,11 @@ from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.comparison import report_comparison, write_disagreements
 from tessera.utils.report.console import setup_logging
 from tessera.utils.runtime.evaluation_data import check_pixels, image_size, model_classes, read_dataset
-from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, ImageBackend
+from tessera.utils.runtime.model import DEFAULT_IOU, Backend, ImageBackend
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.text import plural
+from tessera.utils.thresholds import DEFAULT_CONF
 from tessera.utils.types import DatasetIndex
 
 log = logging.getLogger(__name__)
@@ -196,7 +197,9 @@ def evaluate_run(
             index,
             world,
             imgsz,
-            Settings(config.conf_thres, config.iou_thres, config.max_det, class_of=class_of),
+            Settings(
+                config.conf_thres, config.iou_thres, config.max_det, class_of=class_of, threshold=config.threshold
+            ),
             batch_size=config.batch_size,
             workers=config.workers,
         )
@@ -206,7 +209,7 @@ def evaluate_run(
         sha256=run.sha256,
         source=run.model.source,
         imgsz=imgsz,
-        threshold=run.model.confidence or DEFAULT_CONF,
+        threshold=config.threshold.confidence if config.threshold else run.model.threshold,
         map=found.map,
         map50=found.map50,
         precision=found.precision,

@@ -307,8 +307,10 @@ def describe_confidence(config: DetectConfig, detector: Detector) -> str:
         reason = "the default of its export"
     elif model.confidence is None:
         reason = "the default, as its best F1 is unknown"
+    elif conf == model.confidence:
+        reason = "best F1 in validation"
     else:
-        reason = "best F1 in validation" if model.confidence else "as its best F1 was at 0: its scores are low"
+        reason = f"the default, as its best F1 is at {model.confidence:.3g}, too low to detect with"
     return f"confidence threshold {conf:.3g}, {reason} (--conf-thres)"
 
 

@@ -45,9 +45,10 @@ from tessera.utils.report.page.page_data import RunInfo
 from tessera.utils.report.sample_images import SHOWN, SampleImageCollector
 from tessera.utils.report.validation import report_errors, report_label_errors, report_validation
 from tessera.utils.runtime.evaluation_data import check_pixels, image_size, model_classes, read_dataset
-from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU
+from tessera.utils.runtime.model import DEFAULT_IOU
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline
+from tessera.utils.thresholds import DEFAULT_CONF, Threshold
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Validated(NamedTuple):
     split: str
     imgsz: int  # long side of the images in pixels
     folder: Path
+    background: tuple[int, int, int] | None  # `Errors.on_background`; None on other ranks than 0
     label_errors: dict[str, Any] | None  # plain values of `--find-errors`; None without it
     exit_code: int = 0
 
@@ -74,7 +76,9 @@ class Validated(NamedTuple):
         """Return plain values for `--json`."""
         named = {name: getattr(self, name) for name in ("weights", "data", "split", "imgsz", "label_errors")}
         interval = self.interval and self.interval._asdict()
-        return {**named, "metrics": plain_metrics(self.metrics), "interval": interval, **plain_folder(self.folder)}
+        counts = zip(("images", "images_with_false_positives", "false_positives"), self.background or (), strict=False)
+        found = {"metrics": plain_metrics(self.metrics), "interval": interval, "background": dict(counts)}
+        return {**named, **found, **plain_folder(self.folder)}
 
 
 def validate(config: ValConfig, world: World) -> Validated:
@@ -92,13 +96,15 @@ def validate(config: ValConfig, world: World) -> Validated:
     class_of = model_classes(model.names, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
 
-    imgsz, conf, iou = image_size(model, config), config.conf_thres, config.iou_thres
+    imgsz, conf, iou, threshold = image_size(model, config), config.conf_thres, config.iou_thres, config.threshold
+    if not len(index.classes) and threshold is None:
+        threshold = Threshold(model.threshold, "the weights")
     if config.task == "speed":
         log.info(
             f"--task speed: detections above confidence {DEFAULT_CONF:g}, as in deployment. P, R and mAP are "
             "lower than those of other tasks: leave out --task speed for them."
         )
-        conf, iou = DEFAULT_CONF, DEFAULT_IOU
+        conf, iou, threshold = DEFAULT_CONF, DEFAULT_IOU, Threshold(DEFAULT_CONF, "--task speed")
     log.info(model.describe(imgsz))
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
@@ -116,7 +122,7 @@ def validate(config: ValConfig, world: World) -> Validated:
             index,
             world,
             imgsz,
-            Settings(conf, iou, config.max_det, class_of=class_of),
+            Settings(conf, iou, config.max_det, class_of=class_of, threshold=threshold),
             batch_size=config.batch_size,
             workers=config.workers,
             collectors=collectors,
@@ -133,8 +139,11 @@ def validate(config: ValConfig, world: World) -> Validated:
             evidence_of_all = Evidence.joined(spec.nc, world.gather(evidence.evidence()))
             suspects = world.run_on_main(lambda: report_label_errors(evidence_of_all, index, spec, run, origin, config))
         world.barrier()
-        interval = report_data.interval if world.is_main else None
-        return Validated(evaluation.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, suspects)
+        of_main = (report_data.interval, evaluation.errors.on_background()) if world.is_main else (None, None)
+        interval, background = of_main
+        return Validated(
+            evaluation.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, background, suspects
+        )
 
 
 def ignored_flags(config: ValConfig, given: Collection[str]) -> list[str]:

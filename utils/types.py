@@ -224,8 +224,8 @@ class Metrics:
         per_class: float64 (C', 4), precision, recall, AP50 and AP of `class_ids`.
         images_per_class, objects_per_class: int64 (nc,).
         images, objects: totals.
-        confidence: threshold of the best mean F1 (smoothed).
-        class_confidences: float64 (nc,), threshold of each class's best F1, or `confidence` without detections.
+        confidence: that of the best mean F1, or as given.
+        class_confidences: float64 (nc,), that of each class's best F1, or of all classes without detections.
         losses: one for each of the loss's names; () if no loss was computed.
         speed_ms: milliseconds per image of preprocessing, inference and NMS.
         names: class names by index; () if unknown.

@@ -48,10 +48,11 @@ def describe_metrics(metrics: Metrics | None) -> dict[str, Any]:
     """Return the values of `METRIC_KEYS`: metrics and the confidences with the best F1; None if not validated."""
     if metrics is None:
         return {"metrics": None, "thresholds": None}
+    thresholds = {"confidence": metrics.confidence, "class_confidences": metrics.class_confidences.tolist()}
     names = ("precision", "recall", "map50", "map", "fitness", "images", "objects")
     return {
         "metrics": {name: getattr(metrics, name) for name in names},
-        "thresholds": {"confidence": metrics.confidence, "class_confidences": metrics.class_confidences.tolist()},
+        "thresholds": thresholds if metrics.objects else None,
     }
 
 

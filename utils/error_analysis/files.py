@@ -19,7 +19,9 @@ from tessera.utils.error_analysis.tide_gains import ERROR_KINDS
 from tessera.utils.evaluation.error_counts import KINDS, Errors
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, pairwise_iou
 from tessera.utils.files import atomic_write
-from tessera.utils.text import harmless_cell, strict_json
+from tessera.utils.flags.program import called
+from tessera.utils.text import harmless_cell, plural, strict_json
+from tessera.utils.thresholds import DEFAULT_CONF, LOWEST_CONF
 from tessera.utils.types import DatasetIndex
 
 ERRORS = "errors.jsonl"  # the last file of a run: if it exists, the best epoch was evaluated
@@ -146,14 +148,33 @@ def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
         yield [harmless_cell(str(index.path(image))), count, detections, correct, *false, unseen, *metrics]
 
 
-def error_table(errors: Errors, gains: Mapping[Kind, float]) -> list[str]:
-    """Return console lines: count of each kind of error at the confidence, and the mAP50 gained without it."""
+def error_table(errors: Errors, gains: Mapping[Kind, float], *, is_best: bool) -> list[str]:
+    """Return console lines: count of each kind of error, and the mAP50 gained without it.
+
+    `is_best`: the confidence is that of the best F1.
+    """
     counts = errors.counts()
-    at = f"At confidence {errors.confidence:.3f}" if errors.confidence else "At confidence 0, as its scores are low"
+    detected = f"{counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects detected{' at the best F1' * is_best}"
     lines = [
-        f"{at}: {counts[Kind.CORRECT]:,} of {len(errors.outcomes):,} objects detected at the best F1. Error analysis "
-        "(count at it, mAP50 gain over all confidences if fixed):"
+        f"At confidence {errors.confidence:.3f}: {detected}. Error analysis (count at it, mAP50 gain over all "
+        "confidences if fixed):"
     ]
     for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind]):
         lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {EXPLAINED[kind]}")
+    if is_best and errors.confidence < LOWEST_CONF:
+        lines.append(
+            f"Scores are low: no object is detected at confidence {LOWEST_CONF:g} or above. With these weights "
+            f"{called('detect.py')} uses {DEFAULT_CONF:g} unless --conf-thres is given."
+        )
     return lines
+
+
+def background_line(errors: Errors) -> str:
+    """Return a console line on false positives in images without objects; "" without such images."""
+    images, alarmed, false = errors.on_background()
+    if not images:
+        return ""
+    return (
+        f"Images without objects: {plural(false, 'false positive')} at confidence {errors.confidence:.3f}, in "
+        f"{alarmed:,} of {plural(images, 'image')}."
+    )

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import RECALLS, Ranking, average_precision, class_precision_steps
 from tessera.utils.evaluation.matches import CONFIDENCES
+from tessera.utils.thresholds import DEFAULT_CONF, best_step
 from tessera.utils.types import Metrics
-
-SMOOTHING = 0.1  # width of the box filter over a confidence curve, as a fraction of the axis
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,8 @@ class Curves:
         precision, recall, f1: float64 (C, 1000), by `CONFIDENCES`, IoU 0.5; precision is 1 above the highest score.
         precision_at_recall: float64 (C, 101), by `RECALLS`, interpolated precision at IoU 0.5; its mean is AP50.
         ap50: float64 (C,).
-        best: index into `CONFIDENCES` of the highest smoothed mean F1.
+        best: index into `CONFIDENCES` of the best mean F1, as of `best_step`.
+        class_best: int64 (C,), of each class's own; `best` for a class without true positives.
     """
 
     class_ids: NDArray[np.int64]
@@ -36,22 +36,29 @@ class Curves:
     precision_at_recall: NDArray[np.float64]
     ap50: NDArray[np.float64]
     best: int
-
-    def class_best(self) -> NDArray[np.int64]:
-        """Return the index of each class's own highest smoothed F1, (C,); `best` for a class without true positives."""
-        return np.array([best_step(f1) if f1.any() else self.best for f1 in self.f1], np.int64)
+    class_best: NDArray[np.int64]
 
 
-def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
-    """Compute all metrics but losses and speed, for `nc` classes; means are 0 without objects."""
+def summarize(
+    ranking: Ranking, nc: int, threshold: float | None = None, measured_from: float = 0.0
+) -> tuple[Metrics, Curves]:
+    """Compute all metrics but losses and speed, for `nc` classes; means are 0 without objects.
+
+    Args:
+        threshold: confidence of precision and recall; None = the best, `DEFAULT_CONF` without objects.
+        measured_from: confidence above which there are detections.
+    """
     ap = average_precision(ranking, np.ones((ranking.n_images, 1), np.float32))[0][..., 0]
     objects_per_class, images_per_class = np.zeros(nc, np.int64), np.zeros(nc, np.int64)
     objects_per_class[ranking.class_ids] = np.diff(ranking.target_offsets)
     images_per_class[ranking.class_ids] = images_of_classes(ranking)
-    curves = compute_curves(ranking)
-    precision, recall = curves.precision[:, curves.best], curves.recall[:, curves.best]
-    class_confidences = np.full(nc, CONFIDENCES[curves.best])
-    class_confidences[curves.class_ids] = CONFIDENCES[curves.class_best()]
+    curves = compute_curves(ranking, measured_from)
+    if threshold is None:
+        threshold = float(CONFIDENCES[curves.best]) if len(curves.class_ids) else DEFAULT_CONF
+    step = round(threshold * (len(CONFIDENCES) - 1))
+    precision, recall = curves.precision[:, step], curves.recall[:, step]
+    class_confidences = np.full(nc, threshold)
+    class_confidences[curves.class_ids] = CONFIDENCES[curves.class_best]
     metrics = Metrics(
         precision=_mean(precision),
         recall=_mean(recall),
@@ -63,7 +70,7 @@ def summarize(ranking: Ranking, nc: int) -> tuple[Metrics, Curves]:
         objects_per_class=objects_per_class,
         images=ranking.n_images,
         objects=len(ranking.target_images),
-        confidence=float(CONFIDENCES[curves.best]),
+        confidence=threshold,
         class_confidences=class_confidences,
     )
     return metrics, curves
@@ -80,7 +87,7 @@ def images_of_classes(ranking: Ranking) -> NDArray[np.int64]:
     return np.bincount(pairs // max(ranking.n_images, 1), minlength=len(objects))
 
 
-def compute_curves(ranking: Ranking) -> Curves:
+def compute_curves(ranking: Ranking, measured_from: float) -> Curves:
     n = len(ranking.class_ids)
     objects = np.diff(ranking.target_offsets)
     precision, recall, f1 = (np.zeros((n, len(CONFIDENCES))) for _ in range(3))
@@ -95,17 +102,7 @@ def compute_curves(ranking: Ranking) -> Curves:
         envelope, gained = next(thresholds)
         sampled = np.repeat(envelope[:, 0], gained[:, 0])
         precision_at_recall[c, : len(sampled)] = sampled
-    best = best_step(f1.mean(0)) if n else 0
-    return Curves(ranking.class_ids, precision, recall, f1, precision_at_recall, precision_at_recall.mean(1), best)
-
-
-def best_step(f1: NDArray[np.float64]) -> int:
-    """Return the index of the highest smoothed F1 of a curve (n,)."""
-    return int(smooth(f1).argmax())
-
-
-def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Average a curve (n,) over a tenth of its length, so that no single lucky point decides."""
-    half = round(len(values) * SMOOTHING) // 2
-    padded = np.pad(values, half, mode="edge")
-    return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")
+    best = best_step(f1.mean(0), measured_from) if n else 0
+    class_best = np.array([best_step(own, measured_from) if own.any() else best for own in f1], np.int64)
+    ap50 = precision_at_recall.mean(1)
+    return Curves(ranking.class_ids, precision, recall, f1, precision_at_recall, ap50, best, class_best)

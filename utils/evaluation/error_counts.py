@@ -1,4 +1,4 @@
-"""Error counts at the best confidence: by kind, image and class, with the worst errors.
+"""Error counts at a confidence: by kind, image and class, with the worst errors.
 
 Legend: N images, M objects, E errors, C classes.
 """
@@ -110,6 +110,11 @@ class Errors:
         """Return the number of detections of each of `KINDS`, and of missed objects."""
         found = dict(zip(KINDS, self.image_kind_counts.sum(0).tolist(), strict=True))
         return {**found, Kind.MISSED: int((self.outcomes == Kind.MISSED).sum())}
+
+    def on_background(self) -> tuple[int, int, int]:
+        """Count the images without objects, those of them that have a false positive, and their false positives."""
+        false = self.image_kind_counts[np.diff(self.offsets) == 0].sum(1)
+        return len(false), int((false > 0).sum()), int(false.sum())
 
 
 def count_errors(found: Matches, index: DatasetIndex, confidence: float) -> Errors:

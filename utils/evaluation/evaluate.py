@@ -33,7 +33,8 @@ class EvaluationStopped(Exception):
 class Evaluation:
     """Result of a validation. All but the metrics is on rank 0 alone, and empty on the others.
 
-    `errors` are those at the best confidence; empty where they are not counted.
+    `errors` are those at `metrics.confidence`, which has the best F1 unless it has another `origin`; empty where
+    they are not counted.
     """
 
     metrics: Metrics
@@ -41,6 +42,7 @@ class Evaluation:
     ranking: Ranking
     errors: Errors
     matches: Matches
+    origin: str = ""
 
 
 def evaluate_split(
@@ -128,7 +130,9 @@ def _joined(found: ShardEvaluation, index: DatasetIndex, world: World) -> Evalua
     shares = world.gather((Matches.joined(found.matches), totals, found.clock.seconds()))
     matches = Matches.joined([of_rank for of_rank, _, _ in shares])
     ranking = rank(matches)
-    metrics, curves = summarize(ranking, len(index.names))
+    settings = found.settings
+    threshold, origin = settings.threshold or (None, "")
+    metrics, curves = summarize(ranking, len(index.names), threshold, settings.conf)
     images_seen = max(metrics.images, 1)
     preprocessing, inference, nms = (
         1000 * sum(seconds[stage] for _, _, seconds in shares) / images_seen for stage in Stopwatch.STAGES
@@ -136,5 +140,5 @@ def _joined(found: ShardEvaluation, index: DatasetIndex, world: World) -> Evalua
     losses = found.meter.losses(of_rank for _, of_rank, _ in shares) if found.meter is not None else ()
     speed_ms = preprocessing, inference, nms
     metrics = world.broadcast(dataclasses.replace(metrics, losses=losses, speed_ms=speed_ms, names=tuple(index.names)))
-    counted = count_errors(matches if found.settings.errors else Matches.joined([]), index, metrics.confidence)
-    return Evaluation(metrics, curves, ranking, counted, matches)
+    counted = count_errors(matches if settings.errors else Matches.joined([]), index, metrics.confidence)
+    return Evaluation(metrics, curves, ranking, counted, matches, origin)

@@ -32,6 +32,7 @@ from tessera.utils.machine.host import single_threaded_pool
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, ImageBackend
 from tessera.utils.runtime.pipeline import Pipeline, network_nms
+from tessera.utils.thresholds import Threshold
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 _MOST_THREADS = 4  # more would wait for each other: only NMS runs without the GIL
@@ -85,6 +86,7 @@ class Settings:
         stop_requested: whether this rank was; the ranks vote on it. None = no votes.
         class_of: dataset class of each model class, -1 = none; () = the same. Detections without a class are dropped
             after NMS and `max_det`.
+        threshold: confidence of precision, recall and errors; None = that of the best F1.
     """
 
     conf: float = 0.001
@@ -94,6 +96,7 @@ class Settings:
     errors: bool = True
     stop_requested: Callable[[], bool] | None = None
     class_of: tuple[int, ...] = ()
+    threshold: Threshold | None = None
 
 
 class ShardEvaluation:

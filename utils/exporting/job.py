@@ -28,8 +28,8 @@ from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import parsed_confidence
 from tessera.utils.runtime.evaluation_data import model_classes
-from tessera.utils.runtime.model import DEFAULT_CONF
 from tessera.utils.runtime.pipeline import letterbox_image, network_input
+from tessera.utils.thresholds import class_thresholds, detection_threshold
 from tessera.utils.types import DatasetIndex
 
 CALIBRATION = 128  # training images, spread evenly
@@ -54,6 +54,7 @@ class ExportJob:
     imgsz: int  # long side in pixels that images are resized to, a multiple of the stride
     size_hw: tuple[int, int] | None  # fixed height and width of the bare network; None = any
     conf: float  # recommended confidence, written to the metadata
+    class_confs: tuple[float, ...]  # that of each class; () = unknown
 
     @classmethod
     def read(cls, config: ExportConfig) -> ExportJob:
@@ -72,9 +73,14 @@ class ExportJob:
         size_hw = _fixed_size(config, model)
         requested = config.imgsz[0] if config.imgsz else weights.default_imgsz
         imgsz = max(size_hw) if size_hw else check_imgsz(requested, model.stride)
-        requested_conf = parsed_confidence(config.conf_thres)
-        conf = (weights.confidence or DEFAULT_CONF) if requested_conf is None else requested_conf
-        job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)
+        best, asked = detection_threshold(weights.confidence), parsed_confidence(config.conf_thres)
+        if asked is None and weights.confidence not in (None, best):
+            log.warning(
+                f"--conf-thres: the best F1 of {path} is at {weights.confidence:.3g}, too low to detect with; the "
+                f"default of the export is {best:g}."
+            )
+        conf, class_confs = best if asked is None else asked, class_thresholds(weights.class_confidences, best)
+        job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf, class_confs)
         if config.int8:
             _ = job.training  # raises before any work
         return job

@@ -51,7 +51,7 @@ def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
         "conf": job.conf,
         "iou": job.config.iou_thres,
         "max_det": job.config.max_det,
-        "conf_per_class": list(weights.class_confidences) or None,
+        "conf_per_class": list(job.class_confs) or None,
         "metrics": state.get("metrics"),
         "pixels": state.get("pixels"),
         "weights_sha256": job.sha256,

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.options import Options, option, threads_option, trust_file_option
+from tessera.utils.thresholds import Threshold
 
+ALL_CONF = 0.001  # confidence from which on detections count for mAP
 MOST_CONF = 0.01  # with --find-errors
 
 
@@ -18,7 +20,14 @@ class EvaluationConfig(Options):
     trust_file: bool = trust_file_option()
     batch_size: int = option(32, "batch size per rank", "--batch", kind=int, low=1)
     imgsz: int = option(0, "image size in pixels (0 = as trained)", "--img", "--img-size", kind=int, low=32, high=8192)
-    conf_thres: float = option(0.001, "confidence threshold", "--conf", kind=float, low=0, high=1)
+    conf_thres: float = option(
+        ALL_CONF,
+        "confidence threshold of mAP; a higher one is also that of P, R and errors, else the best F1's",
+        "--conf",
+        kind=float,
+        low=0,
+        high=1,
+    )
     iou_thres: float = option(0.6, "NMS IoU threshold", "--iou", kind=float, low=0, high=1)
     max_det: int = option(300, "maximum detections per image", kind=int, low=1, high=30_000)
     task: str = option("val", "split to evaluate", choices=("val", "train", "test"))
@@ -47,6 +56,11 @@ class EvaluationConfig(Options):
             raise ConfigError(
                 "--end2end --augment: merging the boxes of several sizes needs NMS. Leave out one of them."
             )
+
+    @property
+    def threshold(self) -> Threshold | None:
+        """The confidence of precision, recall and errors; None = that of the best F1."""
+        return Threshold(self.conf_thres, "--conf-thres") if self.conf_thres > ALL_CONF else None
 
 
 @dataclass(frozen=True)

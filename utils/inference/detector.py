@@ -23,10 +23,11 @@ from tessera.utils.inference.sources.sources import BROKEN_OFF, Sources, open_so
 from tessera.utils.inference.tracking import NO_VIDEO, Tracking, check_trackable
 from tessera.utils.machine.choose_device import choose_accelerator
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.model import DEFAULT_CONF, DEFAULT_IOU, Backend, ImageBackend
+from tessera.utils.runtime.model import DEFAULT_IOU, Backend, ImageBackend
 from tessera.utils.runtime.open_model import open_model
 from tessera.utils.runtime.pipeline import Pipeline, image_hw, nms_settings
-from tessera.utils.text import first_of, shown
+from tessera.utils.text import first_of, plural, shown
+from tessera.utils.thresholds import LOWEST_CONF, class_thresholds
 
 log = logging.getLogger(__name__)
 
@@ -97,8 +98,8 @@ class Detector:
         )
         self.pipeline = Pipeline(model, self.imgsz, tile, overlap)
         self._note = DarkImageWarning()
-        each = model.class_confidences if conf_thres == "auto" else ()
-        self._track_thresholds = each or (model.confidence or DEFAULT_CONF,) * len(model.names)
+        each = class_thresholds(model.class_confidences, model.threshold) if conf_thres == "auto" else ()
+        self._track_thresholds = each or (model.threshold,) * len(model.names)
 
     def __call__(
         self,
@@ -202,12 +203,18 @@ def thresholds(
     model: Backend | ImageBackend, conf_thres: Confidence, classes: tuple[int, ...] | None
 ) -> tuple[float, tuple[float, ...]]:
     """Return the confidence threshold and those of each class, () = the same."""
-    best = model.confidence or DEFAULT_CONF
+    best = model.threshold
     each: tuple[float, ...] = ()
     if conf_thres == "auto":
-        each = model.class_confidences
+        each = class_thresholds(model.class_confidences, best)
+        low = [name for name, c in zip(model.names, model.class_confidences, strict=False) if c < LOWEST_CONF]
         if not each:
             log.warning(f"conf_thres auto: {model.source} has no confidence of each class; using {best:g}.")
+        elif low:
+            log.warning(
+                f"conf_thres auto: using {best:.3g} for {plural(len(low), 'class')} whose best F1 is at a "
+                f"confidence below {LOWEST_CONF:g}: {first_of(low, 8)}."
+            )
     elif conf_thres is not None:
         best = conf_thres
     if classes is not None:

@@ -16,7 +16,7 @@ from tessera.utils.bit_depth import Pixels
 from tessera.utils.files import atomic_write
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.report.palette import class_colour, class_text, drawable, font_runs, text_colour
-from tessera.utils.runtime.model import DEFAULT_CONF
+from tessera.utils.thresholds import DEFAULT_CONF
 from tessera.utils.types import Batch
 
 MAX_IMAGES = 16

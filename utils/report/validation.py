@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.data.source.scan import ImageLabels, locate_labels
-from tessera.utils.error_analysis.files import ERRORS, error_items, error_table, write_errors, write_images
+from tessera.utils.error_analysis.files import (
+    ERRORS,
+    background_line,
+    error_items,
+    error_table,
+    write_errors,
+    write_images,
+)
 from tessera.utils.error_analysis.tide_gains import error_gains
 from tessera.utils.errors import warn_on_error
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
@@ -56,7 +63,9 @@ def report_validation(
     )
     gains = error_gains(found.ranking)
     if found.metrics.objects:
-        print_lines(*error_table(found.errors, gains))
+        print_lines(*error_table(found.errors, gains, is_best=not found.origin))
+    if line := background_line(found.errors):
+        print_lines(line)
     items = error_items(found.errors, gains, index)
     labels: dict[int, ImageLabels] = {}
     with warn_on_error("label lines"):
@@ -64,7 +73,7 @@ def report_validation(
         labels = locate_labels(spec, index, images, single_cls=origin.config.single_cls)
     if plots:
         with warn_on_error("plots of the validation"):
-            plot_validation(run, found.curves, found.errors.confusion, index.names)
+            plot_validation(run, found.curves, found.errors.confusion, found.errors.confidence, index.names)
     facts = ReportData(found, index, interval, gains, items, labels, origin, run)
     if not origin.config.noreport:
         with warn_on_error(NAME):

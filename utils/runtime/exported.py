@@ -27,6 +27,7 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.runtime.model import Backend, ImageBackend, Model
 from tessera.utils.runtime.output_checks import checked_detections, checked_rows
 from tessera.utils.text import first_line, one_line, shown
+from tessera.utils.thresholds import DEFAULT_CONF
 from tessera.utils.types import Detections
 
 WHOLE, BARE = "tessera-detector 1", "tessera-network 1"  # the key `format`
@@ -150,6 +151,10 @@ class _Exported(Model):
 
     def enable_concurrency(self) -> int:
         return self._enable_concurrency() if self._enable_concurrency else 1
+
+    @property
+    def threshold(self) -> float:
+        return DEFAULT_CONF if self.confidence is None else self.confidence  # the export may have been given a low one
 
     def describe(self, imgsz: int) -> str:
         return f"{self.source}: {self.runtime}"

@@ -16,11 +16,12 @@ from tessera.models.detector import check_imgsz
 from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.thresholds import detection_threshold
 from tessera.utils.types import Detections
 
 log = logging.getLogger(__name__)
 
-DEFAULT_CONF, DEFAULT_IOU = 0.25, 0.45  # as YOLOv5's, for weights without a best confidence
+DEFAULT_IOU = 0.45  # as YOLOv5's
 
 
 class Model(ABC):
@@ -41,6 +42,11 @@ class Model(ABC):
     @property
     def nc(self) -> int:
         return len(self.names)
+
+    @property
+    def threshold(self) -> float:
+        """Confidence threshold for detection."""
+        return detection_threshold(self.confidence)
 
     @property
     def fixed_imgsz(self) -> int:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
-from tessera.utils.evaluation.curves import smooth, summarize
+from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.evaluation.matching import IOU_THRESHOLDS, match_image, pairwise_iou
 from tessera.utils.types import Detections
@@ -126,12 +126,8 @@ def test_each_class_has_a_confidence_of_its_own() -> None:
     first, second, *others = metrics.class_confidences
     assert 0.5 < first < 0.9 and second < 0.2
     assert others == [metrics.confidence] * 2
-
-
-def test_smooth_keeps_a_constant_and_its_length() -> None:
-    np.testing.assert_allclose(smooth(np.full(1000, 0.3)), np.full(1000, 0.3))
-    spike = np.eye(1, 1000, 500)[0]
-    assert smooth(spike).shape == (1000,) and smooth(spike).max() == pytest.approx(1 / 101)
+    given, _ = summarize(accumulate([image]), 4, threshold=0.85)
+    assert (given.confidence, given.precision, given.recall) == (0.85, 1, pytest.approx(1 / 3))
 
 
 def test_iou_of_boxes_without_an_area_and_of_read_only_ones() -> None:

@@ -47,6 +47,7 @@ def curves(classes: int) -> Curves:
         precision_at_recall=1 - np.linspace(0, 1, 101) ** power,
         ap50=power[:, 0] / (power[:, 0] + 1),
         best=500,
+        class_best=np.full(classes, 500),
     )
 
 

@@ -18,7 +18,6 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from tessera.utils.engine.stopping import START
-from tessera.utils.evaluation.curves import best_step
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.report.charts import labels
 from tessera.utils.report.charts.labels import plot_labels
@@ -30,6 +29,7 @@ from tessera.utils.report.charts.validation import (
     plot_validation,
 )
 from tessera.utils.report.results_csv import result_columns
+from tessera.utils.thresholds import best_step
 from tests.utils.report.made_charts import confusion_of, curves, index, names
 
 AWKWARD = ["_hidden", "$5 or $6", r"$\frac", "100 %", "a\nb", "汽车", ""]
@@ -183,7 +183,7 @@ def test_curves_have_a_bold_mean_and_a_legend_that_fits(count: int, tmp_path: Pa
         labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
         assert len(labels) == (1 if count == 1 else count + 1 if count <= 20 else 2)
     first = figures[0].axes[0].get_legend().get_texts()[0].get_text()
-    at = data.best if count > 1 else data.class_best()[0]
+    at = data.best if count > 1 else data.class_best[0]
     assert f"{data.f1[:, at].mean():.3f} at {CONFIDENCES[at]:.3f}" in first
     assert f"{data.ap50.mean():.3f}" in figures[1].axes[0].get_legend().get_texts()[0].get_text()
 
@@ -192,21 +192,27 @@ def test_the_curves_mark_the_confidence_that_is_used(tmp_path: Path, figures: li
     """Of the best smoothed F1, which best.pt keeps; a single lucky point is higher, and is not marked."""
     f1 = np.full((2, 1000), 0.2)
     f1[0, 300:500], f1[1, 400:600], f1[:, 900] = 0.6, 0.5, 0.9
-    data = dataclasses.replace(curves(2), class_ids=np.array([3, 1]), f1=f1, best=best_step(f1.mean(0)))
-    assert 400 <= data.best < 500 and [300 <= step < 600 for step in data.class_best()] == [True, True]
-    plot_validation(tmp_path, data, confusion_of(np.eye(5)), ["a", "b", "c", "d"])
+    data = dataclasses.replace(
+        curves(2),
+        class_ids=np.array([3, 1]),
+        f1=f1,
+        best=best_step(f1.mean(0)),
+        class_best=np.array([*map(best_step, f1)]),
+    )
+    assert 400 <= data.best < 500 and [300 <= step < 600 for step in data.class_best] == [True, True]
+    plot_validation(tmp_path, data, confusion_of(np.eye(5)), 0.25, ["a", "b", "c", "d"])
     for figure, values in zip(figures[1:4], (data.precision, data.recall, data.f1), strict=True):
         (mark,) = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
         used = CONFIDENCES[data.best]
         assert [float(np.squeeze(at)) for at in mark.get_data()] == [used, values[:, data.best].mean()]
         labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
-        own = [(name, values[i, k], CONFIDENCES[k]) for name, i, k in zip("db", (0, 1), data.class_best(), strict=True)]
+        own = [(name, values[i, k], CONFIDENCES[k]) for name, i, k in zip("db", (0, 1), data.class_best, strict=True)]
         assert labels[1:] == [f"{name} {value:.3f} at {at:.3f}" for name, value, at in own]
         assert labels[0] == f"all classes {values[:, data.best].mean():.3f} at {used:.3f}"
 
 
 def test_a_validation_without_objects_still_has_its_charts(tmp_path: Path, figures: list[Figure]) -> None:
-    plot_validation(tmp_path, curves(0), confusion_of(np.zeros((3, 3))), ["a", "b"])
+    plot_validation(tmp_path, curves(0), confusion_of(np.zeros((3, 3))), 0.25, ["a", "b"])
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"confusion_matrix.png", *(f"{kind}_curve.png" for kind in ("P", "R", "F1", "PR"))}
     assert [figure.axes[0].texts[0].get_text() for figure in figures[1:]] == ["no labelled objects"] * 4
@@ -215,7 +221,7 @@ def test_a_validation_without_objects_still_has_its_charts(tmp_path: Path, figur
 @pytest.mark.filterwarnings("error")
 def test_awkward_names_are_taken_literally(tmp_path: Path, figures: list[Figure]) -> None:
     count = len(AWKWARD)
-    plot_validation(tmp_path, curves(count), confusion_of(np.eye(count + 1)), AWKWARD)
+    plot_validation(tmp_path, curves(count), confusion_of(np.eye(count + 1)), 0.25, AWKWARD)
     plot_labels(index(AWKWARD, 50), tmp_path / "labels.jpg")
     legend: NDArray[Any] = figures[1].axes[0].get_legend()
     assert len(legend.get_texts()) == count + 1

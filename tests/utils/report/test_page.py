@@ -167,12 +167,11 @@ NAN = float("nan")
 
 
 def test_found_share_and_best_epoch() -> None:
-    said = advice.detected_fraction(0.2139, 103, 143, 154, is_taken=True)
-    assert "0.214, which detect.py uses with these weights, 103 of 143 objects" in said and "(72\u00a0%)" in said
+    said = advice.detected_fraction(0.2139, "where F1 is best", 103, 143, 154)
+    assert "0.214, where F1 is best, 103 of 143 objects" in said and "(72\u00a0%)" in said
     assert "154 of 257 detections are false positives (60\u00a0%)" in said
-    of_another = advice.detected_fraction(0.0, 0, 5, 0, is_taken=False)
-    assert of_another.count("0 of") == 2 and "0.000, where F1 is best, 0" in of_another
-    assert not advice.detected_fraction(0.5, 0, 0, 9, is_taken=True)
+    assert advice.detected_fraction(0.5, "given", 0, 5, 0).count("0 of") == 2
+    assert not advice.detected_fraction(0.5, "given", 0, 0, 9)
     assert advice.best_epoch(7, 8, "last.pt") == "The best epoch is 7, counted from 0, of 8 that were trained."
     assert advice.best_epoch(3, 8, "w/last.pt").endswith("trained; the weights are those of the last one.")
     assert "initial weights, which best.pt holds" in advice.best_epoch(START, 8, "best.pt")

@@ -160,7 +160,7 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
             epochs.append(epoch)
             assert recorder.image_collectors(INDEX, epoch)
             recorder.epoch(epoch, dataclasses.replace(EPOCH, metrics=measured))
-    assert [path.read_text() for path in handed] == ["0, 0.0", "1, 0.0"]
+    assert [path.read_text() for path in handed] == ["0, 0.25", "1, 0.25"]
     assert (tmp_path / "predictions.jpg").read_text() == "1, 0.0"
 
 

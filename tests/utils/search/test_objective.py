@@ -83,7 +83,7 @@ def test_every_figure_is_measured() -> None:
     precision = np.stack((np.where(axis < 0.5, 0.6, 1.0), np.full(1000, 0.4)))
     recall = np.stack((np.where(axis < 0.5, 0.8, 0.5), np.full(1000, 0.9)))
     f1 = 2 * precision * recall / (precision + recall)
-    curves = Curves(classes, precision, recall, f1, np.zeros((2, 101)), np.zeros(2), 600)
+    curves = Curves(classes, precision, recall, f1, np.zeros((2, 101)), np.zeros(2), 600, np.full(2, 600))
     metrics = replace(MEASURED, map50=0.5, map=0.4, precision=0.7, recall=0.6, speed_ms=(1.0, 2.0, 0.5))
     found = Evaluation(metrics, curves, None, None, None)  # type: ignore[arg-type]
     assert [measure(found, Metric(name)) for name in METRICS] == pytest.approx(

@@ -39,9 +39,10 @@ _NUMBERED = 41  # rows of a matrix with numbers in the cells
 _FAINT = "#9aa5b1"
 
 
-def plot_validation(run: Path, curves: Curves, confusion: ConfusionMatrix, names: Sequence[str]) -> None:
-    """Write `confusion_matrix.png` and `{P,R,F1,PR}_curve.png` into the run directory."""
-    confidence = float(CONFIDENCES[curves.best])
+def plot_validation(
+    run: Path, curves: Curves, confusion: ConfusionMatrix, confidence: float, names: Sequence[str]
+) -> None:
+    """Write `confusion_matrix.png`, at a confidence, and `{P,R,F1,PR}_curve.png` into the run directory."""
     plot_confusion_matrix(confusion, confidence, names, run / "confusion_matrix.png")
     plot_confidence_curve(curves, curves.precision, names, "Precision", run / "P_curve.png")
     plot_confidence_curve(curves, curves.recall, names, "Recall", run / "R_curve.png")
@@ -96,12 +97,12 @@ def plot_confidence_curve(
 ) -> None:
     """Plot precision, recall or F1, (C', K), over the confidence.
 
-    The mark is the confidence at which metrics are reported. The legend has each class's own, as of `--conf-thres
+    The mark is the confidence with the best mean F1. The legend has each class's own, as of `--conf-thres
     auto`.
     """
     details, best = [], curves.best
     if len(values):
-        own = zip(values[:_LABELLED_CLASSES], curves.class_best(), strict=False)
+        own = zip(values[:_LABELLED_CLASSES], curves.class_best, strict=False)
         details = [f"{row[k]:.3f} at {CONFIDENCES[k]:.3f}" for row, k in own]
         details.append(f"{values[:, best].mean():.3f} at {CONFIDENCES[best]:.3f}")
     figure = new_figure(10, 6.5)

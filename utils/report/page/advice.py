@@ -12,7 +12,7 @@ from tessera.utils.engine.divergence import COLLAPSE_REMEDY, IDLE_REMEDY, has_co
 from tessera.utils.engine.stopping import START
 from tessera.utils.error_analysis.files import NAMES
 from tessera.utils.evaluation.matching import Kind
-from tessera.utils.flags.program import called, started
+from tessera.utils.flags.program import started
 from tessera.utils.text import plural
 from tessera.utils.types import Metrics
 
@@ -55,12 +55,11 @@ def speed_line(speed_ms: tuple[float, float, float], shape: Sequence[int]) -> st
     )
 
 
-def detected_fraction(confidence: float, correct: int, objects: int, false: int, *, is_taken: bool) -> str:
-    """Describe the detected objects and false positives at a confidence; `is_taken`: detect.py uses it."""
+def detected_fraction(confidence: float, why: str, correct: int, objects: int, false: int) -> str:
+    """Describe the detected objects and false positives at a confidence, which is used for the reason `why`."""
     if not objects:
         return ""
     share, wrong = correct / objects, false / max(correct + false, 1)
-    why = f"which {called('detect.py')} uses with these weights" if is_taken else "where F1 is best"
     return (
         f"At confidence {confidence:.3f}, {why}, {correct:,} of {objects:,} objects are detected ({_percent(share)}), "
         f"and {false:,} of {correct + false:,} detections are false positives ({_percent(wrong)})."

@@ -78,16 +78,16 @@ def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, 
 def threshold_curves(facts: ReportData) -> dict[str, Any] | None:
     """Return precision, recall and F1 at every confidence for the slider, in thousandths; None without objects.
 
-    Counts are detections, true positives and objects.
+    `start` is the step of the page's confidence. Counts are detections, true positives and objects.
     """
     curves, ranking = facts.found.curves, facts.found.ranking
     if len(curves.class_ids) == 0:
         return None
     objects = np.diff(ranking.target_offsets)
     chosen = np.sort(np.argsort(-objects, kind="stable")[:MOST_CLASSES])
-    own = curves.class_best()
+    own, start = curves.class_best, round(facts.found.metrics.confidence * (len(CONFIDENCES) - 1))
     even = np.linspace(0, len(CONFIDENCES) - 1, STEPS + 1).round().astype(np.int64)
-    steps = np.unique(np.concatenate((even, [curves.best], own[chosen])))
+    steps = np.unique(np.concatenate((even, [start, curves.best], own[chosen])))
     ratios = {"p": curves.precision, "r": curves.recall, "f": curves.f1}
     groups = []
     names = ["all that have objects", *(facts.name(int(curves.class_ids[row])) for row in chosen)]
@@ -99,4 +99,5 @@ def threshold_curves(facts: ReportData) -> dict[str, Any] | None:
         place = int(np.searchsorted(steps, best))
         groups.append({**group, "name": name, "best": place, "objects": int(objects[rows].sum())})
     confidence = [round(value, 4) for value in CONFIDENCES[steps].tolist()]
-    return {"confidence": confidence, "groups": groups, "left": len(curves.class_ids) - len(chosen)}
+    start, left = int(np.searchsorted(steps, start)), len(curves.class_ids) - len(chosen)
+    return {"confidence": confidence, "groups": groups, "start": start, "left": left}

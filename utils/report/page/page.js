@@ -96,7 +96,7 @@ for (const svg of all("svg[data-chart]")) {
 // The slider: precision, recall and F1 at each confidence.
 const data = one("#curves-data");
 if (data) {
-  const { confidence, groups } = JSON.parse(data.textContent);
+  const { confidence, groups, start } = JSON.parse(data.textContent);
   const select = one("[data-group]"), slider = one("[data-step]"), drawing = one("[data-curves]");
   const out = (name, text) => { one(`[data-out="${name}"]`).textContent = text; };
   let group, move;
@@ -124,6 +124,8 @@ if (data) {
   one("[data-best]").addEventListener("click", best);
   select.value = 0;
   choose(0);
+  slider.value = start;
+  show();
 }
 
 // Filters of the gallery; a cell of the confusion matrix sets that of the classes.

@@ -12,9 +12,11 @@ import torch
 
 from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.engine.divergence import idle_losses
-from tessera.utils.error_analysis.files import EXPLAINED, NAMES
+from tessera.utils.error_analysis.files import EXPLAINED, NAMES, background_line
 from tessera.utils.error_analysis.tide_gains import ERROR_KINDS
+from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
+from tessera.utils.flags.program import called
 from tessera.utils.report.page import advice
 from tessera.utils.report.page.curves import loss_names, threshold_curves, training_charts
 from tessera.utils.report.page.error_gallery import gallery
@@ -54,6 +56,8 @@ def page(facts: ReportData) -> str:
         classes=classes,
         classes_left=len(found.metrics.class_ids) - len(classes),
         confidence=errors.confidence,
+        best=float(CONFIDENCES[found.curves.best]),
+        threshold_origin=found.origin,
         is_taken=facts.is_taken,
         correct=counts[Kind.CORRECT],
         objects=len(errors.outcomes),
@@ -81,11 +85,12 @@ def answers(facts: ReportData) -> dict[str, list[str]]:
     metrics, errors, counts = found.metrics, found.errors, found.errors.counts()
     names = [facts.name(c) for c in range(len(facts.index.names))]
     false = sum(counts[kind] for kind in FALSE_KINDS)
+    why = f"which {called('detect.py')} uses with these weights" if facts.is_taken else "where F1 is best"
+    why = f"that of {found.origin}" if found.origin else why
     went = [
         f"{advice.interval_line(metrics, *facts.interval.map)}.",
-        advice.detected_fraction(
-            errors.confidence, counts[Kind.CORRECT], metrics.objects, false, is_taken=facts.is_taken
-        ),
+        advice.detected_fraction(errors.confidence, why, counts[Kind.CORRECT], metrics.objects, false),
+        background_line(errors),
     ]
     faults = _faults(facts)
     longer, skipped = [], ""

@@ -17,6 +17,7 @@ from tessera.utils.evaluation.matching import Kind
 from tessera.utils.flags.program import started
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.text import one_line
+from tessera.utils.thresholds import LOWEST_CONF
 from tessera.utils.types import DatasetIndex
 
 if TYPE_CHECKING:
@@ -80,8 +81,8 @@ class ReportData:
 
     @property
     def is_taken(self) -> bool:
-        """Whether detect.py uses the confidence of the page: best.pt stores it, unless it is 0."""
-        return self.results is not None and self.found.errors.confidence > 0
+        """Whether detect.py uses the confidence of the page: best.pt stores it, and it is not too low."""
+        return self.results is not None and self.found.errors.confidence >= LOWEST_CONF
 
     def name(self, class_id: int) -> str:
         """Return a class name for the page."""
