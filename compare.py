@@ -87,7 +87,7 @@ def compare(config: CompareConfig, world: World) -> Comparison:
     with torch_distributed_zero_first(world.local_rank, world) as verified:
         spec = read_dataset(config.data, *trained_on(everyone, config))
         index = build_index(spec, config.task, single_cls=config.single_cls, verified=verified)
-    for text in index_warnings(index):
+    for text in index_warnings(index, config.max_det):
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({config.task: index})}, world)
     class_of = {

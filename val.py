@@ -90,7 +90,7 @@ def validate(config: ValConfig, world: World) -> Validated:
     with torch_distributed_zero_first(world.local_rank, world) as verified:
         spec = read_dataset(config.data, config.weights, model.data)
         index = build_index(spec, split, single_cls=config.single_cls, verified=verified)
-    for text in index_warnings(index):
+    for text in index_warnings(index, config.max_det):
         log.warning(text)
     require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
     class_of = model_classes(model.names, spec, f"--weights {config.weights}", single_cls=config.single_cls)

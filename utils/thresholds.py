@@ -1,4 +1,5 @@
-"""Confidence thresholds: the best of an F1 curve, and what detection takes of those that weights store."""
+"""Thresholds of detections: the best confidence of an F1 curve, what detection takes of those that weights store, and
+the number that a validation counts."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_DET = 300  # detections of an image that a validation counts, the most confident ones
+MOST_DET = 30_000  # largest --max-det
 DEFAULT_CONF = 0.25  # as YOLOv5's, for weights without a usable best confidence
 SMOOTHING = 0.1  # width of the box filter over a confidence curve, as a fraction of the axis
 LOWEST_CONF = SMOOTHING / 2  # lower confidences are too close to 0 for the filter, and to the noise of any detector

@@ -22,6 +22,7 @@ from tessera.data.source.annotations.coco_ids import result_ids
 from tessera.data.source.annotations.yolo_labels import ALL_CLASSES
 from tessera.data.source.holdout import select_images
 from tessera.data.source.messages import (
+    beyond_max_det,
     check_usable,
     excluded_summary,
     has_no_area,
@@ -121,8 +122,8 @@ def problem_report(index: DatasetIndex) -> str:
     return "\n".join(messages)
 
 
-def index_warnings(index: DatasetIndex) -> list[str]:
-    """Return the warnings before a run uses an index.
+def index_warnings(index: DatasetIndex, max_det: int | None = None) -> list[str]:
+    """Return the warnings before a run uses an index; `max_det` as of `beyond_max_det`, for an evaluation.
 
     In a validation, boxes without area count as objects that nothing can match, as in COCO's metric.
     """
@@ -135,6 +136,9 @@ def index_warnings(index: DatasetIndex) -> list[str]:
         found.append(f"{index.split}: {every}{boxes} without width or height, {effect}; --check-data lists them")
     if not len(index.classes):
         found.append(without_objects(index.split, len(index)))
+    elif max_det or index.split != "train":
+        counts = np.diff(index.box_offsets)
+        found += filter(None, [beyond_max_det(index.split, counts, lambda image: index.path(image).name, max_det)])
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,9 @@ from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, MAX_OVERSHO
 from tessera.data.source.scan import Scan, more_rows
 from tessera.data.source.split_files import MISSING, Listing
 from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.flags.program import called
 from tessera.utils.text import first_of, plural, shown
+from tessera.utils.thresholds import MAX_DET, MOST_DET
 from tessera.utils.types import DatasetSpec
 
 _SHOWN, _NEXT, _NEXT_LINE = 4, 3, "\n  "
@@ -181,6 +183,29 @@ def untrained_classes(
         f"{split}: {found}, but train has none to learn from, so they lower mAP. Add such images to train, divide the "
         "images otherwise, or leave the class out with `classes:`"
     ]
+
+
+def beyond_max_det(split: str, counts: NDArray[np.int64], name: Callable[[int], str], max_det: int | None) -> str:
+    """Return the message for images with more objects than detections are evaluated; "" without such images.
+
+    Args:
+        counts: (N,), objects of each image, which is called `name(image)`.
+        max_det: value of `--max-det`; None = the limit of a training, which has no such flag.
+    """
+    limit = max_det or MAX_DET
+    dense = [image for image in np.argsort(-counts, kind="stable").tolist() if counts[image] > limit]
+    if not dense:
+        return ""
+    of = f"--max-det {limit}" if max_det else f"the {limit} detections an image that a training evaluates"
+    flag = f"--max-det {min(int(counts[dense[0]]), MOST_DET)}"
+    remedy = (
+        f"Give {flag}." if max_det else f"The weights do not depend on it; {called('val.py')} {flag} evaluates all."
+    )
+    return (
+        f"{split}: {plural(len(dense), 'image')} with more objects than {of}: "
+        f"{first_of([f'{name(image)} ({counts[image]:,})' for image in dense], 3)}. Recall over all objects is at most "
+        f"{np.minimum(counts, limit).sum() / counts.sum():.3f}, and mAP is limited too. {remedy}"
+    )
 
 
 def has_no_area(boxes_xyxy: NDArray[np.float32]) -> NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import re
@@ -29,7 +30,7 @@ from tessera.utils.runtime.evaluation_data import image_size, read_dataset
 from tessera.utils.runtime.exported import Description, ExportedNetwork
 from tests.system.launch import ROOT, Command, Outcome, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data
-from tests.utils.exporting.made import ANCHORED, FREE, checkpoint
+from tests.utils.exporting.made import ANCHORED, FREE, checkpoint, dataset
 from tests.utils.label_errors.planted import plant
 
 VAL = ROOT / "val.py"
@@ -136,6 +137,29 @@ def test_some_classes_in_another_order_have_the_ap_they_have_among_all(
     other, said = measured(names=names, classes=["somebody", "dog"])
     assert other["dog"] == (every["dog"][0], every["dog"][0] / 2) and other["somebody"][0] == 0
     assert "1 of 2 classes of" in said and "(an AP of 0 in the mean for each with labels): somebody." in said
+
+
+def test_errors_are_those_at_the_given_confidence_or_without_objects_at_that_of_the_weights(
+    tmp_path: Path, command: Command
+) -> None:
+    weights, data = checkpoint(tmp_path / "best.pt", ANCHORED), dataset(tmp_path / "data", val=3)
+    args = ["--weights", str(weights), "--data", str(data), "--workers", "0", "--device", "cpu", "--imgsz", "96"]
+    args += ["--project", str(tmp_path), "--exist-ok"]
+    given = command(val.main, *args, "--conf-thres", "0.6")
+    assert "At confidence 0.600: " in given.out and "best F1" not in given.out, given.said
+    page = (tmp_path / "exp" / "report.html").read_text()
+    assert '<dd class="small">--conf-thres</dd>' in page and "0.600, that of --conf-thres, " in page
+    for labels in (tmp_path / "data").rglob("*.txt"):
+        labels.write_text("")
+    empty = command(val.main, *args)
+    images = [str(path) for path in sorted((tmp_path / "data").rglob("images/val/*"))]
+    found = [len(result) for result in Detector(weights, imgsz=96, iou_thres=0.6, max_det=300, device="cpu")(images)]
+    said = (
+        f"Images without objects: {sum(found)} false positives at confidence 0.375, in {sum(map(bool, found))} of 3 im"
+    )
+    assert sum(found) > 1 and said in empty.out, empty.said
+    with (tmp_path / "exp" / "images.csv").open() as file:
+        assert [int(row["background"]) for row in csv.DictReader(file)] == found
 
 
 def test_weights_that_know_none_of_the_classes_are_refused_or_taken_by_number(

@@ -148,7 +148,13 @@ def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
         yield [harmless_cell(str(index.path(image))), count, detections, correct, *false, unseen, *metrics]
 
 
-def error_table(errors: Errors, gains: Mapping[Kind, float], *, is_best: bool) -> list[str]:
+def explained(kind: Kind, errors: Errors, max_det: int) -> str:
+    """Explain a kind of error; `max_det` detections of an image are evaluated."""
+    beyond = int((np.diff(errors.offsets) - max_det).clip(0).sum()) if kind == Kind.MISSED else 0
+    return EXPLAINED[kind] + f"; {beyond:,} exceed the {max_det} detections of an image" * bool(beyond)
+
+
+def error_table(errors: Errors, gains: Mapping[Kind, float], max_det: int, *, is_best: bool) -> list[str]:
     """Return console lines: count of each kind of error, and the mAP50 gained without it.
 
     `is_best`: the confidence is that of the best F1.
@@ -160,7 +166,7 @@ def error_table(errors: Errors, gains: Mapping[Kind, float], *, is_best: bool) -
         "confidences if fixed):"
     ]
     for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind]):
-        lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {EXPLAINED[kind]}")
+        lines.append(f"{NAMES[kind]:>22}{counts[kind]:>11,}{gains[kind]:>+11.3f}   {explained(kind, errors, max_det)}")
     if is_best and errors.confidence < LOWEST_CONF:
         lines.append(
             f"Scores are low: no object is detected at confidence {LOWEST_CONF:g} or above. With these weights "

@@ -20,6 +20,7 @@ from tessera.utils.evaluation.predictors import DetectionCollector, EvaluatedMod
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, ImageBackend
 from tessera.utils.runtime.pipeline import Pipeline
+from tessera.utils.thresholds import MAX_DET
 from tessera.utils.types import Batch, DatasetIndex, Metrics
 
 VOTE_S = 5.0  # seconds between two votes on stopping
@@ -43,6 +44,7 @@ class Evaluation:
     errors: Errors
     matches: Matches
     origin: str = ""
+    max_det: int = MAX_DET
 
 
 def evaluate_split(
@@ -141,4 +143,4 @@ def _joined(found: ShardEvaluation, index: DatasetIndex, world: World) -> Evalua
     speed_ms = preprocessing, inference, nms
     metrics = world.broadcast(dataclasses.replace(metrics, losses=losses, speed_ms=speed_ms, names=tuple(index.names)))
     counted = count_errors(matches if settings.errors else Matches.joined([]), index, metrics.confidence)
-    return Evaluation(metrics, curves, ranking, counted, matches, origin)
+    return Evaluation(metrics, curves, ranking, counted, matches, origin, settings.max_det)

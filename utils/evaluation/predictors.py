@@ -32,7 +32,7 @@ from tessera.utils.machine.host import single_threaded_pool
 from tessera.utils.ranks.world import World
 from tessera.utils.runtime.model import Backend, ImageBackend
 from tessera.utils.runtime.pipeline import Pipeline, network_nms
-from tessera.utils.thresholds import Threshold
+from tessera.utils.thresholds import MAX_DET, Threshold
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 _MOST_THREADS = 4  # more would wait for each other: only NMS runs without the GIL
@@ -91,7 +91,7 @@ class Settings:
 
     conf: float = 0.001
     iou: float = 0.6
-    max_det: int = 300
+    max_det: int = MAX_DET
     precision: Precision | None = None
     errors: bool = True
     stop_requested: Callable[[], bool] | None = None

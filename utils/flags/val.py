@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.options import Options, option, threads_option, trust_file_option
-from tessera.utils.thresholds import Threshold
+from tessera.utils.thresholds import MAX_DET, MOST_DET, Threshold
 
 ALL_CONF = 0.001  # confidence from which on detections count for mAP
 MOST_CONF = 0.01  # with --find-errors
@@ -29,7 +29,7 @@ class EvaluationConfig(Options):
         high=1,
     )
     iou_thres: float = option(0.6, "NMS IoU threshold", "--iou", kind=float, low=0, high=1)
-    max_det: int = option(300, "maximum detections per image", kind=int, low=1, high=30_000)
+    max_det: int = option(MAX_DET, "maximum detections per image", kind=int, low=1, high=MOST_DET)
     task: str = option("val", "split to evaluate", choices=("val", "train", "test"))
     device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own GPU")
     threads: int = threads_option()

@@ -63,7 +63,7 @@ def report_validation(
     )
     gains = error_gains(found.ranking)
     if found.metrics.objects:
-        print_lines(*error_table(found.errors, gains, is_best=not found.origin))
+        print_lines(*error_table(found.errors, gains, found.max_det, is_best=not found.origin))
     if line := background_line(found.errors):
         print_lines(line)
     items = error_items(found.errors, gains, index)

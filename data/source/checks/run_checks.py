@@ -20,7 +20,7 @@ from tessera.data.source.checks.results import DatasetCheck, SplitData
 from tessera.data.source.dataset_root import matching_paths
 from tessera.data.source.holdout import select_images
 from tessera.data.source.index import class_names
-from tessera.data.source.messages import check_usable, excluded_summary, shared_labels, unused_ignores
+from tessera.data.source.messages import beyond_max_det, check_usable, excluded_summary, shared_labels, unused_ignores
 from tessera.data.source.scan import ClassNames, scan
 from tessera.data.source.split_files import OFFER, list_images
 from tessera.utils.errors import UserError
@@ -92,3 +92,8 @@ def _check_part(check: DatasetCheck, part: SplitData) -> None:
     check_label_files(check, part)
     check_auto_labels(check, part)
     check_boxes(check, part)
+    if part.split != "train":
+        dense = beyond_max_det(
+            part.split, scanned.counts, lambda image: listing.shown(listing.images[part.places[image]]), None
+        )
+        check.problems += [dense] if dense else []

@@ -158,6 +158,11 @@ def test_thresholds(weights: Path, files: list[Path], tmp_path: Path, caplog: py
     unknown.confidence, unknown.class_confidences = None, ()
     assert Detector(unknown).rules.conf == Detector(unknown, conf_thres="auto").rules.conf == 0.25
     assert "has no confidence of each class" in caplog.text
+    # Weights of earlier versions store 0 where F1 is best from there on.
+    unknown.confidence, unknown.class_confidences = 0.0, (0.0, 0.4, 0.01)
+    assert Detector(unknown).rules.conf == 0.25
+    assert Detector(unknown, conf_thres="auto").rules.class_confs == (0.25, 0.4, 0.25)
+    assert "using 0.25 for 2 classes whose best F1 is at a confidence below 0.05: circle, star." in caplog.text
 
 
 def test_sizes_and_tiles(weights: Path, caplog: pytest.LogCaptureFixture) -> None:

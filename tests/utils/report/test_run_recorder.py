@@ -161,7 +161,7 @@ def test_each_tracker_gets_the_predictions_of_the_epoch_however_late_it_reads_th
             assert recorder.image_collectors(INDEX, epoch)
             recorder.epoch(epoch, dataclasses.replace(EPOCH, metrics=measured))
     assert [path.read_text() for path in handed] == ["0, 0.25", "1, 0.25"]
-    assert (tmp_path / "predictions.jpg").read_text() == "1, 0.0"
+    assert (tmp_path / "predictions.jpg").read_text() == "1, 0.25"
 
 
 def test_a_folder_or_a_row_that_cannot_be_written_is_explained(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.engine.divergence import idle_losses
-from tessera.utils.error_analysis.files import EXPLAINED, NAMES, background_line
+from tessera.utils.error_analysis.files import NAMES, background_line, explained
 from tessera.utils.error_analysis.tide_gains import ERROR_KINDS
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
@@ -63,7 +63,7 @@ def page(facts: ReportData) -> str:
         objects=len(errors.outcomes),
         false_positives=sum(counts[kind] for kind in FALSE_KINDS),
         kinds=[
-            (NAMES[kind], counts[kind], gains[kind], EXPLAINED[kind], gains[kind] / most)
+            (NAMES[kind], counts[kind], gains[kind], explained(kind, errors, found.max_det), gains[kind] / most)
             for kind in sorted(ERROR_KINDS, key=lambda kind: -gains[kind])
         ],
         errors=sum(counts[kind] for kind in ERROR_KINDS),

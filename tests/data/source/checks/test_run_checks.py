@@ -138,6 +138,23 @@ def test_what_a_run_is_warned_of(tmp_path: Path) -> None:
     assert "test: no object in the labels of its 1 image, so mAP will be 0" in message
 
 
+def test_more_objects_than_detections_are_said(tmp_path: Path) -> None:
+    dense = "".join(f"0 {(n % 20 + 0.5) / 20} {(n // 20 + 0.5) / 20} 0.04 0.04\n" for n in range(400))
+    yaml = write_dataset(tmp_path / "pets", {"train/a": dense, "val/b": dense, "val/c": BOX, "val/d": dense})
+    train, val = (build_index(load_spec(yaml), split) for split in ("train", "val"))
+    (said,) = index_warnings(val, 300)
+    assert said == (
+        "val: 2 images with more objects than --max-det 300: b.jpg (400), d.jpg (400). Recall over all objects is at "
+        "most 0.750, and mAP is limited too. Give --max-det 400."
+    )
+    assert index_warnings(val, 400) == index_warnings(train) == [] != index_warnings(train, 399)
+    (said,) = index_warnings(val)
+    assert "the 300 detections an image that a training evaluates: " in said and "val.py --max-det 400" in said
+    assert [line for line in check(yaml).problems if "max-det" in line] == [
+        said.replace("b.jpg", "images/val/b.jpg").replace("d.jpg", "images/val/d.jpg")
+    ]
+
+
 def test_missing_folder_and_labels_are_errors(tmp_path: Path) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": None})
     found = check(write(yaml, yaml.read_text() + "val: images/val\n"))
