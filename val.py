@@ -137,7 +137,9 @@ def validate(config: ValConfig, world: World) -> Validated:
         suspects = None
         if evidence is not None:
             evidence_of_all = Evidence.joined(spec.nc, world.gather(evidence.evidence()))
-            suspects = world.run_on_main(lambda: report_label_errors(evidence_of_all, index, spec, run, origin, config))
+            suspects = world.run_on_main(
+                lambda: report_label_errors(evidence_of_all, evaluation.metrics.map50, index, spec, run, origin, config)
+            )
         world.barrier()
         of_main = (report_data.interval, evaluation.errors.on_background()) if world.is_main else (None, None)
         interval, background = of_main

@@ -14,6 +14,7 @@ from tessera.utils.types import DatasetIndex
 
 FILE = "label_errors.jsonl"
 LIKELY = 0.5  # score of the errors that the table counts separately
+WEAK = 0.5  # mAP50 of a detector whose suspicions are few and doubtful
 NAMES = {kind: kind.name.lower().replace("_", " ") for kind in LabelErrorKind}
 EXPLAINED = {
     LabelErrorKind.MISSING: "a detection where nothing is labelled",
@@ -70,10 +71,12 @@ def counts(suspects: Sequence[LabelError]) -> list[tuple[LabelErrorKind, str, in
     return found
 
 
-def label_error_table(suspects: Sequence[LabelError], labels: int, images: int, unknown: int = 0) -> list[str]:
+def label_error_table(
+    suspects: Sequence[LabelError], map50: float, labels: int, images: int, unknown: int = 0
+) -> list[str]:
     """Return console lines: the number of errors of each kind, and of those with a score of at least `LIKELY`.
 
-    `unknown` counts labels of classes that the weights do not know.
+    `map50` is the detector's on these labels; `unknown` counts labels of classes that the weights do not know.
     """
     among = f"among {plural(labels, 'label')} of {plural(images, 'image')}"
     if unknown:
@@ -86,4 +89,11 @@ def label_error_table(suspects: Sequence[LabelError], labels: int, images: int, 
         f"score of {LIKELY:g} or more:",
         f"{'kind':>22}{'suspects':>11}{f'from {LIKELY:g}':>11}",
     ]
-    return lines + [f"{name:>22}{every:>11,}{likely:>11,}   {EXPLAINED[kind]}" for kind, name, every, likely in rows]
+    lines += [f"{name:>22}{every:>11,}{likely:>11,}   {EXPLAINED[kind]}" for kind, name, every, likely in rows]
+    return [*lines, trust_line(map50)]
+
+
+def trust_line(map50: float) -> str:
+    """Return how far a detector with this mAP50 on the labels is trusted."""
+    doubt = " Such a detector is often wrong itself: train it further before you trust the list." * (map50 < WEAK)
+    return f"Scores of all kinds but duplicate are multiplied by mAP50 on these labels, {map50:.3f}.{doubt}"

@@ -6,6 +6,9 @@ The score estimates how likely the detector is right to disagree, by how often i
 - a label without support scores high where the detector detects nearly all labels of that class and size;
 - a shifted label scores high where the others of its class fit well.
 
+All of these are multiplied by mAP50: a detector that often errs disagrees with correct labels. The AP50 of each class
+instead would rank planted errors lower. Duplicates rest on the labels alone.
+
 Legend: R rows, C classes, B bins.
 """
 
@@ -62,10 +65,11 @@ class LabelError:
     suggested_box: Box | None
 
 
-def suspects(evidence: Evidence, index: DatasetIndex) -> list[LabelError]:
-    """Return likely label errors by descending score, at most one per label."""
+def suspects(evidence: Evidence, index: DatasetIndex, map50: float) -> list[LabelError]:
+    """Return likely label errors by descending score, at most one per label; `map50` is that of the detector."""
     rows = evidence.rows
-    scores = _scores(rows, evidence.counts, index).round(4)
+    scores = _scores(rows, evidence.counts, index)
+    scores = np.where(rows["kind"] == LabelErrorKind.DUPLICATE, scores, scores * map50).round(4)
     order = np.lexsort((*rows["box_xyxy"].T, rows["kind"], rows["object"], rows["image"], -scores))
     taken, listed = set[tuple[int, int]](), list[LabelError]()
     for row in order[scores[order] >= MIN_SCORE].tolist():

@@ -91,17 +91,23 @@ def report_errors(facts: ReportData) -> None:
 
 
 def report_label_errors(
-    evidence: Evidence, index: DatasetIndex, spec: DatasetSpec, run: Path, origin: RunInfo, config: ValConfig
+    evidence: Evidence,
+    map50: float,
+    index: DatasetIndex,
+    spec: DatasetSpec,
+    run: Path,
+    origin: RunInfo,
+    config: ValConfig,
 ) -> dict[str, Any]:
-    """Print the table of label errors, and write the list and the page, on rank 0.
+    """Print the table of label errors, and write the list and the page, on rank 0; `map50` is that of the validation.
 
     Returns plain values for `--json`: counts by kind, and paths of the files.
     """
-    listed = suspects(evidence, index)
+    listed = suspects(evidence, index, map50)
     kinds = [{"kind": name, "suspects": every, "likely": likely} for _, name, every, likely in counts(listed)]
     result: dict[str, Any] = {"kinds": kinds, "file": None, "page": None}
     judged = int(evidence.counts.supports.sum())
-    print_lines(*label_error_table(listed, judged, len(index), len(index.classes) - judged))
+    print_lines(*label_error_table(listed, map50, judged, len(index), len(index.classes) - judged))
     labels: dict[int, ImageLabels] = {}
     with warn_on_error("label lines"):
         labels = locate_labels(spec, index, sorted({suspect.image for suspect in listed}))
@@ -111,7 +117,7 @@ def report_label_errors(
         print_lines(f"Suspects: {run / FILE}")
     if not config.noreport:
         with warn_on_error(PAGE):
-            write_whole(run / PAGE, label_errors_page(run.name, listed, index, labels, origin).encode())
+            write_whole(run / PAGE, label_errors_page(run.name, listed, index, labels, origin, map50).encode())
             result["page"] = str(run / PAGE)
             print_lines(f"Page: {run / PAGE}")
     return result

@@ -48,7 +48,9 @@ def seen(scene: Scene, rng: np.random.Generator) -> Detections:
     return Detections(torch.tensor(boxes).float(), torch.tensor(scores).float(), torch.tensor(classes).long())
 
 
-def listed(labelled: Sequence[Scene], true: Sequence[Scene], regions: object = NO_REGIONS) -> list[LabelError]:
+def listed(
+    labelled: Sequence[Scene], true: Sequence[Scene], regions: object = NO_REGIONS, map50: float = 1.0
+) -> list[LabelError]:
     """Return the label errors by a good detector, however the images are divided."""
     rng, index = np.random.default_rng(1), index_of(labelled)
     found = [seen(scene, rng) for scene in true]
@@ -61,8 +63,8 @@ def listed(labelled: Sequence[Scene], true: Sequence[Scene], regions: object = N
 
     everything = range(len(labelled))
     divided = [evidence(everything[1::2]), evidence(everything[::2])]
-    once = suspects(Evidence.joined(NC, [evidence(everything)]), index)
-    assert once == suspects(Evidence.joined(NC, divided), index)
+    once = suspects(Evidence.joined(NC, [evidence(everything)]), index, map50)
+    assert once == suspects(Evidence.joined(NC, divided), index, map50)
     return once
 
 
@@ -89,7 +91,7 @@ def with_error(scene: Scene, kind: LabelErrorKind) -> Scene:
 def test_perfect_labels_have_no_suspects() -> None:
     true = scenes()
     assert listed(true, true) == []
-    assert label_error_table([], 180, 30) == ["Label errors: none suspected among 180 labels of 30 images."]
+    assert label_error_table([], 1.0, 180, 30) == ["Label errors: none suspected among 180 labels of 30 images."]
 
 
 @pytest.mark.parametrize("kind", LabelErrorKind)
@@ -142,8 +144,8 @@ def test_labels_of_classes_that_the_weights_lack_are_left_out() -> None:
     assert evidence.counts.supports.sum() == len(index.classes) - left_out
     planted = [scene.classes[-1] for scene in labelled[:2]]
     expected = [(n, kind, 6) for n, kind in enumerate(kinds) if planted[n] != unknown]
-    assert expected and [(s.image, s.kind, s.object) for s in suspects(evidence, index)] == expected
-    (line,) = label_error_table([], 5, 2, 1)
+    assert expected and [(s.image, s.kind, s.object) for s in suspects(evidence, index, 1.0)] == expected
+    (line,) = label_error_table([], 1.0, 5, 2, 1)
     assert line.endswith("among 5 labels of 2 images (left out: 1 label of classes that the weights do not know).")
 
 
@@ -167,3 +169,15 @@ def test_detections_in_any_order_keep_their_boxes() -> None:
     found = Detections(torch.tensor(box), torch.tensor([0.90001, 0.90004]), torch.tensor([0, 0]))
     labels = Labels(np.zeros(2, np.int32), box + 1, NO_REGIONS, (SIZE, SIZE))
     assert len(find_candidates(0, found, labels, Counts.none(NC))) == 0
+
+
+def test_a_weak_detector_scores_lower_and_says_so() -> None:
+    """All kinds but duplicates are multiplied by mAP50, which keeps their order."""
+    true = scenes()
+    labelled = [*(with_error(scene, kind) for scene, kind in zip(true, LabelErrorKind, strict=False)), *true[5:]]
+    sure, weak = ({s.kind: s.score for s in listed(labelled, true, map50=map50)} for map50 in (1.0, 0.4))
+    factors = {kind: weak[kind] / score for kind, score in sure.items()}
+    assert factors.pop(LabelErrorKind.DUPLICATE) == 1 and len(factors) == 4
+    assert list(factors.values()) == pytest.approx([0.4] * 4, abs=1e-3)
+    told = label_error_table(listed(labelled, true, map50=0.4), 0.4, 180, 30)[-1]
+    assert "multiplied by mAP50 on these labels, 0.400. Such a detector is often wrong itself" in told

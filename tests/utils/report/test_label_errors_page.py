@@ -39,8 +39,8 @@ def made_label_errors(folder: Path, count: int) -> tuple[list[LabelError], Datas
 
 def test_names_are_shown_and_not_obeyed_and_the_page_is_the_same_each_time(tmp_path: Path) -> None:
     suspects, index, labels = made_label_errors(tmp_path, 20)
-    page = label_errors_page("<i>run", suspects, index, labels, ORIGIN)
-    assert page == label_errors_page("<i>run", suspects, index, labels, ORIGIN)
+    page = label_errors_page("<i>run", suspects, index, labels, ORIGIN, 0.9)
+    assert page == label_errors_page("<i>run", suspects, index, labels, ORIGIN, 0.9)
     assert_safe(page, scripts=1)
     assert "<b>" not in page and "<i>" not in page
     assert "&lt;b&gt;labels.txt:7" in page and "--find-errors" in page
@@ -49,9 +49,9 @@ def test_names_are_shown_and_not_obeyed_and_the_page_is_the_same_each_time(tmp_p
 
 def test_no_suspect_and_many(tmp_path: Path) -> None:
     _, index, labels = made_label_errors(tmp_path, 0)
-    assert "No label is suspected." in label_errors_page("run", [], index, labels, ORIGIN)
+    assert "No label is suspected." in label_errors_page("run", [], index, labels, ORIGIN, 0.9)
     many, index, labels = made_label_errors(tmp_path, 5000)
-    page = label_errors_page("run", many, index, labels, ORIGIN)
+    page = label_errors_page("run", many, index, labels, ORIGIN, 0.9)
     assert assert_safe(page, scripts=1).count("li") >= MOST == page.count("<li data-kind")
 
 

@@ -184,7 +184,7 @@ def test_every_page_fits_and_axe_finds_nothing(name: str, facts: ReportData, tmp
         "data": lambda: data_page(
             made_check(tmp_path / "pictures", 6, HOSTILE), DatasetSpec("made", tmp_path / "made.yaml", tmp_path, {}, ())
         ),
-        "suspects": lambda: label_errors_page("run", *made_label_errors(tmp_path, 200), ORIGIN),
+        "suspects": lambda: label_errors_page("run", *made_label_errors(tmp_path, 200), ORIGIN, 0.9),
     }
     (tmp_path / "page.html").write_text(made[name]())
     axe = NODE_MODULES / "axe-core" / "axe.min.js"

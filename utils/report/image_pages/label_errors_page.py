@@ -7,7 +7,7 @@ from typing import Any
 
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.label_errors.evidence import LabelErrorKind
-from tessera.utils.label_errors.files import EXPLAINED, LIKELY, NAMES, counts
+from tessera.utils.label_errors.files import EXPLAINED, LIKELY, NAMES, counts, trust_line
 from tessera.utils.label_errors.ranking import LabelError
 from tessera.utils.report.page.crops import Crop, Subject, render_crops
 from tessera.utils.report.page.error_gallery import chosen, place_of
@@ -20,9 +20,14 @@ PAGE = "label_errors.html"
 
 
 def label_errors_page(
-    name: str, suspects: Sequence[LabelError], index: DatasetIndex, labels: Mapping[int, ImageLabels], origin: RunInfo
+    name: str,
+    suspects: Sequence[LabelError],
+    index: DatasetIndex,
+    labels: Mapping[int, ImageLabels],
+    origin: RunInfo,
+    map50: float,
 ) -> str:
-    """Render the page; equal errors give equal text."""
+    """Render the page; equal errors give equal text. `map50` is the detector's on these labels."""
     rows = chosen([suspect.kind for suspect in suspects])
     listed = [suspects[row] for row in rows]
     dashed = [
@@ -36,6 +41,7 @@ def label_errors_page(
         suspects=len(suspects),
         sure=sum(suspect.score >= LIKELY for suspect in suspects),
         likely=f"{LIKELY:g}",
+        trust=trust_line(map50),
         labels=len(index.classes),
         images=len(index),
         kinds=[(name, every, likely, EXPLAINED[kind]) for kind, name, every, likely in counts(suspects)],
