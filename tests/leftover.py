@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.utils.files import atomic_write
+from tessera.utils.files import open_temporary
 
 
-def leave_behind(path: Path) -> Path:
+def leave_behind(path: Path, ending: str = "") -> Path:
     """Return the temporary file of a process that was killed on this host while it wrote `path`."""
-    with atomic_write(path):
-        (temporary,) = path.parent.glob(f".{path.name}.*.tmp")
-    return path.rename(temporary)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file, temporary = open_temporary(path, ending)
+    file.close()
+    return temporary

@@ -45,21 +45,23 @@ os.umask(UMASK)
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file beside `path`; on success flush it to disk and rename it to `path`.
+def atomic_write(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
+    """Open a temporary file beside `path`; on success rename it to `path`, if `durable` after flushing it to disk.
 
-    A reader sees the old file or the new one. After an exception the old file is intact, and nothing is left over.
+    A reader sees the old file or the new one. After an exception the old file is intact, and nothing is left over. A
+    link at `path` is replaced, not followed.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = _open_temporary(path)
+    file, temporary = open_temporary(path)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-            temporary.chmod(0o666 & ~UMASK)
+            if durable:
+                os.fsync(file.fileno())
             temporary.replace(path)  # while it is locked
-        _fsync_folder(path.parent)
+        if durable:
+            _fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -97,23 +99,9 @@ def _seal(state: bytes, content: bytes) -> bytes:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write one of many results atomically, without waiting for the disk; a link at `path` is replaced, not followed.
-
-    Raises:
-        OSError: the file cannot be written; the previous one is intact.
-    """
-    part = part_of(path)
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-
-
-def part_of(path: Path, suffix: str = "") -> Path:
-    """Return the temporary path for writing `path`: beside it, hidden, with a short ASCII name."""
-    return path.with_name(f".{_digest(path.name)}.part{suffix}")
+    """Write one of many results as `atomic_write`, without waiting for the disk; raise OSError if that fails."""
+    with atomic_write(path, durable=False) as file:
+        file.write(content)
 
 
 def short_name(name: str, most: int) -> str:
@@ -130,17 +118,17 @@ def _digest(name: str) -> str:
 
 
 def remove_leftovers(folder: Path, *, of_any_host: bool = False) -> None:
-    """Remove temporary files in `folder` that `atomic_write` of a killed process has left there.
+    """Remove temporary files in `folder` that a killed process has left there, see `open_temporary`.
 
     A living process holds a lock on its file. On a file system that does not share locks between hosts, files of other
     hosts may be in use: they are removed only with `of_any_host`, for a directory that no other host uses.
     """
     host = "[A-Za-z0-9-]*" if of_any_host else _HOST
-    made = re.compile(rf"\..+\.[a-z0-9_]{{8}}\.{host}\.tmp", re.DOTALL)  # as in _open_temporary, 8 from mkstemp
-    for path in folder.glob(".*.tmp"):
+    made = re.compile(rf"\..+\.[a-z0-9_]{{8}}\.{host}\.tmp(\.mp4)?", re.DOTALL)  # as of open_temporary
+    for path in folder.glob(".*.tmp*"):
         if made.fullmatch(path.name):
             # "r+" as NFS needs it for a lock. Errors: locked, gone, or of another user.
-            with contextlib.suppress(OSError), path.open("r+b") as file:
+            with contextlib.suppress(OSError), open(path, "r+b", opener=no_link) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 
@@ -153,15 +141,34 @@ def is_same_file(path: Path, file: IO[bytes]) -> bool:
         return False
 
 
-def _open_temporary(path: Path) -> tuple[int, Path]:
-    """Create a file beside `path`, locked while it is open if the file system has locks."""
+def open_temporary(path: Path, ending: str = "") -> tuple[IO[bytes], Path]:
+    """Create a file for writing `path`: beside it, hidden, with a short ASCII name that nobody can foresee.
+
+    It is locked while it is open, if the file system has locks.
+    """
     while True:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=f".{_HOST}.tmp")
+        descriptor, name = tempfile.mkstemp(f".{_HOST}.tmp{ending}", f".{_digest(path.name)}.", path.parent)
+        with contextlib.suppress(OSError):
+            os.fchmod(descriptor, 0o666 & ~UMASK)
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:  # otherwise removed as a leftover before it was locked
-            return descriptor, Path(name)
+            return os.fdopen(descriptor, "wb"), Path(name)
         os.close(descriptor)
+
+
+def no_link(path: str, flags: int) -> int:
+    """Open a file of this program that has a known name, as `opener` of `open`: a link there may lead anywhere.
+
+    Raises:
+        OSError: it cannot be opened, or is a link; `strerror` says so.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # without waiting for the reader of a FIFO
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, f"{path} is a link, expected a plain file or none; remove the link") from error
 
 
 def user_path(text: str | Path, where: str) -> Path:

@@ -8,6 +8,7 @@ Elsewhere they could plant files that Python runs.
 # ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH119, PTH122, PTH207
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import logging
@@ -104,6 +105,8 @@ class DatasetRoot:
             )
         staging = real.with_name(f".{real.name}.download")
         try:
+            if staging.is_symlink():
+                raise OSError(errno.ELOOP, f"{shown(staging)} is a link; remove it")
             # Another process may have finished by now.
             if real.exists() and any(real.iterdir()) and not self.has_entries(real):
                 raise UserError(

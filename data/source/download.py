@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from tessera.utils import http_client
 from tessera.utils.errors import UserError
-from tessera.utils.files import is_same_file
+from tessera.utils.files import is_same_file, no_link, write_whole
 from tessera.utils.http_client import TransientError, redacted_address
 from tessera.utils.text import shown
 
@@ -36,7 +36,7 @@ def locked(path: Path) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        with path.open("ab") as file:
+        with open(path, "ab", opener=no_link) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if not is_same_file(path, file):  # the last holder has removed it
                 continue
@@ -70,7 +70,7 @@ def fetch(
     download = _Download(url, target, max_bytes)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("a+b") as file:
+        with open(part, "a+b", opener=no_link) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             if target.exists():  # another process fetched it while this one waited
                 part.unlink(missing_ok=True)
@@ -158,7 +158,8 @@ class _Download:
         validator = etag if etag and not etag.startswith("W/") else headers.get("Last-Modified", "")
         if len(validator) > _LONGEST_VALIDATOR or not (validator.isascii() and validator.isprintable()):
             validator = ""  # it could not be sent back
-        self.state_file.write_text(json.dumps({"url": self.url, "validator": validator, "total": total}))
+        state = {"url": self.url, "validator": validator, "total": total}
+        write_whole(self.state_file, json.dumps(state).encode())
         return total
 
     def _receive(self, response: BaseHTTPResponse, file: IO[bytes], offset: int, total: int | None) -> None:

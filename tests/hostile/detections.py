@@ -67,7 +67,7 @@ def require_whole(folder: Path) -> dict[str, int]:
         top = path.relative_to(folder).parts[0]
         if path.is_dir():
             continue
-        assert not path.name.endswith(".part") and ".part." not in path.name, f"left behind: {path!r}"
+        assert ".tmp" not in path.name, f"left behind: {path!r}"
         if path == folder / "predictions.csv":
             with path.open(newline="", encoding="utf-8") as file:
                 header, *rows = csv.reader(file)

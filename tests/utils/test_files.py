@@ -20,11 +20,13 @@ from tessera.utils.files import (
     UMASK,
     SharedFile,
     atomic_write,
+    no_link,
     open_plain,
     reachable_path,
     remove_leftovers,
     special_file_kind,
     user_path,
+    write_whole,
 )
 from tests.leftover import leave_behind
 
@@ -38,6 +40,19 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
         raise RuntimeError
     assert path.read_bytes() == b"old" and path.stat().st_mode & 0o777 == 0o666 & ~UMASK
     assert [p.name for p in path.parent.iterdir()] == ["file"]
+
+
+def test_nobody_foresees_the_name_of_a_temporary_file_and_no_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_bytes(b"mine")
+    first, second = leave_behind(tmp_path / "file"), leave_behind(tmp_path / "file")
+    assert first != second
+    first.unlink()
+    first.symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="is a link, expected a plain file"), open(first, "ab", opener=no_link):
+        pass
+    (tmp_path / "file").symlink_to(tmp_path / "mine")
+    write_whole(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new" and (tmp_path / "mine").read_bytes() == b"mine"
 
 
 @pytest.fixture
@@ -55,8 +70,9 @@ def test_a_leftover_is_removed_if_locks_need_a_writable_file(leftover: Path, mon
         real(file, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
+    video = leave_behind(leftover.with_name("a.mp4"), ".mp4")
     remove_leftovers(leftover.parent)
-    assert not leftover.exists()
+    assert not leftover.exists() and not video.exists()
 
 
 def test_only_names_that_atomic_write_makes_are_leftovers(leftover: Path) -> None:

@@ -50,7 +50,7 @@ def new_run(
             run = stack.enter_context(lock_run(first, world, waits=waits))
         else:
             run = world.run_on_main(lambda: stack.enter_context(_make_new(first)).run)
-        folders = (folder for pattern in ("*/", "*/weights/") for folder in first.parent.glob(pattern))
+        folders = (*first.parent.glob("*/"), *first.parent.glob("*/weights/"), *run.glob("**/"))
         world.run_on_main(lambda: [*map(remove_leftovers, folders)])
         yield run
 

@@ -181,9 +181,8 @@ class LineFile(Output):
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            if not path.is_char_device():  # a link may lead to a user's file, and a pipe may have no reader
-                path.unlink(missing_ok=True)
-            self._file = path.open("wb", buffering=0)
+            path.unlink(missing_ok=True)  # a link may lead to a user's file, and a pipe may have no reader
+            self._file = path.open("xb", buffering=0)
         except OSError as error:
             raise unwritable(path, error) from error
 

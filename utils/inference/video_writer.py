@@ -6,16 +6,15 @@ import errno
 import logging
 import re
 import tempfile
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 import numpy as np
 
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
-from tessera.utils.files import part_of
+from tessera.utils.files import open_temporary
 from tessera.utils.inference.output_paths import unwritable
 from tessera.utils.inference.sources.capture import Capture
 from tessera.utils.machine.opencv import cv2, utf8_path
@@ -54,8 +53,9 @@ class VideoWriter:
 
     def __init__(self, path: Path, fps: float | None) -> None:
         self.path, self.fps = path, min(max(fps or _DEFAULT_FPS, 1 / _LONGEST_STILL_S), _FASTEST_FPS)
-        self._part = part_of(path, ".mp4")
         self._writer: cv2.VideoWriter | None = None
+        self._lock: IO[bytes]  # of the temporary file, which OpenCV opens by its name
+        self._part: Path
         self._size_wh = (0, 0)
         self._last: Pixels | None = None
         self._written = 0
@@ -91,20 +91,25 @@ class VideoWriter:
         self._writer.release()
         self._writer = self._last = None
         try:
+            with self._lock:
+                self._finish()
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+
+    def _finish(self) -> None:
+        try:
             if (found := _frames_of(self._part)) < self._written:
                 raise OSError(errno.EIO, f"{found:,} of its {self._written:,} frames are there: the disk is full?")
             self._part.replace(self.path)
-        except OSError as error:
-            with suppress(OSError):
-                self._part.unlink()
-            raise unwritable(self.path, error) from error
+        finally:
+            self._part.unlink(missing_ok=True)
 
     def _open(self, pixels: Pixels) -> cv2.VideoWriter:
         # Codecs require even sides: an odd one loses its last row or column.
         height, width = (max(side // 2 * 2, 2) for side in pixels.shape[:2])
         self._size_wh = (width, height)
         try:
-            self._part.touch()
+            self._lock, self._part = open_temporary(self.path, ".mp4")
         except OSError as error:
             raise unwritable(self.path, error) from error
         codecs = [_H264, _MPEG4] if _writes_h264() else [_MPEG4]
@@ -113,6 +118,7 @@ class VideoWriter:
             if writer.isOpened():
                 break
         else:
+            self._lock.close()
             self._part.unlink(missing_ok=True)
             raise NoCodecError(
                 f"{shown(self.path)}: the video is not written, as OpenCV has no codec for {width} x {height} pixels."

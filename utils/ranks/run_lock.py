@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tessera.utils.environment import lock_timeout_s
 from tessera.utils.errors import UserError
-from tessera.utils.files import is_same_file
+from tessera.utils.files import is_same_file, no_link
 from tessera.utils.ranks.world import World
 from tessera.utils.text import one_line, shown
 
@@ -67,20 +67,23 @@ class RunLock:
                 if _key(self._path.stat()) in _HELD:
                     return "this process"
             try:
-                file = FileIO(self._path, "a+")
+                file = FileIO(self._path, "a+", opener=no_link)
             except FileNotFoundError:
                 return _ENDING
             with ExitStack() as stack:
                 stack.enter_context(file)
                 if holder := self._refusal(file):
                     return holder
-                file.truncate(0)
-                since = datetime.now().astimezone().isoformat(" ", "seconds")
-                file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
-                with contextlib.suppress(OSError):  # a file of another user, or a file system without modes
-                    os.fchmod(file.fileno(), 0o600 | self.run.stat().st_mode & 0o666)  # who may write there may lock
+                found = os.fstat(file.fileno())
+                if found.st_nlink == 1:  # a hard link may be of a user's file
+                    file.truncate(0)
+                    since = datetime.now().astimezone().isoformat(" ", "seconds")
+                    file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
+                    with contextlib.suppress(OSError):  # a file of another user, or a file system without modes
+                        mode = 0o600 | self.run.stat().st_mode & 0o666  # who may write there may lock
+                        os.fchmod(file.fileno(), mode)
                 self._file = file
-                _HELD.add(_key(os.fstat(file.fileno())))
+                _HELD.add(_key(found))
                 stack.pop_all()
         except OSError as error:
             raise UserError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
@@ -26,8 +25,9 @@ def result_columns(loss_names: Sequence[str]) -> tuple[str, ...]:
 class ResultsTable:
     """Writer of results.csv with the columns `result_columns(loss_names)`.
 
-    A row is on disk when `append` returns. Opening removes rows of epochs that will run again, and a last line cut
-    short by a crash, so that no epoch is in the file twice.
+    A row is on disk when `append` returns. The file is written anew for each, so that one that was emptied, edited or
+    deleted during the run loses nothing. Opening removes rows of epochs that will run again, and a last line cut short
+    by a crash, so that no epoch is in the file twice.
 
     Attributes:
         lost: epochs before `start_epoch` that have no row, as the file was removed or cut.
@@ -37,19 +37,19 @@ class ResultsTable:
         """Open `path`, or create it, for epochs from `start_epoch` on; raise UserError for another kind of table."""
         self.path, self.columns = path, result_columns(loss_names)
         rows = _read_rows(path, self.columns)[1] if path.exists() else []
-        remaining = [self.columns, *(row for row in rows if int(float(row[0])) < start_epoch)]
         self.lost = sorted(set(range(start_epoch)) - {int(float(row[0])) for row in rows})
-        with atomic_write(path) as file:
-            file.write("".join(f"{','.join(cells)}\n" for cells in remaining).encode())
+        self._rows: list[Sequence[str]] = [self.columns, *(row for row in rows if int(float(row[0])) < start_epoch)]
+        self._write()
 
     def append(self, row: Mapping[str, float]) -> None:
         """Add one epoch; `row` has exactly the keys `columns`."""
         assert set(row) == set(self.columns), set(row) ^ set(self.columns)
-        cells = [str(int(row["epoch"])), *(f"{row[column]:.6g}" for column in self.columns[1:])]
-        with self.path.open("ab") as file:
-            file.write(f"{','.join(cells)}\n".encode())
-            file.flush()
-            os.fsync(file.fileno())
+        self._rows.append([str(int(row["epoch"])), *(f"{row[column]:.6g}" for column in self.columns[1:])])
+        self._write()
+
+    def _write(self) -> None:
+        with atomic_write(self.path) as file:
+            file.write("".join(f"{','.join(cells)}\n" for cells in self._rows).encode())
 
 
 def read_results(path: Path) -> pd.DataFrame:

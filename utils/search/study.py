@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.utils.errors import UserError, warn_on_error
+from tessera.utils.files import no_link
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.ranks.run_lock import RunLock
 from tessera.utils.search.search_directory import BEST, JOURNAL, turn
@@ -169,7 +170,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _mend(path: Path) -> None:
     """Remove a last line that a full disk or a power cut has torn."""
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=no_link) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(size - 1, 0))
         if file.read() in (b"", b"\n"):

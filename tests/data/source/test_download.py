@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,15 @@ def test_size_limit(server: FileServer, tmp_path: Path, length: bool) -> None:
     with pytest.raises(UserError, match="limit of 1,000"):
         fetch(server.url, tmp_path / "data.zip", max_bytes=1000)
     assert not (tmp_path / "data.zip").exists()
+
+
+@pytest.mark.parametrize("name", ["data.zip.part", "data.zip.part.json"])
+def test_a_link_is_not_followed(server: FileServer, tmp_path: Path, name: str) -> None:
+    (mine := tmp_path / "mine").write_text("mine")
+    (tmp_path / name).symlink_to(mine)
+    with suppress(UserError):
+        fetch(server.url, tmp_path / "data.zip")
+    assert mine.read_text() == "mine"
 
 
 def test_target_that_cannot_be_written(server: FileServer, tmp_path: Path) -> None:

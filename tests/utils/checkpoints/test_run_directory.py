@@ -82,4 +82,4 @@ def test_leftovers_of_killed_runs_are_removed_at_the_next_start(tmp_path: Path) 
     left = leave_behind(tmp_path / "killed" / "weights" / "last.pt")
     with atomic_write(tmp_path / "alive" / "weights" / "last.pt"):
         open_run(tmp_path, "exp", False)
-        assert not left.exists() and len(list(tmp_path.rglob(".last.pt.*.tmp"))) == 1
+        assert not left.exists() and len(list(tmp_path.rglob(".*.tmp"))) == 1

@@ -168,6 +168,21 @@ def test_a_process_does_not_get_a_lock_that_it_has(tmp_path: Path) -> None:
         assert in_another_process(lambda _: RunLock(tmp_path / "night").take()).startswith(f"process {os.getpid()} ")
 
 
+def test_a_link_in_place_of_the_lock_never_changes_the_file_that_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "night").mkdir()
+    (mine := tmp_path / "mine").write_text("mine")
+    mine.chmod(0o600)
+    for target in (mine, tmp_path / "nothing"):
+        (tmp_path / "night" / LOCK).symlink_to(target)
+        with pytest.raises(UserError, match=r"\.lock is a link, expected"), lock_run(tmp_path / "night", World()):
+            pass
+        (tmp_path / "night" / LOCK).unlink()
+    (tmp_path / "night" / LOCK).hardlink_to(mine)
+    with lock_run(tmp_path / "night", World()):
+        assert mine.read_text() == "mine"
+    assert mine.read_text() == "mine" and mine.stat().st_mode & 0o777 == 0o600 and not (tmp_path / "nothing").exists()
+
+
 def test_who_may_write_into_a_directory_may_lock_it_after_another_user(tmp_path: Path) -> None:
     for mode in (0o770, 0o755):
         (tmp_path / "night").mkdir(exist_ok=True)

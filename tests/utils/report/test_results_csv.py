@@ -64,6 +64,19 @@ class TestResultsTable:
         ResultsTable(tmp_path / "results.csv", NAMES, start_epoch=2).append(row(2))
         assert read_results(tmp_path / "results.csv")["epoch"].tolist() == [2]
 
+    @pytest.mark.parametrize("change", ["empty", "no line end", "gone", "a link"])
+    def test_a_file_that_was_changed_during_the_run_loses_no_epoch(self, tmp_path: Path, change: str) -> None:
+        table = ResultsTable(tmp_path / "results.csv", NAMES)
+        table.append(row(0))
+        (other := tmp_path / "other").write_text("mine")
+        table.path.write_bytes(b"" if change == "empty" else table.path.read_bytes().rstrip())
+        if change in ("gone", "a link"):
+            table.path.unlink()
+        if change == "a link":
+            table.path.symlink_to(other)
+        table.append(row(1))
+        assert read_results(table.path)["epoch"].tolist() == [0, 1] and other.read_text() == "mine"
+
     def test_line_ends_and_byte_order_mark_of_an_editor(self, tmp_path: Path) -> None:
         table = ResultsTable(tmp_path / "results.csv", NAMES)
         table.append(row(0))
