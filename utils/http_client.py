@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -34,6 +37,7 @@ class NetworkLimits:
     attempts: int = 3  # consecutive attempts without progress
     pause_s: float = 1.0  # before the first retry; doubles with each one, up to 30 s
     timeout_s: float = 30.0  # of connecting and of each read
+    head_s: float = 40.0  # of connecting, redirects and the head of a response together
     least_speed: float = 16384.0  # bytes a second
     slack_s: float = 60.0  # added to the time that `least_speed` allows
 
@@ -89,6 +93,24 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
         TransientError: a retry may succeed.
         UserError: a retry will not.
     """
+    answer: Future[BaseHTTPResponse] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(_request(url, headers))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    # In a thread, as a server that sends a byte now and then exceeds no timeout of a socket.
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.result(LIMITS.head_s)
+    except TimeoutError as error:
+        answer.add_done_callback(lambda late: late.exception() or late.result().close())
+        raise TransientError(f"the head of the response is not there after {LIMITS.head_s:g} s") from error
+
+
+def _request(url: str, headers: Mapping[str, str] | None) -> BaseHTTPResponse:
     from urllib3 import Timeout, make_headers
     from urllib3.exceptions import HTTPError, SSLError
 
@@ -98,7 +120,7 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
     target, shown_url = parts._replace(netloc=host, fragment="").geturl(), redacted_address(url)
     how: dict[str, Any] = {
         "timeout": Timeout(connect=LIMITS.timeout_s, read=LIMITS.timeout_s),
-        **dict.fromkeys(("redirect", "retries", "preload_content", "enforce_content_length"), False),
+        **dict.fromkeys(("redirect", "retries", "preload_content", "enforce_content_length", "decode_content"), False),
     }
     try:
         for number in range(_MOST_REDIRECTS):
@@ -137,25 +159,49 @@ def read_blocks(response: BaseHTTPResponse, url: str, total: int | None, most: i
     from urllib3.exceptions import HTTPError
 
     received, stated = offset, total or 0
-    end = time.monotonic() + LIMITS.slack_s + (most if total is None else total) / LIMITS.least_speed
-    while True:
-        if max(received, stated) > most:
-            found = f"{stated:,} bytes, more" if stated > most else "more"
-            raise UserError(
-                f"Cannot download {redacted_address(url)}: it has {found} than the limit of {most:,} bytes."
-            )
-        if time.monotonic() > end:
-            raise TransientError(f"it sends less than {LIMITS.least_speed:,.0f} bytes a second")
-        try:
-            block = response.read1(_BLOCK)
-        except (HTTPError, OSError) as error:
-            raise _connection_error(error) from error
-        if not block:
-            break
-        received += len(block)
-        yield block
+    start = time.monotonic() + LIMITS.slack_s
+
+    def left_s() -> float:
+        return start + (received - offset) / LIMITS.least_speed - time.monotonic()
+
+    with _ended_after(left_s, response):
+        while True:
+            if max(received, stated) > most:
+                found = f"{stated:,} bytes, more" if stated > most else "more"
+                raise UserError(
+                    f"Cannot download {redacted_address(url)}: it has {found} than the limit of {most:,} bytes."
+                )
+            try:
+                block = response.read1(_BLOCK)
+            except (HTTPError, OSError) as error:
+                raise _connection_error(error) from error
+            if left_s() < 0:
+                raise TransientError(f"it sends less than {LIMITS.least_speed:,.0f} bytes a second")
+            if not block:
+                break
+            received += len(block)
+            yield block
     if total is not None and received != total:
         raise TransientError(f"the connection ended after {received:,} of {total:,} bytes")
+
+
+@contextmanager
+def _ended_after(left_s: Callable[[], float], response: BaseHTTPResponse) -> Iterator[None]:
+    """End a read that is still waiting when `left_s` is 0; one of a line, as a chunk's length, has no timeout."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while (left := left_s()) > 0:
+            if over.wait(left):
+                return
+        with suppress(OSError, RuntimeError, ValueError):  # it has ended by itself
+            response.shutdown()
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def _pool(url: str) -> PoolManager:
@@ -171,9 +217,16 @@ def _pool(url: str) -> PoolManager:
 
 
 def _check_status(response: BaseHTTPResponse, shown_url: str) -> BaseHTTPResponse:
-    """Return the response if it has the content, or refuses the range; else raise."""
+    """Return the response if it has the content, as it is, or refuses the range; else raise."""
     if response.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
-        return response
+        encoding = one_line(response.headers.get("Content-Encoding", "identity"), 50).strip().lower()
+        if encoding in ("", "identity", "aws-chunked"):  # the last is a left-over of uploads; the content is plain
+            return response
+        response.close()
+        raise UserError(
+            f"Cannot download {shown_url}: the server sends it encoded ({encoding}), expected identity, as requested. "
+            "Download the file by other means."
+        )
     response.close()
     message = f"the server answered {response.status} {one_line(str(response.reason), 100)}"
     if response.status in _TRANSIENT_STATUS:

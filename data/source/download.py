@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -110,12 +111,14 @@ class _Download:
         """Repeat transfers into `file` until it is complete."""
         furthest, failures = file.seek(0, os.SEEK_END), 0
         while True:
+            begun = time.monotonic()
             try:
                 return self._transfer(file)
             except TransientError as error:
-                # Only new bytes count as progress: a server may start over for ever.
+                # Only new bytes at the least speed count as progress: a server may start over, or send a few, for ever.
                 size = file.seek(0, os.SEEK_END)
-                failures = 1 if size > furthest else failures + 1
+                needed = http_client.LIMITS.least_speed * (time.monotonic() - begun)
+                failures = 1 if size > furthest + needed else failures + 1
                 furthest = max(furthest, size)
                 if failures >= http_client.LIMITS.attempts:
                     resumed = " to resume" if _load_state(self.state_file, self.url) else ""
