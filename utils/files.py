@@ -21,7 +21,8 @@ from typing import IO, Literal
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.text import shown
 
-_SEAL = 20  # bytes
+NO_DIRECTORY = "the working directory was deleted. Change to one that exists, or give absolute paths."
+_SEAL, _LONGEST_CACHE = 20, 1 << 30  # bytes
 SHARED_MEMORY = Path("/dev/shm")  # in-memory file system of Linux
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems
 _HOST = re.sub("[^A-Za-z0-9-]", "-", socket.gethostname())[:40]
@@ -72,7 +73,7 @@ def cached_content(path: Path, state: bytes, make: Callable[[], bytes]) -> bytes
     `state` is everything that the content depends on. If the cache cannot be written, a warning is logged.
     """
     try:
-        with open_plain(path) as file:
+        with open_plain(path, _LONGEST_CACHE) as file:
             found = file.read()
     except OSError:
         found = b""
@@ -205,6 +206,21 @@ def reachable_path(text: str | Path, where: str) -> Path:
     return path
 
 
+def working_directory() -> Path | None:
+    """Return the working directory; None if it was deleted, such as below a notebook that runs in it."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
+def absolute_path(path: Path) -> Path:
+    """Return a path from the root on, `..` and links as they are; UserError if its start was deleted."""
+    if not path.is_absolute() and working_directory() is None:
+        raise UserError(f"{shown(path)}: {NO_DIRECTORY}")
+    return path.absolute()
+
+
 def is_address(text: str) -> bool:
     """Return whether a text is a URL, such as http://…, not a path."""
     return "://" in text and _ADDRESS.match(text) is not None
@@ -275,16 +291,19 @@ def _kind(found: os.stat_result) -> str:
     return "" if kind == stat.S_IFREG else _KINDS.get(kind, "of an unknown kind")
 
 
-def open_plain(path: Path | str) -> IO[bytes]:
+def open_plain(path: Path | str, most: int | None = None) -> IO[bytes]:
     """Open a plain file, or a link to one, for reading. A FIFO would block, and a device may act.
 
     Raises:
-        OSError: it cannot be opened, or is no plain file; `strerror` says what it is.
+        OSError: it cannot be opened, is no plain file, or has more than `most` bytes; `strerror` says what it is.
     """
     _require_plain(Path(path).stat(), path)
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
     try:
-        _require_plain(os.fstat(file.fileno()), path)  # it may have been replaced
+        found = os.fstat(file.fileno())
+        _require_plain(found, path)  # it may have been replaced
+        if most is not None and found.st_size > most:
+            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, more than the limit of {most:,}", str(path))
     except OSError:
         file.close()
         raise

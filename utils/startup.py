@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from tessera.utils.environment import Launch, keep_font_list, limit_openmp_spinning, max_pixels, silence_torch
 from tessera.utils.errors import ConfigError, Interrupted, UserError, explain_exception, rank_0_reports
+from tessera.utils.files import NO_DIRECTORY, working_directory
 from tessera.utils.flags.json_output import answer
 from tessera.utils.flags.options import Options
 from tessera.utils.streams import protect_streams
@@ -40,6 +41,8 @@ def check_command_line(options: type[Options]) -> None:
         if not is_main:
             answer.leave_to_rank_0()
         max_pixels()
+        if working_directory() is None:  # torch's libraries would end the process
+            raise ConfigError(NO_DIRECTORY)
         options(**options.from_args(sys.argv[1:]))
         if is_main and (warning := options.warning(sys.argv[1:])):
             print(f"WARNING: {warning}", file=sys.stderr)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from tessera.utils.text import escape_control
+
 _PIPE_BYTES = 1 << 16
 
 
@@ -53,8 +55,9 @@ class FaultTolerantStream:
 def capture_library_output(known: re.Pattern[bytes]) -> Iterator[list[str]]:
     """Capture the lines that C code prints to stderr and that match `known`; the list is filled at the end.
 
-    All other lines are printed at the end. The descriptor belongs to the whole process, so use this only where other
-    threads print little, such as in a loader worker.
+    All other lines are printed at the end, with control characters escaped, as a name in a file may have some. The
+    descriptor belongs to the whole process, so use this only where other threads print little, such as in a loader
+    worker.
     """
     captured: list[str] = []
     stderr, reader, writer = os.dup(2), *os.pipe()
@@ -68,7 +71,8 @@ def capture_library_output(known: re.Pattern[bytes]) -> Iterator[list[str]]:
         with contextlib.suppress(OSError):  # nothing was printed, or stderr fails
             lines = os.read(reader, _PIPE_BYTES).splitlines(keepends=True)
             captured += [line.decode(errors="replace").rstrip() for line in lines if known.match(line)]
-            os.write(2, b"".join(line for line in lines if not known.match(line)))
+            others = b"".join(line for line in lines if not known.match(line))
+            os.write(2, escape_control(others.decode(errors="backslashreplace")).encode())
         for descriptor in (stderr, reader, writer):
             os.close(descriptor)
 

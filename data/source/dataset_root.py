@@ -5,7 +5,7 @@ Elsewhere they could plant files that Python runs.
 """
 
 # os.path treats unreadable folders as missing, where pathlib raises; Path.resolve() follows links.
-# ruff: noqa: PTH100, PTH110, PTH112, PTH118, PTH119, PTH122, PTH207
+# ruff: noqa: PTH110, PTH112, PTH118, PTH119, PTH122, PTH207
 from __future__ import annotations
 
 import errno
@@ -26,7 +26,15 @@ from tessera.data.source.synthetic_shapes import write_shapes
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.environment import datasets_dir
 from tessera.utils.errors import LFS_POINTER, UTF_16, ConfigError, UserError, is_lfs_pointer
-from tessera.utils.files import files_below, is_address, open_plain, suffix_of, user_path
+from tessera.utils.files import (
+    absolute_path,
+    files_below,
+    is_address,
+    open_plain,
+    suffix_of,
+    user_path,
+    working_directory,
+)
 from tessera.utils.flags.program import BASE
 from tessera.utils.text import first_of, one_line, shown
 from tessera.utils.types import Archive, DatasetSpec
@@ -66,11 +74,13 @@ class DatasetRoot:
     def locate(self) -> Path:
         """Return the dataset's folder; download or generate it if it does not exist."""
         relative = user_path(self.stated or ".", self.where)
-        bases = (self.yaml_path.parent, Path.cwd(), BASE, datasets_dir())
+        here = working_directory()
+        bases = (self.yaml_path.parent, here or self.yaml_path.parent, BASE, datasets_dir())
         tried = (
             [relative] if relative.is_absolute() else [*(base / relative for base in bases), _download_dir(relative)]
         )
-        tried = list(dict.fromkeys(absolute(user_path(path, self.where)) for path in tried))
+        known = [path for path in tried if here or path.is_absolute()]
+        tried = list(dict.fromkeys(absolute(user_path(path, self.where)) for path in known))
         for path in tried:
             if self.has_entries(path):
                 return path
@@ -195,7 +205,7 @@ def expand_entry(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
 
 def absolute(path: Path) -> Path:
     """Return the path without `..`, links unresolved, as labels belong beside the path as written."""
-    return Path(os.path.abspath(path))
+    return Path(os.path.normpath(absolute_path(path)))
 
 
 def read_path_list(file: str | Path) -> list[str]:

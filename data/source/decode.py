@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import struct
 import threading
 from contextlib import nullcontext
 from functools import lru_cache
@@ -23,9 +24,11 @@ from tessera.data.source.image_header import (
     JPEG_START,
     KIND_BYTES,
     LARGE,
+    PNG_START,
     Header,
     Size,
     has_8_bits,
+    most_bytes,
     read_file_header,
     read_header,
     require_decodable_size,
@@ -127,12 +130,14 @@ def read_image(path: Path, reduction: int = 1, rule: PixelRule | None = None) ->
 def read_raw_pixels(path: Path, reduction: int = 1) -> NDArray[Any]:
     """Decode as `read_image`, keeping the levels of the file: (H, W, 3) of any integer or floating type."""
     try:
-        with open_plain(path) as file:  # cv2.imread does not take all Unicode paths on all systems
+        with open_plain(path, most_bytes()) as file:  # cv2.imread does not take all Unicode paths on all systems
             encoded = np.fromfile(file, np.uint8)
     except OSError as error:
         raise UserError(
             f"{path}: cannot read the image ({error.strerror}). Restore it or remove it from the dataset."
         ) from error
+    except MemoryError as error:
+        raise MemoryError(f"{path}: {error}") from error
     return decode_raw_pixels(encoded, str(path), reduction)
 
 
@@ -146,8 +151,11 @@ def decode_raw_pixels(encoded: Pixels, name: str, reduction: int = 1) -> NDArray
     # The libraries print warnings without naming the file.
     listening = capture_library_output(_WARNINGS) if get_worker_info() else nullcontext(list[str]())
     alone = nullcontext() if header is not None and header.pixels < LARGE else _ONE_LARGE
-    with alone, listening as words:
-        levels = _read(name, encoded, reduction)
+    try:
+        with alone, listening as words:
+            levels = _read(name, encoded, reduction)
+    except MemoryError as error:
+        raise MemoryError(f"{name}: {error}") from error
     if words:
         _warn(name, words[0])
     return levels
@@ -163,6 +171,8 @@ def _warn(name: str, words: str) -> None:
 def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
     head = encoded[:KIND_BYTES].tobytes()
     jpeg = head[:2] == JPEG_START
+    if head[:8] == PNG_START:
+        encoded = _without_profile(encoded)
     reduction = reduction if jpeg else 1
     try:
         levels = _decode(encoded, reduction)
@@ -184,6 +194,20 @@ def _read(name: str, encoded: Pixels, reduction: int) -> NDArray[Any]:
             f"{name}: found {len(encoded)} bytes that do not decode, expected an image. Replace the file or remove it."
         )
     return levels
+
+
+def _without_profile(encoded: Pixels) -> Pixels:
+    """Return a PNG without colour profiles, which OpenCV ignores, and whose names libpng prints with escapes."""
+    pieces, begun, at = list[Pixels](), 0, len(PNG_START)
+    while at + 12 <= len(encoded):
+        length, kind = struct.unpack_from(">I4s", encoded, at)
+        if kind == b"IDAT":
+            break
+        if kind == b"iCCP":
+            pieces.append(encoded[begun:at])
+            begun = at + 12 + length
+        at += 12 + length
+    return np.concatenate((*pieces, encoded[begun:])) if pieces else encoded
 
 
 def _read_by_pillow(encoded: Pixels) -> NDArray[Any] | None:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from tessera.utils import http_client
 from tessera.utils.errors import UserError
-from tessera.utils.files import is_same_file, no_link, write_whole
+from tessera.utils.files import is_same_file, no_link, open_plain, write_whole
 from tessera.utils.http_client import TransientError, redacted_address
 from tessera.utils.text import shown
 
@@ -182,7 +182,8 @@ class _Download:
 def _load_state(state_file: Path, url: str) -> dict[str, Any] | None:
     """Return the state of a part; None if it is of another file, or has neither ETag nor date."""
     try:
-        state = json.loads(state_file.read_text())
+        with open_plain(state_file, 1 << 16) as file:
+            state = json.load(file)
     except (OSError, ValueError, RecursionError):
         return None
     usable = isinstance(state, dict) and state.get("url") == url and type(state.get("total")) is int

@@ -138,10 +138,15 @@ def read_file_header(path: str, length: int) -> Header | None:
     return header._replace(is_decoded_size=False) if header and (may_turn or _lacks_end(head, tail)) else header
 
 
+def most_bytes() -> int:
+    """Return the largest size of an image file."""
+    return _BYTES_A_PIXEL * max_pixels()
+
+
 def require_decodable_size(header: Header | None, length: int) -> None:
     """Raise a ValueError if an image exceeds TESSERA_MAX_PIXELS, or what its file of `length` bytes can hold."""
     most = max_pixels()
-    if length > _BYTES_A_PIXEL * most:
+    if length > most_bytes():
         raise ValueError(f"{length:,} bytes, more than the maximum of {most:,} pixels (TESSERA_MAX_PIXELS) needs")
     if header is None:
         return

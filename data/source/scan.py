@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.data.source.annotations.coco_annotations import parse_coco
-from tessera.data.source.annotations.label_files import NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
+from tessera.data.source.annotations.label_files import LONGEST, NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
 from tessera.data.source.annotations.voc import parse_voc
 from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, ParsedLabels, check_stated_size, parse_labels
 from tessera.data.source.decode import UnusableImage, image_size
@@ -203,8 +203,8 @@ def read_objects(listing: Listing, index: int, size_hw: Size, names: ClassNames)
 
 def _read_bytes(path: str, length: int) -> bytes:
     """Read `length` bytes; faster than `open`, whose buffering takes longer than the reading."""
-    if length < 0:
-        open_plain(path).close()  # raises with the kind of file
+    if length < 0 or length > LONGEST:
+        open_plain(path, LONGEST).close()  # raises with the kind of file, or its size
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO must not block
     try:
         raw = os.read(descriptor, length)

@@ -22,7 +22,7 @@ from tessera.data.source.class_lists import contradictions
 from tessera.data.source.dataset_root import expand_entry, images_and_xmls, list_base_dir, read_path_list, stem_of
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
 from tessera.utils.errors import UserError
-from tessera.utils.files import LONGEST_PATH, files_below, is_address, suffix_of
+from tessera.utils.files import LONGEST_PATH, files_below, is_address, suffix_of, working_directory
 from tessera.utils.machine.host import in_chunks
 from tessera.utils.text import first_of, one_line, plural, shown
 from tessera.utils.types import DatasetSpec
@@ -296,7 +296,8 @@ class _Collector:
         if "ImageSets" in file.parts and lines and suffix_of(lines[0].split()[0]) not in _IMAGES:
             self._add_voc_ids(file, [line.split()[0] for line in lines])
             return
-        base = list_base_dir(lines, (str(file.parent), str(self.spec.root), str(Path.cwd())))
+        bases = (file.parent, self.spec.root, working_directory() or file.parent)
+        base = list_base_dir(lines, [*map(str, bases)])
         for line in lines:
             text = line if is_address(line) else line.replace("\\", "/")
             start = file.parent if text.startswith("./") else base

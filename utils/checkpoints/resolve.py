@@ -13,7 +13,7 @@ from tessera.utils.checkpoints.foreign.efficientnet_lite import NAME as IMAGENET
 from tessera.utils.config import OWN_WEIGHTS
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError, did_you_mean
-from tessera.utils.files import reachable_path, sha256, special_file_kind
+from tessera.utils.files import absolute_path, reachable_path, sha256, special_file_kind
 from tessera.utils.flags.model_zoo import PublishedWeights, published_weights, suggestion
 from tessera.utils.flags.program import called
 from tessera.utils.text import one_line, shown
@@ -54,7 +54,7 @@ def resolve_weights(name: str) -> Path:
         none = f" There is no {best} either." if given.is_dir() else ""
         hint = f" Its best checkpoint is --weights {best}." if best.is_file() else none
         raise UserError(f"--weights {name}: found {kind}, expected a checkpoint file.{hint}")
-    raise _missing(name, given, f"{given.absolute()}" + (f" and {cached}" if bare else ""))
+    raise _missing(name, given, f"{absolute_path(given)}" + (f" and {cached}" if bare else ""))
 
 
 def resolve_run(name: str) -> Path:

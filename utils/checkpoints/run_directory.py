@@ -16,7 +16,7 @@ import yaml
 from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.files import atomic_write, remove_leftovers
+from tessera.utils.files import absolute_path, atomic_write, remove_leftovers
 from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.val import EvaluationConfig
 from tessera.utils.ranks.run_lock import RunLock, lock_run
@@ -57,7 +57,7 @@ def new_run(
 
 def run_path(flags: TrainConfig | EvaluationConfig | DetectConfig) -> Path:
     """Return the directory `project/name`, which may not exist yet."""
-    return Path(flags.project).expanduser().absolute() / flags.name
+    return absolute_path(Path(flags.project).expanduser()) / flags.name
 
 
 def require_outside(run: Path, files: Iterable[str | Path]) -> None:
@@ -106,7 +106,7 @@ def _make_new(first: Path) -> RunLock:
 
 def newest_last_checkpoint(project: str | Path) -> Path:
     """Return the latest `weights/last.pt` under `project`, for a bare `--resume`."""
-    folder = Path(project).expanduser().absolute()
+    folder = absolute_path(Path(project).expanduser())
     found = [(path.stat().st_mtime_ns, path) for path in folder.glob("**/weights/last.pt")]
     if not found:
         runs = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else None

@@ -67,10 +67,7 @@ def to_pixels(
         raise ConfigError(f"color: found {shown(color)}, expected rgb or bgr.")
     image = content_of(image)
     if isinstance(image, Tensor):
-        host = image.detach().cpu()
-        host = host.float() if host.dtype == torch.bfloat16 else host
-        array = (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
-        return _of_array(array, color, pixels, "tensor", note)
+        return _of_array(_array_of_tensor(image), color, pixels, "tensor", note)
     if isinstance(image, np.ndarray):
         return _of_array(image, color, pixels, "array", note)
     if color != "rgb":
@@ -115,7 +112,7 @@ def _of_array(
     array: NDArray[Any], color: Color, rule: PixelRule | None, what: str, note: DarkImageWarning | None
 ) -> Pixels:
     """Convert levels (H, W) or (H, W, channels); uint8 (H, W, 3) RGB is returned without a copy."""
-    channels = 1 if array.ndim == 2 else array.shape[-1]
+    channels = array.shape[-1] if array.ndim == 3 else 1
     if array.ndim not in (2, 3) or channels not in _CHANNELS or 0 in array.shape:
         hint = ""
         if array.ndim == 3 and array.shape[0] in _CHANNELS and what == "array":
@@ -144,6 +141,21 @@ def _of_array(
     else:
         levels = levels[..., :3]
     return np.ascontiguousarray(_eight_bits(levels, rule, note, f"a {what}"))
+
+
+def _array_of_tensor(image: Tensor) -> NDArray[Any]:
+    try:
+        if image.layout is not torch.strided or image.is_quantized or image.is_nested or image.is_meta:
+            raise TypeError
+        host = image.detach().cpu()
+        host = host.float() if host.dtype == torch.bfloat16 else host
+        array: NDArray[Any] = (host.permute(1, 2, 0) if host.ndim == 3 else host).numpy()
+    except TypeError as error:  # of NumPy for a type that it lacks
+        raise UserError(
+            f"found a tensor of {image.dtype}, {image.layout}, on {image.device}, expected dense values of uint8, "
+            "uint16, or floats in 0 to 1. Convert it first, such as by to_dense() or dequantize()."
+        ) from error
+    return array
 
 
 def _array_of_image(image: Image.Image) -> NDArray[Any]:

@@ -24,7 +24,7 @@ from tessera.utils.bit_depth import Pixels
 from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.result_files import save_txt
-from tessera.utils.files import sha256, write_whole
+from tessera.utils.files import open_plain, sha256, write_whole
 from tessera.utils.inference.output_paths import class_folders, unwritable, with_ending
 from tessera.utils.inference.results import Result
 from tessera.utils.inference.sources.frames import Frame, SourceEvent
@@ -257,7 +257,13 @@ class AutoLabelFiles(LineFile):
         self._names, self._class_of = tuple(names), np.array(class_of, np.int64)
         self._labels = LabelFiles(folder, save_conf=False)
         folder.mkdir(parents=True, exist_ok=True)
-        earlier = path.read_text(errors="replace") if path.is_file() and not path.is_symlink() else ""
+        earlier = ""
+        if path.is_file() and not path.is_symlink():
+            try:
+                with open_plain(path, auto_labels.MOST_BYTES) as file:
+                    earlier = file.read().decode(errors="replace")
+            except OSError as error:
+                raise unwritable(path, error) from error
         super().__init__(path)
         run = {"schema": auto_labels.SCHEMA, "weights": weights, "names": list(names), **program_version()}
         self.append(earlier + strict_json(run) + "\n")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from tessera.utils.environment import cache_dir
-from tessera.utils.files import SHARED_MEMORY
+from tessera.utils.files import SHARED_MEMORY, working_directory
 from tessera.utils.ranks.world import World
 from tessera.utils.text import gib, plural, row
 
@@ -42,7 +42,7 @@ def preflight(world: World, folder: Path) -> None:
         socket.gethostname(),
         world.accelerator.name,
         shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else None,
-        min(shutil.disk_usage(place).free for place in (cache, Path.cwd(), folder) if place.is_dir()),
+        min(shutil.disk_usage(place).free for place in (cache, working_directory() or cache, folder) if place.is_dir()),
     )
     hosts = world.all_gather(here)
     if not world.is_main:

@@ -13,6 +13,8 @@ from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write, open_plain
 from tessera.utils.text import shown
 
+_LONGEST = 1 << 28  # bytes
+
 
 def result_columns(loss_names: Sequence[str]) -> tuple[str, ...]:
     """Return the columns of results.csv for the loss names of a criterion, such as ("box", "obj", "cls")."""
@@ -66,7 +68,7 @@ def _read_rows(path: Path, columns: tuple[str, ...] | None = None) -> tuple[tupl
     """Return the columns and the cells of every complete row; `columns` = None accepts the losses of any head."""
     # What follows the last line end was cut short by a crash; so was a tail of zeros, which some file systems leave.
     try:
-        with open_plain(path) as file:
+        with open_plain(path, _LONGEST) as file:
             whole = file.read().rstrip(b"\0").rpartition(b"\n")[0].rstrip(b"\r\n").decode("utf-8-sig", "replace")
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}). Move it away; a new one will be made.") from error

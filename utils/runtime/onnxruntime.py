@@ -61,12 +61,13 @@ def open_onnx(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exporte
         Exception: the file is damaged; the runtime has a class for each of its codes.
     """
     library = import_extra("onnxruntime", "export", str(path))
+    library.set_default_logger_severity(4)
     providers = accelerator.onnx_providers
     _require(providers[0], library.get_available_providers(), path)
 
     def open_with(threads: int) -> Any:
         options = library.SessionOptions()
-        options.log_severity_level = 3  # errors
+        options.log_severity_level = 4  # its log has names of the file raw; its exceptions say the same
         options.intra_op_num_threads = threads
         # Spinning threads would occupy the cores that decoding and NMS need between two images.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from tessera.utils.runtime.exported import ExportedDetector, ExportedNetwork, Mi
 from tessera.utils.runtime.network_readers import open_litert, open_ncnn, open_pt2, open_torchscript
 from tessera.utils.runtime.onnxruntime import open_onnx
 from tessera.utils.runtime.openvino import open_openvino
+from tessera.utils.streams import capture_library_output
 
 OpenModel = TorchNetwork | ExportedDetector | ExportedNetwork
 
 PROGRAMS = {".torchscript", ".pt2"}  # loading one runs its code
+_NOTHING = re.compile(b"(?!)")  # no line of a library is expected
 _OPENERS: dict[str, Callable[[Path, Accelerator], ExportedDetector | ExportedNetwork]] = {
     ".onnx": open_onnx,
     ".xml": open_openvino,
@@ -98,5 +101,6 @@ def open_exported(
         runtime_errors(EXPORTED[suffix], path, "load"),
         explain_out_of_memory_loading(path, accelerator),
         default_signal_handlers(),  # a runtime may hang on a file
+        capture_library_output(_NOTHING),
     ):
         return _OPENERS[suffix](path, accelerator)

@@ -11,11 +11,13 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.utils.errors import UserError
+from tessera.utils.files import open_plain
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.runtime.exported import Description, ExportedDetector, ExportedNetwork, MissingDevice
 
 PRECISION = "f32"  # OpenVINO's default is bfloat16 on some processors, with other boxes
+_LONGEST = 1 << 28  # bytes of an .xml, without weights
 SECTION = "tessera"  # section of the model's rt_info with the metadata
 # The binding builds its type tables in the first call that needs them and may release the GIL meanwhile: two threads in
 # their first call could deadlock.
@@ -40,6 +42,10 @@ def open_openvino(path: Path, accelerator: Accelerator) -> ExportedNetwork | Exp
         )
     if not path.with_suffix(".bin").is_file():
         raise UserError(f"{path}: its weights, {path.with_suffix('.bin').name}, are not beside it. Copy both files.")
+    with open_plain(path, _LONGEST) as file:
+        start = file.read(1 << 12)
+    if b"<net" not in start:  # OpenVINO would try each reader that it has, which takes minutes
+        raise UserError(f"{path}: found no <net> at its start, expected an OpenVINO file. Export it again.")
     model = core.read_model(path)
     compiled = core.compile_model(
         model, device, {"INFERENCE_PRECISION_HINT": PRECISION, "INFERENCE_NUM_THREADS": torch.get_num_threads()}

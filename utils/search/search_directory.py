@@ -15,6 +15,7 @@ from tessera.data.source.download import locked
 from tessera.utils.checkpoints.run_directory import new_run, write_flags
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
+from tessera.utils.files import absolute_path
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
@@ -102,7 +103,7 @@ def _project(config: TrainConfig) -> str:
 
 
 def _continued(config: TrainConfig) -> Path:
-    project = Path(_project(config)).expanduser().absolute()
+    project = absolute_path(Path(_project(config)).expanduser())
     if config.resume == "newest":
         journals = sorted(project.glob(f"*/{JOURNAL}"), key=lambda path: path.stat().st_mtime_ns)
         if not journals:
@@ -112,7 +113,7 @@ def _continued(config: TrainConfig) -> Path:
             )
         folder = journals[-1].parent
     else:
-        given = Path(config.resume).expanduser().absolute()
+        given = absolute_path(Path(config.resume).expanduser())
         folder = given.parent if given.name in (TABLE, JOURNAL) else given
         if not (folder / JOURNAL).is_file():
             raise UserError(

@@ -17,7 +17,7 @@ from tessera.utils.config import AUTO, Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.error_analysis.files import ERRORS
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.files import reachable_path, user_path
+from tessera.utils.files import absolute_path, reachable_path, user_path
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.ranks.run_lock import LOCK, lock_run
 from tessera.utils.ranks.world import World
@@ -140,7 +140,9 @@ def _given_checkpoint(given: Mapping[str, Any], resume: str, world: World) -> Pa
 
     def find() -> Path:
         project = given.get("project", TrainConfig.project)
-        path = newest_last_checkpoint(project) if resume == NEWEST else reachable_path(resume, "--resume").absolute()
+        path = (
+            newest_last_checkpoint(project) if resume == NEWEST else absolute_path(reachable_path(resume, "--resume"))
+        )
         path = reachable_path(path / "weights" / "last.pt", "--resume") if path.is_dir() else path
         if path.parent.name != "weights" or not path.is_file():
             load_checkpoint(path)  # raises a more specific error
@@ -209,7 +211,10 @@ def _newest_intact(run: Path, prefix: str) -> ResumeCheckpoint | None:
         if path != last:
             log.warning(f"{prefix}: {' '.join(reasons) or f'{last} is missing.'} Continuing from {path}")
         return ResumeCheckpoint(path, checkpoint)
-    has_rows = table.is_file() and len(table.read_bytes().splitlines()) > 1
+    has_rows = False
+    if table.is_file():
+        with table.open("rb") as file:
+            has_rows = len(file.read(1 << 16).splitlines()) > 1
     if reasons or has_rows or _is_trained(best):
         why = " ".join(reasons[:2]) or "It has neither last.pt nor an epochN.pt."
         raise UserError(

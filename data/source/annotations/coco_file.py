@@ -13,6 +13,7 @@ from tessera.data.source.annotations.coco_annotations import as_json, to_integer
 from tessera.data.source.annotations.yolo_labels import Size
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, open_plain
+from tessera.utils.machine.resource_limits import available_memory
 from tessera.utils.text import first_line, shown
 from tessera.utils.types import CocoId
 
@@ -93,10 +94,12 @@ def _categories(path: Path, content: Mapping[str, Any]) -> dict[int, str]:
 def _load(path: Path) -> dict[str, Any]:
     """Load the JSON and check that its lists contain objects with the required keys."""
     try:
-        with open_plain(path) as file:
+        # Its values take several times as much memory as its text.
+        with open_plain(path, available_memory()) as file:
             content = json.load(file)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}).") from error
+    except (OSError, MemoryError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "too little memory"
+        raise UserError(f"{path}: cannot be read ({reason}). Expected a COCO JSON that fits in memory.") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}). Export the file again.") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, a number of more than 4,300 digits, or nested too deep

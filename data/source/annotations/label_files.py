@@ -18,6 +18,7 @@ from tessera.utils.text import first_of, one_line, plural
 
 UNBOUNDED = 1 << 24  # pixels, larger than any box; float64 fractions of it still resolve a pixel
 NO_CLASS_LIMIT = 2**31 - 1
+LONGEST = 1 << 26  # bytes of a label file; 100,000 polygons
 
 
 class AnyClassName(dict[str, int]):
@@ -42,7 +43,7 @@ def parse_any_labels(path: str, ignore: Sequence[str] = ()) -> ParsedLabels:
     ignored regions.
     """
     try:
-        with open_plain(path) as file:
+        with open_plain(path, LONGEST) as file:
             raw = file.read()
     except OSError:
         return ParsedLabels()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
 import socket
 import struct
 import subprocess
@@ -178,6 +179,18 @@ def test_special_files_are_skipped_by_kind(
     assert len(index) == 1 and problem.startswith(f"{place}: cannot be read (it is a {kind}"), problem
     if place.endswith(".jpg"):  # it may have become one since
         with pytest.raises(UserError, match=f"it is a {kind}"):
+            read_image(tmp_path / "set" / place)
+
+
+@pytest.mark.parametrize("place", ["images/train/a.jpg", "labels/train/a.txt"])
+def test_a_huge_file_is_skipped_by_name_with_its_size_and_the_limit(tmp_path: Path, place: str) -> None:
+    yaml = write_dataset(tmp_path / "set", {"train/a": "0 .5 .5 .5 .5", "train/b": "0 .5 .5 .5 .5"})
+    os.truncate(tmp_path / "set" / place, 50 << 30)
+    index = build(yaml)
+    (problem,) = index.problems
+    assert len(index) == 1 and re.match(f"{place}: .*53,687,091,200 bytes, more than the (limit|maximum) of", problem)
+    if place.endswith(".jpg"):
+        with pytest.raises(UserError, match=r"a\.jpg: .*53,687,091,200 bytes, more than the limit of 4,294,967,296"):
             read_image(tmp_path / "set" / place)
 
 

@@ -154,7 +154,7 @@ class Loggers:
 def _open(name: str, api: Any, run: Path, config: dict[str, Any], resume: bool) -> Tracker:
     """Open the tracker's run, and store its id for `--resume`."""
     id_file = run / f"{name}.id"
-    previous = id_file.read_text().strip() if resume and id_file.is_file() else None
+    previous = id_file.open().read(1000).strip() if resume and id_file.is_file() else None
     tracker = TRACKERS[name](api, run, config, previous)
     if tracker.run_id is not None and tracker.run_id != previous:
         with atomic_write(id_file) as file:
