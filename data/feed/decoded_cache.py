@@ -46,8 +46,10 @@ class DecodedCache:
         header, slot = _whole_pages(slots * 8), _slot_bytes(store)
         if shared is None:
             # A file in memory, independent of the size of /dev/shm, whose pages are allocated on the first write.
-            self._file: IO[bytes] = os.fdopen(os.memfd_create("tessera-recent"), "r+b", buffering=0)
+            descriptor = os.memfd_create("tessera-recent", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._file: IO[bytes] = os.fdopen(descriptor, "r+b", buffering=0)
             self._file.truncate(header + slots * slot)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # else reading it could be a bus error
         else:
             self._file = shared.open("r+b")
         memory = mmap.mmap(self._file.fileno(), header + slots * slot)

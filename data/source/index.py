@@ -1,4 +1,4 @@
-"""Dataset index: builds the DatasetIndex of a split from a scan, and caches it in a memory-mapped file.
+"""Dataset index: builds the DatasetIndex of a split from a scan, and caches it in a file.
 
 The file is in TESSERA_CACHE and is rebuilt when an image, a label, the names or the format changes. The dataset itself
 is never modified. If the file cannot be written, a warning is logged and the index stays in memory.
@@ -59,8 +59,8 @@ def build_index(
         spec: the dataset.
         split: "train", "val" or "test".
         single_cls: all classes become 0, named as the dataset's only class, else "item".
-        verified: index file → digest, of indexes just compared with this node's files, which are mapped without
-            another check. This index is added.
+        verified: index file → digest, of indexes just compared with this node's files, which are read without
+            another comparison. This index is added.
 
     Raises:
         UserError: the split is missing or has no usable image, labels have classes that the YAML does not name, or no
@@ -222,7 +222,7 @@ def _assemble(
     )
     for value in vars(index).values():
         if isinstance(value, np.ndarray):
-            value.flags.writeable = False  # as memory-mapped arrays
+            value.flags.writeable = False  # as arrays of the file
     return dataclasses.replace(index, stored_hash=index.content_hash())
 
 
@@ -251,21 +251,23 @@ def write_index(path: Path, index: DatasetIndex, coco_images: CachedCocoListing)
 
 
 def read_index(path: Path, digest: str | None = None) -> tuple[DatasetIndex, CachedCocoListing] | None:
-    """Map an index file, so that all processes of a node share its arrays.
+    """Read an index file. No memory map: where a cleaner cuts the file, that would end the process without a message.
 
     Return it and, without `digest`, state and images of each COCO file; None if the file is missing, damaged, of
-    another format or of another digest. `digest`: of the index just verified there, whose checksum is trusted.
+    another format or of another digest.
     """
     start = len(_MAGIC) + 32
     try:
         with open_plain(path) as file:
-            content = np.memmap(file, np.uint8, "r")
-    except (OSError, ValueError):
+            if file.read(len(_MAGIC)) != _MAGIC:
+                return None
+            file.seek(0)
+            content = np.fromfile(file, np.uint8)
+    except OSError:
         return None
-    if len(content) < start + 8 or content[: len(_MAGIC)].tobytes() != _MAGIC:
-        return None
+    content.flags.writeable = False
     checksum = content[len(_MAGIC) : start].tobytes()
-    if digest is None and hashlib.blake2b(content[start:].data, digest_size=32).digest() != checksum:
+    if hashlib.blake2b(content[start:].data, digest_size=32).digest() != checksum:
         logger.warning("%s is damaged and will be rebuilt.", path)
         return None
     at = start + 8 + int.from_bytes(content[start : start + 8].tobytes(), "little")

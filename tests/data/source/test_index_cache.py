@@ -39,7 +39,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return seen
 
 
-def test_second_start_maps_the_file(tmp_path: Path, scans: list[int]) -> None:
+def test_second_start_reads_the_file(tmp_path: Path, scans: list[int]) -> None:
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX, "train/b": "x", "train/c": "0 0 0 1 0 1 1"})
     first, second = build(yaml), build(yaml)
     assert scans == [3]
