@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gzip
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,10 @@ from tests.raw_server import raw_server
 CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 1000, 25, 60, 2**29
 
 BODY = random.Random(0).randbytes(30_000)
-LIMITS = NetworkLimits(attempts=2, pause_s=0.01, timeout_s=2.0, least_speed=1e6, slack_s=0.15)
-LONGER_LIMITS = dataclasses.replace(LIMITS, slack_s=5.0)  # with a sound server, however busy the machine is
+LIMITS = NetworkLimits(attempts=2, pause_s=0.01, timeout_s=2.0, head_s=0.3, least_speed=1e6, slack_s=0.15)
+LONGER_LIMITS = dataclasses.replace(
+    LIMITS, head_s=10.0, slack_s=10.0
+)  # with a sound server, however busy the machine is
 Pieces = list[bytes | float]
 
 
@@ -66,6 +69,14 @@ def _trickle(rng: random.Random) -> Pieces:
     return [start, *[b"x", 0.02] * 200]
 
 
+def _encoded(rng: random.Random) -> Pieces:
+    encoding, body = (
+        rng.choice((b"gzip", b"GZIP, br", b"x-gzip", b"\x1b[2J", b"deflate")),
+        gzip.compress(bytes(1 << 24)),
+    )
+    return [_header(len(body), b"Content-Encoding: " + encoding + b"\r\n") + body]
+
+
 def _silence(rng: random.Random) -> Pieces:
     whole = _header(len(BODY)) + BODY
     return [whole[: rng.randrange(len(whole))], 5.0]
@@ -109,7 +120,7 @@ def _address(rng: random.Random) -> str:
 
 _LENGTHS = ("-1", "9" * 5000, "1e3", "0x10", "", "30001", "99999999999", "\u0663")
 _ANSWERS: dict[str, Callable[[random.Random], Pieces]] = {
-    **named(_header_flipped, _trickle, _silence, _endless, _chunks, _redirect, _status),
+    **named(_header_flipped, _trickle, _encoded, _silence, _endless, _chunks, _redirect, _status),
     "noise": lambda rng: [rng.randbytes(rng.randint(0, 3000))],
     "length": lambda rng: [_header(rng.choice(_LENGTHS)) + BODY],
     "cut": lambda rng: [_header(len(BODY)) + BODY[: rng.randrange(len(BODY))]],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import torch
 from numpy.typing import NDArray
 
@@ -198,6 +199,28 @@ def _impossible_answer(rng: random.Random, folder: Path, trace: Path) -> Path:
     return write_answer(folder / "best.onnx", {**ANSWER, name: changed})
 
 
+def _names_with_controls(rng: random.Random, folder: Path, trace: Path) -> Path:
+    """A file whose names would obey a terminal, in an error that the runtime reports by name."""
+    name = rng.choice(("\x1b]0;x\x07\x1b[2J", "a\x1b[31mb", "a\rb", "\x9b2J"))
+    if rng.random() < 0.3:
+        path = folder / "best.ncnn.param"
+        path.write_text(f"7767517\n1 1\n{name.replace(chr(13), '')} {name.replace(chr(13), '')} 0 1 in0\n")
+        path.with_suffix(".bin").write_bytes(b"")
+        path.with_suffix(".json").write_text(json.dumps(FIXED))
+        return path
+    given, taken = (onnx.helper.make_tensor_value_info(n, 1, [1, 3, 8, 8]) for n in ("images", "y"))
+    outside = onnx.TensorProto(name=name, data_type=1, dims=[3, 3, 1, 1], data_location=1)
+    for key, value in (("location", "best.onnx"), ("offset", "99999999"), ("length", "36")):
+        entry = outside.external_data.add()
+        entry.key, entry.value = key, value
+    operator = rng.choice(("Conv", "Conv", name))
+    nodes = [onnx.helper.make_node(operator, ["images", name], ["y"], name=name)]
+    graph = onnx.helper.make_graph(nodes, name, [given], [taken], [outside] if rng.random() < 0.7 else [])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    (folder / "best.onnx").write_bytes(model.SerializeToString())
+    return folder / "best.onnx"
+
+
 def _weights_not_finite(rng: random.Random, folder: Path, trace: Path) -> Path:
     path = _put(folder, good()["best.pt"])
     state = load_any_checkpoint(path)
@@ -270,6 +293,7 @@ def _program_that_attacks(rng: random.Random, folder: Path, trace: Path) -> Path
 
 _DAMAGES = named(
     *(_bytes, _description, _answer, _impossible_answer, _rows, _weights_not_finite, _huge_weights),
+    _names_with_controls,
     *(_checkpoints_description, _program_that_attacks),
 )
-_ALWAYS_REFUSED = frozenset({"impossible answer", "weights not finite", "program that attacks"})
+_ALWAYS_REFUSED = frozenset({"impossible answer", "weights not finite", "program that attacks", "names with controls"})

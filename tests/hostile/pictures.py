@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+import zlib
 from pathlib import Path
 
 import cv2
@@ -109,17 +110,33 @@ def noise(rng: random.Random, raw: bytes) -> bytes:
     return raw[: rng.randrange(16)] + rng.randbytes(rng.randrange(5000))
 
 
+def profile(rng: random.Random, raw: bytes) -> bytes:
+    """A PNG whose colour profiles have errors, and names with which libpng reports them."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    whole = cv2.imencode(".png", np.zeros((40, 40, 3), np.uint8))[1].tobytes()
+    content = zlib.compress(struct.pack(">I", rng.choice((3999, 4200))) + rng.randbytes(4196))
+    names = rng.choices((b"\x1b]0;x\x07", b"a\x1b[2Jb\x9b", b"plain", b"\r"), k=rng.randint(1, 3))
+    profiles = b"".join(chunk(b"iCCP", name + b"\0\0" + content) for name in names)
+    return whole[:33] + profiles + (cut(rng, whole[33:]) if rng.random() < 0.3 else whole[33:])
+
+
 _DAMAGES = {
-    **named(flipped, cut, zeroed, spliced, repeated_often, enlarged, noise),
+    **named(flipped, cut, zeroed, spliced, repeated_often, enlarged, noise, profile),
     "other suffix": lambda rng, raw: raw,
 }
 
 
 def make_special(path: Path, rng: random.Random) -> None:
-    kind = rng.randrange(5)
+    kind = rng.randrange(6)
     if kind == 0:
         os.mkfifo(path)
     elif kind == 1:
         path.mkdir()
+    elif kind == 5:
+        path.touch()
+        os.truncate(path, 50 << 30)
     else:
         path.symlink_to(("/dev/zero", "/nowhere", path.name)[kind - 2])
