@@ -54,9 +54,7 @@ def plot_confusion_matrix(confusion: ConfusionMatrix, confidence: float, names: 
     """Plot the confusion matrix at a confidence threshold, each column divided by its sum: the diagonal is recall."""
     assert confusion.nc == len(names), (confusion.nc, len(names))
     names = [class_text(number, name) for number, name in enumerate(names)]
-    title = (
-        f"Confusion matrix at confidence {confidence:.3f} and IoU 0.5 (by true class: the diagonal is recall)"
-    )
+    title = f"Confusion matrix at confidence {confidence:.3f} and IoU 0.5 (by true class: the diagonal is recall)"
     most = len(names) if len(names) <= NAMED_CLASSES else _NUMBERED - 2
     chosen, matrix = most_confused(confusion, most)
     labels = [*(names[i] for i in chosen), "background"]
