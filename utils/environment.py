@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,8 +138,9 @@ class Launch:
     size: int = 1
     address: str = ""  # of the rendezvous, on rank 0's host; "" with a single process
     port: int = 0
-    launcher: str = "plain"  # or "torchrun", "slurm"
+    launcher: str = "plain"  # or "torchrun", "srun", "mpirun" …
     has_store: bool = False  # torchrun serves a store at the address, which outlives the ranks
+    problem: str = ""  # why this process cannot join the other ones, of which there are signs
 
     @property
     def may_have_own_flags(self) -> bool:
@@ -152,7 +154,10 @@ class Launch:
 
     @classmethod
     def from_environment(cls, local_rank_flag: int = -1) -> Launch:
-        """Read torchrun's variables, which take precedence over `--local-rank`, else SLURM's; without any, one rank."""
+        """Read torchrun's variables, which take precedence over `--local-rank`, else those of srun, mpirun and others.
+
+        Without any it is one rank.
+        """
         env = os.environ
         if "RANK" in env and "WORLD_SIZE" in env:
             size = _integer("WORLD_SIZE", 1, low=1)
@@ -165,19 +170,70 @@ class Launch:
                 launcher="torchrun",
                 has_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             )
-        # An interactive `srun --pty bash` sets these with one task.
-        size = _integer("SLURM_NTASKS", 1, low=1)
-        if size > 1 and "SLURM_PROCID" in env:
-            return cls(
-                rank=_integer("SLURM_PROCID", 0, high=size - 1),
-                local_rank=_integer("SLURM_LOCALID", 0),
-                size=size,
-                address=env.get("MASTER_ADDR") or _first_slurm_host(),
-                # One port per job, so that two jobs on one node do not join each other.
-                port=_integer("MASTER_PORT", 20000 + _integer("SLURM_JOB_ID", 0) % 20000, high=_PORTS),
-                launcher="slurm",
+        started = [(_integer(names[1], 1, low=1), names) for names in _LAUNCHERS if names[1] in env]
+        if _is_task_of_srun():
+            tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
+            started.insert(0, (_integer(tasks, 1, low=1), ("srun", tasks, "SLURM_PROCID", "SLURM_LOCALID")))
+        # A launcher may start another one's processes: the one with the most has started the ranks.
+        size, (launcher, _, *names) = max(started, key=lambda found: found[0], default=(1, ("plain", "")))
+        if size == 1:
+            found = "" if started else _sign_of_others(local_rank_flag)
+            return cls(problem=f"{found} {_ALONE}" if found else "")
+        rank, local_rank = (_integer(name, 0, high=size - 1) for name in names)
+        problem = ""
+        address, port = env.get("MASTER_ADDR"), _integer("MASTER_PORT", 0, high=_PORTS)
+        if launcher == "srun":
+            address = address or _first_slurm_host()
+            # One port per job, so that two jobs on one node do not join each other.
+            port = port or 20000 + _integer("SLURM_JOB_ID", 0) % 20000
+        elif env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(size) and (job := env.get("PMIX_NAMESPACE")):  # on one host
+            address, port = address or "127.0.0.1", port or 20000 + zlib.crc32(job.encode()) % 20000
+        if not address or not port or names[1] not in env:
+            problem = (
+                f"process {rank} of {size} of {launcher}, whose processes cannot find each other. Start them with "
+                "torchrun --nproc-per-node N …, or set MASTER_ADDR and MASTER_PORT for all: the host of rank 0, and a "
+                f"free port there. {_ALONE}"
             )
-        return cls()
+        return cls(rank, local_rank, size, address or "", port, launcher, problem=problem)
+
+
+# Names of launchers, and their variables for the number of processes, the rank, and the rank on its host.
+_LAUNCHERS = (
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),  # Open MPI
+    ("mpiexec", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),  # MPICH, Intel MPI
+    ("mpirun_rsh", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),  # MVAPICH
+    ("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),  # LSF
+    ("horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK", "HOROVOD_LOCAL_RANK"),
+)
+_ALONE = "For one process alone set WORLD_SIZE=1 and RANK=0."
+_SPECIAL_STEPS = 0xFFFFFFF0  # of SLURM, from this id on: the batch script, the shell of salloc
+
+
+def _is_task_of_srun() -> bool:
+    """Return whether srun has started this process; a batch script has the variables of a task but for its step."""
+    return "SLURM_PROCID" in os.environ and _integer("SLURM_STEP_ID", _SPECIAL_STEPS, high=2**32) < _SPECIAL_STEPS
+
+
+def _sign_of_others(local_rank_flag: int) -> str:
+    """Return what shows that this process is one of several, which it cannot join, and how to start them; or ""."""
+    env = os.environ
+    torchrun = "Start it with torchrun, which gives each process RANK, WORLD_SIZE and LOCAL_RANK."
+    if "RANK" in env:
+        return f"RANK={shown(env['RANK'])} without WORLD_SIZE. {torchrun}"
+    for name, most in (("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("PMIX_RANK", 0), ("SKYPILOT_NUM_NODES", 1)):
+        if _integer(name, 0) > most:
+            return f"{name}={env[name]} without RANK: this process is one of several. {torchrun}"
+    if local_rank_flag > 0:
+        return f"--local-rank {local_rank_flag} without RANK and WORLD_SIZE: this process is one of several. {torchrun}"
+    for name, hosts in (
+        ("PET_NNODES", env.get("PET_NNODES", "1").split(":")[-1]),
+        ("SM_HOSTS", env.get("SM_HOSTS", "")),
+    ):
+        if hosts.count(",") or (hosts.isdecimal() and hosts != "1"):
+            return f"{name}={shown(env[name])}: each host runs this command on its own. {torchrun}"
+    if (tasks := _integer("SLURM_NTASKS", 1, low=1)) > 1:
+        return f"SLURM_NTASKS={tasks}, but this process is no task of srun: start it with srun, or srun --ntasks 1."
+    return ""
 
 
 def _integer(name: str, default: int, *, low: int = 0, high: int = 2**31) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-import signal
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -68,7 +67,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, message: str, number: int, *, saved: bool = False, reporter: int | None = None) -> None:
         super().__init__(message)
-        self.exit_code = 128 + (number or signal.SIGTERM)
+        self.exit_code = 128 + number
         self.saved, self.reporter = saved, reporter
         self._number = number
 

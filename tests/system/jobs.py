@@ -127,7 +127,7 @@ def started(
 def slurm_variables(ranks: int = 2) -> list[dict[str, str]]:
     """Return the variables that srun sets for each task of a job on one node, with an address for the rendezvous."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    common = {**place, "SLURM_NTASKS": str(ranks)}
+    common = {**place, "SLURM_NTASKS": str(ranks), "SLURM_STEP_ID": "0"}
     return [{**common, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(ranks)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from tessera.utils.ranks.run_lock import RunLock
 from tests.system.jobs import slurm_variables, started
-from tests.system.launch import ROOT, Outcome, python_command, run_command, run_python, torchrun
+from tests.system.launch import ROOT, Outcome, python_command, run_command, run_python, torchrun, wait_until
 from tests.system.tiny import flags, make_data
 from tests.utils.exporting.made import ANCHORED, checkpoint
 
@@ -85,9 +86,9 @@ def a_run_of_another_process(folder: Path) -> Outcome:
         return run_python(ROOT / "train.py", *args, env={"TESSERA_LOCK_TIMEOUT": "1"})
 
 
-def struck(folder: Path, signal: str) -> Outcome:
-    args = flags(folder / "tiny.yaml", folder / signal, "--epochs", "1")
-    return in_a_shell(python_command(FAULTY, *args), limit="ulimit -c 0", FAULT=f"0 step 2 {signal}")
+def struck(folder: Path, name: str) -> Outcome:
+    args = flags(folder / "tiny.yaml", folder / name, "--epochs", "1")
+    return in_a_shell(python_command(FAULTY, *args), limit="ulimit -c 0", FAULT=f"0 step 2 {name}")
 
 
 def a_lost_rank(folder: Path) -> Outcome:
@@ -95,6 +96,19 @@ def a_lost_rank(folder: Path) -> Outcome:
     envs = [{**env, "FAULT": "1 step 1 kill"} for env in slurm_variables()]
     with started(folder / "said", [python_command(FAULTY, *args)] * 2, envs) as (first, _):
         return first.wait()
+
+
+def ranks_that_end(folder: Path, ranks: int, fault: str) -> tuple[list[int], str]:
+    """Return the codes of ranks without a launcher that restarts, and stderr; the first end brings SIGTERM to all."""
+    where = folder / re.sub(r"\W", "_", fault)
+    args = flags(folder / "tiny.yaml", where, "--epochs", "2", "--batch-size", str(4 * ranks))
+    envs = [{**env, "FAULT": fault} for env in slurm_variables(ranks)]
+    with started(where / "said", [python_command(FAULTY, *args)] * ranks, envs) as jobs:
+        wait_until(lambda: any(job.process.poll() is not None for job in jobs), 300, lambda: jobs[0].said)
+        for job in jobs:
+            job.process.send_signal(signal.SIGTERM)  # as launchers do; nothing to a process that has ended
+        ends = [job.wait() for job in jobs]
+    return [end.code for end in ends], "".join(end.err for end in ends)
 
 
 def torchruns_own(*words: str) -> Outcome:
@@ -145,3 +159,24 @@ def test_the_table_of_exit_codes(words: str, code: int, folder: Path) -> None:
     produce, said = PRODUCED[words]
     outcome = produce(folder)
     assert outcome.code == code and said in outcome.err, outcome.said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "fault", "code", "sentence"),
+    [
+        (3, "2 step 2 SIGUSR1", 138, "Stopped as requested in epoch 0"),
+        (2, "0 step 2 SIGTERM;1 step 2 SIGHUP", 129, "Stopped as requested in epoch 0"),
+        (4, "3 step 2 SIGINT;1 step 2 SIGUSR1", 138, "Stopped as requested in epoch 0"),
+        (3, "1 batch 1 SIGUSR1", 138, "Stopped as requested in the validation of epoch 0"),
+        (3, "0 scan 1 SIGUSR1", 138, "Stopped by SIGUSR1 before the first step"),  # it serves the store
+        (3, "2 scan 1 SIGUSR1;1 scan 1 SIGUSR1", 138, "Stopped by SIGUSR1 before the first step"),
+        (3, "1 end 1 SIGUSR1", 138, "Stopped by SIGUSR1 after the last epoch"),
+        (3, "1 step 2 SIGINT;1 step 2 SIGINT", 130, "Ended immediately by Ctrl-C"),
+    ],
+)
+def test_all_ranks_end_with_the_one_signal_that_was_taken(
+    folder: Path, ranks: int, fault: str, code: int, sentence: str
+) -> None:
+    codes, said = ranks_that_end(folder, ranks, fault)
+    assert codes == [code] * ranks and said.count(sentence) == 1, said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def test_torch_distributed_launch_trains(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_mpirun_trains(tmp_path: Path) -> None:
+    if (mpirun := shutil.which("mpirun")) is None:
+        pytest.skip("needs Open MPI (apt install openmpi-bin)")
+    command = [mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "2", "--bind-to", "none"]
+    words = flags(make_data(tmp_path), tmp_path / "runs", "--epochs", "1")
+    assert_trained_by_two(run_command([*command, *python_command(TRAIN, *words)]), tmp_path / "runs")
+
+
+@pytest.mark.slow
 def test_an_export_under_a_launcher_is_refused_with_one_message(tmp_path: Path) -> None:
     weights = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(make_data(tmp_path, train=1, val=2)))
     outcome = torchrun(ROOT / "export.py", "--weights", str(weights), "--include", "pt")
@@ -47,10 +57,10 @@ def assert_trained_by_two(outcome: Outcome, project: Path) -> None:
     assert (project / "exp" / "weights" / "last.pt").is_file()
 
 
-SLURM = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
+SLURM = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
 TORCHRUN |= {"MASTER_ADDR": "n1", "MASTER_PORT": "1234"}
-UNEVEN = {"SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_NTASKS": "6"}
+UNEVEN = {"SLURM_PROCID": "2", "SLURM_LOCALID": "1", "SLURM_NTASKS": "6", "SLURM_STEP_ID": "0"}
 UNEVEN |= {"SLURM_JOB_NODELIST": "gpu[03-05,9]", "SLURM_JOB_ID": "70001"}
 STEP = {**SLURM, "SLURM_JOB_ID": "1"}
 STEP |= {"SLURM_JOB_NODELIST": "gpu[03-05]", "SLURM_STEP_NODELIST": "gpu[04-05]"}
@@ -60,8 +70,8 @@ STEP |= {"SLURM_JOB_NODELIST": "gpu[03-05]", "SLURM_STEP_NODELIST": "gpu[04-05]"
     ("env", "ranks", "meeting"),
     [
         pytest.param({**SLURM, **TORCHRUN}, (3, 1, 4), ("n1", 1234, "torchrun"), id="torchrun"),
-        pytest.param(UNEVEN, (2, 1, 6), ("gpu03", 30001, "slurm"), id="other ranks a node"),
-        pytest.param(STEP, (0, 0, 2), ("gpu04", 20001, "slurm"), id="a step on some of the nodes"),
+        pytest.param(UNEVEN, (2, 1, 6), ("gpu03", 30001, "srun"), id="other ranks a node"),
+        pytest.param(STEP, (0, 0, 2), ("gpu04", 20001, "srun"), id="a step on some of the nodes"),
     ],
 )
 def test_variables_of_launchers(env: dict[str, str], ranks: tuple[int, ...], meeting: tuple[str, int, str]) -> None:

@@ -47,8 +47,8 @@ def test_help_lists_and_wrong_flags_are_answered_without_torch(script: str, flag
         ({"RANK": "3", "WORLD_SIZE": "4"}, "rank 3: error: "),
         ({"RANK": "2", "LOCAL_RANK": "0", **TORCHRUN}, "rank 2: error: "),
         ({"RANK": "3", "LOCAL_RANK": "1", **TORCHRUN}, ""),
-        ({"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}, ""),
-        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}, "error: "),
+        ({"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "3"}, ""),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "3"}, "error: "),
     ],
     ids=["by hand", "first of a node", "second of a node", "task", "first task"],
 )

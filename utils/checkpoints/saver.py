@@ -198,8 +198,8 @@ class Saver(AbstractContextManager["Saver"]):
     def _interrupt(self, where: str) -> NoReturn:
         last = self.folder / "last.pt"
         message = f"Stopped as requested in {where}. Resume with: {called('train.py')} --resume {last}"
-        self._stop_signals.begin_shutdown()
-        raise Interrupted(message, self._stop_signals.requested, saved=True)
+        number = self._stop_signals.take(self._context.world.all_gather(self._stop_signals.requested))
+        raise Interrupted(message, number, saved=True)
 
 
 def _weights(content: Mapping[str, Any]) -> dict[str, Any]:

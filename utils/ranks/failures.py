@@ -29,12 +29,12 @@ _PRINTING_S = 5.0
 
 
 class PeerError(UserError):
-    """An error that another rank reports; this rank ends silently with the same exit code."""
+    """An error that rank `reporter` reports; this rank ends silently with the same exit code."""
 
     kind = "rank"
 
-    def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, exit_code: int = 1, reporter: int = 0) -> None:
+        super().__init__(message, reporter=reporter)
         self.exit_code = exit_code
 
 

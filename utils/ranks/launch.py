@@ -50,7 +50,10 @@ def open_world(
         threads: CPU threads of this rank's computation; 0 = one per processor of the rank.
         launch: None = from the environment.
     """
-    launch = launch or Launch.from_environment(local_rank)
+    if launch is None:
+        launch = Launch.from_environment(local_rank)
+        if launch.problem:
+            raise ConfigError(launch.problem)
     accelerator = choose_accelerator(device, launch)
     check_batch_size(batch_size, launch.size)
     accelerator.activate()
@@ -110,8 +113,6 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
         ignore_sigterm()
         failed = not stopped.saved
         raise (stopped if stopped.saved else _with_reporter(stopped, launch.rank, store, heartbeat)) from None
-    except PeerError:
-        raise
     except Exception as error:
         ignore_sigterm()
         settled = _with_reporter(error, launch.rank, store, heartbeat)
@@ -119,7 +120,7 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
             raise
         raise settled from error
     finally:
-        heartbeat.close()
+        heartbeat.close(serves_store=launch.rank == 0 and not launch.has_store)
         if collectives is not None:
             collectives.close()
         if dist.is_initialized():
@@ -189,12 +190,15 @@ def _with_reporter(
     # A launcher that has lost a rank sends SIGTERM to the others.
     lost = heartbeat.silent_ranks() if is_cut_off or isinstance(error, Interrupted) else []
     raised = UserError(lost_ranks_message(lost)) if lost else error
-    mine = FirstFailure(f"rank {rank}", exit_code_of(raised))
+    reporter = raised.reporter if isinstance(raised, PeerError) else rank
+    mine = FirstFailure(f"rank {reporter}", exit_code_of(raised))
     try:
         first = mine.claim(store)
-    except (RuntimeError, OSError):  # no rank can know what the others report
-        first, raised = mine, UserError(STORE_LOST) if is_cut_off else raised
-    if first.reporter != mine.reporter:
+    except (RuntimeError, OSError):
+        if heartbeat.first is None:  # no rank can know what the others report
+            raised = UserError(STORE_LOST) if is_cut_off else raised
+        first = heartbeat.first or mine
+    if first.reporter != f"rank {rank}":
         if isinstance(raised, Interrupted) and raised.exit_code == first.exit_code:
             return raised.reported_by(first.rank)  # all ranks got the signal: no `except Exception` must catch it
         return PeerError(f"{first.reporter} reports the failure", first.exit_code)

@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import Store
 from tessera.utils.environment import peer_timeout_s
 from tessera.utils.machine.host import namespace
 from tessera.utils.ranks.failures import FirstFailure, exit_immediately, print_nonblocking
+from tessera.utils.ranks.store import Backoff
 
 INTERVAL_S = 1.0  # of both threads
 NOTICE_S = 5.0
@@ -162,11 +163,13 @@ class Heartbeat:
     Attributes:
         activity: what the rank is doing.
         messages: number of control messages that it has started.
+        first: the job's first failure, once this thread has read it.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.activity = "starting"
         self.messages = 0
+        self.first: FirstFailure | None = None
         self._store, self._rank, self._size = store, rank, size
         self._me = FirstFailure(f"heartbeat {rank}", 1)
         self._timeout_s = peer_timeout_s()
@@ -176,13 +179,16 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Leave the job, after a regular end or a reported error."""
+    def close(self, *, serves_store: bool = False) -> None:
+        """Leave the job, after a regular end or a reported error; the rank that serves the store leaves last."""
         self._closed.set()
         self._thread.join(2 * INTERVAL_S)
         self._tick = _ENDED
+        end, pauses = time.monotonic() + GRACE_S, Backoff()
         with suppress(RuntimeError, OSError):  # without a store no rank is left to read it
             self._publish()
+            while serves_store and time.monotonic() < end and any(map(_is_here, self.statuses())):
+                pauses.wait()
 
     def statuses(self) -> list[Status | None]:
         """Return every rank's latest status; None where it never published one."""
@@ -220,6 +226,8 @@ class Heartbeat:
                 self._tick += 1
                 self._publish()
                 if (first := FirstFailure.read(self._store)) is not None:
+                    self.first, self._tick = first, _ENDED
+                    self._publish()  # now the rank that serves the store may leave
                     self._end_after_grace("", first.exit_code)  # silently: another rank reports it
                     return
                 previous, status = status, self.status_of(neighbour)
@@ -260,6 +268,10 @@ class Heartbeat:
         """End the process by force if the main thread does not end it in time."""
         if not self._closed.wait(GRACE_S):
             exit_immediately(self._rank, message, exit_code)
+
+
+def _is_here(status: Status | None) -> bool:
+    return status is not None and status.tick != _ENDED and not status.is_dead()
 
 
 def describe_rank(rank: int, status: Status | None) -> str:

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
@@ -34,9 +34,9 @@ class StopSignals:
     """Signal handler that stops the run; a context manager that installs itself.
 
     At first a signal raises `Interrupted`, "Stopped by SIGTERM `when`.", in the main thread. After `defer` it is only
-    stored in `requested`, so that the training loop saves a checkpoint and stops after the step. A second Ctrl-C stops
-    immediately; during a shutdown it is ignored for GRACE_S seconds. Rank 0 prints a line for the first signal. Outside
-    the main thread no handler is installed.
+    stored in `requested`, so that the training loop saves a checkpoint and stops after the step. A second Ctrl-C raises
+    `Interrupted`; during a shutdown it is ignored for GRACE_S seconds. Rank 0 prints a line for the first signal.
+    Outside the main thread no handler is installed.
     """
 
     def __init__(self, when: str = "") -> None:
@@ -70,8 +70,8 @@ class StopSignals:
         if self.requested:
             is_ending = self._ending_since is not None and time.monotonic() - self._ending_since < GRACE_S
             if number == signal.SIGINT and not is_ending:
-                self.begin_shutdown()
-                raise KeyboardInterrupt
+                self._begin_shutdown(number)
+                raise Interrupted("Ended immediately by Ctrl-C.", number)
             return
         self.requested = number
         if self._is_main:  # no promise of a checkpoint: after a lost rank, when launchers send SIGTERM, there is none
@@ -80,9 +80,19 @@ class StopSignals:
         if not self._deferred:
             raise self._end()
 
-    def begin_shutdown(self) -> None:
-        """Start the shutdown: ignore Ctrl-C for GRACE_S seconds."""
-        self._ending_since = time.monotonic()
+    def take(self, requested: Iterable[int]) -> int:
+        """Start the shutdown for one of the signals that the ranks have received, 0 = none, by rank; return it.
+
+        It is that of the lowest rank. SIGTERM counts last: launchers send it to all ranks after another signal.
+        """
+        self._begin_shutdown(
+            next((number for number in requested if number not in (0, signal.SIGTERM)), signal.SIGTERM)
+        )
+        return self.requested
+
+    def _begin_shutdown(self, number: int) -> None:
+        """Ignore other signals from now on, and Ctrl-C for GRACE_S seconds."""
+        self.requested, self._ending_since = number, time.monotonic()
 
     def stop_requested(self) -> bool:
         """Return whether a signal has come."""
@@ -99,7 +109,7 @@ class StopSignals:
             raise self._end()
 
     def _end(self) -> Interrupted:
-        self.begin_shutdown()
+        self._begin_shutdown(self.requested)
         name = signal.Signals(self.requested).name
         return Interrupted(f"Stopped by {name}{' ' if self._when else ''}{self._when}.", self.requested)
 

@@ -205,7 +205,7 @@ def torch_distributed_zero_first(local_rank: int, world: World | None = None) ->
         try:
             yield shared
         except BaseException as error:
-            store.set(f"{turn}/over", f"{exit_code_of(error)} {error}")
+            store.set(f"{turn}/over", f"{exit_code_of(error)} {rank} {error}")
             raise
         store.set(f"{turn}/{rank}", json.dumps(shared))
     # The last rank to arrive sets the one key that the others wait for.
@@ -216,6 +216,6 @@ def torch_distributed_zero_first(local_rank: int, world: World | None = None) ->
         while (failure := read(store, f"{turn}/over")) is None:
             pauses.wait()
         if failure:
-            code, message = failure.split(" ", 1)
-            raise PeerError(message, int(code))
+            code, reporter, message = failure.split(" ", 2)
+            raise PeerError(message, int(code), int(reporter))
         yield json.loads(read(store, f"{turn}/{first}") or "{}")  # {} on a node without a local rank 0

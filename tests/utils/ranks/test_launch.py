@@ -26,7 +26,7 @@ from tessera.utils.ranks.liveness import STORE_LOST
 from tessera.utils.ranks.store import RestartMemory
 from tessera.utils.ranks.world import World
 
-NOBODY: Any = SimpleNamespace(silent_ranks=list)
+NOBODY: Any = SimpleNamespace(silent_ranks=list, first=None)
 
 
 @pytest.mark.parametrize(
