@@ -114,9 +114,11 @@ def train(
         model = smart_DDP(state.model, run.config.sync_bn, run.config.compile, dynamic=run.varies_sizes, world=world)
         step = TrainStep(model, state, criterion, run, profile)
         guard = DivergenceGuard(run, data.train, criterion, state.precision.scaler.get_scale)
-        saver = stack.enter_context(
-            Saver(run, state, data.train_hash, data.spec.pixels, stop_signals, lambda: guard.note(step.flush()).stop)
+        saver = Saver(
+            run, state, data.train_hash, data.spec.pixels, stop_signals, lambda: guard.note(step.flush()).stop
         )
+        stack.enter_context(world.advising(saver.resume_line if watch is None else str))
+        stack.enter_context(saver)
         validation = Validation(run, state, val_loader, criterion, saver, recorder, profile, stop_signals, watch)
         preflight(world, run.folder)
         log.info(row("Output", f"{run.folder} ({state.precision.name}, batch size {run.batch_size})"))

@@ -76,6 +76,15 @@ class Interrupted(KeyboardInterrupt):
         return type(self)(str(self), self._number, saved=self.saved, reporter=rank)
 
 
+def with_notes(error: BaseException, message: str) -> str:
+    """Return a message for `error`, with the notes of it and of its causes as further lines."""
+    link: BaseException | None = error
+    while link is not None:
+        message = "\n".join([message, *getattr(link, "__notes__", ())])
+        link = link.__cause__ or link.__context__
+    return message
+
+
 def rank_0_reports() -> None:
     """Wait some seconds for the launcher to end this process, after a mistake that rank 0 sees and prints too.
 
@@ -115,7 +124,7 @@ def lost_worker_error(found: str) -> UserError:
     """Return the error for a loader worker that ended too soon."""
     return UserError(
         f"a loader worker is gone ({found}). If memory or /dev/shm ran out, dmesg reports it: use fewer --workers or a "
-        "smaller batch. Resume a training from its last checkpoint with --resume."
+        "smaller batch."
     )
 
 

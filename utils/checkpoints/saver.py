@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -69,6 +70,9 @@ class Saver(AbstractContextManager["Saver"]):
         self.folder = context.folder / "weights"  # on rank 0's host
         has_best = context.resumed and context.world.run_on_main((self.folder / "best.pt").is_file)
         self.best = self.folder / ("best.pt" if has_best else "last.pt")  # the first, once a best epoch was saved
+        self._last = self.folder / "last.pt"
+        self._saved, self._begun = False, False  # last.pt of this run: is complete; may be, on rank 0's host
+        self._own_classes = {type(m).__name__ for m in state.model.modules() if not _is_known(type(m))}
         self._context, self._state, self._dataset_hash, self._pixels = context, state, dataset_hash, pixels
         self._stop_signals, self._flush_steps = stop_signals, flush
         self._git = git_revision() if context.world.is_main else None
@@ -80,10 +84,19 @@ class Saver(AbstractContextManager["Saver"]):
         self._thread.shutdown(wait=True)
         self._finish_writing(raises=False)
 
+    def resume_line(self) -> str:
+        """Return a line that says how to resume; "" as long as there is no checkpoint of this run."""
+        path = self._context.config.resume if self._context.resumed else ""
+        if self._saved or (self._begun and self._last.is_file()):
+            path = str(self._last)
+        if path and self._own_classes:
+            return f"Resume with tessera.train(resume={path!r}) in the program that defines {min(self._own_classes)}."
+        return f"Resume with: {called('train.py')} --resume {shlex.quote(path)}" if path else ""
+
     def flush(self) -> None:
         """Flush the step flags, and wait for the file that is being written."""
         self._flush_steps()
-        self._context.world.run_on_main(self._finish_writing)
+        self._run_on_main(self._finish_writing)
 
     def after_step(self, stop: bool) -> None:
         """Save within an epoch if it is due or a stop was requested.
@@ -160,9 +173,19 @@ class Saver(AbstractContextManager["Saver"]):
             else:
                 self._writing = files, self._thread.submit(self._write, files)
 
-        world.run_on_main(write)
+        self._run_on_main(write)
+        self._begun = not world.is_main and (self._begun or "last.pt" in whole)
         world.set_activity("training")
         return stop
+
+    def _run_on_main(self, work: Callable[[], object]) -> None:
+        """Run `work` on rank 0; then every rank knows whether last.pt is saved."""
+
+        def run() -> bool:
+            work()
+            return self._saved
+
+        self._saved = self._context.world.run_on_main(run)
 
     def _content(self, losses: Sequence[Tensor], metrics: Metrics | None) -> dict[str, Any]:
         context = self._context
@@ -179,6 +202,7 @@ class Saver(AbstractContextManager["Saver"]):
             for path in others:
                 copy_checkpoint(first, path)
             if "last.pt" in names:
+                self._saved = True
                 self._context.world.remember("saved", "yes")
 
     def _finish_writing(self, *, raises: bool = True) -> _Files:
@@ -196,10 +220,13 @@ class Saver(AbstractContextManager["Saver"]):
         return files
 
     def _interrupt(self, where: str) -> NoReturn:
-        last = self.folder / "last.pt"
-        message = f"Stopped as requested in {where}. Resume with: {called('train.py')} --resume {last}"
         number = self._stop_signals.take(self._context.world.all_gather(self._stop_signals.requested))
-        raise Interrupted(message, number, saved=True)
+        raise Interrupted(f"Stopped as requested in {where}.", number, saved=True)
+
+
+def _is_known(kind: type) -> bool:
+    """Return whether a program that imports nothing but this package knows a class."""
+    return kind.__module__.partition(".")[0] in ("tessera", "torch", "torchvision")
 
 
 def _weights(content: Mapping[str, Any]) -> dict[str, Any]:

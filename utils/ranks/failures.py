@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from torch._C._distributed_c10d import Store
 
 from tessera.utils.environment import Launch
-from tessera.utils.errors import ConfigError, Interrupted, UserError, explain_exception, rank_0_reports
+from tessera.utils.errors import ConfigError, Interrupted, UserError, explain_exception, rank_0_reports, with_notes
 from tessera.utils.flags.json_output import answer, json_output_of
 from tessera.utils.flags.options import Options
 from tessera.utils.ranks.signals import StopSignals, start_signal_thread
@@ -127,15 +127,16 @@ def _report(caught: Exception | KeyboardInterrupt, launch: Launch) -> int:
         print(prefix + "".join(traceback.format_exception(caught)), file=sys.stderr, flush=True)
         answer.fail("bug", first_line(caught), 1)
         return 1
-    answer.fail(error.kind, str(error), error.exit_code, error.details)
+    message = with_notes(caught, str(error))
+    answer.fail(error.kind, message, error.exit_code, error.details)
     # A mistake that every rank may see, such as a wrong flag, has no reporter: rank 0 prints it.
     is_reporter = launch.rank == (error.reporter or 0)
     if isinstance(error, UserError) and not isinstance(error, PeerError) and (is_reporter or error.reporter is None):
         if not is_reporter:
             rank_0_reports()  # ends this process, unless rank 0 does not see the mistake
-        print(f"{prefix}error: {error}", file=sys.stderr, flush=True)
+        print(f"{prefix}error: {message}", file=sys.stderr, flush=True)
     elif isinstance(error, Interrupted) and is_reporter:
-        print(error, file=sys.stderr, flush=True)
+        print(message, file=sys.stderr, flush=True)
     return error.exit_code
 
 

@@ -74,7 +74,7 @@ def _single(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
     """Join as a single rank, which torchrun can restart: an elastic job may have lost its other ranks."""
     try:
         memory = RestartMemory(watchdog.watched(connect_to_store(launch, watchdog)), call)
-        yield World(launch, accelerator, memory=memory)
+        yield World(launch, accelerator, memory=memory, watchdog=watchdog)
     except dist.DistNetworkError as error:
         raise UserError(STORE_LOST, reporter=launch.rank) from error
 
@@ -105,7 +105,7 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
         collectives = Collectives(control)
         if launch.rank and not launch.has_store and (server := heartbeat.status_of(0)) is not None:
             watchdog.server_pid = server.pid_here
-        yield World(launch, accelerator, collectives, store, heartbeat, memory)
+        yield World(launch, accelerator, collectives, store, heartbeat, memory, watchdog)
         if accelerator.group_waits_for_all:
             collectives.all_gather(None)  # no watchdog must end a rank that still closes its trackers
         failed = False

@@ -12,7 +12,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -59,11 +59,13 @@ class Watchdog:
     """Thread that ends this process when a watched call does not return, such as one to a frozen store.
 
     Watched calls must release the interpreter lock. `server` names the server of the job's store, as the subject of a
-    message; `server_pid` is its process id on this machine, which is killed when it does not answer.
+    message; `server_pid` is its process id on this machine, which is killed when it does not answer. `advice` returns
+    the last line of the message.
     """
 
     def __init__(self, rank: int, server: str) -> None:
         self.server_pid: int | None = None
+        self.advice: Callable[[], str] = str
         self._rank, self._server = rank, server
         self._calls: list[_Call] = []
         self._closed = threading.Event()
@@ -104,7 +106,7 @@ class Watchdog:
                         _kill(self.server_pid)
                     peer = call.peer or self._server
                     message = f"{peer} has not answered for {call.waited_s:.0f} s: stopped, cut off or gone."
-                    exit_immediately(self._rank, message, 1)
+                    exit_immediately(self._rank, _advised(message, self.advice), 1)
                     return
 
 
@@ -164,12 +166,14 @@ class Heartbeat:
         activity: what the rank is doing.
         messages: number of control messages that it has started.
         first: the job's first failure, once this thread has read it.
+        advice: returns the last line of a message.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.activity = "starting"
         self.messages = 0
         self.first: FirstFailure | None = None
+        self.advice: Callable[[], str] = str
         self._store, self._rank, self._size = store, rank, size
         self._me = FirstFailure(f"heartbeat {rank}", 1)
         self._timeout_s = peer_timeout_s()
@@ -247,7 +251,8 @@ class Heartbeat:
         """Report a killed rank, unless a failure is reported already, and end this process."""
         first = self._me.claim(self._store)
         if first == self._me:
-            print_nonblocking(f"rank {self._rank}: error: {lost_ranks_message([(rank, status)])}")
+            message = _advised(lost_ranks_message([(rank, status)]), self.advice)
+            print_nonblocking(f"rank {self._rank}: error: {message}")
         self._end_after_grace("", first.exit_code)
 
     def _report_silent(self, rank: int, status: Status | None, seconds: float) -> None:
@@ -260,14 +265,18 @@ class Heartbeat:
                 _kill(number)
             message = (
                 f"rank {rank} on {status.host} has not answered for {seconds:.0f} s; its last activity: "
-                f"{status.activity}. The job is ended; resume it with --resume."
+                f"{status.activity}. The job is ended."
             )
-        exit_immediately(self._rank, message if first == self._me else "", first.exit_code)
+        exit_immediately(self._rank, _advised(message, self.advice) if first == self._me else "", first.exit_code)
 
     def _end_after_grace(self, message: str, exit_code: int) -> None:
         """End the process by force if the main thread does not end it in time."""
         if not self._closed.wait(GRACE_S):
-            exit_immediately(self._rank, message, exit_code)
+            exit_immediately(self._rank, _advised(message, self.advice) if message else "", exit_code)
+
+
+def _advised(message: str, advice: Callable[[], str]) -> str:
+    return f"{message}\n{advice()}".rstrip()
 
 
 def _is_here(status: Status | None) -> bool:

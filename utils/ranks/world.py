@@ -25,7 +25,7 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.resource_limits import affinity, cpu_quota, cpus_of_process
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.failures import PeerError
-from tessera.utils.ranks.liveness import Heartbeat, describe_rank
+from tessera.utils.ranks.liveness import Heartbeat, Watchdog, describe_rank
 from tessera.utils.ranks.store import Backoff, RestartMemory, read
 
 T = TypeVar("T")
@@ -52,6 +52,7 @@ class World:
         store: Store | None = None,
         heartbeat: Heartbeat | None = None,
         memory: RestartMemory | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         launch = launch or Launch()
         self.rank, self.size = launch.rank, launch.size
@@ -60,7 +61,7 @@ class World:
         self.device = self.accelerator.device
         self.collectives = collectives or Collectives()
         self.store = store
-        self._heartbeat, self._memory = heartbeat, memory
+        self._heartbeat, self._memory, self._watchdog = heartbeat, memory, watchdog
         mine = affinity()
         hosts, local_ranks, affinities = zip(
             *self.all_gather((socket.gethostname(), self.local_rank, mine)), strict=True
@@ -123,6 +124,22 @@ class World:
         """Publish this rank's current work, for the messages of ranks that wait for it."""
         if self._heartbeat is not None:
             self._heartbeat.activity = activity
+
+    @contextmanager
+    def advising(self, advice: Callable[[], str]) -> Iterator[None]:
+        """Let each failure in the body end with the line that `advice` returns, whichever thread reports it."""
+        threads = [thread for thread in (self._heartbeat, self._watchdog) if thread is not None]
+        for thread in threads:
+            thread.advice = advice
+        try:
+            yield
+        except BaseException as error:
+            if line := advice():
+                error.add_note(line)
+            raise
+        finally:
+            for thread in threads:
+                thread.advice = str
 
     def remember(self, key: str, text: str) -> None:
         """Store rank 0's text for this call over restarts by the launcher; see RestartMemory."""
