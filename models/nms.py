@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 
 import torch
 from torch import Tensor
-from torchvision.ops import nms
 
 from tessera.utils.boxes import clip_boxes, cxcywh_to_xyxy
 from tessera.utils.types import Detections
+
+# The package would import sympy and the compiler of torch: seconds in every process, of which NMS needs nothing.
+torch.ops.load_library(next(Path(find_spec("torchvision").origin).parent.glob("_C*.so")))  # type: ignore[union-attr,arg-type]
+nms = torch.ops.torchvision.nms
 
 _POSITION_BITS = 31
 _LAST_POSITION = 2**_POSITION_BITS - 1

@@ -110,10 +110,8 @@ _EXPLANATIONS = {
         r"|std::bad_alloc|^MemoryError"
     ): "the system gives this process no more memory or threads ({message}). Raise its limits (ulimit -v, ulimit -u, "
     "those of its container), or use fewer --workers and a smaller batch.",
-    # torchvision hides the error of the dynamic linker.
-    re.compile(r"operator torchvision::\w+ does not exist"): "torchvision's compiled part was not loaded ({message}): "
-    "it was built for another torch than this one, or the process may take no more memory (ulimit -v). Install "
-    "matching versions (uv sync, or pip install --upgrade torch torchvision).",
+    re.compile(r"torchvision/_C\S*: "): "torchvision's compiled part was not loaded ({message}): it was built for "
+    "another torch than this one. Install matching versions (uv sync, or pip install --upgrade torch torchvision).",
     re.compile(
         r"^[^,]* does not have a deterministic implementation"
     ): "--deterministic: {found} on this device. Leave --deterministic out, or use --device cpu.",

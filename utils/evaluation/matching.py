@@ -18,10 +18,8 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torchvision.ops import box_iou
 
 from tessera.utils.types import Detections
 
@@ -145,9 +143,12 @@ def region_cover(detections: Detections, regions: Regions) -> NDArray[np.float64
 
 def pairwise_iou(a_xyxy: NDArray[np.float32] | Tensor, b_xyxy: NDArray[np.float32] | Tensor) -> NDArray[np.float64]:
     """Compute the IoU of every pair, (N, 4) and (M, 4) to (N, M), in double precision, as pycocotools."""
-    # NumPy copies: torch would warn of labels that are mapped read-only.
-    a, b = (torch.from_numpy(to_host(boxes).astype(np.float64).reshape(-1, 4)) for boxes in (a_xyxy, b_xyxy))
-    return box_iou(a, b).nan_to_num_(0).numpy()  # 0 / 0: two boxes without an area
+    a, b = (to_host(boxes).astype(np.float64).reshape(-1, 4) for boxes in (a_xyxy, b_xyxy))
+    low, high = np.maximum(a[:, None, :2], b[:, :2]), np.minimum(a[:, None, 2:], b[:, 2:])
+    common = (high - low).clip(0).prod(2)
+    area_a, area_b = ((boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (a, b))
+    union = area_a[:, None] + area_b - common
+    return np.divide(common, union, out=np.zeros_like(common), where=union > 0)
 
 
 def to_host(array: NDArray[Any] | Tensor) -> NDArray[Any]:
