@@ -1,29 +1,31 @@
 .PHONY: fmt lint type docs test test-slow compat build release gpu gpu-stand-in chaos hostile bench bench-peers
 
+RUN = uv run --group dev
+
 fmt:
-	uv run ruff format .
-	uv run ruff check --fix .
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
 
 lint:
-	uv run ruff format --check .
-	uv run ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) ruff check .
 
 type:
-	uv run mypy
-	uv run mypy examples
+	$(RUN) mypy
+	$(RUN) mypy examples
 
 docs:
 	NO_MKDOCS_2_WARNING=1 uv run --group docs python -m mkdocs build --strict
 
 test:
-	uv run pytest
+	$(RUN) pytest
 
 test-slow:
-	uv run --group slow pytest -m "slow and not gpu"
+	$(RUN) --group slow pytest -m "slow and not gpu"
 
 compat:
-	uv run python -m tests.compat
-	uv run python -m tests.compat --extras
+	$(RUN) python -m tests.compat
+	$(RUN) python -m tests.compat --extras
 
 build:
 	rm -rf dist
@@ -31,10 +33,10 @@ build:
 	uvx "twine>=6.1" check --strict dist/*
 
 release:
-	uv run python -m tests.release
+	$(RUN) python -m tests.release
 	$(MAKE) lint type test test-slow build
 
-PYTHON = $(if $(shell command -v uv),uv run python,python3)
+PYTHON = $(if $(shell command -v uv),$(RUN) python,python3)
 
 # One process, and without pytest-xdist where that is missing.
 PYTEST = $(PYTHON) -m pytest -o addopts="--strict-markers --import-mode=importlib -q"
@@ -51,22 +53,22 @@ gpu-stand-in:
 KILLS = 1000
 
 chaos:
-	TORCH_CPP_LOG_LEVEL=ERROR PYTHONPATH=. uv run python tests/system/chaos.py --kills $(KILLS)
+	TORCH_CPP_LOG_LEVEL=ERROR PYTHONPATH=. $(RUN) python tests/system/chaos.py --kills $(KILLS)
 
 hostile:
-	uv run python -m tests.hostile
+	$(RUN) python -m tests.hostile
 
 DATA = shapes.yaml
 
 bench:
-	uv run python -m tests.benchmarks.loader --data $(DATA)
-	uv run python -m tests.benchmarks.step --data $(DATA)
-	uv run python -m tests.benchmarks.step --data $(DATA) --cfg tessera-n.yaml
-	uv run python -m tests.benchmarks.val --data $(DATA)
-	uv run python -m tests.benchmarks.startup --data $(DATA)
-	uv run python -m tests.benchmarks.memory --data $(DATA)
-	uv run torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data $(DATA)
-	uv run python -m tests.benchmarks.detect
+	$(RUN) python -m tests.benchmarks.loader --data $(DATA)
+	$(RUN) python -m tests.benchmarks.step --data $(DATA)
+	$(RUN) python -m tests.benchmarks.step --data $(DATA) --cfg tessera-n.yaml
+	$(RUN) python -m tests.benchmarks.val --data $(DATA)
+	$(RUN) python -m tests.benchmarks.startup --data $(DATA)
+	$(RUN) python -m tests.benchmarks.memory --data $(DATA)
+	$(RUN) torchrun --standalone --nproc-per-node 2 -m tests.benchmarks.ddp --data $(DATA)
+	$(RUN) python -m tests.benchmarks.detect
 
 # Beside YOLOv5 and Ultralytics where they are installed; each is named by hand.
 YOLOV5 =
@@ -75,4 +77,4 @@ YOLO = yolo
 PEERS = --imgsz 320 --epochs 60 --rounds 1
 
 bench-peers:
-	uv run python -m tests.benchmarks.peers --data $(DATA) $(PEERS) --yolov5 "$(YOLOV5)" --yolov5-python "$(YOLOV5_PYTHON)" --yolo "$(YOLO)"
+	$(RUN) python -m tests.benchmarks.peers --data $(DATA) $(PEERS) --yolov5 "$(YOLOV5)" --yolov5-python "$(YOLOV5_PYTHON)" --yolo "$(YOLO)"

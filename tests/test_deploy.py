@@ -16,8 +16,8 @@ from tessera.utils.errors import ConfigError, UserError
 from tests.data.make import write_dataset
 from tests.system.launch import run_python
 
-trainer = pytest.importorskip("kubeflow_trainer_api.models", reason="needs the dev group (uv sync)")
-client = pytest.importorskip("kubernetes.client", reason="needs the dev group (uv sync)")
+trainer = pytest.importorskip("kubeflow_trainer_api.models", reason="needs the dev group (uv sync --group dev)")
+client = pytest.importorskip("kubernetes.client", reason="needs the dev group (uv sync --group dev)")
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))

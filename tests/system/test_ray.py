@@ -23,7 +23,7 @@ from tests.system.jobs import Job, parent_of, read_proc, train
 from tests.system.launch import ROOT, Outcome, wait_until
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
 
-pytest.importorskip("ray", reason="needs the group slow (uv sync --group slow), on Linux")
+pytest.importorskip("ray", reason="needs the group slow (uv sync --group dev --group slow), on Linux")
 pytestmark = pytest.mark.slow
 
 PROGRAM = ROOT / "deploy" / "ray_train.py"
