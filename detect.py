@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,13 @@ if __name__ == "__main__":
 import numpy as np
 from tqdm import tqdm
 
-from tessera.utils.checkpoints.run_directory import inside_test, new_run, require_outside, run_path
+from tessera.utils.checkpoints.run_directory import (
+    inside_test,
+    new_run,
+    newest_best_checkpoint,
+    require_outside,
+    run_path,
+)
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.result_files import CROPS, LABELS
 from tessera.utils.files import is_address
@@ -170,6 +176,8 @@ def detect(config: DetectConfig, world: World) -> DetectionSummary:
         log.warning("--save-conf: without effect, as no label files are written. Add --save-txt.")
     if config.data and not config.auto_label:
         log.warning("--data: without effect, as it needs --auto-label.")
+    if not config.weights:
+        config = replace(config, weights=newest_best_checkpoint())
     detector = Detector(
         config.weights,
         trust_file=config.trust_file,

@@ -19,6 +19,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tessera.utils.startup import check_command_line, end_process
 if __name__ == "__main__":
     check_command_line(ExportConfig)
 
+from tessera.utils.checkpoints.run_directory import newest_best_checkpoint
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.exporting.formats import FORMATS, chosen
 from tessera.utils.exporting.job import ExportJob
@@ -54,6 +56,8 @@ def export(config: ExportConfig, world: World) -> Verified:
     formats = chosen(config.include)
     for one in formats:
         one.require(config)
+    if not config.weights:
+        config = replace(config, weights=newest_best_checkpoint())
     suffix = Path(config.weights).suffix
     if suffix not in ("", ".pt", ".pth"):
         raise UserError(

@@ -17,6 +17,7 @@ import logging
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,7 @@ if __name__ == "__main__":
     check_command_line(ValConfig)
 
 from tessera.data.source.index import build_index, index_warnings
-from tessera.utils.checkpoints.run_directory import new_run
+from tessera.utils.checkpoints.run_directory import new_run, newest_best_checkpoint
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.evaluate import evaluate_split
 from tessera.utils.evaluation.predictors import DetectionCollector, Settings
@@ -84,6 +85,8 @@ class Validated(NamedTuple):
 def validate(config: ValConfig, world: World) -> Validated:
     """Validate `config.weights`; print and write what the flags ask for."""
     require_same_command(config, world)
+    if not config.weights:
+        config = replace(config, weights=world.run_on_main(newest_best_checkpoint))
     flags = {"augment": config.augment, "half": config.half, "end2end": config.end2end}
     model = open_model(config.weights, world, **flags, trust_file=config.trust_file)
     split = "val" if config.task == "speed" else config.task

@@ -123,7 +123,7 @@ def train(
 
 def val(
     *,
-    weights: str | Path = "yolov5n.pt",
+    weights: str | Path = "",
     trust_file: bool = False,
     data: str | Path = "",
     task: Literal["val", "train", "test", "speed"] = "val",
@@ -159,7 +159,8 @@ def val(
     """Validate from Python; takes the names of the flags.
 
     Args:
-        weights: checkpoint, exported file, or published file by name (--list-weights).
+        weights: checkpoint, exported file, or published file by name (--list-weights) (default: best.pt of the
+            newest run in runs/train).
         trust_file: run a .torchscript or .pt2 file; such a file can run any code, so trust its author.
         data: dataset YAML, searched for in data/ too (default: the one the weights were trained on).
         task: split to evaluate; speed = time it at deployment thresholds.
@@ -193,7 +194,7 @@ def val(
 
 def detect(
     *,
-    weights: str | Path = "yolov5n.pt",
+    weights: str | Path = "",
     trust_file: bool = False,
     source: str | Path | int | Sequence[str | Path] = (),
     data: str | Path = "",
@@ -233,7 +234,8 @@ def detect(
     """Detect from Python; keyword arguments are the flags.
 
     Args:
-        weights: checkpoint, exported file, or published file by name (--list-weights).
+        weights: checkpoint, exported file, or published file by name (--list-weights) (default: best.pt of the
+            newest run in runs/train).
         trust_file: run a .torchscript or .pt2 file; such a file can run any code, so trust its author.
         source: images, videos, folders, globs, lists (.txt), URLs, camera numbers; - = standard input.
         data: with --auto-label: dataset YAML that gives the class numbers of the labels.
@@ -272,7 +274,7 @@ def detect(
 
 def export(
     *,
-    weights: str | Path = "yolov5n.pt",
+    weights: str | Path = "",
     data: str | Path = "",
     imgsz: int | Sequence[int] = (),
     img: int | Sequence[int] = (),
@@ -297,7 +299,8 @@ def export(
     """Export from Python; keyword arguments are the flags. Returns the files.
 
     Args:
-        weights: checkpoint, or published file by name (--list-weights).
+        weights: checkpoint, or published file by name (--list-weights) (default: best.pt of the newest run in
+            runs/train).
         data: dataset YAML for calibration and evaluation (default: the one the weights were trained on).
         imgsz: image size in pixels, long side (default: as trained); with --raw: one fixed side, or height
             width.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,10 +19,13 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import absolute_path, atomic_write, remove_leftovers
 from tessera.utils.flags.detect import DetectConfig
+from tessera.utils.flags.model_zoo import PUBLISHED
 from tessera.utils.flags.val import EvaluationConfig
 from tessera.utils.ranks.run_lock import RunLock, lock_run
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -106,15 +110,34 @@ def _make_new(first: Path) -> RunLock:
 
 def newest_last_checkpoint(project: str | Path) -> Path:
     """Return the latest `weights/last.pt` under `project`, for a bare `--resume`."""
+    return _newest(
+        project, "--resume", "Give the file, --resume path/to/last.pt, or the directory of runs with --project."
+    )
+
+
+def newest_best_checkpoint() -> str:
+    """Return and log the `best.pt` of the newest run in runs/train, for commands without `--weights`.
+
+    Raises:
+        UserError: no run, or one without the file.
+    """
+    offered = next(one for one in PUBLISHED if one.name == "yolox_s.pth")
+    zoo = f"a published file, such as --weights {offered.name} ({offered.licence}, downloaded)"
+    last = _newest(TrainConfig.project, "--weights: not given", f"Train first, or give a checkpoint, or {zoo}.")
+    best = last.with_name("best.pt")
+    if not best.is_file():
+        raise UserError(f"--weights: not given, and the newest run has no {best} yet. Give --weights {last}, or {zoo}.")
+    log.info(f"--weights {best}: the newest run's.")
+    return str(best)
+
+
+def _newest(project: str | Path, flag: str, remedy: str) -> Path:
     folder = absolute_path(Path(project).expanduser())
     found = [(path.stat().st_mtime_ns, path) for path in folder.glob("**/weights/last.pt")]
     if not found:
         runs = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else None
         seen = "no such directory" if runs is None else f"runs there: {', '.join(runs[:10]) or 'none'}"
-        raise UserError(
-            f"--resume: found no checkpoint {folder}/**/weights/last.pt ({seen}). Give the file, --resume "
-            "path/to/last.pt, or the directory of runs with --project."
-        )
+        raise UserError(f"{flag}: found no checkpoint {folder}/**/weights/last.pt ({seen}). {remedy}")
     return max(found)[1]
 
 

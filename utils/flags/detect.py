@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, option, parsed_confidence, threads_option, trust_file_option
+from tessera.utils.flags.options import (
+    Options,
+    option,
+    parsed_confidence,
+    threads_option,
+    trust_file_option,
+    weights_option,
+)
 
 
 @dataclass(frozen=True)
@@ -15,7 +22,7 @@ class DetectConfig(Options):
 
     program = "detect.py"
 
-    weights: str = option("yolov5n.pt", "checkpoint, exported file, or published file by name (--list-weights)")
+    weights: str = weights_option("checkpoint, exported file, or published file by name (--list-weights)")
     trust_file: bool = trust_file_option()
     source: tuple[str, ...] = option(
         (), "images, videos, folders, globs, lists (.txt), URLs, camera numbers; - = standard input", many=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, option, parsed_confidence
+from tessera.utils.flags.options import Options, option, parsed_confidence, weights_option
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,7 @@ class ExportConfig(Options):
 
     program = "export.py"
 
-    weights: str = option("yolov5n.pt", "checkpoint, or published file by name (--list-weights)")
+    weights: str = weights_option("checkpoint, or published file by name (--list-weights)")
     include: tuple[str, ...] = option(("onnx",), "formats to write", many=True)
     imgsz: tuple[int, ...] = option(
         (),

@@ -79,6 +79,11 @@ def option(
     return field(default=default, metadata=metadata)
 
 
+def weights_option(what: str) -> Any:
+    """Return the field `--weights` of commands that use a trained model."""
+    return option("", f"{what} (default: best.pt of the newest run in runs/train)")
+
+
 def trust_file_option() -> Any:
     """Return the field `--trust-file` of commands that take exported files."""
     text = "run a .torchscript or .pt2 file; such a file can run any code, so trust its author"

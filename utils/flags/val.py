@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.options import Options, option, threads_option, trust_file_option
+from tessera.utils.flags.options import Options, option, threads_option, trust_file_option, weights_option
 from tessera.utils.thresholds import MAX_DET, MOST_DET, Threshold
 
 ALL_CONF = 0.001  # confidence from which on detections count for mAP
@@ -69,7 +69,7 @@ class ValConfig(EvaluationConfig):
 
     program = "val.py"
 
-    weights: str = option("yolov5n.pt", "checkpoint, exported file, or published file by name (--list-weights)")
+    weights: str = weights_option("checkpoint, exported file, or published file by name (--list-weights)")
     task: str = option(
         "val", "split to evaluate; speed = time it at deployment thresholds", choices=("val", "train", "test", "speed")
     )

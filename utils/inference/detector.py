@@ -14,6 +14,7 @@ from tessera.data.feed.tile_grid import DEFAULT_OVERLAP
 from tessera.data.source.image_header import is_truncated
 from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import Pixels
+from tessera.utils.checkpoints.run_directory import newest_best_checkpoint
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.inference.input_images import Color, DarkImageWarning, ImageInput, content_of, to_pixels
@@ -40,7 +41,7 @@ class Detector:
     """A thread-safe detector. It changes no setting of the process and stores no image.
 
     Args:
-        weights: a checkpoint, an exported file, or an open model.
+        weights: a checkpoint, an exported file, or an open model; "" = best.pt of the newest run in runs/train.
         trust_file: allow `weights` that are a program (.torchscript, .pt2), which can run anything.
         imgsz: long side in pixels that images are resized to; None = the training size.
         conf_thres: confidence threshold. None = the one with the best mean F1 in validation, or 0.25 if unknown;
@@ -68,7 +69,7 @@ class Detector:
 
     def __init__(
         self,
-        weights: str | Path | Backend | ImageBackend = "yolov5n.pt",
+        weights: str | Path | Backend | ImageBackend = "",
         *,
         trust_file: bool = False,
         imgsz: int | None = None,
@@ -90,7 +91,9 @@ class Detector:
             model = weights
         else:
             world = World(accelerator=choose_accelerator(device, Launch()))
-            model = open_model(str(weights), world, augment=augment, half=half, trust_file=trust_file)
+            model = open_model(
+                str(weights or newest_best_checkpoint()), world, augment=augment, half=half, trust_file=trust_file
+            )
         self.names, self.imgsz = model.names, model.check_imgsz(imgsz or 0)
         conf, class_confs = thresholds(model, conf_thres, class_numbers(classes, model.names))
         self.rules = nms_settings(

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def read_dataset(data: str, weights: str, trained_on: str) -> DatasetSpec:
-    """Load the dataset of `--data`, or else of the training; "" = unknown.
+    """Load the dataset of `--data`; without, that of the training, which is not downloaded ("" = unknown).
 
     Raises:
         UserError: both are unknown, or the dataset is missing or invalid.
@@ -32,7 +32,7 @@ def read_dataset(data: str, weights: str, trained_on: str) -> DatasetSpec:
         )
     log.info(f"--data {trained_on}: the dataset that {weights} was trained on.")
     try:
-        return load_spec(trained_on)
+        return load_spec(trained_on, obtain=False)
     except UserError as error:
         raise UserError(f"{error} {weights} was trained on it; give another dataset with --data.") from error
 

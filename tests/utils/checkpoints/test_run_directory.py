@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
-from tessera.utils.checkpoints.run_directory import new_run, newest_last_checkpoint, write_yaml
+import tessera
+from tessera.utils.checkpoints.run_directory import new_run, newest_best_checkpoint, newest_last_checkpoint, write_yaml
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write
@@ -57,6 +58,33 @@ def test_the_newest_checkpoint_of_all_runs_is_resumed(tmp_path: Path) -> None:
     assert newest_last_checkpoint(tmp_path) == tmp_path / "exp3" / "weights" / "last.pt"
     os.utime(tmp_path / "team/exp/weights/last.pt", (2_100_000_000,) * 2)
     assert newest_last_checkpoint(tmp_path) == tmp_path / "team" / "exp" / "weights" / "last.pt"
+
+
+def test_without_weights_the_newest_run_is_used_and_nothing_is_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls = (
+        tessera.Detector,
+        lambda: tessera.val(data="none.yaml"),
+        lambda: tessera.detect(source="."),
+        tessera.export,
+    )
+    for call in calls:
+        with pytest.raises(UserError, match=r"^--weights: not given: found .* --weights yolox_s\.pth \(Apache-2\.0"):
+            call()
+    for age, run in enumerate(["exp2", "exp"]):
+        weights = tmp_path / "runs" / "train" / run / "weights"
+        weights.mkdir(parents=True)
+        (weights / "last.pt").touch()
+        os.utime(weights / "last.pt", (2_000_000_000 - age,) * 2)
+    with pytest.raises(UserError, match=r"newest run has no .*exp2/weights/best\.pt yet"):
+        newest_best_checkpoint()
+    (tmp_path / "runs/train/exp2/weights/best.pt").touch()
+    for call in calls:
+        with pytest.raises(UserError, match=r"exp2/weights/best\.pt"), caplog.at_level("INFO"):
+            call()
+    assert caplog.text.count(f"--weights {tmp_path}/runs/train/exp2/weights/best.pt: the newest run's.") == len(calls)
 
 
 def test_a_missing_checkpoint_is_reported_with_the_places_tried(tmp_path: Path) -> None:
