@@ -106,8 +106,13 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
     try:
         return answer.result(LIMITS.head_s)
     except TimeoutError as error:
-        answer.add_done_callback(lambda late: late.exception() or late.result().close())
+        answer.add_done_callback(_close_late)
         raise TransientError(f"the head of the response is not there after {LIMITS.head_s:g} s") from error
+
+
+def _close_late(answer: Future[BaseHTTPResponse]) -> None:
+    if answer.exception() is None:
+        answer.result().close()
 
 
 def _request(url: str, headers: Mapping[str, str] | None) -> BaseHTTPResponse:

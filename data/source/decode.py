@@ -200,7 +200,7 @@ def _without_profile(encoded: Pixels) -> Pixels:
     """Return a PNG without colour profiles, which OpenCV ignores, and whose names libpng prints with escapes."""
     pieces, begun, at = list[Pixels](), 0, len(PNG_START)
     while at + 12 <= len(encoded):
-        length, kind = struct.unpack_from(">I4s", encoded, at)
+        length, kind = struct.unpack_from(">I4s", encoded.data, at)
         if kind == b"IDAT":
             break
         if kind == b"iCCP":
