@@ -166,7 +166,7 @@ def test_the_table_of_exit_codes(words: str, code: int, folder: Path) -> None:
     ("ranks", "fault", "code", "sentence"),
     [
         (3, "2 step 2 SIGUSR1", 138, "Stopped as requested in epoch 0"),
-        (2, "0 step 2 SIGTERM;1 step 2 SIGHUP", 129, "Stopped as requested in epoch 0"),
+        (2, "0 step 2 SIGTERM;1 step 2 SIGINT", 130, "Stopped as requested in epoch 0"),
         (4, "3 step 2 SIGINT;1 step 2 SIGUSR1", 138, "Stopped as requested in epoch 0"),
         (3, "1 batch 1 SIGUSR1", 138, "Stopped as requested in the validation of epoch 0"),
         (3, "0 scan 1 SIGUSR1", 138, "Stopped by SIGUSR1 before the first step"),  # it serves the store

@@ -77,6 +77,20 @@ def test_a_signal_stops_after_the_step(
     assert_resumes(tmp_path / "exp", 1, undisturbed(1), "--workers", "2")
 
 
+def test_a_stopped_run_can_be_reported_as_it_is_and_still_trains_on(
+    data: Path, tmp_path: Path, undisturbed: Runs
+) -> None:
+    args = [flag for flag in flags(data, tmp_path, "--epochs", "2") if flag not in ("--noplots", "--noreport")]
+    assert train(tmp_path, 1, *args, fault=f"0 step {STEPS + 3} SIGTERM").code == 143
+    run, files = tmp_path / "exp", ("results.png", "report.html", "errors.jsonl")
+    reported = train(tmp_path, 1, "--resume", str(run), "--epochs", "1", "--device", "cpu")
+    assert reported.code == 0 and "Best epoch 0" in reported.out, reported.said
+    for file in files:
+        (run / file).unlink()
+    assert_resumes(run, 1, undisturbed(1))
+    assert all((run / file).is_file() for file in files)
+
+
 @pytest.mark.parametrize(("ranks", "stop"), [(1, "SIGTERM"), (2, "kill")])
 def test_an_abandoned_validation_loses_nothing(
     data: Path, tmp_path: Path, undisturbed: Runs, ranks: int, stop: str

@@ -136,10 +136,9 @@ class World:
         except BaseException as error:
             if line := advice():
                 error.add_note(line)
-            raise
-        finally:
-            for thread in threads:
-                thread.advice = str
+            raise  # a thread may still report it
+        for thread in threads:
+            thread.advice = str
 
     def remember(self, key: str, text: str) -> None:
         """Store rank 0's text for this call over restarts by the launcher; see RestartMemory."""

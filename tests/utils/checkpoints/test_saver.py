@@ -16,8 +16,9 @@ from tessera.utils.checkpoints import saver as module
 from tessera.utils.checkpoints.format import KEYS, WEIGHTS_KEYS, load_any_checkpoint, load_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.saver import Saver, snapshot
 from tessera.utils.checkpoints.training_state import dump_state
-from tessera.utils.errors import Interrupted, UserError
+from tessera.utils.errors import Interrupted, UserError, with_notes
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.world import World
 from tests.utils.checkpoints.made_saver import METRICS, WAIT_S, SlowDisk, open_saver
 from tests.utils.checkpoints.made_state import assert_equal, make_state, train
 from tests.utils.machine.stand_in import StandIn
@@ -243,3 +244,24 @@ def test_without_saving_nothing_is_written_before_a_validation_but_a_stop_in_it_
         with pytest.raises(Interrupted):
             saver.stop_validation()
         assert load_checkpoint(saver.folder / "last.pt")["step_in_epoch"] == 1
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_failure_ends_with_what_resumes_once_there_is_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """A command knows no layers and heads of other programs, such as the `Net` of these tests."""
+    if is_known:
+        monkeypatch.setattr(module, "_is_known", lambda kind: True)
+    last = tmp_path / "my run" / "weights" / "last.pt"
+    last.parent.mkdir(parents=True)
+    last.touch()  # of a run that this one replaces
+    with open_saver(tmp_path / "my run", make_state()) as saver:
+        assert saver.resume_line() == ""
+        save_epoch(saver)
+        saver.flush()
+    own = f"Resume with tessera.train(resume='{last}') in the program that defines Net."
+    line = f"Resume with: train.py --resume '{last}'" if is_known else own
+    with pytest.raises(UserError) as failed, World().advising(saver.resume_line):
+        raise UserError("the disk is full")
+    assert with_notes(failed.value, "error") == f"error\n{line}"

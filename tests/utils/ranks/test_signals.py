@@ -69,11 +69,23 @@ def test_a_deferred_signal_is_noted_for_the_step_and_ends_the_run_after_the_last
             stop_signals.stop_immediately("after the last step")
 
 
+@pytest.mark.parametrize(
+    ("requested", "taken"), [([0, 15, 0], signal.SIGTERM), ([15, 0, 10], signal.SIGUSR1), ([0, 2, 10], signal.SIGINT)]
+)
+def test_the_ranks_take_one_of_their_signals_and_ignore_later_ones(requested: list[int], taken: int) -> None:
+    with StopSignals() as outer, StopSignals() as stop_signals:
+        stop_signals.defer()
+        assert stop_signals.take(requested) == taken
+        send(signal.SIGTERM)
+        assert stop_signals.requested == taken
+    assert outer.requested == taken
+
+
 def test_a_second_ctrl_c_always_ends_at_once() -> None:
     with StopSignals() as stop_signals:
         stop_signals.defer()
         send(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(Interrupted, match=r"^Ended immediately by Ctrl-C\."):
             send(signal.SIGINT)
 
 
