@@ -57,6 +57,7 @@ def test_a_resume_names_the_epochs_whose_rows_are_lost(tmp_path: Path, caplog: p
     with open_recorder(tmp_path, noplots=True) as recorder:
         for epoch in range(3):
             recorder.epoch(epoch, EPOCH)
+    caplog.clear()
     open_recorder(tmp_path, noplots=True, start_epoch=3)
     assert not caplog.messages
     path.write_text(path.read_text()[:-60])
