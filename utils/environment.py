@@ -191,8 +191,8 @@ class Launch:
         if not address or not port or names[1] not in env:
             problem = (
                 f"process {rank} of {size} of {launcher}, whose processes cannot find each other. Start them with "
-                "torchrun --nproc-per-node N …, or set MASTER_ADDR and MASTER_PORT for all: the host of rank 0, and a "
-                f"free port there. {_ALONE}"
+                f"torchrun (on one host: torchrun --standalone --nproc-per-node {size} …), or set MASTER_ADDR and "
+                f"MASTER_PORT for all: the host of rank 0, and a free port there. {_ALONE}"
             )
         return cls(rank, local_rank, size, address or "", port, launcher, problem=problem)
 
