@@ -229,7 +229,8 @@ class Heartbeat:
                 silence_s += clock.passed(INTERVAL_S)
                 self._tick += 1
                 self._publish()
-                if (first := FirstFailure.read(self._store)) is not None:
+                first = FirstFailure.read(self._store)
+                if first is not None and first.reporter != f"rank {self._rank}":
                     self.first, self._tick = first, _ENDED
                     self._publish()  # now the rank that serves the store may leave
                     self._end_after_grace("", first.exit_code)  # silently: another rank reports it
