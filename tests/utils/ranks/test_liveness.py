@@ -191,6 +191,20 @@ def test_who_is_not_the_first_to_see_a_failure_prints_nothing(
     assert capfd.readouterr().err == ""
 
 
+def test_the_rank_that_serves_the_store_leaves_once_all_others_know_the_failure(
+    messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the rank that reports it, 0 here, gets the time that this takes."""
+    monkeypatch.setattr(liveness, "GRACE_S", 30.0)
+    store = HashStore()
+    zero, one = Heartbeat(store, 0, 2), Heartbeat(store, 1, 2)
+    mine = FirstFailure("rank 0", 138)
+    mine.claim(store)
+    zero.close(serves_store=True)
+    assert one.first == mine and zero.first is None and not messages
+    one.close()
+
+
 def test_all_ranks_name_those_that_are_silent_and_ask_the_store_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(_: float) -> None:
         ticks = [beat._tick for beat in beats]
