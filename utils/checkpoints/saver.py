@@ -185,7 +185,8 @@ class Saver(AbstractContextManager["Saver"]):
             work()
             return self._saved
 
-        self._saved = self._context.world.run_on_main(run)
+        if self._context.world.run_on_main(run):  # assigned only then: the thread may set it meanwhile
+            self._saved = True
 
     def _content(self, losses: Sequence[Tensor], metrics: Metrics | None) -> dict[str, Any]:
         context = self._context
