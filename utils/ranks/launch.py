@@ -22,7 +22,7 @@ from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.failures import FirstFailure, PeerError
 from tessera.utils.ranks.liveness import GRACE_S, STORE_LOST, Heartbeat, Watchdog, lost_ranks_message
 from tessera.utils.ranks.rendezvous import agree_on_session, connect_to_store, open_store, require_own_devices
-from tessera.utils.ranks.signals import ignore_sigterm
+from tessera.utils.ranks.signals import agree_on_exit_code, ignore_sigterm
 from tessera.utils.ranks.store import RestartMemory
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_line
@@ -96,6 +96,7 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
         heartbeat = Heartbeat(store, launch.rank, launch.size)
     except RuntimeError as error:
         raise UserError(STORE_LOST, reporter=launch.rank) from error
+    agree_on_exit_code(lambda code: _claimed_code(code, launch.rank, store))
     collectives: Collectives | None = None
     failed = True
     try:
@@ -203,6 +204,14 @@ def _with_reporter(
             return raised.reported_by(first.rank)  # all ranks got the signal: no `except Exception` must catch it
         return PeerError(f"{first.reporter} reports the failure", first.exit_code)
     return raised.reported_by(rank) if isinstance(raised, (UserError, Interrupted)) else raised
+
+
+def _claimed_code(code: int, rank: int, store: Store) -> int:
+    """Return the exit code of the job's first failure, which is this one with `code` if there is none yet."""
+    try:
+        return FirstFailure(f"rank {rank}", code).claim(store).exit_code
+    except (RuntimeError, OSError):
+        return code
 
 
 def _is_lost_connection(error: BaseException) -> bool:

@@ -37,10 +37,14 @@ class StopSignals:
     stored in `requested`, so that the training loop saves a checkpoint and stops after the step. A second Ctrl-C raises
     `Interrupted`; during a shutdown it is ignored for GRACE_S seconds. Rank 0 prints a line for the first signal.
     Outside the main thread no handler is installed.
+
+    `agree` is called with the exit code before the process ends during a call that does not return; it returns the one
+    to end with. A handler inside another one has the same.
     """
 
     def __init__(self, when: str = "") -> None:
         self.requested = 0
+        self.agree: Callable[[int], int] = int
         self._when, self._deferred = when, False
         self._process = os.getpid()
         self._is_main = Launch.from_environment().rank == 0
@@ -52,7 +56,9 @@ class StopSignals:
             for number in SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                     continue  # nohup
-                self._before[number] = signal.signal(number, self)
+                outer = self._before[number] = signal.signal(number, self)
+                if isinstance(outer, StopSignals):
+                    self.agree = outer.agree
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -167,6 +173,13 @@ def ignore_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
+def agree_on_exit_code(agree: Callable[[int], int]) -> None:
+    """Let a `StopSignals` that handles SIGTERM call `agree`; see there."""
+    handler: Any = signal.getsignal(signal.SIGTERM)
+    if isinstance(handler, StopSignals):
+        handler.agree = agree
+
+
 def start_signal_thread(who: str) -> Callable[[], None]:
     """Start a thread that acts on signals while the main thread is in a library call; return a function that ends it.
 
@@ -214,11 +227,13 @@ def _act_on_signals(who: str, numbers: int, stderr: int) -> None:
 
 
 def _end_if_stuck(number: int, handler: StopSignals) -> None:
+    agree = handler.agree
     if not handler.stop_requested() and not handler._deferred and signal.getsignal(number) is handler:
         name = signal.Signals(number).name
         _write_line(f"{name}: ended during a call that does not return.")
-        answer.fail(Interrupted.kind, f"Stopped by {name}.", 128 + number)
-        os._exit(128 + number)
+        code = agree(128 + number)
+        answer.fail(Interrupted.kind, f"Stopped by {name}.", code)
+        os._exit(code)
 
 
 def _stacks(who: str) -> str:

@@ -14,7 +14,13 @@ import pytest
 
 from tessera.utils.errors import Interrupted
 from tessera.utils.ranks import signals
-from tessera.utils.ranks.signals import SIGNALS, StopSignals, default_signal_handlers, ignore_sigterm
+from tessera.utils.ranks.signals import (
+    SIGNALS,
+    StopSignals,
+    agree_on_exit_code,
+    default_signal_handlers,
+    ignore_sigterm,
+)
 from tests.system.launch import ROOT
 from tests.utils.ranks.conftest import until
 
@@ -179,6 +185,16 @@ def test_a_process_in_a_call_that_never_returns_ends(number: signal.Signals, cod
         message = process.communicate(timeout=60)[1]
     assert process.returncode == code
     assert f"{number.name}: ended during a call that does not return" in message
+
+
+def test_a_rank_that_ends_in_such_a_call_takes_the_code_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with StopSignals():
+        agree_on_exit_code(lambda code: 138)
+        with StopSignals() as of_training:
+            signals._end_if_stuck(signal.SIGTERM, of_training)
+    assert ended == [138]
 
 
 def test_a_signal_that_is_noted_or_handled_ends_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
