@@ -106,13 +106,13 @@ def open_address(url: str, headers: Mapping[str, str] | None = None) -> BaseHTTP
     try:
         return answer.result(LIMITS.head_s)
     except TimeoutError as error:
-        answer.add_done_callback(_close_late)
+        answer.add_done_callback(_close)
         raise TransientError(f"the head of the response is not there after {LIMITS.head_s:g} s") from error
 
 
-def _close_late(answer: Future[BaseHTTPResponse]) -> None:
-    if answer.exception() is None:
-        answer.result().close()
+def _close(late: Future[BaseHTTPResponse]) -> None:
+    if late.exception() is None:
+        late.result().close()
 
 
 def _request(url: str, headers: Mapping[str, str] | None) -> BaseHTTPResponse:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import torch
 from numpy.typing import NDArray
 
@@ -28,6 +27,7 @@ from tests.utils.runtime.made_files import (
     STRINGS,
     WHOLE_STRINGS,
     write_answer,
+    write_broken_onnx,
     write_onnx,
     write_openvino,
     write_pt2,
@@ -208,17 +208,7 @@ def _names_with_controls(rng: random.Random, folder: Path, trace: Path) -> Path:
         path.with_suffix(".bin").write_bytes(b"")
         path.with_suffix(".json").write_text(json.dumps(FIXED))
         return path
-    given, taken = (onnx.helper.make_tensor_value_info(n, 1, [1, 3, 8, 8]) for n in ("images", "y"))
-    outside = onnx.TensorProto(name=name, data_type=1, dims=[3, 3, 1, 1], data_location=1)
-    for key, value in (("location", "best.onnx"), ("offset", "99999999"), ("length", "36")):
-        entry = outside.external_data.add()
-        entry.key, entry.value = key, value
-    operator = rng.choice(("Conv", "Conv", name))
-    nodes = [onnx.helper.make_node(operator, ["images", name], ["y"], name=name)]
-    graph = onnx.helper.make_graph(nodes, name, [given], [taken], [outside] if rng.random() < 0.7 else [])
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
-    (folder / "best.onnx").write_bytes(model.SerializeToString())
-    return folder / "best.onnx"
+    return write_broken_onnx(folder / "best.onnx", name, rng.choice(("Conv", "Conv", name)))
 
 
 def _weights_not_finite(rng: random.Random, folder: Path, trace: Path) -> Path:

@@ -19,6 +19,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import (
     UMASK,
     SharedFile,
+    absolute_path,
     atomic_write,
     no_link,
     open_plain,
@@ -26,6 +27,7 @@ from tessera.utils.files import (
     remove_leftovers,
     special_file_kind,
     user_path,
+    working_directory,
     write_whole,
 )
 from tests.leftover import leave_behind
@@ -139,6 +141,17 @@ def test_paths_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "stat", Mock(side_effect=PermissionError(13, "Permission denied")))
     with pytest.raises(UserError, match=r"^--weights: 'a/b' cannot be reached"):
         reachable_path("a/b", "--weights")
+
+
+def test_without_a_working_directory_absolute_paths_stay_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert working_directory() is None and absolute_path(tmp_path) == tmp_path
+    with pytest.raises(UserError, match=r"^runs/train: the working directory was deleted"):
+        absolute_path(Path("runs/train"))
 
 
 def test_only_plain_files_and_links_to_them_are_opened(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ TRICKLE = [b"x", 0.05] * 1000
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(2, 0.01, 2.0, 0.3, least_speed=1e5, slack_s=0.3))
+    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(2, 0.01, 2.0, least_speed=1e5, slack_s=0.3))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["body", "body of any length", "silence", "length of a chunk", "trailers", "header", "status"],
 )
-def test_a_server_that_trickles_is_given_up(tmp_path: Path, pieces: list[bytes | float]) -> None:
+def test_a_server_that_trickles_is_given_up(
+    tmp_path: Path, pieces: list[bytes | float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "LIMITS", replace(http_client.LIMITS, head_s=0.3))
     with (
         raw_server(pieces) as server,
         pytest.raises(UserError, match=r"less than 100,000 bytes a second|timed out|not there after 0.3 s") as error,

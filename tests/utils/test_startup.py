@@ -41,6 +41,15 @@ def test_help_lists_and_wrong_flags_are_answered_without_torch(script: str, flag
         assert lines == [] and ("yolox_s.pth" if flag == "--list-weights" else "--device STR") in done.stdout
 
 
+def test_a_working_directory_that_was_deleted_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    script = 'cd "$1" && rmdir "$1" && exec "$2" "$3" --epochs 1'
+    words = ["sh", "-c", script, "sh", str(tmp_path / "gone"), sys.executable, str(ROOT / "train.py")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stderr.startswith("error: the working directory was deleted. Change to")
+    assert len(done.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("place", "message"),
     [

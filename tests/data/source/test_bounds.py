@@ -58,6 +58,15 @@ def bare_tiff(side: int) -> bytes:
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + b"".join(struct.pack("<HHII", *tag) for tag in tags) + bytes(4)
 
 
+def test_the_name_of_a_colour_profile_reaches_no_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    raw = cv2.imencode(".png", PIXELS)[1].tobytes()
+    noise = np.random.default_rng(0).bytes(4196)
+    profile = b"\x1b]0;x\x07\0\0" + zlib.compress(struct.pack(">I", 3999) + noise)  # libpng: "invalid signature"
+    (tmp_path / "a.png").write_bytes(raw[:33] + 2 * chunk(b"iCCP", profile) + raw[33:])
+    np.testing.assert_array_equal(read_image(tmp_path / "a.png"), PIXELS[..., ::-1])
+    assert capfd.readouterr().err == ""
+
+
 def test_an_image_of_one_colour_fits_its_file() -> None:
     for suffix, options in ((".png", [cv2.IMWRITE_PNG_COMPRESSION, 9, cv2.IMWRITE_PNG_BILEVEL, 1]), (".jpg", [])):
         encoded = cv2.imencode(suffix, np.zeros((6000, 6000), np.uint8), options)[1].tobytes()

@@ -50,6 +50,20 @@ def pack(path: Path, folder: Path, inside: str, part: str = "") -> None:
     path.write_bytes(content.getvalue())
 
 
+@pytest.mark.parametrize("path", ["", "path: made\n"])
+def test_a_dataset_of_absolute_paths_needs_no_working_directory(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = dataset(tmp_path / "made")
+    folder = tmp_path if path else made
+    (folder / "train.txt").write_text("".join(f"{image}\n" for image in sorted((made / "images").rglob("*.*"))))
+    yaml = write(folder / "a.yaml", path + BODY.replace("images/train", str(folder / "train.txt"), 1))
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert len(build_index(load_spec(yaml), "train"))
+
+
 @pytest.mark.parametrize("inside", ["pets/", ""])
 def test_download(tmp_path: Path, site: str, inside: str) -> None:
     pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), inside)

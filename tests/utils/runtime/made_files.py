@@ -54,6 +54,25 @@ def write_onnx(path: Path, strings: dict[str, str] = STRINGS, batch: int | None 
     return path
 
 
+def write_broken_onnx(path: Path, name: str, operator: str = "Conv") -> Path:
+    """A network whose weights, called `name`, lie outside of their file, which ONNX Runtime reports with their name."""
+    onnx = import_extra("onnx", "export", "a test")
+    given, taken = (onnx.helper.make_tensor_value_info(n, 1, [1, 3, 8, 8]) for n in ("images", "y"))
+    outside = onnx.TensorProto(name=name, data_type=1, dims=[3, 3, 1, 1], data_location=1)
+    for key, value in (("location", path.name), ("offset", "99999999"), ("length", "36")):
+        entry = outside.external_data.add()
+        entry.key, entry.value = key, value
+    norm = [onnx.numpy_helper.from_array(np.ones(3, np.float32), part) for part in "smbv"]
+    nodes = [
+        onnx.helper.make_node(operator, ["images", name], ["c"], name=name),
+        onnx.helper.make_node("BatchNormalization", ["c", *"smbv"], ["y"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", [given], [taken], [outside, *norm])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
 def write_openvino(path: Path, strings: dict[str, str] = STRINGS) -> Path:
     openvino = import_extra("openvino", "openvino", "a test")
     model: Any = openvino.Core().read_model(write_onnx(path.with_suffix(".onnx")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from tessera.utils.machine.cuda import Cuda
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.runtime.exported import ExportedNetwork
 from tessera.utils.runtime.open_model import open_exported
-from tests.utils.runtime.made_files import NAMES, STRINGS, WRITERS, Cells, write_onnx
+from tests.utils.runtime.made_files import NAMES, STRINGS, WRITERS, Cells, write_broken_onnx, write_onnx
 
 CPU = Accelerator()
 NEEDED = {".onnx": "onnxruntime", ".xml": "openvino"}
@@ -60,6 +61,27 @@ def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
     with pytest.raises(UserError, match=r"does not load it .*[Ee]xport (it )?again"):
         open_exported(path, CPU, trust_file=True)
+
+
+@pytest.mark.parametrize("operator", ["Conv", "\x1b[2J"])
+def test_names_of_a_file_reach_no_terminal_raw(
+    tmp_path: Path, operator: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnx")
+    import_extra("onnxruntime", "export", "a test")
+    with pytest.raises(UserError, match="ONNX Runtime does not load it") as error:
+        open_exported(write_broken_onnx(tmp_path / "best.onnx", "\x1b]0;x\x07", operator), CPU)
+    assert "\x1b" not in f"{error.value}{capfd.readouterr()}"
+
+
+def test_what_is_no_openvino_file_is_not_tried_in_other_formats(tmp_path: Path) -> None:
+    path = made(tmp_path, ".xml")
+    path.write_bytes(bytes(100))
+    with pytest.raises(UserError, match=r"best\.xml: found no <net>"):
+        open_exported(path, CPU)
+    os.truncate(path, 50 << 30)
+    with pytest.raises(UserError, match="has 53,687,091,200 bytes, more than the limit of"):
+        open_exported(path, CPU)
 
 
 def test_a_format_of_a_later_version_is_reported(tmp_path: Path) -> None:
