@@ -42,7 +42,7 @@ LAYERS = (
     "tessera.commands",
     "tessera",
 )
-COMMANDS = sorted(ROOT.glob("*.py"))
+COMMANDS = sorted(ROOT.glob("[a-z]*.py"))
 PACKAGES = ("data", "models", "utils")
 FILES = [*COMMANDS, *sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]
 

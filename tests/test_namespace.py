@@ -44,7 +44,8 @@ names = {}
 for name, module in sys.modules.items():
     if file := getattr(module, "__file__", None):
         names.setdefault(Path(file).resolve(), []).append(name)
-for file in (*root.glob("*.py"), *(p for folder in ("data", "models", "utils") for p in (root / folder).rglob("*.py"))):
+inside = (file for folder in ("data", "models", "utils") for file in (root / folder).rglob("*.py"))
+for file in (*root.glob("[a-z]*.py"), *inside):
     name = names.pop(file)
     assert len(name) == 1 and name[0].startswith("tessera."), (file, name)
 print("one name each")
@@ -91,6 +92,17 @@ def test_a_projects_own_modules_stay_its_own(project: Path) -> None:
         "print(data.whose, models.whose, utils.whose)\n"
     )
     assert python(project, "mine.py").out == "mine mine mine\n"
+
+
+def test_a_program_beside_a_clone_of_that_name_imports_the_package(project: Path) -> None:
+    """Without __init__.py the clone's folder would be a namespace package, which has nothing but submodules."""
+    (project / "tessera").symlink_to(ROOT)
+    (project / "mine.py").write_text(
+        "import tessera, utils\n"
+        "assert tessera.Detector.__module__ == 'tessera.utils.inference.detector'\n"
+        "print(tessera.__version__, tessera.train.__module__, utils.whose)\n"
+    )
+    assert python(project, "mine.py", path=project).out == f"{tessera.__version__} tessera.commands.train mine\n"
 
 
 def test_the_package_is_light_and_lists_its_names(project: Path) -> None:
