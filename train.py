@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.config import Hyp, TrainConfig, given_hyp
 from tessera.utils.flags.program import called
 from tessera.utils.flags.signature import documented
 from tessera.utils.startup import check_command_line, end_process
@@ -200,16 +200,14 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
 
     Every rank calls this.
     """
-    weights = world.run_on_main(lambda: read_weights(config, None))  # names its errors before the dataset is read
+    given_hyp(config.hyp)  # this and the weights name their errors before the dataset is read
+    weights = world.run_on_main(lambda: read_weights(config, None))
     data = load_data(config, world)
     config = resolve_auto_weights(config, len(data.images))
     weights = weights or world.run_on_main(lambda: read_weights(config, None))
     names, images = data.train.names, data.images_per_epoch
     head = head_class(config, names, weights)
-    if config.hyp:
-        hyp = load_hyp(config.hyp)
-    else:
-        config, hyp = with_recipe(config, head, start_kind(config, names, weights), images)
+    config, hyp = with_recipe(config, head, start_kind(config, names, weights), images)
     return config, hyp, unread_keys(hyp, config, head, data.train, images)
 
 

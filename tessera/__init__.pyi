@@ -1,8 +1,8 @@
 """Types of the Python API. `python -m tests.api_stub` writes this file from the flags of the commands."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tessera.commands.detect import DetectionSummary
 from tessera.utils.evaluation.comparison.comparison import Comparison
@@ -17,7 +17,7 @@ def train(
     cfg: str | Path = "",
     freeze: int | Sequence[int] = (),
     noautoanchor: bool = False,
-    data: str | Path = "shapes.yaml",
+    data: str | Path | Mapping[str, Any] = "shapes.yaml",
     imgsz: int = 640,
     img: int = 640,
     img_size: int = 640,
@@ -31,7 +31,7 @@ def train(
     check_data: bool = False,
     report: str | Path | bool = "",
     epochs: int = 100,
-    hyp: str | Path = "",
+    hyp: str | Path | Mapping[str, Any] | Sequence[str | Path] = (),
     optimizer: Literal["", "SGD", "Adam", "AdamW"] = "",
     cos_lr: bool = False,
     label_smoothing: float = 0.0,
@@ -83,7 +83,8 @@ def train(
         check_data: check the dataset, print all problems, and exit.
         report: with --check-data: also write data_report.html to this folder (bare: runs/data).
         epochs: number of epochs.
-        hyp: hyperparameter YAML, searched for in data/hyps/ too (default: chosen by model, weights and length).
+        hyp: hyperparameters: key=value and YAML files, searched for in data/hyps/ too; what they leave out is
+            chosen by model, weights and length.
         optimizer: optimizer (default: from the hyperparameters).
         cos_lr: cosine learning-rate schedule instead of a linear one.
         label_smoothing: label smoothing epsilon.
@@ -125,7 +126,7 @@ def val(
     *,
     weights: str | Path = "",
     trust_file: bool = False,
-    data: str | Path = "",
+    data: str | Path | Mapping[str, Any] = "",
     task: Literal["val", "train", "test", "speed"] = "val",
     imgsz: int = 0,
     img: int = 0,
@@ -197,7 +198,7 @@ def detect(
     weights: str | Path = "",
     trust_file: bool = False,
     source: str | Path | int | Sequence[str | Path] = (),
-    data: str | Path = "",
+    data: str | Path | Mapping[str, Any] = "",
     imgsz: int = 0,
     img: int = 0,
     img_size: int = 0,
@@ -275,7 +276,7 @@ def detect(
 def export(
     *,
     weights: str | Path = "",
-    data: str | Path = "",
+    data: str | Path | Mapping[str, Any] = "",
     imgsz: int | Sequence[int] = (),
     img: int | Sequence[int] = (),
     img_size: int | Sequence[int] = (),
@@ -329,7 +330,7 @@ def compare(
     a: str | Path | Sequence[str | Path] = (),
     b: str | Path | Sequence[str | Path] = (),
     trust_file: bool = False,
-    data: str | Path = "",
+    data: str | Path | Mapping[str, Any] = "",
     task: Literal["val", "train", "test"] = "val",
     imgsz: int = 0,
     img: int = 0,

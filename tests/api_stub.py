@@ -16,9 +16,9 @@ from tests.layers import ROOT
 STUB = ROOT / "tessera" / "__init__.pyi"
 HEAD = '''"""Types of the Python API. `python -m tests.api_stub` writes this file from the flags of the commands."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tessera.commands.detect import DetectionSummary
 from tessera.utils.evaluation.comparison.comparison import Comparison

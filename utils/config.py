@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import math
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import user_path
 from tessera.utils.flags.objective import parse_objective
 from tessera.utils.flags.options import Options, option
 from tessera.utils.flags.program import HOME
-from tessera.utils.text import first_of, shown
+from tessera.utils.text import first_of, row, shown
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = HOME / "data" / "hyps"
@@ -28,6 +30,10 @@ OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 OWN_WEIGHTS = "tessera-n"  # that come with the program
 AUTO = "auto"  # value of --weights, of --resume, and of class_weights
 LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")  # keys of report/trackers' TRACKERS
+
+log = logging.getLogger(__name__)
+
+_ASSIGNMENT = re.compile(r"([A-Za-z][\w-]*)=(.*)", re.DOTALL)  # of --hyp
 
 
 def _between(low: float, high: float, default: Any = dataclasses.MISSING, *, whole: bool = False) -> Any:
@@ -119,6 +125,26 @@ class Hyp:
         Raises:
             ConfigError: an unknown or missing key, or a value that is not allowed.
         """
+        values = cls.checked(found)
+        if missing := cls.missing(values):
+            raise ConfigError(
+                f"{found.name}: missing hyperparameter{'s' if len(missing) > 1 else ''} {', '.join(missing)}. "
+                f"Add them; data/hyps/hyp.scratch-low.yaml shows every key."
+            )
+        return cls(**values)
+
+    @classmethod
+    def missing(cls, values: Collection[str]) -> list[str]:
+        """Return the required hyperparameters that `values` lack."""
+        return [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING and f.name not in values]
+
+    @classmethod
+    def checked(cls, found: YamlMapping) -> dict[str, Any]:
+        """Return the checked values of a YAML that may lack keys.
+
+        Raises:
+            ConfigError: an unknown key, or a value that is not allowed.
+        """
         written = {RENAMED.get(key, key): key for key in found.values}
         for key in found.values:
             if (other := written[RENAMED.get(key, key)]) != key:
@@ -131,14 +157,8 @@ class Hyp:
                     f"{found.at(str(key))}: unknown hyperparameter {shown(key)}.{did_you_mean(str(key), known)} "
                     f"Known: {first_of(list(known), 10)}; the files in data/hyps have them."
                 )
-        missing = [key for key, f in known.items() if key not in values and f.default is dataclasses.MISSING]
-        if missing:
-            raise ConfigError(
-                f"{found.name}: missing hyperparameter{'s' if len(missing) > 1 else ''} {', '.join(missing)}. "
-                f"Add them; data/hyps/hyp.scratch-low.yaml shows every key."
-            )
         where = {name: f"{found.at(key)}: {key}" for name, key in written.items()}
-        return cls(**{name: _value(value, where[name], known[name].metadata) for name, value in values.items()})
+        return {name: _value(value, where[name], known[name].metadata) for name, value in values.items()}
 
     def as_dict(self) -> dict[str, Any]:
         """Return a plain mapping without optional keys at their default."""
@@ -165,7 +185,8 @@ def _by_class(value: Any, where: str, metadata: Mapping[str, Any]) -> str:
         with contextlib.suppress(ValueError, RecursionError):
             text = json.loads(text)
     if not isinstance(text, dict) or not text:
-        raise ConfigError(f"{where}: found {shown(value)}, expected {AUTO}, or weights by class name: {{king: 2}}.")
+        example = '{"king": 2}'
+        raise ConfigError(f"{where}: found {shown(value)}, expected {AUTO}, or weights by class name: {example}.")
     numbers = {str(name): _number(weight, f"{where}: {shown(name)}", metadata) for name, weight in text.items()}
     return json.dumps(numbers)
 
@@ -185,11 +206,41 @@ def _number(value: Any, where: str, metadata: Mapping[str, Any]) -> float:
 
 
 def load_hyp(hyp: str | Path) -> Hyp:
-    """Read a hyperparameter YAML, searched for as given, then in data/hyps/.
+    """Read a hyperparameter YAML that has every key, searched for as given, then in data/hyps/.
+
+    Raises:
+        ConfigError: no such file, not YAML, or a key or value that is missing or not allowed.
+    """
+    return Hyp.from_yaml(_read_hyp(hyp))
+
+
+def given_hyp(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values of `--hyp`: of files, which may lack keys, and of key=value. Later words win.
 
     Raises:
         ConfigError: no such file, not YAML, or a key or value that is not allowed.
     """
+    values: dict[str, Any] = {}
+    for word in words:
+        if assigned := _ASSIGNMENT.fullmatch(word):
+            values |= Hyp.checked(YamlMapping("--hyp", {assigned[1].replace("-", "_"): assigned[2]}))
+        else:
+            values |= Hyp.checked(_read_hyp(word))
+    return values
+
+
+def complete_hyp(words: Sequence[str], base: Sequence[str], base_hyp: Hyp) -> tuple[tuple[str, ...], Hyp]:
+    """Return the words of `--hyp` and their values; what they leave out is that of `base`, which then comes first."""
+    values = given_hyp(words)
+    if not Hyp.missing(values):
+        return tuple(words), Hyp(**values)
+    hyp = dataclasses.replace(base_hyp, **values)
+    if changed := [f"{key} {getattr(base_hyp, key)} → {getattr(hyp, key)}" for key in values]:
+        log.info(row("Changed", f"{', '.join(changed)} (--hyp)"))
+    return (*base, *words), hyp
+
+
+def _read_hyp(hyp: str | Path) -> YamlMapping:
     given = user_path(hyp, "--hyp")
     tried = list(dict.fromkeys((given, HYPS_DIR / given)))
     path = next((p for p in tried if os.path.isfile(p)), None)  # noqa: PTH113 - pathlib's raises where it may not look
@@ -198,9 +249,9 @@ def load_hyp(hyp: str | Path) -> Hyp:
         places = "\n  ".join(map(shown, tried))
         raise ConfigError(
             f"--hyp {shown(given)}: no such file.{did_you_mean(given.name, choices)} Tried\n  {places}\n"
-            f"Available: {', '.join(choices)}."
+            f"Available: {', '.join(choices)}. Single values are given as key=value, such as mosaic=0."
         )
-    return Hyp.from_yaml(read_yaml(path, "'key: value' lines"))
+    return read_yaml(path, "'key: value' lines")
 
 
 @dataclass(frozen=True)
@@ -208,6 +259,7 @@ class TrainConfig(Options):
     """Train a detector."""
 
     program = "train.py"
+    settings: ClassVar[Mapping[str, str]] = {f.name: "--hyp" for f in dataclasses.fields(Hyp)}
 
     weights: str = option(
         AUTO,
@@ -218,8 +270,11 @@ class TrainConfig(Options):
         "", "model YAML, searched for in models/ too (default: the model of the weights, else tessera-n.yaml)"
     )
     data: str = option("shapes.yaml", "dataset YAML, searched for in data/ too")
-    hyp: str = option(
-        "", "hyperparameter YAML, searched for in data/hyps/ too (default: chosen by model, weights and length)"
+    hyp: tuple[str, ...] = option(
+        (),
+        "hyperparameters: key=value and YAML files, searched for in data/hyps/ too; what they leave out is chosen by "
+        "model, weights and length",
+        many=True,
     )
     epochs: int = option(100, "number of epochs", kind=int, low=1)
     batch_size: int = option(16, "total batch size over all ranks; -1 = AutoBatch", "--batch", kind=int, low=-1)
@@ -298,6 +353,11 @@ class TrainConfig(Options):
     )
 
     def __post_init__(self) -> None:
+        hyp: Any = self.hyp
+        if isinstance(hyp, Mapping):
+            words = {k: json.dumps(v) if isinstance(v, Mapping) else v for k, v in hyp.items()}
+            hyp = tuple(f"{key}={value}" for key, value in words.items())
+        object.__setattr__(self, "hyp", hyp or ())  # "" in checkpoints of 0.1
         super().__post_init__()
         if self.batch_size == 0:
             raise ConfigError("--batch-size 0: expected at least 1, or -1 for AutoBatch.")

@@ -1,4 +1,4 @@
-"""YAML reader with line numbers, for dataset, model and hyperparameter files.
+"""YAML reader with line numbers, and writer, for dataset, model and hyperparameter files.
 
 It returns plain values only; no tag makes an object or runs code. Size, depth and number of values are bounded before
 anything is constructed, as a file may be hostile.
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from tessera.utils.errors import ConfigError
@@ -82,6 +83,24 @@ def read_yaml(path: Path, expected: str, texts: Collection[str] = ()) -> YamlMap
         found = "nothing" if values is None else type(values).__name__
         raise ConfigError(f"{shown(path)}: found {found}, expected {expected}.")
     return YamlMapping(shown(path), values, _lines(root))
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Return `values` as YAML, keys in their order.
+
+    Paths become strings; tuples and arrays become lists; NumPy numbers become plain ones.
+    """
+    return str(yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
 
 def _read_text(path: Path) -> str:

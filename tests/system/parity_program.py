@@ -62,7 +62,7 @@ def run(words: list[str], world: World) -> None:
     parser.add_argument(STEPS, type=int, default=3)
     asked, flags = parser.parse_known_args(flags)
     config = TrainConfig(**TrainConfig.from_args([*flags, "--data", data]))
-    hyp = load_hyp(config.hyp or "hyp.scratch-low.yaml")
+    hyp = load_hyp(*(config.hyp or ["hyp.scratch-low.yaml"]))
     with ExitStack() as stack:
         index = training_samples(build_index(load_spec(config.data), "train"), config)
         weights = read_weights(config, None)

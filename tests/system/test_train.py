@@ -100,7 +100,7 @@ def test_a_run_leaves_everything_a_user_expects(
     assert list(run.glob("events.out.tfevents.*"))
     header = (run / "results.csv").read_text().splitlines()[0]
     assert header.split(",") == list(result_columns(("box", "obj", "cls")))
-    assert yaml.safe_load((run / "opt.yaml").read_text())["hyp"] == "hyp.short.yaml", "the model's own"
+    assert yaml.safe_load((run / "opt.yaml").read_text())["hyp"] == ["hyp.short.yaml"], "the model's own"
     assert yaml.safe_load((run / "hyp.yaml").read_text()) == load_hyp("hyp.short.yaml").as_dict()
     assert outcome.err.count("too few for a model from scratch. Use more --epochs") == 1
     table = read_results(run / "results.csv")
@@ -247,7 +247,7 @@ def test_evolve_searches_and_resumes(data: Path, tmp_path: Path, command: Comman
     assert more.code == 0, more.said
     folder = tmp_path / "search" / "exp"
     assert len((folder / "evolve.csv").read_text().splitlines()) == 4
-    assert yaml.safe_load((folder / "opt.yaml").read_text())["hyp"] == "hyp.short.yaml", "the model's own"
+    assert yaml.safe_load((folder / "opt.yaml").read_text())["hyp"] == ["hyp.short.yaml"], "the model's own"
     assert "Trial 2 of 3" in more.err and "Trial 1" not in more.err
     files = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md"]
     assert sorted(p.name for p in folder.iterdir()) == files
@@ -282,4 +282,4 @@ def test_a_search_leaves_every_rank_its_own_flags(tmp_path: Path) -> None:
     asked = TrainConfig(cfg="yolov5n.yaml", data=there, evolve=1, workers=3)
     config, hyp = train.start_of_search(asked, Second())
     assert (config.data, config.workers) == (there, 3)
-    assert config.hyp == "hyp.short.yaml" and hyp == load_hyp(config.hyp)
+    assert config.hyp == ("hyp.short.yaml",) and hyp == load_hyp(*config.hyp)

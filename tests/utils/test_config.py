@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tessera.utils.config import HYPS_DIR, Hyp, TrainConfig, load_hyp
+from tessera.data.source.dataset_yaml import load_spec
+from tessera.utils.config import HYPS_DIR, Hyp, TrainConfig, complete_hyp, given_hyp, load_hyp
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.compare import CompareConfig
 from tessera.utils.flags.detect import DetectConfig
@@ -18,7 +19,7 @@ from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
 
 SPEC_DEFAULTS = {
-    "weights": "auto", "data": "shapes.yaml", "hyp": "", "epochs": 100, "batch_size": 16, "imgsz": 640,
+    "weights": "auto", "data": "shapes.yaml", "hyp": (), "epochs": 100, "batch_size": 16, "imgsz": 640,
     "cache": "none", "optimizer": "", "workers": 8, "project": "runs/train", "name": "exp", "patience": 100,
     "save_period": -1, "seed": 0, "local_rank": -1, "amp": "auto", "close_mosaic": -1, "evolve": 0,
     "loggers": "tensorboard",
@@ -148,7 +149,7 @@ def test_keys_that_may_be_left_out() -> None:
         ("clip", 0, r"found 0, allowed is 0.001 to 1e\+06"),
         ("topk", 2.5, "found 2.5, expected a whole number from 1 to 100"),
         ("layer_decay", 1.1, "found 1.1, allowed is 0.1 to 1"),
-        ("class_weights", "inverse", "found 'inverse', expected auto, or weights by class name: {king: 2}"),
+        ("class_weights", "inverse", "found 'inverse', expected auto, or weights by class name: {\"king\": 2}"),
         ("class_weights", {}, "found {}, expected auto, or weights"),
         ("class_weights", "{" * 10_000, "found '{{.*, expected auto, or weights"),
         ("class_weights", '{"a":' + "[" * 100_000, "found '{.*, expected auto, or weights"),
@@ -229,3 +230,56 @@ def test_no_path_is_an_address(options: type[Options]) -> None:
 def test_the_flag_of_a_value_without_one_is_named(options: type[Options], argv: list[str], flag: str) -> None:
     with pytest.raises(ConfigError, match=rf"unknown argument '{argv[-1]}'\. Is it the value of {flag}\?"):
         options.from_args(argv)
+
+
+def test_values_and_partial_files_change_the_recipe_and_complete_files_do_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    partial, whole = tmp_path / "exp=2.yaml", tmp_path / "whole.yaml"
+    partial.write_text("mosaic: 0.5\nlr0: 1e-3\n")
+    low, short = load_hyp("hyp.scratch-low.yaml"), load_hyp("hyp.short.yaml")
+    whole.write_text("\n".join(f"{key}: {value}" for key, value in low.as_dict().items()))
+    args = ["--hyp", str(partial), "lr0=.004", "warmup-epochs=0", 'class_weights={"a/b": 2}', "--epochs", "3"]
+    words = TrainConfig(**TrainConfig.from_args(args)).hyp
+    with caplog.at_level("INFO"):
+        named, hyp = complete_hyp(words, ("hyp.short.yaml",), short)
+    changes = {"mosaic": 0.5, "lr0": 0.004, "warmup_epochs": 0.0, "class_weights": '{"a/b": 2.0}'}
+    assert named == ("hyp.short.yaml", *words) and hyp == dataclasses.replace(short, **changes)
+    assert "Changed:  mosaic 1.0 → 0.5, lr0 0.002 → 0.004" in caplog.text
+    assert complete_hyp(named, (), low) == (named, hyp), "as a resumed run reads them"
+    words = TrainConfig(hyp=(str(whole), "mosaic=0")).hyp
+    assert complete_hyp(words, ("hyp.short.yaml",), short) == (words, dataclasses.replace(low, mosaic=0.0))
+    assert TrainConfig(hyp={"mosaic": 0, "class_weights": {"a": 1}}).hyp == ("mosaic=0", 'class_weights={"a": 1}')
+    assert TrainConfig(hyp="").hyp == () and TrainConfig(hyp="hyp.short.yaml").hyp == ("hyp.short.yaml",)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--hyp", "mosaic=x"], "^--hyp: mosaic: found 'x', expected a number from 0 to 1"),
+        (["--hyp", "moaic=0"], "^--hyp: unknown hyperparameter 'moaic'. Did you mean 'mosaic'"),
+        (["--hyp", "mosaic"], "(?s)^--hyp mosaic: no such file.*given as key=value"),
+        (["--lr0", "0.01"], r"^--lr0: no flag, but a setting of --hyp. Give --hyp lr0=0.01\."),
+        (["--obj=2"], r"Give --hyp obj=2\."),
+        (["--copy_paste", "--noval"], "Give --hyp copy_paste=VALUE"),
+    ],
+)
+def test_wrong_settings_and_settings_used_as_flags_are_named(args: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        given_hyp(TrainConfig(**TrainConfig.from_args(args)).hyp)
+    with pytest.raises(ConfigError, match=r"Give hyp={'lr0': 0.01}"):
+        TrainConfig.named({"lr0": 0.01})
+
+
+def test_a_mapping_stands_for_a_dataset_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "here" / "images").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    values = {"train": Path("images"), "val": ["images"], "names": {0: "cat"}}
+    given = [cls.named({"data": values})["data"] for cls in (TrainConfig, ValConfig)]
+    monkeypatch.chdir(tmp_path)  # as a later resume
+    spec = load_spec(given[0])
+    assert given[0] == given[1] and spec.names == ("cat",)
+    assert spec.root == tmp_path / "here"
+    with pytest.raises(ConfigError, match=r"^data: found a value that is no text, number, list or mapping"):
+        TrainConfig.named({"data": {**values, "val": object()}})

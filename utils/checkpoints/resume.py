@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from tessera.data.source.annotations.class_matching import reordered_classes
 from tessera.utils.checkpoints.training_state import restore_state
-from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.config import Hyp, TrainConfig, complete_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
@@ -103,10 +103,11 @@ def run_of_checkpoint(
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:
         config = dataclasses.replace(config, batch_size=before.batch_size)
     saved_hyp = Hyp.from_dict(checkpoint["hyp"], str(path))
-    # fixed_norms was determined with the initial weights.
-    hyp = (
-        dataclasses.replace(load_hyp(config.hyp), fixed_norms=saved_hyp.fixed_norms) if given.get("hyp") else saved_hyp
-    )
+    hyp = saved_hyp
+    if given.get("hyp"):
+        words, hyp = complete_hyp(config.hyp, before.hyp, saved_hyp)
+        config = dataclasses.replace(config, hyp=words)
+        hyp = dataclasses.replace(hyp, fixed_norms=saved_hyp.fixed_norms)  # determined with the initial weights
     if differing := [*others, *_differences(before, saved_hyp, config, hyp)]:
         flags = ", ".join(dict.fromkeys(difference.now for difference in differing))
         has = ", ".join(difference.was + f" ({difference.why})" * bool(difference.why) for difference in differing)
@@ -120,7 +121,7 @@ def run_of_checkpoint(
 def _differences(before: TrainConfig, saved_hyp: Hyp, config: TrainConfig, hyp: Hyp) -> Iterator[Difference]:
     """Yield the flags and hyperparameters that differ from those of the run and cannot change."""
     had, has = before.optimizer or saved_hyp.optimizer, config.optimizer or hyp.optimizer
-    by_hyp = f"--hyp {shown(config.hyp)}"
+    by_hyp = f"--hyp {shown(' '.join(config.hyp))}"
     if (had == "SGD") != (has == "SGD"):  # Adam and AdamW have equal states
         now = f"--optimizer {config.optimizer}" if config.optimizer else by_hyp
         yield Difference(now, f"the optimizer {had}", f"its state does not fit {has}")

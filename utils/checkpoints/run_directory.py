@@ -10,9 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import yaml
 
 from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.config import TrainConfig
@@ -24,6 +22,7 @@ from tessera.utils.flags.val import EvaluationConfig
 from tessera.utils.ranks.run_lock import RunLock, lock_run
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
+from tessera.utils.yaml_file import dump_yaml
 
 log = logging.getLogger(__name__)
 
@@ -148,21 +147,8 @@ def write_flags(path: Path, config: TrainConfig) -> None:
 
 
 def write_yaml(path: Path, values: Mapping[str, Any], comment: str = "") -> None:
-    """Write `values` as YAML atomically, keys in their order, below a comment of one line.
-
-    Paths become strings; tuples and arrays become lists; NumPy numbers become plain ones.
-    """
-    text = yaml.safe_dump(_plain(values), sort_keys=False, allow_unicode=True)
+    """Write `values` as of `dump_yaml` atomically, below a comment of one line."""
+    text = dump_yaml(values)
     text = f"# {comment}\n{text}" if comment else text
     with atomic_write(path) as file:
         file.write(text.encode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, Path):
-        return str(value)
-    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 
 from tessera.models.heads.head import Head
-from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig, load_hyp
+from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig, complete_hyp, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
 from tessera.utils.engine.schedule import Schedule, accumulation
@@ -37,10 +37,11 @@ def recipe_file(head: type[Head], start: Start, batches: int) -> str:
 
 
 def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int) -> tuple[TrainConfig, Hyp]:
-    """Choose the hyperparameters of a run without `--hyp`; return its completed flags and the file's values."""
+    """Choose the hyperparameters that `--hyp` leaves out; return the run's completed flags and all values."""
     batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
     file = recipe_file(head, start, config.epochs * -(-images // batch_size))
-    return dataclasses.replace(config, hyp=file), load_hyp(file)
+    words, hyp = complete_hyp(config.hyp, (file,), load_hyp(file))
+    return dataclasses.replace(config, hyp=words), hyp
 
 
 def resolve_auto_weights(config: TrainConfig, images: int) -> TrainConfig:
@@ -63,15 +64,19 @@ def pretrained_hint(config: TrainConfig, images: int) -> str:
 
 def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
     """Log the recipe and its schedule, and warn if they do not suit this run."""
-    file, reason = run.config.hyp, _STARTS[run.start]
+    reason = _STARTS[run.start]
     if run.start in ("scratch", "new"):
         reason += f", {'from' if schedule.iterations >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
-    is_usual = not run.resumed and file == recipe_file(type(head), run.start, schedule.iterations)
+    is_usual = not run.resumed and run.config.hyp[:1] == (recipe_file(type(head), run.start, schedule.iterations),)
     chosen = f" ({reason})" if is_usual else ""
-    log.info(row("Recipe", one_line(file, 60) + chosen))
+    log.info(row("Recipe", _words(run) + chosen))
     log.info(row("Schedule", schedule_summary(run, schedule)))
     for warning in recipe_warnings(run, schedule, head):
         log.warning(warning)
+
+
+def _words(run: RunContext) -> str:
+    return one_line(" ".join(run.config.hyp), 120)
 
 
 def schedule_summary(run: RunContext, schedule: Schedule) -> str:
@@ -105,7 +110,7 @@ def recipe_warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str
     gain = load_hyp(own).box
     if not gain / GAIN_RATIO <= run.hyp.box <= gain * GAIN_RATIO:
         found.append(
-            f"{one_line(run.config.hyp, 60)}: box gain {run.hyp.box:g}, expected about {gain:g} as in {own}. It may "
+            f"{_words(run)}: box gain {run.hyp.box:g}, expected about {gain:g} as in {own}. It may "
             "be for another kind of head. Omit --hyp, or give a file for this kind."
         )
     found += _learning_rate_warnings(run, head)
@@ -136,7 +141,7 @@ def _learning_rate_warnings(run: RunContext, head: Head) -> list[str]:
     if other.lr0 / RATE_RATIO < run.hyp.lr0 < other.lr0 * RATE_RATIO:
         return []
     return [
-        f"--optimizer {run.optimizer}: lr0 {run.hyp.lr0:g} of {one_line(run.config.hyp, 60)} is for "
+        f"--optimizer {run.optimizer}: lr0 {run.hyp.lr0:g} of {_words(run)} is for "
         f"{run.hyp.optimizer}; {file}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {file}, or a file with a "
         "similar rate."
     ]

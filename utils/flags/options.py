@@ -5,23 +5,29 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import hashlib
+import itertools
 import logging
 import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
-from tessera.utils.environment import silence_torch
+import yaml
+
+from tessera.utils.environment import cache_dir, silence_torch
 from tessera.utils.errors import ConfigError, did_you_mean
-from tessera.utils.files import check_path, suffix_of, user_path
+from tessera.utils.files import atomic_write, check_path, suffix_of, user_path
 from tessera.utils.flags.json_output import FLAG
 from tessera.utils.flags.model_zoo import published_table
 from tessera.utils.flags.program import called, git_revision
 from tessera.utils.flags.version import __version__
 from tessera.utils.flags.yolov5_flags import YOLOV5_VALUES, ignored_flags, replaced_flags, split_flags, yolov5_flags
 from tessera.utils.text import one_line, shown
+from tessera.utils.yaml_file import dump_yaml
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +121,7 @@ class Options:
     """Flags of a command."""
 
     program: ClassVar[str]  # file name of the command
+    settings: ClassVar[Mapping[str, str]] = {}  # no flags of their own: name → the flag that takes name=value
     weights_fields: ClassVar[tuple[str, ...]] = ("weights",)  # fields that name weight files
 
     def __post_init__(self) -> None:
@@ -122,7 +129,8 @@ class Options:
             value = _checked(getattr(self, f.name), f)
             object.__setattr__(self, f.name, value)
             for path in (value if isinstance(value, tuple) else [value]) if f.name in _PATHS else ():
-                user_path(path, f.metadata["positional"] or flags_of(f)[0])
+                if not (f.name == "hyp" and "=" in path):
+                    user_path(path, f.metadata["positional"] or flags_of(f)[0])
         name = getattr(self, "name", "exp")
         if not name.strip("/. "):
             raise ConfigError(f"--name {shown(name)}: expected a name for the run directory.")
@@ -145,9 +153,13 @@ class Options:
             if key in former:
                 continue
             if key not in names:
+                if flag := cls.settings.get(key):
+                    raise ConfigError(
+                        f"{key}: found a setting of {flag}. Give {keyword_of(flag)}={{{key!r}: {value!r}}}."
+                    )
                 hint = did_you_mean(key, names)
                 raise ConfigError(f"unknown option {shown(key)}.{hint} Known: {', '.join(sorted(names))}.")
-            given[names[key]] = value
+            given[names[key]] = _dataset_file(value) if key == "data" and isinstance(value, Mapping) else value
         return given
 
     @classmethod
@@ -179,6 +191,14 @@ class Options:
             if title == COMPATIBILITY and (ignored := ignored_flags(cls.program)):
                 group.description = f"YOLOv5 flags accepted with a warning and ignored: {' '.join(ignored)}"
         words, former = split_flags(cls.program, argv)
+        own = {flag for f in fields.values() for flag in flags_of(f)}
+        for word, following in itertools.pairwise([*words, ""]):
+            flag, equals, value = word.partition("=")
+            if flag.startswith("--") and flag not in own and (setter := cls.settings.get(key := keyword_of(flag))):
+                value = value if equals else following * (following[:2] != "--")
+                raise ConfigError(
+                    f"{flag}: no flag, but a setting of {setter}. Give {setter} {key}={value or 'VALUE'}."
+                )
         given = vars(parser.parse_intermixed_args(words))
         given.pop(FLAG, None)  # `JsonOutput` has read it before
         return {**replaced_flags(cls.program, former)[0], **given}
@@ -206,6 +226,24 @@ class Options:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for opt.yaml and checkpoints."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in dataclasses.asdict(self).items()}
+
+
+def _dataset_file(values: Mapping[str, Any]) -> str:
+    """Return a dataset YAML in the cache for the keys of one; every later command and a resume read it there.
+
+    Its `path` is relative to the working directory first.
+    """
+    root = Path.cwd() / str(values.get("path") or "")
+    try:
+        text = dump_yaml({**values, "path": root} if root.exists() else values)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"data: found a value that is no text, number, list or mapping: {one_line(str(error), 100)}."
+        ) from error
+    path = cache_dir() / "data" / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.yaml"
+    with atomic_write(path) as file:
+        file.write(text.encode())
+    return str(path)
 
 
 def keyword_of(flag: str) -> str:

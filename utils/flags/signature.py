@@ -15,6 +15,8 @@ _TEXT = ("name", "objective", "loggers", "license", "include", "require")  # not
 _TYPES = {
     "conf_thres": "float | str",
     "device": "str | int",
+    "hyp": "str | Path | Mapping[str, Any] | Sequence[str | Path]",
+    "data": "str | Path | Mapping[str, Any]",
     "source": "str | Path | int | Sequence[str | Path]",
     "classes": "int | str | Sequence[int | str]",
 }

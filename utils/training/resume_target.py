@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
 from tessera.utils.checkpoints.resume import Difference, ResumedRun, run_of_checkpoint, saved_config
 from tessera.utils.checkpoints.run_directory import new_run, newest_last_checkpoint, run_path
-from tessera.utils.config import AUTO, Hyp, TrainConfig, load_hyp
+from tessera.utils.config import AUTO, Hyp, TrainConfig, given_hyp
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.error_analysis.files import ERRORS
 from tessera.utils.errors import ConfigError, UserError
@@ -107,7 +107,8 @@ def resume_target(given: Mapping[str, Any], world: World, stack: ExitStack) -> T
         flags = dataclasses.replace(flags, project=str(folder.parent), name=folder.name, exist_ok=True)
     if flags.exist_ok and folder is None:  # waiting would end in overwriting the other run
         folder = stack.enter_context(new_run(flags, world, waits=False))
-    return TrainTarget(flags, load_hyp(flags.hyp) if flags.hyp else None, None, folder)
+    given_hyp(flags.hyp)  # names its errors before the dataset is read
+    return TrainTarget(flags, None, None, folder)
 
 
 def _after_restart(run: Path, world: World) -> ResumeCheckpoint | None:

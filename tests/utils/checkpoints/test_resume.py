@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from pathlib import Path
@@ -83,6 +84,12 @@ def test_equivalent_flags_are_accepted(saved: dict[str, Any], given: dict[str, A
     config, hyp, _ = resumed(given, checkpoint(**saved))
     assert getattr(config, name) == value
     assert hyp.lr0 == (0.002 if "hyp" in given else 0.01)
+
+
+def test_single_hyperparameters_change_those_of_the_run() -> None:
+    config, hyp, _ = resumed({"hyp": {"mosaic": 0.25}}, checkpoint(hyp=["hyp.scratch-low.yaml"]))
+    assert config.hyp == ("hyp.scratch-low.yaml", "mosaic=0.25")
+    assert hyp == dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), mosaic=0.25)
 
 
 def test_rates_by_layer_cannot_begin_or_end_at_a_resume(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_the_run_is_given_the_file_of_its_length_and_autobatch_counts_as_64(
 ) -> None:
     given = TrainConfig(epochs=100, batch_size=batch_size)
     found = with_recipe(given, Detect, "scratch", images)
-    assert found == (dataclasses.replace(given, hyp=file), load_hyp(file))
+    assert found == (dataclasses.replace(given, hyp=(file,)), load_hyp(file))
 
 
 def test_every_recipe_is_a_file_that_is_there() -> None:
