@@ -47,6 +47,8 @@ def check_command_line(options: type[Options]) -> None:
         if is_main and (warning := options.warning(sys.argv[1:])):
             print(f"WARNING: {warning}", file=sys.stderr)
         keep_font_list()
+        if is_main and sys.stderr.isatty():
+            print("Loading torch …", file=sys.stderr)  # takes seconds
     except ConfigError as error:
         if is_main or launch.may_have_own_flags:  # other ranks see the same mistake
             print(f"{prefix}error: {error}", file=sys.stderr)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from tessera.utils.errors import UserError
 from tessera.utils.machine.opencv import cv2
@@ -92,7 +93,7 @@ def _write_split(root: Path, split: str, count: int, size: int, seed: int) -> No
     images, labels = root / "images" / split, root / "labels" / split
     images.mkdir(parents=True)
     labels.mkdir(parents=True)
-    for number in range(count):
+    for number in tqdm(range(count), f"Generating {split}", unit="image", disable=None):
         image, classes, boxes = render_image(split, number, size=size, seed=seed)
         encoded, jpeg = cv2.imencode(".jpg", image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 92])
         assert encoded

@@ -18,7 +18,8 @@ def called(program: str) -> str:
 
 def started(program: str) -> str:
     """Return a command line that starts a command."""
-    return f"uv run {program}" if IS_CLONE else called(program)
+    extra = "--extra export " if program == "export.py" else ""
+    return f"uv run {extra}{program}" if IS_CLONE else called(program)
 
 
 def installed_by(extra: str) -> str:
