@@ -280,6 +280,6 @@ def test_a_search_leaves_every_rank_its_own_flags(tmp_path: Path) -> None:
     here, there = (str(make_data(tmp_path / host, train=2, val=2)) for host in ("here", "there"))
     train.start_of_search(TrainConfig(cfg="yolov5n.yaml", data=here, evolve=1), First())
     asked = TrainConfig(cfg="yolov5n.yaml", data=there, evolve=1, workers=3)
-    config, hyp = train.start_of_search(asked, Second())
+    config, hyp, unread = train.start_of_search(asked, Second())
     assert (config.data, config.workers) == (there, 3)
-    assert config.hyp == ("hyp.short.yaml",) and hyp == load_hyp(*config.hyp)
+    assert config.hyp == ("hyp.short.yaml",) and hyp == load_hyp(*config.hyp) and "topk" in unread

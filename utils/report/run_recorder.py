@@ -141,8 +141,8 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
                     collector.write_predictions(path, metrics.confidence)
                 self._loggers.image("predictions", own, epoch)
 
-    def finish(self, best: int | None, checkpoint: Path, confidence: float) -> None:
-        """Plot the curves of the run, and send images and the checkpoint of the best epoch to the trackers.
+    def finish(self, epoch: int, best: int | None, checkpoint: Path, confidence: float) -> None:
+        """Plot the curves of the run, and send images and the checkpoint of `epoch` to the trackers.
 
         `best` is `EarlyStopping.best_epoch`. Sample images show the detections above `confidence`.
         """
@@ -152,7 +152,7 @@ class RunRecorder(AbstractContextManager["RunRecorder"]):
             with warn_on_error("results.png"):
                 plot_results(read_results(self.run / "results.csv"), self.run / "results.png", best)
             for path in sorted(self.run.glob("*.png")) + sorted(self.run.glob("val_batch*.jpg")):
-                self._loggers.image(path.stem, path, max(best or 0, 0))
+                self._loggers.image(path.stem, path, epoch)
         if checkpoint.is_file():
             self._loggers.checkpoint(checkpoint)
 

@@ -146,7 +146,7 @@ class Validation:
             tiles = f" --tile {run.config.tile} --overlap {run.config.overlap:g}" if run.config.tile else ""
             print(f"Detect: {started('detect.py')} --weights {shlex.quote(str(best))} --source …{tiles}")
             print(f"Export: {started('export.py')} --weights {shlex.quote(str(best))}")
-        self.recorder.finish(stopper.best_epoch, best, evaluation.metrics.confidence)
+        self.recorder.finish(max(epoch or 0, 0), stopper.best_epoch, best, evaluation.metrics.confidence)
         if run.world.is_main:
             report_errors(report_data)
         run.world.barrier()

@@ -95,7 +95,7 @@ def test_other_ranks_write_no_image_and_start_no_tracker(tmp_path: Path, monkeyp
     before = threading.active_count()
     with RunRecorder(RunContext(TrainConfig(), HYP, world, 64, 32, tmp_path), INDEX, ("box",)) as recorder:
         recorder.epoch(0, dataclasses.replace(EPOCH, losses=(0.1,)))
-        recorder.finish(0, tmp_path / "best.pt", 0.5)
+        recorder.finish(0, 0, tmp_path / "best.pt", 0.5)
         assert not recorder.renders and threading.active_count() == before
     assert not list(tmp_path.iterdir())
 

@@ -59,6 +59,7 @@ def _mark_best(axes: Axes, epochs: NDArray[np.float64], maps: NDArray[np.float64
     """Mark and title the best epoch."""
     if best == START:
         axes.set_title("No epoch is better than the initial weights", fontsize=11)
-    for epoch, value in zip(epochs[epochs == best], maps[epochs == best], strict=True):
-        axes.plot(epoch, value, "*", color=INK, markersize=11, zorder=5)
-        axes.set_title(f"mAP50-95 {value:.3f} at the best epoch, {best}", fontsize=11)
+    row = epochs == best
+    if row.any():
+        axes.plot(epochs[row], maps[row], "*", color=INK, markersize=11, zorder=5)
+        axes.set_title(f"mAP50-95 {maps[row][0]:.3f} at the best epoch, {best}", fontsize=11)

@@ -139,8 +139,9 @@ def _faults(facts: ReportData) -> list[str]:
 
 
 def _data(facts: ReportData) -> str:
-    """Return the dataset as an argument of a command."""
-    return one_line(shlex.quote(facts.origin.config.data), 100)
+    """Return the dataset as an argument of a command; "…" for that of the weights."""
+    data = facts.origin.config.data
+    return one_line(shlex.quote(data), 100) if data else "…"
 
 
 def _speed(facts: ReportData) -> list[str]:
