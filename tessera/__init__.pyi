@@ -91,7 +91,7 @@ def train(
         patience: stop after N epochs without improvement (0 = off).
         noval: validate only after the last epoch.
         seed: random seed.
-        evolve: search hyperparameters with N trainings (bare: 300).
+        evolve: search hyperparameters in N trials, and train the best ones again (bare: 300).
         objective: metric that --evolve maximises, such as map, recall@p=0.95 or "map - 0.01*ms".
         close_mosaic: disable mosaic and mixup for the last N epochs (-1 = from the hyperparameters).
         multi_scale: vary the image size by ±50 % from batch to batch.
@@ -170,7 +170,8 @@ def val(
         tile: split large images into tiles of N pixels, in addition to the whole image (0 = off).
         overlap: minimum overlap of neighbouring tiles, as a fraction of a tile.
         single_cls: treat all classes as one.
-        conf_thres: confidence threshold.
+        conf_thres: confidence threshold of mAP; a higher one is also that of P, R and errors, else the best
+            F1's.
         iou_thres: NMS IoU threshold.
         max_det: maximum detections per image.
         augment: test-time augmentation.
@@ -373,7 +374,8 @@ def compare(
         tile: split large images into tiles of N pixels, in addition to the whole image (0 = off).
         overlap: minimum overlap of neighbouring tiles, as a fraction of a tile.
         single_cls: treat all classes as one.
-        conf_thres: confidence threshold.
+        conf_thres: confidence threshold of mAP; a higher one is also that of P, R and errors, else the best
+            F1's.
         iou_thres: NMS IoU threshold.
         max_det: maximum detections per image.
         augment: test-time augmentation.
