@@ -237,7 +237,8 @@ def complete_hyp(words: Sequence[str], base: Sequence[str], base_hyp: Hyp) -> tu
     hyp = dataclasses.replace(base_hyp, **values)
     if changed := [f"{key} {getattr(base_hyp, key)} → {getattr(hyp, key)}" for key in values]:
         log.info(row("Changed", f"{', '.join(changed)} (--hyp)"))
-    return (*base, *words), hyp
+    repeated = tuple(base[-len(words) :]) == tuple(words)  # the same command, started again
+    return (tuple(base) if repeated else (*base, *words)), hyp
 
 
 def _read_hyp(hyp: str | Path) -> YamlMapping:
