@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 
 from tessera.utils.errors import ConfigError
@@ -100,7 +99,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Path):
         return str(value)
-    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
+    return value.tolist() if hasattr(value, "tolist") else value  # of NumPy, whose import would delay every message
 
 
 def _read_text(path: Path) -> str:

@@ -28,7 +28,10 @@ SYSTEM = (Path("/dev"), Path("/proc"))  # memory, the null device, names of thre
 ASKING = {"ldconfig", "fc-list", "git"}  # programs that say which libraries and fonts there are, and which commit
 LOOPBACK = {"127.0.0.1", "0.0.0.0", "::", "::1", "::ffff:127.0.0.1"}
 
-pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, which is not here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, which is not here"),
+]
 
 
 class Traced(NamedTuple):
@@ -83,8 +86,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_trace_sees_what_must_not_be(home: Path, temporary: Path) -> None:
     code = f"""
 import os, socket, subprocess, threading
-
-pytestmark = pytest.mark.slow
 os.chdir({str(home)!r})
 
 def write(number):

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from tessera.utils.evaluation.curves import best_step, smooth
 from tessera.utils.evaluation.matches import CONFIDENCES
-from tessera.utils.thresholds import best_step, class_thresholds, detection_threshold, smooth
+from tessera.utils.thresholds import class_thresholds, detection_threshold
 
 FIRST = 50  # the first of CONFIDENCES that is a threshold
 Scores = st.lists(st.floats(0.001, 0.999), min_size=1, max_size=12)

@@ -5,6 +5,7 @@ Legend: C classes that have objects.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import RECALLS, Ranking, average_precision, class_precision_steps
 from tessera.utils.evaluation.matches import CONFIDENCES
-from tessera.utils.thresholds import DEFAULT_CONF, best_step
+from tessera.utils.thresholds import DEFAULT_CONF, LOWEST_CONF, SMOOTHING
 from tessera.utils.types import Metrics
 
 
@@ -106,3 +107,28 @@ def compute_curves(ranking: Ranking, measured_from: float) -> Curves:
     class_best = np.array([best_step(own, measured_from) if own.any() else best for own in f1], np.int64)
     ap50 = precision_at_recall.mean(1)
     return Curves(ranking.class_ids, precision, recall, f1, precision_at_recall, ap50, best, class_best)
+
+
+def best_step(f1: NDArray[np.float64], measured_from: float = 0.0) -> int:
+    """Return the index of the best confidence on an F1 curve (n,), at n confidences from 0 to 1.
+
+    It is the middle of the longest plateau of the highest smoothed F1, as a good detector has no error between its
+    weakest true positive and 0. It lies below `LOWEST_CONF` only if F1 is 0 from there on.
+
+    Args:
+        measured_from: confidence above which there are detections; the curve says nothing below.
+    """
+    known, usable = (math.ceil(least * (len(f1) - 1)) for least in (measured_from, max(measured_from, LOWEST_CONF)))
+    if not f1.any():
+        return max(known, 1)
+    start = usable if f1[usable:].any() else max(known, 1)
+    smoothed = smooth(f1[start:], round(len(f1) * SMOOTHING) // 2)
+    top = np.flatnonzero(smoothed > smoothed.max() - 1e-9)
+    plateau = max(np.split(top, np.flatnonzero(np.diff(top) > 1) + 1), key=len)
+    return start + int(plateau[len(plateau) // 2])
+
+
+def smooth(values: NDArray[np.float64], half: int) -> NDArray[np.float64]:
+    """Average a curve (n,) over `half` steps to either side, so that no single lucky point decides."""
+    padded = np.pad(values, half, mode="edge")
+    return np.convolve(padded, np.full(2 * half + 1, 1 / (2 * half + 1)), mode="valid")

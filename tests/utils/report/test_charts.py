@@ -18,6 +18,7 @@ from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
 from tessera.utils.engine.stopping import START
+from tessera.utils.evaluation.curves import best_step
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.report.charts import labels
 from tessera.utils.report.charts.labels import plot_labels
@@ -29,7 +30,6 @@ from tessera.utils.report.charts.validation import (
     plot_validation,
 )
 from tessera.utils.report.results_csv import result_columns
-from tessera.utils.thresholds import best_step
 from tests.utils.report.made_charts import confusion_of, curves, index, names
 
 AWKWARD = ["_hidden", "$5 or $6", r"$\frac", "100 %", "a\nb", "汽车", ""]

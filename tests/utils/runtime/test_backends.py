@@ -128,7 +128,7 @@ def test_onnx_runtime_computes_on_the_gpu_that_was_given(tmp_path: Path, monkeyp
     monkeypatch.setattr(library, "InferenceSession", lambda *_, **named: given.update(named) or SESSION)
     with pytest.raises(UserError, match="requested device"):
         open_exported(made(tmp_path, ".onnx"), Cuda(torch.device("cuda", 3)))
-    assert given["provider_options"] == [{"device_id": "3"}, {}] and len(given["providers"]) == 2
+    assert given["provider_options"] == [{"device_id": "3", "use_tf32": "0"}, {}] and len(given["providers"]) == 2
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
