@@ -63,8 +63,9 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
             temporary.replace(path)  # while it is locked
         if durable:
             _fsync_folder(path.parent)
-    finally:
+    except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
 
 
 def cached_content(path: Path, state: bytes, make: Callable[[], bytes]) -> bytes:

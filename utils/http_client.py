@@ -227,6 +227,8 @@ def _check_status(response: BaseHTTPResponse, shown_url: str) -> BaseHTTPRespons
         encoding = one_line(response.headers.get("Content-Encoding", "identity"), 50).strip().lower()
         if encoding in ("", "identity", "aws-chunked"):  # the last is a left-over of uploads; the content is plain
             return response
+        if encoding in ("gzip", "x-gzip") and shown_url.partition("?")[0].endswith((".gz", ".tgz")):
+            return response  # some servers say so of such a file, whose bytes these are
         response.close()
         raise UserError(
             f"Cannot download {shown_url}: the server sends it encoded ({encoding}), expected identity, as requested. "

@@ -1,4 +1,4 @@
-"""Images of a dataset at training size: decoded on request, or read from the node's cache.
+"""Images of a dataset at training size: decoded on request, or read from the node's memory-mapped cache.
 
 A cache file holds the resized pixels of all images, concatenated, then a byte for each image that says whether it
 decodes. Offsets follow from the sizes in the index. All ranks and workers of the node share its pages.
@@ -7,6 +7,7 @@ decodes. Offsets follow from the sizes in the index. All ranks and workers of th
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,9 +52,9 @@ class ImageStore(AbstractContextManager["ImageStore"]):
         self._sizes_hw = resized_sizes(index.sizes_hw, imgsz)
         self._offsets = np.concatenate(([0], np.cumsum(self._sizes_hw.prod(axis=1) * 3)))
         self._cache = cache
-        state = None if cache is None else _state(cache)
-        self._state = state if state is not None and state[0] == self.nbytes else None  # None: not as it was built
-        self._decodes = b"" if cache is None else os.pread(cache.fileno(), len(self), int(self._offsets[-1]))
+        self._pixels: Pixels | None = None
+        if cache is not None and not self._is_cut():
+            self._pixels = np.frombuffer(mmap.mmap(cache.fileno(), self.nbytes, access=mmap.ACCESS_READ), np.uint8)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -89,22 +90,17 @@ class ImageStore(AbstractContextManager["ImageStore"]):
             UserError: the file cannot be read.
             UndecodableImage: the file does not decode, or its size changed since it was indexed.
         """
-        if self._cache is None or self._state is None:
+        if self._cache and self._pixels is not None and self._is_cut():  # reading would be a bus error
+            self._pixels = None
+            log.warning(f"{self._cache.name}: cut while it was in use: images are decoded from their files instead.")
+        if self._pixels is None:
             return next(self._decode([index]))
-        if not self._decodes[index]:
+        if not self._pixels[self._offsets[-1] + index]:
             raise UndecodableImage(
                 f"{self.index.path(index)}: did not decode when the cache was built. Replace the file or remove it."
             )
         height, width = self.size(index)
-        # No memory map: where a cleaner or a quota cuts the file, that would end the process without a message.
-        pixels = os.pread(self._cache.fileno(), height * width * 3, int(self._offsets[index]))
-        if self._state != _state(self._cache):
-            self._state = None
-            log.warning(
-                f"{self._cache.name}: changed while it was in use: images are decoded from their files instead."
-            )
-            return self.load(index)
-        return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
+        return self._pixels[self._offsets[index] : self._offsets[index + 1]].reshape(height, width, 3)
 
     def load_together(self, images: Sequence[int]) -> Iterator[Pixels]:
         """Yield images of one file, as `load` returns them; without a cache, the file is decoded once."""
@@ -147,7 +143,10 @@ class ImageStore(AbstractContextManager["ImageStore"]):
         """Close the cache, after which the store cannot load from it."""
         if self._cache is not None:
             self._cache.close()
-            self._cache = None
+            self._cache, self._pixels = None, np.empty(0, np.uint8)
+
+    def _is_cut(self) -> bool:
+        return self._cache is not None and os.fstat(self._cache.fileno()).st_size != self.nbytes
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -159,17 +158,14 @@ class ImageStore(AbstractContextManager["ImageStore"]):
             "imgsz": self.imgsz,
             "interpolation": self.interpolation,
             "cache": None if self._cache is None else SharedFile.of(self._cache),
-            "built": self._state,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         cache: SharedFile | None = state.pop("cache")
-        built = state.pop("built")
         file: IO[bytes] | None = None
         with suppress(OSError):  # deleted
             file = None if cache is None else cache.open("rb")
         self.__init__(**state, cache=file)  # type: ignore[misc]
-        self._state = self._state if self._state == built else None
 
     def _all_files(self) -> Iterator[range]:
         start = 0
@@ -242,11 +238,6 @@ class TileStore(ImageStore):
     def _reduction(self, side: int) -> int:
         """Return 1: a window may need every pixel."""
         return 1
-
-
-def _state(cache: IO[bytes]) -> tuple[int, int]:
-    found = os.fstat(cache.fileno())
-    return found.st_size, found.st_mtime_ns
 
 
 def image_store(

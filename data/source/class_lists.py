@@ -24,7 +24,8 @@ from tessera.utils.yaml_file import MAX_BYTES, read_yaml
 # Of LabelImg, Darknet and CVAT, Label Studio, Roboflow and others.
 _TEXTS = ("classes.txt", "obj.names", "classes.names", "predefined_classes.txt", "labels.txt", "_darknet.labels")
 _LISTS = (*_TEXTS, "notes.json", "data.yaml", "dataset.yaml")
-_NUMBERED = re.compile(r"(\d+)\s*[:,\s]\s*(.+)")
+_NUMBERED, _NUMBER_LAST = re.compile(r"(\d+)\s*[:,\s]\s*(.+)"), re.compile(r"(.+?)\s*[:,\s]\s*(\d+)")
+_BACKGROUND = {"background", "???"}  # as first of other programs' lists, whose numbers are one larger
 _MOST_FOLDERS, _ABOVE = 100, 3  # folders to search; levels above a folder of labels
 _MOST_FILES, _MOST_NAMES = 2000, 50  # XML files to read, names to offer
 
@@ -37,8 +38,7 @@ def contradictions(spec: DatasetSpec, labels: Iterable[str]) -> list[str]:
     own = spec.label_names or spec.names
     found: dict[tuple[int, str], list[Path]] = {}
     for path, names in _class_lists(spec, labels).items():
-        pairs = enumerate(zip(names, own, strict=False))
-        first = next((number for number, (name, other) in pairs if _plain(name) != _plain(other)), None)
+        first = next((n for n, name in sorted(names.items()) if n < len(own) and _plain(name) != _plain(own[n])), None)
         if first is not None:
             found.setdefault((first, names[first]), []).append(path)
     return [
@@ -52,7 +52,7 @@ def contradictions(spec: DatasetSpec, labels: Iterable[str]) -> list[str]:
 def offered_names(spec: DatasetSpec, labels: Collection[str]) -> str:
     """Return a sentence with the names that class lists or XML files give the classes; "" without any."""
     for path, names in _class_lists(spec, labels).items():
-        return f" {_shown(path, spec)} has them: {_yaml_list(names)}."
+        return f" {_shown(path, spec)} has them: {_yaml_list([*names.values()])}."
     named: set[str] = set()
     for xml in [label for label in labels if label.endswith(".xml")][:_MOST_FILES]:
         with suppress(OSError), open_plain(xml) as file:
@@ -69,8 +69,8 @@ def _shown(path: Path, spec: DatasetSpec) -> str:
     return shown(path.relative_to(spec.root) if path.is_relative_to(spec.root) else path)
 
 
-def _class_lists(spec: DatasetSpec, labels: Iterable[str]) -> Mapping[Path, list[str]]:
-    """Return path → names by class number, of the lists beside text labels and above them, at most in the root."""
+def _class_lists(spec: DatasetSpec, labels: Iterable[str]) -> Mapping[Path, dict[int, str]]:
+    """Return path → class number → name, of the lists beside text labels and above them, at most in the root."""
     of_labels = {label.rpartition("/")[0] for label in labels if label.endswith(".txt")}
     folders: set[Path] = set()
     for folder in map(Path, of_labels):
@@ -84,25 +84,36 @@ def _class_lists(spec: DatasetSpec, labels: Iterable[str]) -> Mapping[Path, list
     return found
 
 
-def _read(path: Path, spec: DatasetSpec) -> list[str]:
-    """Return the names in a class list; [] if it is none, or of another dataset."""
+def _read(path: Path, spec: DatasetSpec) -> dict[int, str]:
+    """Return class number → name of a class list; {} if it is none, or of another dataset."""
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):  # files of others: UserErrors as well
         if path.suffix == ".yaml":
-            return _names_of_yaml(path, spec)
+            return dict(enumerate(_names_of_yaml(path, spec)))
         with open_plain(path) as file:
             raw = file.read(MAX_BYTES)
         if path.suffix == ".json":
-            numbered = {category["id"]: category["name"] for category in json.loads(raw)["categories"]}
-            return [str(numbered[number]) for number in range(len(numbered))]
-        names = [name for line in raw.decode("utf-8-sig").splitlines() if (name := line.strip())]
-        if any(suffix_of(name) in IMAGE_SUFFIXES or len(name) > LONGEST_CLASS_NAME for name in names):
-            return []
+            return {int(category["id"]): str(category["name"]) for category in json.loads(raw)["categories"]}
+        names = [name for line in raw.decode("utf-8-sig").splitlines() if (name := line.strip()) and name[0] != "#"]
+        names = names[0].split(",") if len(names) == 1 else names
+        if any(suffix_of(name) in {*IMAGE_SUFFIXES, ".txt"} or len(name) > LONGEST_CLASS_NAME for name in names):
+            return {}
         if parse_labels(raw, NO_CLASS_LIMIT).classes:  # of an image of that name
-            return []
-        rows = [_NUMBERED.fullmatch(name) for name in names]
-        numbers = [int(row[1]) if row else -1 for row in rows]
-        return [row[2] for row in rows if row] if numbers == [*range(len(rows))] else names
-    return []
+            return {}
+        found = _by_number(names)
+        named = {_plain(name) for name in spec.label_names or spec.names}
+        is_other_text = path.name == "labels.txt" and named.isdisjoint(map(_plain, found.values()))
+        return {} if is_other_text or _plain(found.get(0, "")) in _BACKGROUND - named else found
+    return {}
+
+
+def _by_number(names: Sequence[str]) -> dict[int, str]:
+    """Return class number → name of the lines of a list, such as `cat`, `0: cat` or `cat 0`."""
+    for form, number, name in ((_NUMBERED, 1, 2), (_NUMBER_LAST, 2, 1)):
+        rows = [row for text in names if (row := form.fullmatch(text))]
+        found = {int(row[number]): row[name] for row in rows}
+        if len(found) == len(names) and (form is _NUMBERED or [*found] == [*range(len(found))]):
+            return found
+    return dict(enumerate(names))
 
 
 def _names_of_yaml(path: Path, spec: DatasetSpec) -> list[str]:
@@ -124,4 +135,4 @@ def _names_of_yaml(path: Path, spec: DatasetSpec) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFC", name).strip(" '\"").casefold())
+    return re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFC", name).strip("_ '\"").casefold())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -82,12 +83,21 @@ class Cuda(Accelerator):
     @contextmanager
     def full_float32(self) -> Iterator[None]:
         """As in Accelerator: without TF32, torch's default for convolutions, which has 10 bits of fraction."""
-        before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        cudnn: Any = torch.backends.cudnn
+        matmul: Any = torch.backends.cuda.matmul
+        parts, name, full = [cudnn, matmul], "allow_tf32", cast(Any, False)
+        try:
+            before = [getattr(part, name) for part in parts]
+        except RuntimeError:  # the program has used the newer settings, beside which these cannot be read
+            parts, name, full = [cudnn.conv, cudnn.rnn, matmul], "fp32_precision", "ieee"
+            before = [getattr(part, name) for part in parts]
+        for part in parts:
+            setattr(part, name, full)
         try:
             yield
         finally:
-            torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+            for part, value in zip(parts, before, strict=True):
+                setattr(part, name, value)
 
     def rng_state(self) -> Tensor | None:
         return torch.cuda.get_rng_state(self.device)

@@ -127,11 +127,12 @@ class _Bucket:
     @torch.no_grad()
     def collect(self) -> None:
         """Move the gradients into `flat`, 0 where there is none."""
+        grads = [
+            torch.zeros_like(view) if parameter.grad is None else parameter.grad
+            for parameter, view in zip(self.parameters, self._views, strict=True)
+        ]
+        torch._foreach_copy_(self._views, grads)
         for parameter, view in zip(self.parameters, self._views, strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            else:
-                view.copy_(parameter.grad)
             parameter.grad = view
 
 

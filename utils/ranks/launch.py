@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -27,6 +28,7 @@ from tessera.utils.ranks.store import RestartMemory
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_line
 
+_CLAIM_S = 2.0
 _FILES = 2  # per rank: a connection of the default group and one of the control group
 _REMEDY = "Name the interface that the hosts share: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."
 
@@ -189,7 +191,8 @@ def _with_reporter(
     """Agree on the rank that reports the job's failure; return what this rank raises instead of `error`."""
     is_cut_off = _is_lost_connection(error)
     # A launcher that has lost a rank sends SIGTERM to the others.
-    lost = heartbeat.silent_ranks() if is_cut_off or isinstance(error, Interrupted) else []
+    by_launcher = isinstance(error, Interrupted) and error.exit_code == 128 + signal.SIGTERM
+    lost = heartbeat.silent_ranks() if is_cut_off or by_launcher else []
     raised = UserError(lost_ranks_message(lost)) if lost else error
     reporter = raised.reporter if isinstance(raised, PeerError) else rank
     mine = FirstFailure(f"rank {reporter}", exit_code_of(raised))
@@ -207,11 +210,20 @@ def _with_reporter(
 
 
 def _claimed_code(code: int, rank: int, store: Store) -> int:
-    """Return the exit code of the job's first failure, which is this one with `code` if there is none yet."""
-    try:
-        return FirstFailure(f"rank {rank}", code).claim(store).exit_code
-    except (RuntimeError, OSError):
-        return code
+    """Return the exit code of the job's first failure, which is this one with `code` if there is none yet.
+
+    So is it if the store does not answer, as this process is about to end.
+    """
+    codes = [code]
+
+    def claim() -> None:
+        with suppress(RuntimeError, OSError):
+            codes.append(FirstFailure(f"rank {rank}", code).claim(store).exit_code)
+
+    asking = threading.Thread(target=claim, daemon=True)
+    asking.start()
+    asking.join(_CLAIM_S)
+    return codes[-1]
 
 
 def _is_lost_connection(error: BaseException) -> bool:

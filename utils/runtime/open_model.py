@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from tessera.utils.streams import capture_library_output
 OpenModel = TorchNetwork | ExportedDetector | ExportedNetwork
 
 PROGRAMS = {".torchscript", ".pt2"}  # loading one runs its code
+_LOADING = threading.Lock()  # what is captured belongs to the whole process
 _NOTHING = re.compile(b"(?!)")  # no line of a library is expected
 _OPENERS: dict[str, Callable[[Path, Accelerator], ExportedDetector | ExportedNetwork]] = {
     ".onnx": open_onnx,
@@ -98,6 +100,7 @@ def open_exported(
     if suffix in (".param", ".tflite") and not accelerator.is_host:
         raise MissingDevice(f"--weights {name}: this format runs on the CPU only. Give --device cpu.")
     with (
+        _LOADING,
         runtime_errors(EXPORTED[suffix], path, "load"),
         explain_out_of_memory_loading(path, accelerator),
         default_signal_handlers(),  # a runtime may hang on a file

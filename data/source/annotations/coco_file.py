@@ -98,8 +98,8 @@ def _load(path: Path) -> dict[str, Any]:
         with open_plain(path, available_memory()) as file:
             content = json.load(file)
     except (OSError, MemoryError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "too little memory"
-        raise UserError(f"{path}: cannot be read ({reason}). Expected a COCO JSON that fits in memory.") from error
+        reason = error.strerror if isinstance(error, OSError) else "too little memory for its values"
+        raise UserError(f"{path}: the COCO JSON cannot be read ({reason}).") from error
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{error.lineno}: not valid JSON ({error.msg}). Export the file again.") from error
     except (ValueError, RecursionError) as error:  # not UTF-8, a number of more than 4,300 digits, or nested too deep

@@ -178,15 +178,14 @@ def test_a_disk_cache_that_is_cut_while_it_is_in_use_is_left(
     plain = ImageStore(index, 48, "area")
     with open_images(index, 48, "disk", "area", World()) as cached:
         (file,) = (cache_dir() / "images").iterdir()
-        for size in (0, cached.nbytes):
-            os.truncate(file, size)
-            for store in (cached, pickle.loads(pickle.dumps(cached))):
-                for i in range(len(index)):
-                    np.testing.assert_array_equal(store.load(i), plain.load(i))
+        os.truncate(file, 0)
+        for store in (cached, pickle.loads(pickle.dumps(cached))):
+            for i in range(len(index)):
+                np.testing.assert_array_equal(store.load(i), plain.load(i))
         file.unlink()
         np.testing.assert_array_equal(pickle.loads(pickle.dumps(cached)).load(0), plain.load(0))
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
-        "changed while it was in use: images are decoded from their files instead."
+        "cut while it was in use: images are decoded from their files instead."
     ]
 
 

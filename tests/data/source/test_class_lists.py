@@ -52,6 +52,13 @@ def test_a_list_that_contradicts_the_yaml_is_a_problem(tmp_path: Path, file: str
         ("obj.names", "cat\ndog\ncow\n"),
         ("labels/train/classes.txt", f"{BOX}1 .5 .5 .1 .1\n"),  # of classes.jpg
         ("labels.txt", "labels/train/a.jpg\nlabels/train/b.jpg\n"),
+        ("labels.txt", "a.txt\nb.txt\n"),
+        ("labels.txt", "These labels are checked.\nAsk Ann.\n"),
+        ("labels.txt", "__background__\ncat\ndog\n"),
+        ("classes.txt", "# of the tool\ncat\ndog\n"),
+        ("classes.txt", "cat,dog,cow\n"),
+        ("classes.txt", "cat 0\ndog 1\n"),
+        ("classes.txt", "1 dog\n5 cow\n"),
         ("classes.txt", "caf\udce9\n"),
         ("notes.json", "[1, {}]"),
         ("notes.json", '{"categories": [{"id": 7, "name": "dog"}]}'),
