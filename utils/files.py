@@ -21,7 +21,7 @@ from typing import IO, Literal
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.text import shown
 
-NO_DIRECTORY = "the working directory was deleted. Change to one that exists, or give absolute paths."
+NO_DIRECTORY = "the working directory was deleted. Change to one that exists."
 _SEAL, _LONGEST_CACHE = 20, 1 << 30  # bytes
 SHARED_MEMORY = Path("/dev/shm")  # in-memory file system of Linux
 LONGEST_NAME, LONGEST_PATH = 255, 4095  # bytes, of Linux and of most file systems

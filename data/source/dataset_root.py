@@ -195,7 +195,9 @@ def expand_entry(spec: DatasetSpec, split: str, entry: Path) -> list[Path]:
     if paths:
         return paths
     if glob.has_magic(str(entry)):
-        raise UserError(f"{spec.yaml_path}: {split}: nothing matches {shown(entry)}.")
+        kinds = first_of(sorted({suffix_of(path.name) or "without a suffix" for path in found}), 3)
+        others = f", but for {len(found):,} files ({kinds}): name images, lists or folders" if found else ""
+        raise UserError(f"{spec.yaml_path}: {split}: nothing matches {shown(entry)}{others}.")
     advice = f" The archives of `download` are not fetched again while {spec.root} exists." if spec.download else ""
     raise UserError(
         f"{spec.yaml_path}: {split}: {shown(entry)} does not exist. Relative entries start from {shown(spec.root)}; "

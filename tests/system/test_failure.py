@@ -40,7 +40,7 @@ def fail(data: Path, folder: Path, fault: str, *more: str, env: dict[str, str] |
     last = folder / "exp" / "weights" / "last.pt"
     if last.exists():
         load_checkpoint(last)
-    assert outcome.err.count(f"Resume with: train.py --resume {last}") == last.exists(), outcome.said
+    assert outcome.err.count(f"Resume with: uv run train.py --resume {last}") == last.exists(), outcome.said
     killed_writer = fault.startswith("0 ") and fault.endswith(" kill")  # the next start removes that file
     assert killed_writer or not list(folder.rglob("*.tmp"))
     return outcome

@@ -77,7 +77,7 @@ def test_a_signal_stops_after_the_step(
     stopped = train(tmp_path, 1, *args, fault=f"0 step {step} {name}")
     assert stopped.code == code, stopped.said
     last = tmp_path / "exp" / "weights" / "last.pt"
-    assert f"Resume with: train.py --resume {last}" in stopped.err
+    assert f"Resume with: uv run train.py --resume {last}" in stopped.err
     assert "Traceback" not in stopped.err
     state = torch.load(last, weights_only=True)
     assert (state["step"], state["step_in_epoch"]) == (step, STEPS if step == steps else (step - 1) % STEPS + 1)

@@ -20,7 +20,7 @@ from tessera.utils.checkpoints.training_state import dump_state
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import Interrupted
-from tessera.utils.flags.program import called, git_revision
+from tessera.utils.flags.program import git_revision, started
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.types import Metrics
@@ -91,7 +91,7 @@ class Saver(AbstractContextManager["Saver"]):
             path = str(self._last)
         if path and self._own_classes:
             return f"Resume with tessera.train(resume={path!r}) in the program that defines {min(self._own_classes)}."
-        return f"Resume with: {called('train.py')} --resume {shlex.quote(path)}" if path else ""
+        return f"Resume with: {started('train.py')} --resume {shlex.quote(path)}" if path else ""
 
     def flush(self) -> None:
         """Flush the step flags, and wait for the file that is being written."""

@@ -261,7 +261,7 @@ def test_a_failure_ends_with_what_resumes_once_there_is_a_checkpoint(
         save_epoch(saver)
         saver.flush()
     own = f"Resume with tessera.train(resume='{last}') in the program that defines Net."
-    line = f"Resume with: train.py --resume '{last}'" if is_known else own
+    line = f"Resume with: uv run train.py --resume '{last}'" if is_known else own
     with pytest.raises(UserError) as failed, World().advising(saver.resume_line):
         raise UserError("the disk is full")
     assert with_notes(failed.value, "error") == f"error\n{line}"
