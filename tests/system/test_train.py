@@ -132,7 +132,7 @@ def test_a_run_leaves_everything_a_user_expects(
     last = [shlex.split(line) for line in outcome.out.splitlines()[-2:]]
     best = str(run / "weights" / "best.pt")
     assert last[0] == ["Detect:", "uv", "run", "detect.py", "--weights", best, "--source", "…"]
-    assert last[1] == ["Export:", "uv", "run", "export.py", "--weights", best]
+    assert last[1] == ["Export:", "uv", "run", "--extra", "export", "export.py", "--weights", best]
     images = data.parent / "shapes" / "images" / "val"
     found = detect.run(weights=best, source=str(images), nosave=True, device="cpu")
     assert found.images == 8, "best.pt holds all that detection needs"

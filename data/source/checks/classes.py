@@ -8,7 +8,7 @@ import numpy as np
 
 from tessera.data.source.checks.results import DatasetCheck, SplitCounts, SplitData
 from tessera.data.source.index import class_names
-from tessera.data.source.messages import unknown_classes, untrained_classes
+from tessera.data.source.messages import counts_from_one, unknown_classes, untrained_classes
 from tessera.utils.text import escape_control, first_of, one_line, plural, shown, table_row
 from tessera.utils.types import DatasetSpec
 
@@ -47,8 +47,10 @@ def check_classes(check: DatasetCheck, part: SplitData) -> None:
 def check_untrained(check: DatasetCheck, parts: Sequence[SplitData]) -> None:
     """Report classes without an object in train: as a problem if another split has objects of them."""
     train = next((part for part in parts if part.split == "train"), None)
-    if train is None or train.single_cls or train.scanned.unknown or not len(train.scanned.classes):
-        return  # else the errors say more
+    if train is None or train.single_cls or not len(train.scanned.classes):
+        return
+    if counts_from_one(train.spec, train.scanned):
+        return  # of which an error tells
     known, names, classes = _absent_categories(train), train.spec.names, train.scanned.classes
     for part in parts:
         check.problems += untrained_classes(names, classes, part.split, part.scanned.classes)

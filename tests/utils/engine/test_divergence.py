@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.engine.divergence import DivergenceGuard, least_detected
+from tessera.utils.engine.divergence import DivergenceGuard
+from tessera.utils.engine.learning import least_detected
 from tessera.utils.engine.step import StepFlags
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import Diverged

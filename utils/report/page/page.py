@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tessera.utils.checkpoints.provenance import program_version
-from tessera.utils.engine.divergence import idle_losses
+from tessera.utils.engine.learning import idle_losses
 from tessera.utils.error_analysis.files import NAMES, background_line, explained
 from tessera.utils.error_analysis.tide_gains import ERROR_KINDS
 from tessera.utils.evaluation.matches import CONFIDENCES
