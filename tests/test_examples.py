@@ -58,6 +58,7 @@ def test_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "DetectSquared" in str(saved)
 
 
+@pytest.mark.slow
 def test_pretraining(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(HEADS, "DetectDistilled", pretrain.DetectDistilled)
     monkeypatch.setenv("TESSERA_DATASETS", str(tmp_path))

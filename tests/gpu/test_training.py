@@ -20,6 +20,8 @@ from tests.gpu.conftest import STEPS, Gate, each_head
 from tests.system.tiny import losses, tensors
 from tests.utils.machine.stand_in import StandIn
 
+pytestmark = pytest.mark.slow
+
 
 def last(gate: Gate, name: str) -> dict[str, Any]:
     return torch.load(gate.folder(name) / "weights" / "last.pt", weights_only=True)

@@ -15,7 +15,8 @@ from tests.system.jobs import start, train
 from tests.system.launch import ROOT, Outcome
 from tests.system.tiny import flags, losses, make_data, tensors
 
-slow = pytest.mark.slow
+pytestmark = pytest.mark.slow
+
 
 STEPS = 4  # optimizer steps an epoch
 END_S = 60.0  # from the moment that a failure is seen
@@ -52,14 +53,7 @@ def reports(outcome: Outcome) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "fault",
-    [
-        "1 loss 6 raise",
-        *(
-            pytest.param(fault, marks=slow)
-            for fault in ("0 validation 1 raise", "0 save 3 raise", "0 scan 1 raise", "1 end 1 raise")
-        ),
-    ],
+    "fault", ["1 loss 6 raise", "0 validation 1 raise", "0 save 3 raise", "0 scan 1 raise", "1 end 1 raise"]
 )
 def test_a_rank_that_raises_ends_the_job_in_its_words(data: Path, tmp_path: Path, fault: str) -> None:
     more = ("--epochs", "1") if " end " in fault else ()
@@ -69,7 +63,6 @@ def test_a_rank_that_raises_ends_the_job_in_its_words(data: Path, tmp_path: Path
     assert reports(outcome) == [fault[0]], outcome.said
 
 
-@slow
 @pytest.mark.parametrize(("rank", "where"), [(0, "scan 1"), (1, "step 6"), (0, "validation 1")])
 def test_a_killed_rank_is_named(data: Path, tmp_path: Path, rank: int, where: str) -> None:
     outcome = fail(data, tmp_path, f"{rank} {where} kill")
@@ -78,7 +71,6 @@ def test_a_killed_rank_is_named(data: Path, tmp_path: Path, rank: int, where: st
     assert reports(outcome) == [str(1 - rank)], outcome.said
 
 
-@slow
 @pytest.mark.parametrize("fault", ["1 step 6 stop", "0 scan 1 stop"])
 def test_a_rank_that_does_not_answer_is_named(data: Path, tmp_path: Path, fault: str) -> None:
     outcome = fail(data, tmp_path, fault, env={"TESSERA_PEER_TIMEOUT": "5"})
@@ -86,7 +78,6 @@ def test_a_rank_that_does_not_answer_is_named(data: Path, tmp_path: Path, fault:
     assert reports(outcome) == [str(1 - int(fault[0]))], outcome.said
 
 
-@slow
 def test_a_killed_loader_worker_ends_the_job(data: Path, tmp_path: Path) -> None:
     outcome = fail(data, tmp_path, "1 step 3 worker")
     assert reports(outcome) == ["1"], outcome.said
@@ -94,7 +85,6 @@ def test_a_killed_loader_worker_ends_the_job(data: Path, tmp_path: Path) -> None
     assert "rank 1: Traceback" not in outcome.err, outcome.said
 
 
-@slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_control_timeout_names_who_is_missing(data: Path, tmp_path: Path, rank: int) -> None:
     outcome = fail(data, tmp_path, f"{rank} validation 1 sleep", env={"TESSERA_CONTROL_TIMEOUT": "5"})
@@ -102,7 +92,6 @@ def test_a_control_timeout_names_who_is_missing(data: Path, tmp_path: Path, rank
     assert found == [(str(rank), "validating epoch 0")], outcome.said
 
 
-@slow
 def test_ranks_that_differ_are_refused_with_what_differs(data: Path, tmp_path: Path) -> None:
     other = make_data(tmp_path / "other", train=24, val=4)
     hyp = tmp_path / "hyp.yaml"
@@ -120,7 +109,6 @@ def state(folder: Path) -> dict[str, Any]:
     return loaded
 
 
-@slow
 def test_a_step_that_is_nan_on_one_rank_is_skipped_by_all(data: Path, tmp_path: Path) -> None:
     args = ("--epochs", "2")
     before, after = tmp_path / "before", tmp_path / "after"
@@ -140,7 +128,6 @@ def test_a_step_that_is_nan_on_one_rank_is_skipped_by_all(data: Path, tmp_path: 
     assert state(after)["skipped_steps"] == 1
 
 
-@slow
 def test_ten_nan_in_a_row_end_the_run(data: Path, tmp_path: Path) -> None:
     outcome = fail(data, tmp_path, "1 loss 3 nan 99")
     assert outcome.err.count("has not been finite for 10 steps in a row") == 1, outcome.said
@@ -149,7 +136,6 @@ def test_ten_nan_in_a_row_end_the_run(data: Path, tmp_path: Path) -> None:
     assert str(tmp_path / "exp" / "weights" / "last.pt") in outcome.err
 
 
-@slow
 def test_a_job_prints_its_stacks_and_continues(data: Path, tmp_path: Path) -> None:
     with start(tmp_path, 2, *flags(data, tmp_path, "--epochs", "50")) as job:
         job.until((tmp_path / "exp" / "weights" / "last.pt").is_file)
@@ -159,7 +145,6 @@ def test_a_job_prints_its_stacks_and_continues(data: Path, tmp_path: Path) -> No
         job.until(lambda: "batches/s" in job.err[printed:])
 
 
-@slow
 @pytest.mark.parametrize("flag", ["--evolve 1", "--weights other.pt"])
 def test_ranks_that_were_asked_for_other_work_are_refused_before_they_wait_for_each_other(
     data: Path, tmp_path: Path, flag: str

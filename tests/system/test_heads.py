@@ -15,6 +15,8 @@ from tests.system.jobs import train
 from tests.system.launch import ROOT, Command
 from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
 
+pytestmark = pytest.mark.slow
+
 LOSSES = ("box", "cls", "dfl", "one_box", "one_cls", "one_dfl")
 
 
@@ -54,7 +56,6 @@ def test_its_losses_are_reported_and_drawn(run: Run) -> None:
     assert last["anchors"] is None and last["stride"] == [8.0, 16.0, 32.0]
 
 
-@pytest.mark.slow
 def test_a_stopped_run_resumes_bit_by_bit(run: Run, tmp_path: Path) -> None:
     stopped = train(tmp_path, 1, *flags(run.data, tmp_path, *run.wanted), fault="0 step 4 SIGTERM")
     assert stopped.code == 143, stopped.said

@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tessera.utils.checkpoints.format import load_checkpoint
 from tests.system.launch import run_python
 from tests.system.tiny import flags, make_data
+
+pytestmark = pytest.mark.slow
 
 
 def test_steps_run_while_a_file_is_written_and_forks_do_not(tmp_path: Path) -> None:

@@ -209,14 +209,13 @@ def test_a_finished_run_can_be_extended(one_epoch: Path, tmp_path: Path, command
     assert read_results(tmp_path / "exp" / "results.csv")["epoch"].tolist() == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "extra",
     [
         "--multi-scale --rect --label-smoothing 0.1 --freeze 3",
-        pytest.param(
-            "--image-weights --optimizer AdamW --cos-lr --single-cls --close-mosaic 1", marks=pytest.mark.slow
-        ),
-        pytest.param("--nosave --noval --deterministic --amp bf16 --cache disk --noautoanchor", marks=pytest.mark.slow),
+        "--image-weights --optimizer AdamW --cos-lr --single-cls --close-mosaic 1",
+        "--nosave --noval --deterministic --amp bf16 --cache disk --noautoanchor",
     ],
 )
 def test_every_flag_trains(data: Path, tmp_path: Path, extra: str) -> None:

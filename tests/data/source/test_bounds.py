@@ -124,6 +124,7 @@ BEGINS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", BEGINS)
 def test_formats_that_only_opencv_knows_are_bound(tmp_path: Path, begin: str) -> None:
     raster = struct.pack(">8I", 0x59A66A95, HUGE, HUGE, 24, 0, 1, 0, 0)  # Sun

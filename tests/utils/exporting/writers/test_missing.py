@@ -62,6 +62,7 @@ def test_a_library_that_fails_is_one_message_with_its_versions(
     assert flags or not any((tmp_path / "files").iterdir())
 
 
+@pytest.mark.slow
 def test_a_defect_of_our_own_is_no_such_message(made_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tessera.utils.exporting.onnx_file._LARGEST", "a number")
     with pytest.raises(TypeError):

@@ -237,6 +237,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_the_libraries_print_nothing(made: Path, tmp_path: Path) -> None:
     """In a process of its own: they read what they may print when they are loaded."""
     content = bytearray((made / "a.mp4").read_bytes())
