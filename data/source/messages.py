@@ -193,7 +193,8 @@ def beyond_max_det(split: str, counts: NDArray[np.int64], name: Callable[[int], 
         max_det: value of `--max-det`; None = the limit of a training, which has no such flag.
     """
     limit = max_det or MAX_DET
-    dense = [image for image in np.argsort(-counts, kind="stable").tolist() if counts[image] > limit]
+    order = np.argsort(-counts, kind="stable")
+    dense = order[counts[order] > limit].tolist()
     if not dense:
         return ""
     of = f"--max-det {limit}" if max_det else f"the {limit} detections an image that a training evaluates"

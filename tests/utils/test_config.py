@@ -222,6 +222,7 @@ def test_no_path_is_an_address(options: type[Options]) -> None:
     ("options", "argv", "flag"),
     [
         (TrainConfig, ["--check-data", "pets/"], "--data"),
+        (TrainConfig, ["--epochs", "2", "lr0=.004"], "--hyp"),
         (ValConfig, ["--verbose", "pets.yaml"], "--data"),
         (DetectConfig, ["--weights", "a.pt", "bus.jpg"], "--source"),
         (ExportConfig, ["best.pt"], "--weights"),

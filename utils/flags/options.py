@@ -321,7 +321,11 @@ class _Parser(argparse.ArgumentParser):
 def _flag_hint(word: str, known: Sequence[str]) -> str:
     """Return a hint that names the flag of a value given without one, such as `--check-data FOLDER`; else ""."""
     flags = {".yaml": "--data", ".yml": "--data", ".pt": "--weights"}
-    flag = flags.get(suffix_of(word)) or ("--source" if "--source" in known else "--data")
+    flag = (
+        "--hyp"
+        if "=" in word and "--hyp" in known
+        else flags.get(suffix_of(word)) or ("--source" if "--source" in known else "--data")
+    )
     return "" if word.startswith("-") or flag not in known else f" Is it the value of {flag}?"
 
 

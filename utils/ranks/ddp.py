@@ -139,13 +139,13 @@ class _Bucket:
 def _cut(parameters: Sequence[nn.Parameter]) -> list[_Bucket]:
     """Return buckets of consecutive parameters of one type, each as large as one message."""
     groups: list[list[nn.Parameter]] = []
-    room, dtype = 0, None
+    free_bytes, dtype = 0, None
     for parameter in parameters:
-        if room <= 0 or parameter.dtype != dtype:
+        if free_bytes <= 0 or parameter.dtype != dtype:
             groups.append([])
-            room, dtype = _BUCKET_BYTES, parameter.dtype
+            free_bytes, dtype = _BUCKET_BYTES, parameter.dtype
         groups[-1].append(parameter)
-        room -= parameter.nbytes
+        free_bytes -= parameter.nbytes
     return [_Bucket(group) for group in groups]
 
 

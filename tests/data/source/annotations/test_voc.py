@@ -153,11 +153,11 @@ def test_voc_images_find_their_annotations(tmp_path: Path, folder: str, entry: s
     assert build(tmp_path / "voc.yaml").classes.tolist() == [0]
 
 
-@pytest.mark.parametrize("entry", ["pictures", "'pictures/*/*.jpg'", "own.txt"])
-@pytest.mark.parametrize("annotations", ["pictures/day", "pictures/annots", "annots/day"])
+@pytest.mark.parametrize("entry", ["photos", "'photos/*/*.jpg'", "own.txt"])
+@pytest.mark.parametrize("annotations", ["photos/day", "photos/annots", "annots/day"])
 def test_annotations_are_beside_or_near_the_images(tmp_path: Path, entry: str, annotations: str) -> None:
-    write_voc(tmp_path / "voc", "a", voc_object("dog"), images="pictures/day", annotations=annotations)
-    write(tmp_path / "voc/own.txt", f"{tmp_path}/voc/pictures/day/a.jpg\n")
+    write_voc(tmp_path / "voc", "a", voc_object("dog"), images="photos/day", annotations=annotations)
+    write(tmp_path / "voc/own.txt", f"{tmp_path}/voc/photos/day/a.jpg\n")
     index = build(write(tmp_path / "voc.yaml", f"path: voc\ntrain: {entry}\nnames: [cat, dog]\n"))
     assert index.classes.tolist() == [1] and not index.problems
 
