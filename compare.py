@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.utils.flags.compare import CompareConfig
+from tessera.analysis.comparison.flags import CompareConfig
 from tessera.utils.flags.signature import documented
 from tessera.utils.startup import check_command_line, end_process
 
@@ -30,29 +30,29 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
+from tessera.analysis.comparison.comparison import Comparison, RunMetrics, median_run
+from tessera.analysis.comparison.console import report_comparison, write_disagreements
+from tessera.analysis.comparison.differences import differences
+from tessera.analysis.comparison.disagreements import detections_above, find_disagreements
 from tessera.data.source.index import build_index, index_warnings
+from tessera.deploy.exporting.parity.file_content import size_of
+from tessera.deploy.runtime.open_model import open_model
+from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.models.nms import NmsSettings
 from tessera.utils.checkpoints.resolve import resolve_run
 from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.comparison.comparison import Comparison, RunMetrics, median_run
-from tessera.utils.evaluation.comparison.differences import differences
-from tessera.utils.evaluation.comparison.disagreements import detections_above, find_disagreements
+from tessera.utils.evaluation.backend import DEFAULT_IOU, Backend, ImageBackend
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate_split
+from tessera.utils.evaluation.evaluation_data import check_pixels, image_size, model_classes, read_dataset
 from tessera.utils.evaluation.predictors import Settings
-from tessera.utils.exporting.parity.file_content import size_of
 from tessera.utils.files import sha256
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import PeerError, run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tessera.utils.report.comparison import report_comparison, write_disagreements
 from tessera.utils.report.console import setup_logging
-from tessera.utils.runtime.evaluation_data import check_pixels, image_size, model_classes, read_dataset
-from tessera.utils.runtime.model import DEFAULT_IOU, Backend, ImageBackend
-from tessera.utils.runtime.open_model import open_model
-from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.text import plural
 from tessera.utils.thresholds import DEFAULT_CONF
 from tessera.utils.types import DatasetIndex

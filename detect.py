@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tessera.utils.flags.detect import DetectConfig
+from tessera.deploy.inference.flags import DetectConfig
 from tessera.utils.flags.program import called
 from tessera.utils.flags.signature import documented
 from tessera.utils.startup import check_command_line, end_process
@@ -34,19 +34,9 @@ if __name__ == "__main__":
 import numpy as np
 from tqdm import tqdm
 
-from tessera.utils.checkpoints.run_directory import (
-    inside_test,
-    new_run,
-    newest_best_checkpoint,
-    require_outside,
-    run_path,
-)
-from tessera.utils.errors import ConfigError
-from tessera.utils.evaluation.result_files import CROPS, LABELS
-from tessera.utils.files import is_address
-from tessera.utils.inference.detector import Detector
-from tessera.utils.inference.output_paths import OutputPaths
-from tessera.utils.inference.outputs import (
+from tessera.deploy.inference.detector import Detector
+from tessera.deploy.inference.output_paths import OutputPaths
+from tessera.deploy.inference.outputs import (
     AnnotatedFiles,
     AutoLabelFiles,
     BackgroundWriter,
@@ -57,12 +47,23 @@ from tessera.utils.inference.outputs import (
     Output,
     label_classes,
 )
-from tessera.utils.inference.prefetch import detect_ahead, prefetch
-from tessera.utils.inference.results import Result
-from tessera.utils.inference.sources.frames import Frame, SourceEvent
-from tessera.utils.inference.sources.source_arguments import Origin
-from tessera.utils.inference.sources.sources import open_sources
-from tessera.utils.inference.tracking import check_trackable
+from tessera.deploy.inference.prefetch import detect_ahead, prefetch
+from tessera.deploy.inference.results import Result
+from tessera.deploy.inference.sources.frames import Frame, SourceEvent
+from tessera.deploy.inference.sources.source_arguments import Origin
+from tessera.deploy.inference.sources.sources import open_sources
+from tessera.deploy.inference.tracking import check_trackable
+from tessera.utils.checkpoints.run_directory import (
+    inside_test,
+    new_run,
+    newest_best_checkpoint,
+    require_outside,
+    run_path,
+)
+from tessera.utils.errors import ConfigError
+from tessera.utils.evaluation.networks import TorchNetwork
+from tessera.utils.evaluation.result_files import CROPS, LABELS
+from tessera.utils.files import is_address
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
@@ -70,7 +71,6 @@ from tessera.utils.ranks.run_lock import LOCK
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import plain_folder, print_lines, setup_logging
 from tessera.utils.report.image_grid import Style
-from tessera.utils.runtime.checkpoint import TorchNetwork
 from tessera.utils.text import first_of, plural
 
 log = logging.getLogger(__name__)

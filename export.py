@@ -23,8 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tessera.deploy.exporting.flags import ExportConfig
 from tessera.utils.environment import Launch
-from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.program import called
 from tessera.utils.flags.signature import documented
 from tessera.utils.startup import check_command_line, end_process
@@ -32,12 +32,12 @@ from tessera.utils.startup import check_command_line, end_process
 if __name__ == "__main__":
     check_command_line(ExportConfig)
 
+from tessera.deploy.exporting.formats import FORMATS, chosen
+from tessera.deploy.exporting.job import ExportJob
+from tessera.deploy.exporting.parity.file_content import size_of
+from tessera.deploy.exporting.parity.verify import Verified, verify
 from tessera.utils.checkpoints.run_directory import newest_best_checkpoint
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.exporting.formats import FORMATS, chosen
-from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.parity.file_content import size_of
-from tessera.utils.exporting.parity.verify import Verified, verify
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World

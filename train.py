@@ -34,7 +34,11 @@ from tessera.utils.startup import check_command_line, end_process
 if __name__ == "__main__":
     check_command_line(TrainConfig)
 
-from tessera.data.source.checks.run_checks import check_dataset
+from tessera.analysis.checks.run_checks import check_dataset
+from tessera.analysis.image_pages.dataset_page import write_data_page
+from tessera.analysis.search.evolve import evolve
+from tessera.analysis.search.space import unread_keys
+from tessera.analysis.search.trial import TrialObserver
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.utils.checkpoints.initial_model import head_class, read_weights, start_kind
 from tessera.utils.checkpoints.resume import ResumedRun
@@ -55,11 +59,7 @@ from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.epoch_bar import EpochBar
-from tessera.utils.report.image_pages.dataset_page import write_data_page
 from tessera.utils.report.run_recorder import EpochMetrics, RunRecorder
-from tessera.utils.search.evolve import evolve
-from tessera.utils.search.space import unread_keys
-from tessera.utils.search.trial import TrialObserver
 from tessera.utils.seeding import init_seeds
 from tessera.utils.text import plural, row
 from tessera.utils.training.data import load_data, open_loaders, reweight

@@ -28,27 +28,27 @@ from tessera.utils.startup import check_command_line, end_process
 if __name__ == "__main__":
     check_command_line(ValConfig)
 
+from tessera.analysis.label_errors.candidates import EvidenceCollector
+from tessera.analysis.label_errors.evidence import Evidence
+from tessera.analysis.report.page_data import RunInfo
 from tessera.data.source.index import build_index, index_warnings
+from tessera.deploy.runtime.open_model import open_model
+from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.utils.checkpoints.run_directory import new_run, newest_best_checkpoint
+from tessera.utils.evaluation.backend import DEFAULT_IOU
 from tessera.utils.evaluation.bootstrap import Intervals
 from tessera.utils.evaluation.evaluate import evaluate_split
+from tessera.utils.evaluation.evaluation_data import check_pixels, image_size, model_classes, read_dataset
 from tessera.utils.evaluation.predictors import DetectionCollector, Settings
 from tessera.utils.evaluation.result_files import label_file_writer, results_ids, save_coco_results
-from tessera.utils.label_errors.candidates import EvidenceCollector
-from tessera.utils.label_errors.evidence import Evidence
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import plain_folder, plain_metrics, setup_logging
-from tessera.utils.report.page.page_data import RunInfo
 from tessera.utils.report.sample_images import SHOWN, SampleImageCollector
 from tessera.utils.report.validation import report_errors, report_label_errors, report_validation
-from tessera.utils.runtime.evaluation_data import check_pixels, image_size, model_classes, read_dataset
-from tessera.utils.runtime.model import DEFAULT_IOU
-from tessera.utils.runtime.open_model import open_model
-from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.thresholds import DEFAULT_CONF, Threshold
 from tessera.utils.types import Metrics
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 # Under `uv run` Ray would build the environment again on every node.
 os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
@@ -156,7 +156,8 @@ def train(args: argparse.Namespace, flags: list[str]) -> dict[str, Any]:
     def actors() -> list[Any]:
         print(f"Waiting for {args.nodes} nodes with {args.cpus} CPUs and {gpus} GPUs", flush=True)
         places = [Place(group, number) for number in range(args.nodes)]
-        return [Node.options(scheduling_strategy=place, **options).remote(str(run)) for place in places]
+        make = cast(Any, Node).options  # ray adds it to the class
+        return [make(scheduling_strategy=place, **options).remote(str(run)) for place in places]
 
     nodes = actors()
     try:

@@ -14,10 +14,10 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from tessera.analysis.comparison.flags import CompareConfig
+from tessera.deploy.exporting.flags import ExportConfig
+from tessera.deploy.inference.flags import DetectConfig
 from tessera.utils.config import Hyp, TrainConfig
-from tessera.utils.flags.compare import CompareConfig
-from tessera.utils.flags.detect import DetectConfig
-from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.val import ValConfig
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tessera.commands.export import run as export
     from tessera.commands.train import run as train
     from tessera.commands.val import run as val
-    from tessera.utils.inference.detector import Detector
+    from tessera.deploy.inference.detector import Detector
 
 __all__ = ["Detector", "__version__", "compare", "detect", "export", "train", "val"]
 
@@ -29,7 +29,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'tessera' has no attribute {name!r}; it has {', '.join(__all__)}")
     if name == "Detector":
-        return importlib.import_module("tessera.utils.inference.detector").Detector
+        return importlib.import_module("tessera.deploy.inference.detector").Detector
     return importlib.import_module(f"tessera.commands.{name}").run
 
 

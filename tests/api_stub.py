@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tessera.commands.detect import DetectionSummary
-from tessera.utils.evaluation.comparison.comparison import Comparison
-from tessera.utils.inference.detector import Detector as Detector
+from tessera.analysis.comparison.comparison import Comparison
+from tessera.deploy.inference.detector import Detector as Detector
 from tessera.utils.types import Metrics
 
 __version__: str

@@ -23,27 +23,30 @@ LAYERS = (
     "tessera.utils.engine",
     "tessera.data.source.annotations",
     "tessera.data.source",
-    "tessera.data.source.checks",
     "tessera.data.augment",
     "tessera.data.feed",
     "tessera.utils.checkpoints",
-    "tessera.utils.runtime",
+    "tessera.deploy.runtime",
     "tessera.utils.evaluation",
-    "tessera.utils.error_analysis",
-    "tessera.utils.label_errors",
-    "tessera.utils.inference.sources",
-    "tessera.utils.report.page",
-    "tessera.utils.report.image_pages",
     "tessera.utils.report",
-    "tessera.utils.search",
     "tessera.utils.training",
-    "tessera.utils.exporting",
-    "tessera.utils.inference",
+    "tessera.deploy.exporting",
+    "tessera.deploy.inference.sources",
+    "tessera.deploy.inference",
+    "tessera.deploy",
+    "tessera.analysis.checks",
+    "tessera.analysis.error_analysis",
+    "tessera.analysis.label_errors",
+    "tessera.analysis.report",
+    "tessera.analysis.image_pages",
+    "tessera.analysis.comparison",
+    "tessera.analysis.search",
+    "tessera.analysis",
     "tessera.commands",
     "tessera",
 )
 COMMANDS = sorted(ROOT.glob("[a-z]*.py"))
-PACKAGES = ("data", "models", "utils")
+PACKAGES = ("data", "models", "utils", "analysis", "deploy")
 FILES = [*COMMANDS, *sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tessera.analysis.comparison.flags import CompareConfig
 from tessera.data.feed.sampler import EpochOrder, TrainSampler
+from tessera.deploy.exporting.flags import ExportConfig
+from tessera.deploy.inference.flags import DetectConfig
 from tessera.utils import environment
 from tessera.utils.config import Hyp, TrainConfig
-from tessera.utils.flags.compare import CompareConfig
-from tessera.utils.flags.detect import DetectConfig
-from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
 

@@ -19,8 +19,8 @@ import cv2
 import numpy as np
 
 from tessera.data.source.synthetic_shapes import write_shapes
+from tessera.deploy.inference.detector import Detector
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
-from tessera.utils.inference.detector import Detector
 from tests.benchmarks.harness import machine, parser
 from tests.benchmarks.memory import MIB, pss
 

@@ -18,19 +18,19 @@ import cv2
 import numpy as np
 import torch
 
+from tessera.deploy.exporting.flags import ExportConfig
+from tessera.deploy.exporting.formats import Format, chosen
+from tessera.deploy.exporting.job import ExportJob
+from tessera.deploy.exporting.parity.sample_images import sample_images
+from tessera.deploy.exporting.parity.table import table
+from tessera.deploy.exporting.parity.verify import Verifier
+from tessera.deploy.runtime import openvino
+from tessera.deploy.runtime.open_model import open_exported, open_model
+from tessera.deploy.runtime.pipeline import Pipeline, nms_settings
+from tessera.utils.evaluation.backend import Backend, ImageBackend
 from tessera.utils.evaluation.predictors import Settings
-from tessera.utils.exporting.formats import Format, chosen
-from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.parity.sample_images import sample_images
-from tessera.utils.exporting.parity.table import table
-from tessera.utils.exporting.parity.verify import Verifier
-from tessera.utils.flags.export import ExportConfig
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime import openvino
-from tessera.utils.runtime.model import Backend, ImageBackend
-from tessera.utils.runtime.open_model import open_exported, open_model
-from tessera.utils.runtime.pipeline import Pipeline, nms_settings
 from tests.benchmarks.harness import indexed, parser, rounds, show
 
 CONF, IOU, MAX_DET = 0.25, 0.45, 300

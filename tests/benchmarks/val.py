@@ -27,11 +27,11 @@ from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import evaluate
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import ImageMatches, Kind
+from tessera.utils.evaluation.networks import fused_copy
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import keep_malloc_memory
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.checkpoint import fused_copy
 from tessera.utils.types import DatasetIndex
 from tests.benchmarks.harness import OwnProcess, indexed, parser, rounds, show
 

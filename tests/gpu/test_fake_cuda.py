@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from tessera.deploy.inference.detector import Detector
 from tessera.models.layers.blocks import concat
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.models.nms import NmsSettings, non_max_suppression, select_candidates
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.step import TrainStep
+from tessera.utils.evaluation.networks import TrainedNetwork, fused_copy
 from tessera.utils.evaluation.predictors import Settings, ShardEvaluation
-from tessera.utils.inference.detector import Detector
 from tessera.utils.machine.batch_norm import BatchNormParts, FusedBatchNormParts
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
-from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
-from tessera.utils.search.autobatch import synthetic_batch, synthetic_index
+from tessera.utils.training.autobatch import synthetic_batch, synthetic_index
 from tests.gpu.conftest import HEADS as SHARED_HEADS
 from tests.utils.engine.trainer import FREE, SIZE, Trainer, made_batch
 from tests.utils.machine.fake_cuda import FakeCuda

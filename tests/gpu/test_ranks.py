@@ -17,6 +17,7 @@ from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.ddp import DataParallel, average_statistics
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
 from tessera.utils.ranks.world import World
+from tests.deploy.exporting.made import ANCHORED, checkpoint
 from tests.gpu.conftest import TOLERANCE, Gate, made_trainer, pinned
 from tests.system.jobs import train
 from tests.system.launch import torchrun
@@ -25,7 +26,6 @@ from tests.system.test_failure import fail, reports
 from tests.system.test_val import VAL, printed_metrics
 from tests.system.tiny import assert_same_checkpoint, flags, losses
 from tests.utils.engine.trainer import made_batch
-from tests.utils.exporting.made import ANCHORED, checkpoint
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tessera.data.source.checks.results import DatasetCheck
-from tessera.data.source.checks.run_checks import check_dataset
+from tessera.analysis.checks.results import DatasetCheck
+from tessera.analysis.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.types import DatasetIndex, DatasetSpec

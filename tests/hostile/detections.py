@@ -14,14 +14,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tessera.commands import detect
+from tessera.deploy.inference.sources.capture import Capture
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.errors import UserError
-from tessera.utils.inference.sources.capture import Capture
 from tessera.utils.machine.opencv import cv2
+from tests.deploy.exporting.made import ANCHORED, checkpoint, lively
 from tests.hostile.expect import checked
-from tests.utils.exporting.made import ANCHORED, checkpoint, lively
 
 _kept = ExitStack()
 FLAGS: dict[str, Any] = {"device": "cpu", "imgsz": 64, "max_det": 4}

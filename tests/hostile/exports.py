@@ -14,14 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tessera.deploy.inference.detector import Detector
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.weights import Weights, load_weights, save_safetensors
-from tessera.utils.inference.detector import Detector
-from tests.hostile.damages import cut, flipped, left_out, named, repeated, zeroed
-from tests.hostile.expect import Message, message_or_result
-from tests.utils.exporting.made import ANCHORED, checkpoint
-from tests.utils.runtime.attacks import PT2, WritesWhenLoaded, WritesWhenRun, write_script
-from tests.utils.runtime.made_files import (
+from tests.deploy.exporting.made import ANCHORED, checkpoint
+from tests.deploy.runtime.attacks import PT2, WritesWhenLoaded, WritesWhenRun, write_script
+from tests.deploy.runtime.made_files import (
     ANSWER,
     ROWS,
     STRINGS,
@@ -34,6 +32,8 @@ from tests.utils.runtime.made_files import (
     write_rows,
     write_torchscript,
 )
+from tests.hostile.damages import cut, flipped, left_out, named, repeated, zeroed
+from tests.hostile.expect import Message, message_or_result
 
 CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 800, 16, 120, 3 * 2**30
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tessera.data.source.checks.run_checks import check_dataset
+from tessera.analysis.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.types import DatasetIndex

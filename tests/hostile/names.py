@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tessera.commands import detect
 from tessera.utils.machine.opencv import cv2
+from tests.deploy.exporting.made import picture
 from tests.hostile.detections import found, require_whole, weights, weights_with, write_video
 from tests.hostile.expect import raw_characters
-from tests.utils.exporting.made import picture
 
 CASES, FAST_CASES = 400, 3
 TIME_LIMIT_S = 120

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from tessera.commands import detect
-from tessera.utils.inference.outputs import AnnotatedFiles
+from tessera.deploy.inference.outputs import AnnotatedFiles
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.streams import protect_streams
+from tests.deploy.exporting.made import picture
 from tests.hostile.campaign import may_mount
 from tests.hostile.damages import named
 from tests.hostile.detections import found, require_whole, weights, write_video
 from tests.hostile.expect import checked
 from tests.system.launch import ROOT
-from tests.utils.exporting.made import picture
 
 CASES, FAST_CASES = 300, 3
 TIME_LIMIT_S = 120

@@ -11,9 +11,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 
+from tessera.analysis.checks.run_checks import check_dataset
 from tessera.data.feed.dataset import ValDataset
 from tessera.data.feed.image_store import ImageStore
-from tessera.data.source.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.types import DatasetIndex, Draw

@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 from tessera.utils.machine.opencv import cv2
+from tests.deploy.exporting.made import picture
 from tests.hostile.damages import cut, named, zeroed
 from tests.hostile.detections import found, require_whole, weights, write_video
 from tests.hostile.expect import raw_characters
 from tests.hostile.pictures import encoded, enlarged, flipped, make_special, noise, repeated_often
-from tests.utils.exporting.made import picture
 
 CASES, FAST_CASES = 500, 3
 TIME_LIMIT_S = 120

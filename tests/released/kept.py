@@ -8,7 +8,7 @@ from typing import Any
 
 import tessera
 from tessera.commands import val
-from tessera.utils.inference.detector import Detector
+from tessera.deploy.inference.detector import Detector
 from tests.released.squares import COUNTS, SIZE, draw
 
 FOLDER = Path(__file__).parent

@@ -21,12 +21,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import tessera.analysis.search.study
 import tessera.data.feed.loader
 import tessera.models.heads.anchor.loss
 import tessera.utils.checkpoints.saver
 import tessera.utils.engine.step
 import tessera.utils.evaluation.predictors
-import tessera.utils.search.study
 import tessera.utils.training.data
 import tessera.utils.training.validation
 from tessera.commands import train
@@ -40,7 +40,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "batch": (tessera.utils.evaluation.predictors.ShardEvaluation, "_finish"),
     "save": (tessera.utils.checkpoints.saver, "save_checkpoint"),
     "end": (tessera.utils.training.validation.Validation, "validate_best"),
-    "report": (tessera.utils.search.study.SharedStudy, "report"),
+    "report": (tessera.analysis.search.study.SharedStudy, "report"),
 }
 
 

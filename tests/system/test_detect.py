@@ -15,16 +15,16 @@ import torch
 
 import tessera
 from tessera.commands import detect, val
+from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.errors import UserError
-from tessera.utils.inference.sources.frames import Frame, SourceEvent
+from tests.deploy.exporting.made import ANCHORED, NAMES, checkpoint, picture
+from tests.deploy.inference.sources.made_sources import events, frames, items
+from tests.deploy.inference.sources.mjpeg_server import REFUSE, mjpeg_server
 from tests.hostile.detections import weights_with
 from tests.layers import ROOT
 from tests.system.jobs import Job
 from tests.system.launch import python_command
-from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint, picture
-from tests.utils.inference.sources.made_sources import events, frames, items
-from tests.utils.inference.sources.mjpeg_server import REFUSE, mjpeg_server
 
 SIZES = ((90, 120), (33, 140), (128, 40), (11, 300), (300, 200), (60, 60))
 

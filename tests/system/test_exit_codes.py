@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tessera.utils.ranks.run_lock import RunLock
+from tests.deploy.exporting.made import ANCHORED, checkpoint
 from tests.system.jobs import slurm_variables, started
 from tests.system.launch import ROOT, Outcome, python_command, run_command, run_python, torchrun, wait_until
 from tests.system.tiny import flags, make_data
-from tests.utils.exporting.made import ANCHORED, checkpoint
 
 FAULTY = ROOT / "tests" / "system" / "fault_program.py"
 TABLE = (ROOT / "docs" / "exit-codes.md").read_text().partition("## Exit codes")[2].partition("\n## ")[0]

@@ -79,7 +79,10 @@ def test_the_archives_hold_the_files_and_the_licences(archives: Path) -> None:
     (wheel,), (archive,) = archives.glob("*.whl"), archives.glob("*.tar.gz")
     files = {
         f"tessera/{path.relative_to(top)}"
-        for top, folders in ((ROOT, ("data", "models", "utils")), (ROOT / "tessera", ("commands",)))
+        for top, folders in (
+            (ROOT, ("data", "models", "utils", "analysis", "deploy")),
+            (ROOT / "tessera", ("commands",)),
+        )
         for folder in folders
         for path in (top / folder).rglob("*")
         if path.suffix in (".py", ".yaml", ".html", ".css", ".js")

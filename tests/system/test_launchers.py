@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tessera.commands import train
+from tests.deploy.exporting.made import ANCHORED, checkpoint
 from tests.system.jobs import started
 from tests.system.launch import ROOT, Command, Outcome, free_port, python_command, run_command, torchrun
 from tests.system.tiny import flags, make_data
-from tests.utils.exporting.made import ANCHORED, checkpoint
 from tests.utils.test_environment import launch_of
 
 TRAIN = ROOT / "train.py"

@@ -18,15 +18,15 @@ import numpy as np
 import pytest
 
 from tessera.commands import detect, val
+from tessera.deploy.inference import video_writer
+from tessera.deploy.inference.video_writer import VideoWriter
 from tessera.utils.errors import ConfigError
 from tessera.utils.files import sha256
-from tessera.utils.inference import video_writer
-from tessera.utils.inference.video_writer import VideoWriter
+from tests.deploy.exporting.made import ANCHORED, checkpoint, picture
+from tests.deploy.inference.sources.made_sources import write_video
 from tests.hostile.detections import require_whole, weights_with
 from tests.system.jobs import Job
 from tests.system.launch import python_command
-from tests.utils.exporting.made import ANCHORED, checkpoint, picture
-from tests.utils.inference.sources.made_sources import write_video
 
 ALL = {"save_txt": True, "save_csv": True, "save_json": True, "save_crop": True}
 

@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 
 from tessera.commands import export
+from tests.deploy.exporting.made import ANCHORED, checkpoint, picture
 from tests.system.launch import ROOT, forget_tests, python_command, run_command, torchrun_command
 from tests.system.tiny import flags, make_data
-from tests.utils.exporting.made import ANCHORED, checkpoint, picture
 
 WRITING = "creat,mkdir,mkdirat,rename,renameat,renameat2,link,linkat,symlink,symlinkat,unlink,unlinkat,truncate"
 WRITING += ",chmod,fchmodat,utimensat,mknod,mknodat"

@@ -19,19 +19,19 @@ from tessera import Detector
 from tessera.commands import export, train, val
 from tessera.commands.val import ignored_flags
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.deploy.runtime.exported import Description, ExportedNetwork
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.evaluation.evaluation_data import image_size, read_dataset
+from tessera.utils.evaluation.networks import TorchNetwork, TrainedNetwork, fused_copy
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.runtime.checkpoint import TorchNetwork, TrainedNetwork, fused_copy
-from tessera.utils.runtime.evaluation_data import image_size, read_dataset
-from tessera.utils.runtime.exported import Description, ExportedNetwork
+from tests.analysis.label_errors.planted import plant
+from tests.deploy.exporting.made import ANCHORED, FREE, checkpoint, dataset
 from tests.system.launch import ROOT, Command, Outcome, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data
-from tests.utils.exporting.made import ANCHORED, FREE, checkpoint, dataset
-from tests.utils.label_errors.planted import plant
 
 VAL = ROOT / "val.py"
 

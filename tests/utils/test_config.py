@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tessera.analysis.comparison.flags import CompareConfig
 from tessera.data.source.dataset_yaml import load_spec
+from tessera.deploy.exporting.flags import ExportConfig
+from tessera.deploy.inference.flags import DetectConfig
 from tessera.utils.config import HYPS_DIR, Hyp, TrainConfig, complete_hyp, given_hyp, load_hyp
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.compare import CompareConfig
-from tessera.utils.flags.detect import DetectConfig
-from tessera.utils.flags.export import ExportConfig
 from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
 

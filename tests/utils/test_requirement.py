@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tessera.analysis.comparison.flags import CompareConfig, parsed_requirement
 from tessera.utils.errors import ConfigError
-from tessera.utils.flags.compare import CompareConfig, parsed_requirement
 from tessera.utils.flags.val import ValConfig
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from tessera.deploy.inference.flags import DetectConfig
 from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import absolute_path, atomic_write, remove_leftovers
-from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.model_zoo import PUBLISHED
 from tessera.utils.flags.val import EvaluationConfig
 from tessera.utils.ranks.run_lock import RunLock, lock_run

@@ -11,15 +11,15 @@ from typing import Any
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import ValLoader, build_val_loader
+from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.evaluation.average_precision import Ranking, rank
+from tessera.utils.evaluation.backend import Backend, ImageBackend
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.error_counts import Errors, count_errors
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.predictors import DetectionCollector, EvaluatedModel, Settings, ShardEvaluation, Stopwatch
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.model import Backend, ImageBackend
-from tessera.utils.runtime.pipeline import Pipeline
 from tessera.utils.thresholds import MAX_DET
 from tessera.utils.types import Batch, DatasetIndex, Metrics
 

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from tessera.data.source.decode import read_image
+from tessera.deploy.runtime.pipeline import Pipeline, network_nms
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion, LossMeter
 from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppression, select_candidates, undo_letterbox
 from tessera.utils.engine.precision import Precision
+from tessera.utils.evaluation.backend import Backend, ImageBackend
 from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import ImageMatches, match_image
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import single_threaded_pool
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.model import Backend, ImageBackend
-from tessera.utils.runtime.pipeline import Pipeline, network_nms
 from tessera.utils.thresholds import MAX_DET, Threshold
 from tessera.utils.types import Batch, DatasetIndex, Detections
 

@@ -128,7 +128,9 @@ def _disagreement(differences: Mapping[str, str]) -> UserError:
 def code_version() -> str:
     """Return a hash of the program's Python files, the same for a clone and an installation."""
     package = Path(tessera.__file__).parent
-    folders = [package / name for name in ("commands", "data", "models", "utils")]  # in a clone they are links
+    folders = [
+        package / name for name in ("commands", "data", "models", "utils", "analysis", "deploy")
+    ]  # in a clone they are links
     files = sorted(path.relative_to(package) for folder in folders for path in folder.rglob("*.py"))
     return _short(b"".join((package / path).read_bytes() for path in files))
 

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tessera.analysis.error_analysis.files import ERRORS
 from tessera.utils.checkpoints.run_directory import write_flags, write_yaml
 from tessera.utils.engine.context import RunContext
-from tessera.utils.error_analysis.files import ERRORS
 from tessera.utils.errors import UserError, warn_on_error
 from tessera.utils.evaluation.predictors import DetectionCollector
 from tessera.utils.files import remove_leftovers

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tessera.data.source.scan import ImageLabels, locate_labels
-from tessera.utils.error_analysis.files import (
+from tessera.analysis.error_analysis.files import (
     ERRORS,
     background_line,
     error_items,
@@ -16,21 +15,22 @@ from tessera.utils.error_analysis.files import (
     write_errors,
     write_images,
 )
-from tessera.utils.error_analysis.tide_gains import error_gains
+from tessera.analysis.error_analysis.tide_gains import error_gains
+from tessera.analysis.image_pages.label_errors_page import PAGE, label_errors_page
+from tessera.analysis.label_errors.evidence import Evidence
+from tessera.analysis.label_errors.files import FILE, counts, label_error_table, write_label_errors
+from tessera.analysis.label_errors.ranking import suspects
+from tessera.analysis.report.advice import interval_line, speed_line
+from tessera.analysis.report.page import NAME, page
+from tessera.analysis.report.page_data import ReportData, RunInfo
+from tessera.data.source.scan import ImageLabels, locate_labels
 from tessera.utils.errors import warn_on_error
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.label_errors.evidence import Evidence
-from tessera.utils.label_errors.files import FILE, counts, label_error_table, write_label_errors
-from tessera.utils.label_errors.ranking import suspects
 from tessera.utils.report.charts.validation import plot_validation
 from tessera.utils.report.console import print_lines
-from tessera.utils.report.image_pages.label_errors_page import PAGE, label_errors_page
-from tessera.utils.report.page.advice import interval_line, speed_line
-from tessera.utils.report.page.page import NAME, page
-from tessera.utils.report.page.page_data import ReportData, RunInfo
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics

@@ -10,12 +10,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tessera.analysis.error_analysis.files import ERRORS
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
 from tessera.utils.checkpoints.resume import Difference, ResumedRun, run_of_checkpoint, saved_config
 from tessera.utils.checkpoints.run_directory import new_run, newest_last_checkpoint, run_path
 from tessera.utils.config import AUTO, Hyp, TrainConfig, given_hyp
 from tessera.utils.engine.stopping import EarlyStopping
-from tessera.utils.error_analysis.files import ERRORS
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import absolute_path, reachable_path, user_path
 from tessera.utils.ranks.launch import check_batch_size

@@ -36,8 +36,8 @@ from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
 from tessera.utils.report.trackers.loggers import import_tracker
-from tessera.utils.search.autobatch import Trial, auto_batch_size
 from tessera.utils.text import plural, row
+from tessera.utils.training.autobatch import Trial, auto_batch_size
 from tessera.utils.training.class_weights import class_weights
 from tessera.utils.training.data import TrainingData, box_sizes, load_data, warn_of_problems
 

@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
+from tessera.analysis.report.page_data import RunInfo
+from tessera.analysis.search.trial import Pruned, TrialObserver
 from tessera.data.feed.loader import ValLoader
+from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.checkpoints.saver import Saver
@@ -21,17 +24,14 @@ from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import TrainState
 from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, evaluate
+from tessera.utils.evaluation.networks import TrainedNetwork, fused_copy
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.flags.program import started
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.signals import StopSignals
-from tessera.utils.report.page.page_data import RunInfo
 from tessera.utils.report.results_csv import read_results
 from tessera.utils.report.run_recorder import RunRecorder
 from tessera.utils.report.validation import report_errors, report_validation, table_header, validation_line
-from tessera.utils.runtime.checkpoint import TrainedNetwork, fused_copy
-from tessera.utils.runtime.pipeline import Pipeline
-from tessera.utils.search.trial import Pruned, TrialObserver
 from tessera.utils.text import plural
 from tessera.utils.training.data import TrainingData
 from tessera.utils.training.result import TrainingResult

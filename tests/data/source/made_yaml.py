@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source.checks.results import DatasetCheck
-from tessera.data.source.checks.run_checks import check_dataset
+from tessera.analysis.checks.results import DatasetCheck
+from tessera.analysis.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.errors import UserError

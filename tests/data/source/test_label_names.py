@@ -15,9 +15,9 @@ from PIL import Image
 
 from tessera.data.source import decode
 from tessera.data.source.decode import _read_by_pillow, decode_raw_pixels, read_image
+from tessera.deploy.inference.sources.source_arguments import parse_sources
 from tessera.utils.bit_depth import READS_HEIC
 from tessera.utils.errors import UserError
-from tessera.utils.inference.sources.source_arguments import parse_sources
 from tests.data.source.made_yaml import build, check
 from tests.data.source.tool_forms import images as tool_images
 from tests.data.source.tool_forms import labels as tool_labels

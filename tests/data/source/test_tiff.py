@@ -12,9 +12,9 @@ import pytest
 
 from tessera.data.source.decode import RefusedImage, UnusableImage, decode_raw_pixels, image_size, read_image
 from tessera.data.source.tiff import extra_pages_message
+from tessera.deploy.inference.input_images import to_pixels
+from tessera.deploy.inference.sources.sources import open_sources
 from tessera.utils.bit_depth import PixelRule, to_uint8
-from tessera.utils.inference.input_images import to_pixels
-from tessera.utils.inference.sources.sources import open_sources
 from tests.data.make import write_dataset
 from tests.data.source.made_tiff import tiff
 from tests.data.source.made_yaml import build

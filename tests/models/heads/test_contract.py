@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tessera.deploy.exporting.raw_network import RawNetwork
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import LossMeter, gather_rows
 from tessera.models.heads.head import LOSS_HYPS, HeadSpec
@@ -20,7 +21,6 @@ from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.models.tta import predict_augmented
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
-from tessera.utils.exporting.raw_network import RawNetwork
 from tests.models.heads.made_models import ROWS, SIZE_HW, each_head, images, made, shares_of
 
 ROOT = Path(__file__).resolve().parents[3]

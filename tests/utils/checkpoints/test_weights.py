@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tessera.deploy.runtime.open_model import open_exported, open_model
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints import format
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
@@ -18,11 +19,10 @@ from tessera.utils.checkpoints.transfer import intersect_weights
 from tessera.utils.checkpoints.weights import EXPORTED, Weights, load_weights, save_safetensors
 from tessera.utils.errors import UserError
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.open_model import open_exported, open_model
+from tests.deploy.exporting.made import ANCHORED, NAMES, checkpoint
+from tests.deploy.runtime.made_files import write_torchscript
 from tests.utils.checkpoints.made_state import Net, assert_equal, full, make_state, train
-from tests.utils.exporting.made import ANCHORED, NAMES, checkpoint
 from tests.utils.machine.stand_in import StandIn
-from tests.utils.runtime.made_files import write_torchscript
 
 
 def test_weights_of_a_checkpoint(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_memory_that_ends_while_a_model_is_opened(good: Path, monkeypatch: pytes
     def no_memory_here(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("tessera.utils.runtime.checkpoint.fused_copy", no_memory_there)
+    monkeypatch.setattr("tessera.utils.evaluation.networks.fused_copy", no_memory_there)
     with pytest.raises(UserError, match=r"out of memory on stand-in: the model of best\.pt .*Use a smaller model"):
         open_model(str(good), World(accelerator=StandIn()))
     monkeypatch.setattr(format, "read_archive", no_memory_here)

@@ -10,18 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tessera.analysis.comparison.disagreements import ImageResult, detections_above
 from tessera.data.augment.pipeline import letterbox
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.image_sizes import rect_val_shapes
 from tessera.data.feed.loader import ValLoader, build_val_loader
 from tessera.models.detector import DetectionModel
 from tessera.models.nms import NmsSettings, non_max_suppression, undo_letterbox
-from tessera.utils.evaluation.comparison.disagreements import ImageResult, detections_above
+from tessera.utils.evaluation.backend import Backend, ImageBackend
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate
 from tessera.utils.evaluation.predictors import EvaluatedModel, Settings
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.model import Backend, ImageBackend
 from tessera.utils.types import Detections, Sample
 
 IMGSZ = 64

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from tessera.deploy.inference.flags import DetectConfig
 from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
-from tessera.utils.flags.detect import DetectConfig
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.ranks import run_lock
 from tessera.utils.ranks.run_lock import LOCK, RunLock, RunLockedError, lock_run

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tessera.analysis.error_analysis.files import error_items
+from tessera.analysis.error_analysis.tide_gains import error_gains
+from tessera.analysis.report.page_data import ReportData, RunInfo
 from tessera.utils.config import TrainConfig
-from tessera.utils.error_analysis.files import error_items
-from tessera.utils.error_analysis.tide_gains import error_gains
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.page.page_data import ReportData, RunInfo
 from tessera.utils.report.results_csv import result_columns
 from tessera.utils.seeding import sample_rng
 from tests.data.made_index import write_images

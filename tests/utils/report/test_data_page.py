@@ -10,13 +10,13 @@ from pathlib import Path
 import cv2
 import pytest
 
+from tessera.analysis.checks import results
+from tessera.analysis.checks.run_checks import check_dataset
+from tessera.analysis.image_pages.dataset_page import NAME, data_page
 from tessera.commands import train
-from tessera.data.source.checks import results
-from tessera.data.source.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.synthetic_shapes import render_image
 from tessera.utils.errors import UserError
-from tessera.utils.report.image_pages.dataset_page import NAME, data_page
 from tessera.utils.types import DatasetSpec
 from tests.data.make import write_dataset, write_image
 from tests.utils.report.made_page import HOSTILE, assert_safe

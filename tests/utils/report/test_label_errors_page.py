@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+from tessera.analysis.image_pages.label_errors_page import label_errors_page
+from tessera.analysis.label_errors.evidence import LabelErrorKind
+from tessera.analysis.label_errors.ranking import LabelError
+from tessera.analysis.report.error_gallery import MOST, chosen
+from tessera.analysis.report.page_data import RunInfo
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.label_errors.evidence import LabelErrorKind
-from tessera.utils.label_errors.ranking import LabelError
-from tessera.utils.report.image_pages.label_errors_page import label_errors_page
-from tessera.utils.report.page.error_gallery import MOST, chosen
-from tessera.utils.report.page.page_data import RunInfo
 from tessera.utils.types import DatasetIndex
 from tests.data.made_index import make_index, write_images
 from tests.utils.report.made_page import HOSTILE, assert_safe

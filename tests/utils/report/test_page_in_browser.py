@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tessera.utils.report.image_pages.dataset_page import data_page
-from tessera.utils.report.image_pages.label_errors_page import label_errors_page
-from tessera.utils.report.page.page import page
-from tessera.utils.report.page.page_data import ReportData
+from tessera.analysis.image_pages.dataset_page import data_page
+from tessera.analysis.image_pages.label_errors_page import label_errors_page
+from tessera.analysis.report.page import page
+from tessera.analysis.report.page_data import ReportData
 from tessera.utils.types import DatasetSpec
 from tests.browser import NODE_MODULES, Tab, opened
 from tests.utils.report.made_page import HOSTILE, made_report_data, trained

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from tessera.analysis.report.curves import training_series
 from tessera.utils.engine.stopping import START
 from tessera.utils.report.charts.figure import BLUE, INK, RED, explain_empty, new_figure, save, style
-from tessera.utils.report.page.curves import training_series
 
 
 def plot_results(results: pd.DataFrame, target: Path, best: int | None) -> None:

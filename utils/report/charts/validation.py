@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from numpy.typing import NDArray
 
+from tessera.analysis.report.tables import most_confused
 from tessera.utils.evaluation.average_precision import RECALLS
 from tessera.utils.evaluation.curves import Curves
 from tessera.utils.evaluation.error_counts import ConfusionMatrix
@@ -30,7 +31,6 @@ from tessera.utils.report.charts.figure import (
     save,
     style,
 )
-from tessera.utils.report.page.tables import most_confused
 from tessera.utils.report.palette import class_hex, class_text
 
 _LABELLED_CLASSES = 20  # up to here, a legend has a line for each class

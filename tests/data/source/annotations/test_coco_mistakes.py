@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from tessera.analysis.checks.run_checks import check_dataset
 from tessera.data.source.annotations.coco_file import read_coco
-from tessera.data.source.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.errors import UserError

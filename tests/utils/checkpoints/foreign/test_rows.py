@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from tessera.data.source.decode import read_image
+from tessera.deploy.exporting.flags import ExportConfig
+from tessera.deploy.exporting.job import ExportJob
+from tessera.deploy.exporting.onnx_file import write_onnx
+from tessera.deploy.runtime.open_model import open_exported, open_model
+from tessera.deploy.runtime.pipeline import letterbox_image, network_input
 from tessera.models.detector import DetectionModel
 from tessera.utils.boxes import xyxy_to_cxcywh
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import UserError
-from tessera.utils.exporting.job import ExportJob
-from tessera.utils.exporting.onnx_file import write_onnx
-from tessera.utils.flags.export import ExportConfig
+from tessera.utils.evaluation.backend import Backend
 from tessera.utils.machine.choose_device import accelerator_of
 from tessera.utils.ranks.world import World
-from tessera.utils.runtime.model import Backend
-from tessera.utils.runtime.open_model import open_exported, open_model
-from tessera.utils.runtime.pipeline import letterbox_image, network_input
 from tests import families
 from tests.utils.checkpoints.foreign.made import save
 

@@ -1,0 +1,1 @@
+"""Where a model goes: exports and their runtimes, detection, launchers."""

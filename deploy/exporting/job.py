@@ -1,0 +1,187 @@
+"""The export job: checkpoint, flags, sizes and calibration images shared by all formats."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tessera.data.source.annotations.class_matching import SINGLE_CLASS
+from tessera.data.source.dataset_yaml import load_spec
+from tessera.data.source.decode import UndecodableImage, read_image
+from tessera.data.source.index import build_index
+from tessera.deploy.exporting.flags import ExportConfig
+from tessera.deploy.exporting.quantized.sensitivity import N_IMAGES, sensitive_layers
+from tessera.deploy.runtime.pipeline import letterbox_image, network_input
+from tessera.models.detector import DetectionModel, check_imgsz
+from tessera.models.layers.blocks import Conv
+from tessera.utils.bit_depth import Pixels
+from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.evaluation.evaluation_data import model_classes
+from tessera.utils.files import sha256, user_path
+from tessera.utils.flags.options import parsed_confidence
+from tessera.utils.thresholds import class_thresholds, detection_threshold
+from tessera.utils.types import DatasetIndex
+
+CALIBRATION = 128  # training images, spread evenly
+VARIANTS = ("raw", "half", "int8", "end2end", "batched")  # flags that not every format supports
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ExportJob:
+    """A checkpoint to export.
+
+    Attributes:
+        path, sha256: of the checkpoint.
+    """
+
+    path: Path
+    sha256: str
+    model: DetectionModel  # unfused, in training mode on the CPU; its head is reduced to inference
+    weights: Weights  # the other content of the checkpoint
+    config: ExportConfig
+    imgsz: int  # long side in pixels that images are resized to, a multiple of the stride
+    size_hw: tuple[int, int] | None  # fixed height and width of the bare network; None = any
+    conf: float  # recommended confidence, written to the metadata
+    class_confs: tuple[float, ...]  # that of each class; () = unknown
+
+    @classmethod
+    def read(cls, config: ExportConfig) -> ExportJob:
+        """Load `--weights` and derive sizes and thresholds.
+
+        Raises:
+            UserError: the checkpoint is missing or cannot be exported, a size does not fit the model, or there are no
+                calibration images.
+        """
+        path = resolve_weights(config.weights)
+        weights = load_weights(path)
+        model = model_of_weights(weights, str(path))
+        if model.channels != 3:
+            raise UserError(f"--weights {path}: reads images of {model.channels} channels, expected 3: images are RGB.")
+        model.head.strip_for_inference(end2end=config.end2end)
+        size_hw = _fixed_size(config, model)
+        requested = config.imgsz[0] if config.imgsz else weights.default_imgsz
+        imgsz = max(size_hw) if size_hw else check_imgsz(requested, model.stride)
+        best, asked = detection_threshold(weights.confidence), parsed_confidence(config.conf_thres)
+        if asked is None and weights.confidence not in (None, best):
+            log.warning(
+                f"--conf-thres: the best F1 of {path} is at {weights.confidence:.3g}, too low to detect with; the "
+                f"default of the export is {best:g}."
+            )
+        conf, class_confs = best if asked is None else asked, class_thresholds(weights.class_confidences, best)
+        job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf, class_confs)
+        if config.int8:
+            _ = job.training  # raises before any work
+        return job
+
+    @property
+    def folder(self) -> Path:
+        """Output folder: `--output`, else that of the file as given: for a bare name the working directory."""
+        config = self.config
+        return user_path(config.output, "--output") if config.output else user_path(config.weights, "--weights").parent
+
+    def file(self, suffix: str) -> Path:
+        """Return the output path for a suffix; variants are part of the name."""
+        words = [self.path.stem, *(word for word in VARIANTS if getattr(self.config, word))]
+        if self.size_hw:
+            words.append("{}x{}".format(*self.size_hw))
+        return self.folder / ("-".join(words) + suffix)
+
+    def images(self, split: str) -> tuple[DatasetIndex | None, tuple[int, ...]]:
+        """Return a split of `--data`, or of the training dataset where that exists here, and the classes of val.
+
+        The classes are those of `model_classes`; other splits have (). Nothing is downloaded without `--data`.
+
+        Raises:
+            UserError: `--data` is missing, invalid, or has none of the model's classes.
+        """
+        given, single_cls = self.config.data, self.weights.names == (SINGLE_CLASS,)
+        if not (given or self.weights.data):
+            return None, ()
+        try:
+            spec = load_spec(given or self.weights.data, obtain=bool(given))
+            index, source = build_index(spec, split, single_cls=single_cls), f"--weights {self.path}"
+            return index, model_classes(self.model.names, spec, source, single_cls=single_cls) if split == "val" else ()
+        except UserError as error:
+            if given:
+                raise
+            log.warning(f"{error} The weights were trained on it; give another dataset with --data.")
+            return None, ()
+
+    @cached_property
+    def training(self) -> DatasetIndex:
+        """Images for calibration; a UserError where they are missing."""
+        index, _ = self.images("train")
+        if index is None:
+            kind, where = (UserError, "here") if self.weights.data else (ConfigError, "known")
+            raise kind(
+                f"--int8: quantisation is calibrated on training images, but the dataset that {self.path.name} was "
+                f"trained on is not {where}. Give its YAML with --data, such as --data coco128.yaml."
+            )
+        return index
+
+    def raw_calibration_images(self, count: int = CALIBRATION) -> Iterator[Pixels]:
+        """Yield at most `count` training images, uint8 (H, W, 3) RGB."""
+        index = self.training
+        chosen = np.unique(np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(int))
+        for image in chosen.tolist():
+            with suppress(UndecodableImage):  # `--check-data` reports it
+                yield read_image(index.path(image), rule=index.pixels)
+
+    def calibration_images(self, count: int = CALIBRATION) -> Iterator[Tensor]:
+        """Yield calibration images as network input, float32 (1, 3, h, w)."""
+        for pixels in self.raw_calibration_images(count):
+            canvas, _ = letterbox_image(pixels, self.imgsz, self.model.stride, self.size_hw)
+            yield network_input(canvas, torch.device("cpu")).contiguous()
+
+    @cached_property
+    def float_layers(self) -> tuple[int, ...]:
+        """Layers that an 8-bit file computes in float32, as the model YAML counts them."""
+        layers = sensitive_layers(self.model, self.calibration_images(N_IMAGES))
+        log.info(f"--int8: layers in float32: {', '.join(map(str, layers))}")
+        return layers
+
+    @property
+    def convolution_weights(self) -> frozenset[str]:
+        """Names in the graph of all convolution weights but those of the prediction layers.
+
+        Prediction layers write logits of boxes and classes, whose ranges differ: in 8 bits the scores would vanish.
+        """
+        convolutions = (name for name, module in self.model.named_modules() if isinstance(module, Conv))
+        return frozenset(f"model.{name}.conv.weight" for name in convolutions)
+
+    @property
+    def quantized_weights(self) -> frozenset[str]:
+        """Names of the weights that are quantised; a UserError where there are none."""
+        in_float = tuple(f"model.model.{layer}." for layer in self.float_layers)
+        weights = frozenset(name for name in self.convolution_weights if not name.startswith(in_float))
+        if not weights:
+            raise UserError(
+                f"--int8: {self.weights.source}: 8 bits change the scores too much in every layer. Export without "
+                "--int8, or train longer."
+            )
+        return weights
+
+
+def _fixed_size(config: ExportConfig, model: DetectionModel) -> tuple[int, int] | None:
+    if not config.raw or not config.imgsz:
+        return None
+    height, width = config.imgsz * 2 if len(config.imgsz) == 1 else config.imgsz
+    if height % model.stride or width % model.stride:
+        near = [-(-side // model.stride) * model.stride for side in (height, width)]
+        raise ConfigError(
+            f"--imgsz {height} {width}: expected multiples of {model.stride}, the stride of {model.name}, such as "
+            f"{near[0]} {near[1]}."
+        )
+    return height, width

@@ -1,0 +1,132 @@
+"""Exported files for tests: a tiny network in several formats, and ONNX files that compute constants."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tessera.deploy.runtime.exported import BARE, WHOLE
+from tessera.utils.machine.optional_packages import import_extra
+
+NAMES, STRIDE = ("red", "green", "blue"), 32
+STRINGS = {"format": BARE, "names": json.dumps(NAMES), "imgsz": "64", "stride": str(STRIDE), "data": "tiny.yaml"}
+
+
+class Cells(nn.Module):
+    """A row for each cell of 32 pixels: its middle, 40 × 40 pixels, and the mean of each colour as a score."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        scores = nn.functional.avg_pool2d(images, STRIDE).flatten(2).transpose(1, 2)
+        height, width = images.shape[2] // STRIDE, images.shape[3] // STRIDE
+        y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        centres = (torch.stack((x.flatten(), y.flatten()), -1) + 0.5) * STRIDE
+        boxes = torch.cat((centres, torch.full_like(centres, 40.0)), -1)
+        return torch.cat((boxes.expand(images.shape[0], -1, -1), scores), -1)
+
+
+def write_onnx(path: Path, strings: dict[str, str] = STRINGS, batch: int | None = None) -> Path:
+    """The same network from ONNX's own operators; for images of 64 × 64 pixels."""
+    onnx = import_extra("onnx", "export", "a test")
+    boxes = ", ".join(map(str, Cells()(torch.zeros(1, 3, 64, 64))[0, :, :4].flatten().tolist()))
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["" : 18]>
+        cells (float[{batch or "batch"}, 3, 64, 64] images) => (float[{batch or "batch"}, 4, 7] predictions)
+        <float[1, 4, 4] boxes = {{{boxes}}}, int64[3] flat = {{0, 3, -1}}, int64[2] rows = {{4, 4}}> {{
+            cells = AveragePool <kernel_shape = [32, 32], strides = [32, 32]> (images)
+            columns = Reshape (cells, flat)
+            scores = Transpose <perm = [0, 2, 1]> (columns)
+            count = Shape <start = 0, end = 1> (columns)
+            shape = Concat <axis = 0> (count, rows)
+            all = Expand (boxes, shape)
+            predictions = Concat <axis = 2> (all, scores)
+        }}"""
+    )
+    onnx.helper.set_model_props(model, strings)
+    onnx.checker.check_model(model)
+    onnx.save(model, path)
+    return path
+
+
+def write_broken_onnx(path: Path, name: str, operator: str = "Conv") -> Path:
+    """A network whose weights, called `name`, lie outside of their file, which ONNX Runtime reports with their name."""
+    onnx = import_extra("onnx", "export", "a test")
+    given, taken = (onnx.helper.make_tensor_value_info(n, 1, [1, 3, 8, 8]) for n in ("images", "y"))
+    outside = onnx.TensorProto(name=name, data_type=1, dims=[3, 3, 1, 1], data_location=1)
+    for key, value in (("location", path.name), ("offset", "99999999"), ("length", "36")):
+        entry = outside.external_data.add()
+        entry.key, entry.value = key, value
+    norm = [onnx.numpy_helper.from_array(np.ones(3, np.float32), part) for part in "smbv"]
+    nodes = [
+        onnx.helper.make_node(operator, ["images", name], ["c"], name=name),
+        onnx.helper.make_node("BatchNormalization", ["c", *"smbv"], ["y"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", [given], [taken], [outside, *norm])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def write_openvino(path: Path, strings: dict[str, str] = STRINGS) -> Path:
+    openvino = import_extra("openvino", "openvino", "a test")
+    model: Any = openvino.Core().read_model(write_onnx(path.with_suffix(".onnx")))
+    for key, value in strings.items():
+        model.set_rt_info(value, ["tessera", key])
+    openvino.save_model(model, path, compress_to_fp16=False)
+    return path
+
+
+def write_torchscript(path: Path, strings: dict[str, str] = STRINGS) -> Path:
+    traced = torch.jit.trace(Cells(), torch.zeros(2, 3, 64, 64))
+    torch.jit.save(traced, path, _extra_files={"tessera.json": json.dumps(strings)})
+    return path
+
+
+def write_pt2(path: Path, strings: dict[str, str] = STRINGS) -> Path:
+    shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    program = torch.export.export(Cells(), (torch.zeros(2, 3, 64, 64),), dynamic_shapes=shapes)
+    torch.export.save(program, path, extra_files={"tessera.json": json.dumps(strings)})
+    return path
+
+
+WRITERS = {".onnx": write_onnx, ".xml": write_openvino, ".torchscript": write_torchscript, ".pt2": write_pt2}
+
+WHOLE_STRINGS = {**STRINGS, "format": WHOLE}
+ANSWER = {  # a sound one
+    "boxes": np.array([[1, 2, 30, 40], [5, 5, 20, 60.5]], np.float32),
+    "scores": np.array([0.75, 0.5], np.float32),
+    "classes": np.array([2, 0], np.int64),
+}
+ROWS = np.array([[[32, 32, 20, 20, 0.5, 0.25, 0], [30, 30, 9, 9, 0, 0, 0.75]]], np.float32)
+
+
+def write_answer(path: Path, answer: Mapping[str, NDArray[Any]], strings: Mapping[str, str] = WHOLE_STRINGS) -> Path:
+    """A whole detector that detects `answer`, its outputs by name."""
+    inputs = "uint8[height, width, 3] image, float conf, float iou, int64 max_det"
+    return _write_constants(path, inputs, answer, strings)
+
+
+def write_rows(path: Path, rows: NDArray[Any], strings: Mapping[str, str] = STRINGS, batch: Any = "batch") -> Path:
+    """A bare network that computes `rows` of any images."""
+    return _write_constants(path, f"float[{batch}, 3, height, width] images", {"predictions": rows}, strings)
+
+
+def _write_constants(path: Path, inputs: str, outputs: Mapping[str, NDArray[Any]], strings: Mapping[str, str]) -> Path:
+    """A file whose outputs are constants."""
+    onnx = import_extra("onnx", "export", "a test")
+    constants = [onnx.numpy_helper.from_array(np.asarray(value), f"const_{name}") for name, value in outputs.items()]
+    value_of = onnx.helper.make_tensor_value_info
+    infos = [value_of(name, one.data_type, None) for name, one in zip(outputs, constants, strict=True)]
+    body = " ".join(f"{name} = Identity (const_{name})" for name in outputs)
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> answers ({inputs}) => () {{ {body} }}')
+    model.graph.output.extend(infos)
+    model.graph.initializer.extend(constants)
+    onnx.helper.set_model_props(model, dict(strings))
+    onnx.save(model, path)
+    return path
