@@ -35,10 +35,10 @@ LARGEST_NUMBER = 2**31 - 1  # of flags without a limit
 COMPATIBILITY = "Compatibility"
 # Groups of --help and the fields of all commands in each, in order.
 _GROUPS = {
-    "Model and weights": "models a b weights trust_file cfg freeze noautoanchor",
+    "Model and weights": "models a b weights trust_file cfg head freeze noautoanchor",
     "Data": "source data task imgsz batch_size rect tile overlap single_cls cache check_data report",
-    "Training": "epochs hyp optimizer cos_lr label_smoothing patience noval seed evolve objective",
-    "Augmentation and sampling": "close_mosaic multi_scale sampling image_weights",
+    "Training": "epochs hyp optimizer cos_lr label_smoothing patience metric noval seed evolve objective",
+    "Augmentation and sampling": "close_mosaic transforms multi_scale sampling image_weights",
     "Prediction": "conf_thres iou_thres max_det classes agnostic_nms augment end2end track vid_stride every_frame",
     "Export": "include raw batched int8 opset max_drop license",
     "Distributed and performance": "device sync_bn workers threads amp half compile deterministic profile",
@@ -46,7 +46,7 @@ _GROUPS = {
         "resume project name exist_ok output nosave save_period save_steps noplots noreport verbose find_errors "
         "require save_txt save_conf save_json save_csv save_crop auto_label line_thickness hide_labels hide_conf"
     ),
-    "Logging": "loggers",
+    "Logging": "loggers callbacks",
     COMPATIBILITY: "local_rank",
 }
 GROUPS = {title: tuple(names.split()) for title, names in _GROUPS.items()}
