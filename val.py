@@ -31,6 +31,7 @@ if __name__ == "__main__":
 from tessera.analysis.label_errors.candidates import EvidenceCollector
 from tessera.analysis.label_errors.evidence import Evidence
 from tessera.analysis.report.page_data import RunInfo
+from tessera.analysis.validation_report import report_errors, report_label_errors, report_validation
 from tessera.data.source.index import build_index, index_warnings
 from tessera.deploy.runtime.open_model import open_model
 from tessera.deploy.runtime.pipeline import Pipeline
@@ -48,7 +49,6 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import plain_folder, plain_metrics, setup_logging
 from tessera.utils.report.sample_images import SHOWN, SampleImageCollector
-from tessera.utils.report.validation import report_errors, report_label_errors, report_validation
 from tessera.utils.thresholds import DEFAULT_CONF, Threshold
 from tessera.utils.types import Metrics
 

@@ -25,8 +25,8 @@ from tessera.analysis.report.tables import MOST_CLASSES, breakdowns, class_rows,
 from tessera.analysis.report.template import format_commands
 from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
+from tests.analysis.made_page import HEBREW, HOSTILE, assert_safe, made_report_data, trained
 from tests.utils.evaluation.made_images import matrix_of
-from tests.utils.report.made_page import HEBREW, HOSTILE, assert_safe, made_report_data, trained
 
 
 @pytest.fixture

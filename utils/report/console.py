@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from tessera.utils.ranks.run_lock import LOCK
-from tessera.utils.text import escape_control
+from tessera.utils.text import escape_control, table_row
 from tessera.utils.types import Metrics
 
 # In a clone a command may be imported by its file's name too, as users of YOLOv5 do.
@@ -81,3 +81,12 @@ def plain_folder(run: Path | None) -> dict[str, Any]:
     """Return the run directory and its entries, directories with a slash; None without a run directory."""
     entries = sorted(path for path in run.iterdir() if path.name != LOCK) if run is not None else []
     return {"run": run and str(run), "files": [path.name + "/" * path.is_dir() for path in entries]}
+
+
+def table_header() -> str:
+    return table_row("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
+
+
+def validation_line(metrics: Metrics) -> str:
+    """Return the row of all classes together, below `table_header`."""
+    return table_row(*next(metrics.rows()))

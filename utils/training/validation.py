@@ -13,6 +13,7 @@ import torch
 
 from tessera.analysis.report.page_data import RunInfo
 from tessera.analysis.search.trial import Pruned, TrialObserver
+from tessera.analysis.validation_report import report_errors, report_validation
 from tessera.data.feed.loader import ValLoader
 from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.models.detector import DetectionModel
@@ -29,9 +30,9 @@ from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.flags.program import started
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.signals import StopSignals
+from tessera.utils.report.console import table_header, validation_line
 from tessera.utils.report.results_csv import read_results
 from tessera.utils.report.run_recorder import RunRecorder
-from tessera.utils.report.validation import report_errors, report_validation, table_header, validation_line
 from tessera.utils.text import plural
 from tessera.utils.training.data import TrainingData
 from tessera.utils.training.result import TrainingResult

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tessera.utils.report.console import setup_logging
-from tessera.utils.report.validation import interval_line, speed_line, table_header, validation_line
+from tessera.analysis.report.advice import interval_line, speed_line
+from tessera.utils.report.console import setup_logging, table_header, validation_line
 from tessera.utils.text import table_row
 from tessera.utils.types import Metrics
 

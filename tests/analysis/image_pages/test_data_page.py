@@ -18,8 +18,8 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.synthetic_shapes import render_image
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetSpec
+from tests.analysis.made_page import HOSTILE, assert_safe
 from tests.data.make import write_dataset, write_image
-from tests.utils.report.made_page import HOSTILE, assert_safe
 
 BOX = "0 0.5 0.5 0.5 0.5\n"
 

@@ -13,8 +13,8 @@ from tessera.analysis.report.page_data import RunInfo
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.types import DatasetIndex
+from tests.analysis.made_page import HOSTILE, assert_safe
 from tests.data.made_index import make_index, write_images
-from tests.utils.report.made_page import HOSTILE, assert_safe
 
 ORIGIN = RunInfo(ValConfig(find_errors=True), "best.pt", 640, "cpu")
 

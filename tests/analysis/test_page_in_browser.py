@@ -16,10 +16,10 @@ from tessera.analysis.image_pages.label_errors_page import label_errors_page
 from tessera.analysis.report.page import page
 from tessera.analysis.report.page_data import ReportData
 from tessera.utils.types import DatasetSpec
+from tests.analysis.image_pages.test_data_page import made_check
+from tests.analysis.image_pages.test_label_errors_page import ORIGIN, made_label_errors
+from tests.analysis.made_page import HOSTILE, made_report_data, trained
 from tests.browser import NODE_MODULES, Tab, opened
-from tests.utils.report.made_page import HOSTILE, made_report_data, trained
-from tests.utils.report.test_data_page import made_check
-from tests.utils.report.test_label_errors_page import ORIGIN, made_label_errors
 
 pytestmark = pytest.mark.slow
 

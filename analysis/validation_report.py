@@ -30,10 +30,10 @@ from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.report.charts.validation import plot_validation
-from tessera.utils.report.console import print_lines
+from tessera.utils.report.console import print_lines, table_header, validation_line
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import table_row
-from tessera.utils.types import DatasetIndex, DatasetSpec, Metrics
+from tessera.utils.types import DatasetIndex, DatasetSpec
 
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without
@@ -121,12 +121,3 @@ def report_label_errors(
             result["page"] = str(run / PAGE)
             print_lines(f"Page: {run / PAGE}")
     return result
-
-
-def table_header() -> str:
-    return table_row("Class", "Images", "Instances", "P", "R", "mAP50", "mAP50-95")
-
-
-def validation_line(metrics: Metrics) -> str:
-    """Return the row of all classes together, below `table_header`."""
-    return table_row(*next(metrics.rows()))
