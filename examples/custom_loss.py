@@ -10,9 +10,9 @@ from pathlib import Path
 from torch import Tensor
 
 import tessera
+from tessera.models.heads.criterion import LossSettings
 from tessera.models.heads.free.head import AnchorFreeLoss, DetectFree
 from tessera.models.model_yaml import HEADS, MODELS_DIR
-from tessera.utils.config import Hyp
 
 
 class SquaredBoxLoss(AnchorFreeLoss):
@@ -26,11 +26,9 @@ class SquaredBoxLoss(AnchorFreeLoss):
 class DetectSquared(DetectFree):
     """`DetectFree` that is trained with `SquaredBoxLoss`; a checkpoint names the head, so it needs this file too."""
 
-    def criterion(
-        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> AnchorFreeLoss:
+    def criterion(self, settings: LossSettings) -> AnchorFreeLoss:
         """Return the loss that trains this head."""
-        return SquaredBoxLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
+        return SquaredBoxLoss(self, settings)
 
 
 def main(epochs: int = 20, project: Path = Path("runs/train")) -> None:

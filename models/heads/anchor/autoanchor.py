@@ -12,7 +12,6 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -93,14 +92,6 @@ def fit_anchors(
     return per_layer, (
         f"AutoAnchor: new anchors raise the best possible recall from {recall:.4f} to {new_recall:.4f}: {sizes}."
     )
-
-
-def set_anchors(head: Detect, anchors_px: NDArray[np.floating]) -> None:
-    """Set the anchors of a head, (L, A / L, 2) in pixels, in its buffer."""
-    assert anchors_px.shape == tuple(head.anchors.shape), (anchors_px.shape, head.anchors.shape)
-    pixels = torch.as_tensor(anchors_px).to(head.anchors)
-    with torch.no_grad():
-        head.anchors.copy_(pixels / head.anchors.new_tensor(head.strides)[:, None, None])
 
 
 def _log(wh: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -17,15 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tessera.models.heads.anchor.autoanchor import fit_anchors, set_anchors
+from tessera.models.heads.anchor.autoanchor import fit_anchors
 from tessera.models.heads.anchor.loss import AnchorLoss
+from tessera.models.heads.criterion import LossSettings
 from tessera.models.heads.grid import arange_like
 from tessera.models.heads.head import Head, HeadSpec, Output, object_prior
 from tessera.models.layers.yaml_arguments import count, one_of, positive, read_arguments
-from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
-from tessera.utils.ranks.world import World
-from tessera.utils.seeding import sample_rng
 from tessera.utils.text import plural
 
 log = logging.getLogger(__name__)
@@ -145,19 +143,18 @@ class Detect(Head):
         of_classes = {"cls", "cls_pw"} if nc > 1 else set()
         return frozenset({"box", "obj", "obj_pw", "anchor_t", "fl_gamma"} | of_classes)
 
-    def criterion(
-        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> AnchorLoss:
-        return AnchorLoss(self, hyp, imgsz=imgsz, label_smoothing=label_smoothing, class_weights=class_weights)
+    def criterion(self, settings: LossSettings) -> AnchorLoss:
+        return AnchorLoss(self, settings)
 
-    def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
-        """Run AutoAnchor on the labels, (M, 2) in pixels at the training size; rank 0 decides."""
-        if config.noautoanchor:
-            return
-        rng = sample_rng(config.seed, 0, 0, "anchors")
-        anchors_px, message = world.run_on_main(lambda: fit_anchors(self, labels_wh, hyp.anchor_t, rng))
+    def prepare(
+        self, labels_wh: NDArray[np.floating], settings: LossSettings, rng: np.random.Generator | None
+    ) -> dict[str, Tensor]:
+        """Return the anchors that AutoAnchor chooses for the labels; none without `rng`."""
+        if rng is None:
+            return {}
+        anchors_px, message = fit_anchors(self, labels_wh, settings.anchor_t, rng)
         log.info(message)
-        set_anchors(self, anchors_px)
+        return {"anchors": torch.from_numpy(anchors_px) / torch.tensor(self.strides)[:, None, None]}
 
     @property
     def priors(self) -> Tensor:

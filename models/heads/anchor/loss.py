@@ -15,9 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.models.heads.anchor.anchor_assigner import AnchorAssignment, assign_targets
-from tessera.models.heads.criterion import Criterion, SumOverRanks, gather_rows, no_reduction, split_targets
+from tessera.models.heads.criterion import (
+    Criterion,
+    LossSettings,
+    SumOverRanks,
+    gather_rows,
+    no_reduction,
+    split_targets,
+)
 from tessera.utils.boxes import complete_iou
-from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,31 +44,25 @@ class AnchorLoss(Criterion[AnchorAssignment]):
 
     names = ("box", "obj", "cls")
 
-    def __init__(
-        self, head: Detect, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> None:
-        """Prepare the loss of a head; later changes of its anchors are followed. Class targets are 1 - ε/2 and ε/2.
-
-        Of `hyp`, box, obj, cls, obj_pw, cls_pw, fl_gamma and anchor_t are read.
-        """
-        self.nc = head.nc
-        self.label_smoothing, self.class_weights = label_smoothing, class_weights
-        self._hyp, self._head = hyp, head
+    def __init__(self, head: Detect, settings: LossSettings) -> None:
+        """Prepare the loss of a head; later changes of its anchors are followed. Class targets are 1 - ε/2 and ε/2."""
+        self.nc, self.class_weights = head.nc, settings.class_weights
+        self._settings, self._head = settings, head
         self._anchors = head.anchors.detach().cpu().float().numpy().copy()
         self._anchors_seen = (head.anchors, head.anchors._version)
-        box, obj, cls = scaled_gains(hyp, nc=head.nc, nl=head.nl, imgsz=imgsz)
+        box, obj, cls = scaled_gains(settings, nc=head.nc, nl=head.nl)
         weights = torch.tensor([[box, obj * balance, cls / head.nc] for balance in objectness_balance(head.nl)])
         self._weights = {weights.device: weights}  # a copy for each device
 
     @property
     def unused(self) -> frozenset[str]:
-        gains = self._hyp.box, self._hyp.obj, self._hyp.cls * (self.nc > 1)
+        gains = self._settings.box, self._settings.obj, self._settings.cls * (self.nc > 1)
         return frozenset(name for name, gain in zip(self.names, gains, strict=True) if gain == 0)
 
     def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorAssignment:
         head, checked = self._head, split_targets(targets, self.nc, batch_size)
         anchors, grids_hw = self._anchors_on_host(), head.grids_hw(size_hw)
-        return assign_targets(checked, anchors, head.strides, self._hyp.anchor_t, batch_size, grids_hw)
+        return assign_targets(checked, anchors, head.strides, self._settings.anchor_t, batch_size, grids_hw)
 
     def __call__(
         self,
@@ -97,7 +97,7 @@ class AnchorLoss(Criterion[AnchorAssignment]):
 
         quality = iou.detach().clamp(min=0).index_select(0, assignment.last_positives).split(cells_per_level)
         dense = [
-            self._binary_loss(logits, torch.zeros_like(logits).index_put_(at.unbind(0), values), self._hyp.obj_pw)
+            self._binary_loss(logits, torch.zeros_like(logits).index_put_(at.unbind(0), values), self._settings.obj_pw)
             for logits, at, values in zip(objectness, cells, quality, strict=True)
         ]
         if assignment.ignored is not None:
@@ -107,9 +107,9 @@ class AnchorLoss(Criterion[AnchorAssignment]):
 
         if self.nc > 1:
             logits = positives[:, 5:]
-            low = self.label_smoothing / 2
+            low = self._settings.label_smoothing / 2
             truth = torch.full_like(logits, low).scatter_(1, assignment.classes[:, None], 1 - low)
-            per_positive = self._binary_loss(logits, truth, self._hyp.cls_pw).sum(1)
+            per_positive = self._binary_loss(logits, truth, self._settings.cls_pw).sum(1)
             per_positive = self.weighted(per_positive, assignment.classes)
         else:
             per_positive = torch.zeros_like(iou)
@@ -137,13 +137,13 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         """Return the elementwise binary cross-entropy; focal if fl_gamma is not 0."""
         weight = None if positive_weight == 1 else logits.new_full((1,), positive_weight)
         loss = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
-        if self._hyp.fl_gamma == 0:
+        if self._settings.fl_gamma == 0:
             return loss
         probability = logits.sigmoid()
         miss = targets + probability - 2 * targets * probability  # 1 - p_t, of soft targets too
         alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
         # At 0 the gradient of a power below 1 is infinite, and a saturated sigmoid makes it NaN.
-        return loss * alpha * miss.clamp(min=1e-6) ** self._hyp.fl_gamma
+        return loss * alpha * miss.clamp(min=1e-6) ** self._settings.fl_gamma
 
     def _anchors_on_host(self) -> NDArray[np.float32]:
         """Return the head's anchors (L, A, 2), copied again only if the buffer was changed or replaced."""
@@ -155,13 +155,14 @@ class AnchorLoss(Criterion[AnchorAssignment]):
         return self._anchors
 
 
-def scaled_gains(hyp: Hyp, *, nc: int, nl: int, imgsz: int) -> tuple[float, float, float]:
-    """Return gains of box, objectness and class loss for nl levels, nc classes and a training size in pixels.
+def scaled_gains(settings: LossSettings, *, nc: int, nl: int) -> tuple[float, float, float]:
+    """Return gains of box, objectness and class loss for nl levels, nc classes and the training size.
 
-    Those of `hyp` are for COCO: 3 levels, 80 classes, 640 pixels.
+    Those of the settings are for COCO: 3 levels, 80 classes, 640 pixels.
     """
     layers = 3 / nl
-    return hyp.box * layers, hyp.obj * (imgsz / 640) ** 2 * layers, hyp.cls * nc / 80 * layers
+    obj = settings.obj * (settings.imgsz / 640) ** 2
+    return settings.box * layers, obj * layers, settings.cls * nc / 80 * layers
 
 
 def objectness_balance(nl: int) -> tuple[float, ...]:

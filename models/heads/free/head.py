@@ -16,15 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tessera.models.heads.criterion import gather_rows
+from tessera.models.heads.criterion import LossSettings, gather_rows
 from tessera.models.heads.free.task_aligned_loss import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
 from tessera.models.heads.grid import Grid, arange_like, cells_last, make_grid
 from tessera.models.heads.head import Head, HeadSpec, Output, Recipes, object_prior
 from tessera.models.layers.blocks import Conv
 from tessera.models.layers.yaml_arguments import flag, one_of, read_arguments, up_to
 from tessera.utils.boxes import complete_iou_of_pairs, xyxy_to_cxcywh
-from tessera.utils.config import Hyp, TrainConfig
-from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
 
@@ -172,15 +170,15 @@ class DetectFree(Head):
         first, second = grid.centres - low, grid.centres + high
         return torch.cat((first, second if self.reg_max > 1 else torch.maximum(first, second)), -1)
 
-    def criterion(
-        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> AnchorFreeLoss:
-        return AnchorFreeLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
+    def criterion(self, settings: LossSettings) -> AnchorFreeLoss:
+        return AnchorFreeLoss(self, settings)
 
-    def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
-        """Warn of objects, (M, 2) in pixels at the training size, that are larger than any box of this head."""
+    def prepare(
+        self, labels_wh: NDArray[np.floating], settings: LossSettings, rng: np.random.Generator | None
+    ) -> dict[str, Tensor]:
+        """Warn of objects that are larger than any box of this head."""
         if self.reg_max == 1 or not len(labels_wh):
-            return
+            return {}
         largest = 2 * (self.reg_max - 1) * max(self.strides)
         fraction = float((labels_wh.max(1) > largest).mean())
         if fraction:
@@ -190,6 +188,7 @@ class DetectFree(Head):
                 f"reg_max {self.reg_max}: {fraction:.1%} of the objects are larger than {largest:g} px, the largest "
                 f"box of {type(self).__name__}; their boxes will be too small. Use {remedy}a smaller --imgsz."
             )
+        return {}
 
 
 class AnchorFreeLoss(TaskAlignedLoss):
@@ -207,11 +206,9 @@ class AnchorFreeLoss(TaskAlignedLoss):
 
     _head: DetectFree
 
-    def __init__(
-        self, head: DetectFree, hyp: Hyp, *, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> None:
-        gains = {"box": hyp.box, "cls": hyp.cls, "dfl" if head.reg_max > 1 else "l1": hyp.dfl}
-        super().__init__(head, hyp, gains, (4 * head.reg_max, head.nc), label_smoothing, class_weights)
+    def __init__(self, head: DetectFree, settings: LossSettings) -> None:
+        gains = {"box": settings.box, "cls": settings.cls, "dfl" if head.reg_max > 1 else "l1": settings.dfl}
+        super().__init__(head, settings, gains, (4 * head.reg_max, head.nc))
         if head.one_to_one is not None:
             self._topk = (*self._topk, 1)
             self.names = (*gains, *(f"one_{name}" for name in gains))

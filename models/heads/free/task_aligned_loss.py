@@ -21,7 +21,14 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.models.heads.criterion import Criterion, SumOverRanks, gather_rows, no_reduction, split_targets
+from tessera.models.heads.criterion import (
+    Criterion,
+    LossSettings,
+    SumOverRanks,
+    gather_rows,
+    no_reduction,
+    split_targets,
+)
 from tessera.models.heads.free.task_aligned_assigner import (
     AnchorFreeAssignment,
     Matches,
@@ -30,7 +37,6 @@ from tessera.models.heads.free.task_aligned_assigner import (
 )
 from tessera.models.heads.grid import Grid
 from tessera.models.heads.head import Head
-from tessera.utils.config import Hyp
 
 log = logging.getLogger(__name__)
 
@@ -60,25 +66,17 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
     branches are added.
     """
 
-    def __init__(
-        self,
-        head: Head,
-        hyp: Hyp,
-        gains: Mapping[str, float],
-        widths: Sequence[int],
-        label_smoothing: float,
-        class_weights: Tensor | None,
-    ) -> None:
-        """Prepare the loss of a head, with `hyp`'s topk, alpha and beta.
+    def __init__(self, head: Head, settings: LossSettings, gains: Mapping[str, float], widths: Sequence[int]) -> None:
+        """Prepare the loss of a head.
 
         For one set of branches: `gains` of the losses by name, and `widths`, the numbers per cell of each output.
         """
-        if label_smoothing:
+        if settings.label_smoothing:
             log.warning("--label-smoothing has no effect: this head has soft targets already.")
-        self.names, self.class_weights = tuple(gains), class_weights
+        self.names, self.class_weights = tuple(gains), settings.class_weights
         self._gains, self._widths = tuple(gains.values()), tuple(widths)
-        self._topk: tuple[int, ...] = (round(hyp.topk),)  # cells per object, for each set of branches
-        self._hyp, self._head = hyp, head
+        self._topk: tuple[int, ...] = (round(settings.topk),)  # cells per object, for each set of branches
+        self._settings, self._head = settings, head
 
     @property
     def unused(self) -> frozenset[str]:
@@ -135,7 +133,8 @@ class TaskAlignedLoss(Criterion[AnchorFreeAssignment]):
             outputs = tuple(output.flatten(0, 1) for output in raw)
             boxes = self._boxes_at(raw[0].detach(), grid, assignment)
             scores = functools.partial(self._scores, outputs)
-            matched.append((outputs, assign_topk(boxes, scores, assignment, self._hyp.alpha, self._hyp.beta, topk)))
+            alpha, beta = self._settings.alpha, self._settings.beta
+            matched.append((outputs, assign_topk(boxes, scores, assignment, alpha, beta, topk)))
         return grid, matched
 
     def _boxes_at(self, raw: Tensor, grid: Grid, assignment: AnchorFreeAssignment) -> Callable[[Tensor], Tensor]:

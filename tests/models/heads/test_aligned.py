@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.models.heads.criterion import LossMeter
+from tessera.models.heads.criterion import LossMeter, LossSettings
 from tests.models.heads.free import made as free
 from tests.models.heads.free.made import HYP, SHAPES_HW, SIZE_HW, A, matched, random_targets
 from tests.models.heads.yolox import oracle as yolox
@@ -22,7 +22,7 @@ each_head = pytest.mark.parametrize(
 
 
 def loss_of(head: Any, smoothing: float = 0.0) -> Any:
-    return head.criterion(HYP, imgsz=96, label_smoothing=smoothing)
+    return head.criterion(LossSettings.of(HYP, imgsz=96, label_smoothing=smoothing))
 
 
 @each_head

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.models.heads.anchor.loss import scaled_gains
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.boxes import complete_iou
 from tessera.utils.config import Hyp
 from tests.models.heads.anchor.made_loss import grid_anchors
@@ -71,4 +72,4 @@ def oracle_loss(
         zero = p.sum() * 0
         mean = [torch.stack(part).mean() if part else zero for part in (box, cls)]
         parts = parts + torch.stack((mean[0], obj * (4.0, 1.0, 0.4)[level], mean[1]))
-    return parts * torch.tensor(scaled_gains(hyp, nc=nc, nl=3, imgsz=96))
+    return parts * torch.tensor(scaled_gains(LossSettings.of(hyp, imgsz=96), nc=nc, nl=3))

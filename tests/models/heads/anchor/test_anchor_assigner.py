@@ -9,23 +9,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.models.heads.anchor.autoanchor import set_anchors
 from tessera.models.heads.anchor.loss import AnchorLoss
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import Hyp, load_hyp
 from tests.models.heads.anchor.loss_oracle import oracle_assignment
-from tests.models.heads.anchor.made_loss import (
-    ANCHORS_PX,
-    SIZE_HW,
-    Head,
-    grid_anchors,
-    random_targets,
-    reference_targets,
-)
+from tests.models.heads.anchor.made_loss import SIZE_HW, Head, grid_anchors, random_targets, reference_targets
 
 
 def test_assignment_equals_the_reference(shared: Path, hyp: Hyp) -> None:
     expected = np.load(shared / "reference" / "assign.npz")
-    assignment = AnchorLoss(Head(), hyp, imgsz=256).assign(reference_targets(shared), 4, (256, 256))
+    assignment = AnchorLoss(Head(), LossSettings.of(hyp, imgsz=256)).assign(reference_targets(shared), 4, (256, 256))
     taken = assignment.cells[:, assignment.positive_cells].T
     split = [t.split(assignment.positives_per_level) for t in (taken, assignment.boxes, assignment.classes)]
     anchors = assignment.anchors.split(assignment.positives_per_level)
@@ -51,7 +44,9 @@ def target_rows(draw: st.DrawFn) -> list[float]:
 @given(st.lists(target_rows(), max_size=6))
 def test_assignment_equals_three_plain_loops(rows: list[list[float]]) -> None:
     targets = torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
-    assignment = AnchorLoss(Head(), load_hyp("hyp.scratch-low.yaml"), imgsz=96).assign(targets, 2, SIZE_HW)
+    assignment = AnchorLoss(Head(), LossSettings.of(load_hyp("hyp.scratch-low.yaml"), imgsz=96)).assign(
+        targets, 2, SIZE_HW
+    )
     expected = oracle_assignment(targets, 4.0, SIZE_HW)
     assert assignment.positives_per_level == tuple(map(len, expected))
 
@@ -71,12 +66,12 @@ def test_assignment_equals_three_plain_loops(rows: list[list[float]]) -> None:
 
 def test_anchors_set_after_the_criterion_was_built_count(hyp: Hyp) -> None:
     head = Head()
-    criterion = AnchorLoss(head, hyp, imgsz=96)
+    criterion = AnchorLoss(head, LossSettings.of(hyp, imgsz=96))
     targets = random_targets(25, 2, SIZE_HW, 5)
     criterion.assign(targets, 2, SIZE_HW)
-    set_anchors(head, np.array(ANCHORS_PX) * 1.7)
-    expected = AnchorLoss(head, hyp, imgsz=96).assign(targets, 2, SIZE_HW)
+    head.load_state_dict({"anchors": grid_anchors() * 1.7}, strict=False)
+    expected = AnchorLoss(head, LossSettings.of(hyp, imgsz=96)).assign(targets, 2, SIZE_HW)
     assert torch.equal(criterion.assign(targets, 2, SIZE_HW).anchors, expected.anchors)
     head.anchors = grid_anchors()  # as `module.to(device)` replaces a buffer
-    expected = AnchorLoss(Head(), hyp, imgsz=96).assign(targets, 2, SIZE_HW)
+    expected = AnchorLoss(Head(), LossSettings.of(hyp, imgsz=96)).assign(targets, 2, SIZE_HW)
     assert torch.equal(criterion.assign(targets, 2, SIZE_HW).anchors, expected.anchors)

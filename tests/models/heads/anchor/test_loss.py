@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tessera.models.heads.anchor.loss import AnchorLoss, scaled_gains
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import Hyp
 from tests.models.heads.anchor.loss_oracle import oracle_loss
 from tests.models.heads.anchor.made_loss import SIZE_HW, Head, random_targets, raw_predictions, reference_targets
@@ -17,8 +18,8 @@ from tests.models.heads.anchor.made_loss import SIZE_HW, Head, random_targets, r
 def test_loss_and_gradient_equal_the_reference(shared: Path, hyp: Hyp) -> None:
     expected = np.load(shared / "reference" / "loss.npz")
     predictions = [torch.from_numpy(expected[f"p{level}"]).requires_grad_() for level in range(3)]
-    criterion = AnchorLoss(Head(), hyp, imgsz=256)
-    np.testing.assert_allclose(scaled_gains(hyp, nc=5, nl=3, imgsz=256), expected["gains"], rtol=1e-6)
+    criterion = AnchorLoss(Head(), LossSettings.of(hyp, imgsz=256))
+    np.testing.assert_allclose(scaled_gains(LossSettings.of(hyp, imgsz=256), nc=5, nl=3), expected["gains"], rtol=1e-6)
 
     loss, items = criterion(predictions, criterion.assign(reference_targets(shared), 4, (256, 256)))
     (loss * 4).backward()
@@ -35,7 +36,7 @@ def test_loss_and_gradient_equal_plain_loops(hyp: Hyp, class_weights: list[float
     targets = random_targets(25, 2, SIZE_HW, 5)
     predictions = raw_predictions(2, SIZE_HW, 5)
     weights = torch.tensor(class_weights) if class_weights else None
-    criterion = AnchorLoss(Head(), hyp, imgsz=96, class_weights=weights)
+    criterion = AnchorLoss(Head(), LossSettings.of(hyp, imgsz=96, class_weights=weights))
     assignment = criterion.assign(targets, 2, SIZE_HW)
     assert assignment.cells.shape[1] < len(assignment.positive_cells), (
         "the case must hold cells that two candidates lie in"
@@ -49,7 +50,7 @@ def test_loss_and_gradient_equal_plain_loops(hyp: Hyp, class_weights: list[float
 
 
 def test_memory_format_does_not_matter(hyp: Hyp) -> None:
-    criterion = AnchorLoss(Head(), hyp, imgsz=96)
+    criterion = AnchorLoss(Head(), LossSettings.of(hyp, imgsz=96))
     assignment = criterion.assign(random_targets(25, 2, SIZE_HW, 5), 2, SIZE_HW)
     last = raw_predictions(2, SIZE_HW, 5)
     first = [p.detach().permute(0, 1, 4, 2, 3).contiguous().permute(0, 1, 3, 4, 2).requires_grad_() for p in last]
@@ -65,7 +66,7 @@ def test_memory_format_does_not_matter(hyp: Hyp) -> None:
 
 def test_repeated_runs_agree_to_the_bit_with_two_threads(hyp: Hyp) -> None:
     size_hw = (320, 320)
-    criterion = AnchorLoss(Head(nc=20), hyp, imgsz=320)
+    criterion = AnchorLoss(Head(nc=20), LossSettings.of(hyp, imgsz=320))
     targets = random_targets(400, 4, size_hw, 20)
     targets[200:, 2:] = targets[:200, 2:]  # the same boxes again: cells with many candidates
     assignment = criterion.assign(targets, 4, size_hw)
@@ -85,7 +86,7 @@ def test_repeated_runs_agree_to_the_bit_with_two_threads(hyp: Hyp) -> None:
 
 def test_the_backward_reads_no_value(hyp: Hyp) -> None:
     """Some gradients of torch look at values, though only of tensors that have any, and in no dispatch mode."""
-    criterion = AnchorLoss(Head(), hyp, imgsz=96)
+    criterion = AnchorLoss(Head(), LossSettings.of(hyp, imgsz=96))
     assignment = criterion.assign(random_targets(25, 2, SIZE_HW, 5), 2, SIZE_HW)
     loss, _ = criterion(raw_predictions(2, SIZE_HW, 5), assignment)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

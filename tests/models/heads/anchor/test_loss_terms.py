@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tessera.models.heads.anchor.anchor_assigner import AnchorAssignment
 from tessera.models.heads.anchor.loss import AnchorLoss, objectness_balance, scaled_gains
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
 from tests.models.heads.anchor.made_loss import SIZE_HW, Head, random_targets, raw_predictions
@@ -24,7 +25,7 @@ def candidate_rows(predictions: list[Tensor], assignment: AnchorAssignment) -> T
 
 @pytest.mark.parametrize("nc", [1, 5])
 def test_a_batch_without_objects_still_has_every_gradient(hyp: Hyp, nc: int) -> None:
-    criterion = AnchorLoss(Head(nc=nc), hyp, imgsz=96)
+    criterion = AnchorLoss(Head(nc=nc), LossSettings.of(hyp, imgsz=96))
     predictions = raw_predictions(2, SIZE_HW, nc)
     loss, items = criterion(predictions, criterion.assign(torch.zeros(0, 6), 2, SIZE_HW))
     loss.backward()
@@ -37,7 +38,7 @@ def test_a_batch_without_objects_still_has_every_gradient(hyp: Hyp, nc: int) -> 
 
 
 def test_one_class_has_no_class_loss(hyp: Hyp) -> None:
-    criterion = AnchorLoss(Head(nc=1), hyp, imgsz=96)
+    criterion = AnchorLoss(Head(nc=1), LossSettings.of(hyp, imgsz=96))
     predictions = raw_predictions(2, SIZE_HW, 1)
     loss, items = criterion(predictions, criterion.assign(random_targets(20, 2, SIZE_HW, 1), 2, SIZE_HW))
     gradients = torch.autograd.grad(loss, predictions)
@@ -47,18 +48,18 @@ def test_one_class_has_no_class_loss(hyp: Hyp) -> None:
 def test_positive_weights_and_smoothing(hyp: Hyp) -> None:
     targets = random_targets(20, 2, SIZE_HW, 5)
     predictions = [p.detach() for p in raw_predictions(2, SIZE_HW, 5)]
-    plain = AnchorLoss(Head(), hyp, imgsz=96)
+    plain = AnchorLoss(Head(), LossSettings.of(hyp, imgsz=96))
     assignment = plain.assign(targets, 2, SIZE_HW)
     rows = candidate_rows(predictions, assignment)
 
-    smooth = AnchorLoss(Head(), replace(hyp, cls_pw=3.0), imgsz=96, label_smoothing=0.2)
+    smooth = AnchorLoss(Head(), LossSettings.of(replace(hyp, cls_pw=3.0), imgsz=96, label_smoothing=0.2))
     truth = torch.full((len(rows), 5), 0.1)
     truth[range(len(rows)), assignment.classes] = 0.9
     logits = rows[:, 5:]
     expected = -(3 * truth * F.logsigmoid(logits) + (1 - truth) * F.logsigmoid(-logits))
     torch.testing.assert_close(smooth.sums(predictions, assignment)[:, 2].sum(), expected.sum())
 
-    weighted = AnchorLoss(Head(), replace(hyp, obj_pw=3.0), imgsz=96)
+    weighted = AnchorLoss(Head(), LossSettings.of(replace(hyp, obj_pw=3.0), imgsz=96))
     more = weighted.sums(predictions, assignment)[:, 1] - plain.sums(predictions, assignment)[:, 1]
     assert (more[:2] > 0).all(), "a positive weight counts positive cells more"
     nothing = plain.assign(torch.zeros(0, 6), 2, SIZE_HW)
@@ -67,7 +68,7 @@ def test_positive_weights_and_smoothing(hyp: Hyp) -> None:
 
 def test_focal_loss(hyp: Hyp) -> None:
     """Without objects: 0.75 p^gamma BCE, whatever the sign conventions of the implementation."""
-    criterion = AnchorLoss(Head(), replace(hyp, fl_gamma=1.5), imgsz=96)
+    criterion = AnchorLoss(Head(), LossSettings.of(replace(hyp, fl_gamma=1.5), imgsz=96))
     predictions = [p.detach() for p in raw_predictions(2, SIZE_HW, 5)]
     sums = criterion.sums(predictions, criterion.assign(torch.zeros(0, 6), 2, SIZE_HW))
     for level, p in enumerate(predictions):
@@ -87,7 +88,7 @@ def test_focal_loss(hyp: Hyp) -> None:
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
 def test_saturated_logits_have_finite_gradients(hyp: Hyp, gamma: float) -> None:
-    criterion = AnchorLoss(Head(), replace(hyp, fl_gamma=gamma), imgsz=96)
+    criterion = AnchorLoss(Head(), LossSettings.of(replace(hyp, fl_gamma=gamma), imgsz=96))
     assignment = criterion.assign(random_targets(20, 2, SIZE_HW, 5), 2, SIZE_HW)
     predictions = [(p.detach() * 200).requires_grad_() for p in raw_predictions(2, SIZE_HW, 5)]
     loss, _ = criterion(predictions, assignment)
@@ -96,8 +97,8 @@ def test_saturated_logits_have_finite_gradients(hyp: Hyp, gamma: float) -> None:
 
 
 def test_scaled_gains_leave_the_hyperparameters_alone(hyp: Hyp) -> None:
-    assert scaled_gains(hyp, nc=80, nl=3, imgsz=640) == pytest.approx((0.05, 1.0, 0.5))
-    assert scaled_gains(hyp, nc=20, nl=4, imgsz=1280) == pytest.approx((0.0375, 3.0, 0.09375))
+    assert scaled_gains(LossSettings.of(hyp), nc=80, nl=3) == pytest.approx((0.05, 1.0, 0.5))
+    assert scaled_gains(LossSettings.of(hyp, imgsz=1280), nc=20, nl=4) == pytest.approx((0.0375, 3.0, 0.09375))
 
 
 def test_objectness_balance() -> None:

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.models.heads.criterion import LossSettings
 from tessera.models.heads.grid import make_grid
-from tessera.utils.config import TrainConfig
-from tessera.utils.ranks.world import World
 from tests.models.heads.free.made import HYP, SHAPES_HW, SIZE_HW, features, made_head
 from tests.models.heads.free.oracle import STRIDES, cells_of, decode
 
@@ -66,10 +65,10 @@ def test_branches_that_predict_once_are_decoded_when_asked_for_and_move_nothing_
 
 def test_objects_beyond_the_largest_box_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     sizes = np.array([[10.0, 20.0], [190.0, 20.0], [30.0, 200.0], [20.0, 640.0]])
-    config, world = TrainConfig(), World()
-    made_head(reg_max=16).prepare(sizes, config, HYP, world)
-    made_head(reg_max=1).prepare(sizes, config, HYP, world)
+    settings = LossSettings.of(HYP)
+    made_head(reg_max=16).prepare(sizes, settings, None)
+    made_head(reg_max=1).prepare(sizes, settings, None)
     assert not caplog.text
-    made_head(reg_max=4).prepare(sizes, config, HYP, world)
+    made_head(reg_max=4).prepare(sizes, settings, None)
     assert "reg_max 4: 50.0% of the objects are larger than 192 px" in caplog.text
     assert "Use a reg_max of 11, or a smaller" in caplog.text

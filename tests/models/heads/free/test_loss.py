@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import tessera.models.heads.free.task_aligned_assigner
-from tessera.models.heads.criterion import LossMeter, Targets
+from tessera.models.heads.criterion import LossMeter, LossSettings, Targets
 from tessera.models.heads.free.head import AnchorFreeLoss
 from tessera.models.heads.free.task_aligned_assigner import PAIRS, assign_candidates, list_candidates
 from tessera.models.heads.free.task_aligned_loss import SoftCrossEntropy
@@ -39,7 +39,7 @@ def test_targets_loss_and_gradient_equal_the_dense_oracle(
     hyp = dataclasses.replace(HYP, topk=topk)
     targets, predictions = random_targets(count, batch, seed=seed), raw_predictions(batch, 5, reg_max, seed)
     weights = torch.tensor(class_weights) if class_weights else None
-    criterion = AnchorFreeLoss(made_head(5, reg_max), hyp, class_weights=weights)
+    criterion = AnchorFreeLoss(made_head(5, reg_max), LossSettings.of(hyp, class_weights=weights))
     wanted = oracle_targets([p.detach() for p in predictions], targets, hyp, SIZE_HW)
     with mock.patch.object(tessera.models.heads.free.task_aligned_assigner, "PAIRS", pairs):
         found = matched(criterion, predictions, targets)
@@ -53,7 +53,7 @@ def test_targets_loss_and_gradient_equal_the_dense_oracle(
 
 
 def test_every_object_that_touches_the_image_has_candidates() -> None:
-    criterion = AnchorFreeLoss(made_head(), HYP)
+    criterion = AnchorFreeLoss(made_head(), LossSettings.of(HYP))
     boxes = [[40, 20, 41, 21], [0, 0, 1, 60], [4, 4, 12, 12], [95, 63, 96, 64], [-300, -300, 400, 400], [12, 4, 20, 12]]
     targets = torch.tensor([[0, 0, *box] for box in boxes], dtype=torch.float32)
     assignment = criterion.assign(targets, 1, SIZE_HW)
@@ -79,7 +79,7 @@ def test_the_pairs_at_hand_stay_few_however_large_and_many_the_objects_are() -> 
 
 
 def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None:
-    criterion = AnchorFreeLoss(made_head(1, reg_max=1), dataclasses.replace(HYP, topk=3))
+    criterion = AnchorFreeLoss(made_head(1, reg_max=1), LossSettings.of(dataclasses.replace(HYP, topk=3)))
     targets = torch.tensor([[0, 0, 0, 0, 96, 64], [0, 0, 0, 0, 96, 64]], dtype=torch.float32)
     centres, strides = cells_of(SIZE_HW)
     whole_image = torch.cat((centres, torch.tensor([96, 64]) - centres), 1) / strides[:, None]
@@ -91,7 +91,7 @@ def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None
 
 
 def test_branches_that_predict_once_are_matched_with_one_cell_and_leave_the_others_alone() -> None:
-    plain, both = (AnchorFreeLoss(made_head(end2end=end2end), HYP) for end2end in (False, True))
+    plain, both = (AnchorFreeLoss(made_head(end2end=end2end), LossSettings.of(HYP)) for end2end in (False, True))
     assert both.names == ("box", "cls", "dfl", "one_box", "one_cls", "one_dfl")
     targets, many, once = random_targets(9, 3), raw_predictions(3), raw_predictions(3, seed=1)
     loss, parts = both([*many, *once], both.assign(targets, 3, SIZE_HW))
@@ -108,7 +108,7 @@ def test_branches_that_predict_once_are_matched_with_one_cell_and_leave_the_othe
 
 def test_boxes_beyond_the_last_bin_are_trained_as_the_last() -> None:
     head, targets = made_head(1, reg_max=4), torch.tensor([[0, 0, 0, 0, 96, 64]], dtype=torch.float32)
-    criterion = AnchorFreeLoss(head, HYP)
+    criterion = AnchorFreeLoss(head, LossSettings.of(HYP))
     predictions = raw_predictions(1, 1, 4)
     loss, _ = criterion(predictions, criterion.assign(targets, 1, SIZE_HW))
     assert loss.isfinite() and all(g.isfinite().all() for g in torch.autograd.grad(loss, predictions))

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tessera.models.heads.criterion import LossSettings
 from tessera.models.heads.yolox import YoloxLoss
 from tests.models.heads.free.made import HYP, SIZE_HW, matched, random_targets
 from tests.models.heads.yolox.oracle import made_head, oracle_loss, oracle_targets, raw_predictions
@@ -30,7 +31,7 @@ def test_targets_loss_and_gradient_equal_the_oracle(
     targets, predictions = random_targets(count, batch, nc, seed), raw_predictions(batch, nc, seed)
     class_weights = [0.5, 2.0, 1.0, 0.1, 3.0][:nc] if weighted else []
     weights = torch.tensor(class_weights) if weighted else None
-    criterion = YoloxLoss(made_head(nc), hyp, class_weights=weights)
+    criterion = YoloxLoss(made_head(nc), LossSettings.of(hyp, class_weights=weights))
     wanted = oracle_targets(predictions, targets, hyp, SIZE_HW)
     scores = {place: score for place, (_, score) in wanted.items()}
     assert matched(criterion, predictions, targets) == pytest.approx(scores, rel=1e-3, abs=1e-9)
@@ -45,7 +46,7 @@ def test_targets_loss_and_gradient_equal_the_oracle(
 @pytest.mark.parametrize("value", [1e30, -1e30, 200.0, float("inf"), -float("inf")])
 @pytest.mark.parametrize("column", range(4))
 def test_no_offset_makes_the_loss_infinite_or_moves_the_other_cells(column: int, value: float) -> None:
-    criterion = YoloxLoss(made_head(), HYP)
+    criterion = YoloxLoss(made_head(), LossSettings.of(HYP))
     predictions = [p.detach() for p in raw_predictions(1)]
     targets = torch.tensor([[0, 1, 0, 0, 96, 64], [0, 2, 10, 10, 50, 60]], dtype=torch.float32)
     spoiled = int(criterion._match(predictions, criterion.assign(targets, 1, SIZE_HW))[1][0][1].cells[0, 0])
