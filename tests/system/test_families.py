@@ -114,12 +114,8 @@ def test_the_backbone_of_yolox_is_loaded_whole_under_the_free_head_and_stays_whe
 ) -> None:
     file = family_files("yolox_nano")
     with caplog.at_level(logging.INFO):
-        cfg = tmp_path / "yolox-nano-free.yaml"
-        cfg.write_text(
-            (MODELS_DIR / "yolox-nano.yaml")
-            .read_text()
-            .replace("DetectYOLOX, [nc, DepthwiseSeparableConv]", "DetectFree, [nc]")
-        )
+        cfg, plain = tmp_path / "yolox-nano-free.yaml", (MODELS_DIR / "yolox-nano.yaml").read_text()
+        cfg.write_text(plain.replace("DetectYOLOX, [nc, DepthwiseSeparableConv]", "DetectFree, [nc]"))
         wanted: dict[str, Any] = {"cfg": str(cfg), "freeze": [10], "project": str(tmp_path)}
         train.run(data=str(few), weights=str(file), **wanted, **FEW)
     original = load_weights(file).state_dict
