@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tessera
 from tessera.models.heads.criterion import LossSettings
-from tessera.models.heads.free.head import AnchorFreeLoss, DetectFree
+from tessera.models.heads.free import AnchorFreeLoss, DetectFree
 from tessera.models.model_yaml import HEADS, MODELS_DIR
 
 

@@ -20,7 +20,7 @@ import tessera
 from tessera.data.source.synthetic_shapes import NAMES, write_shapes
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import LossSettings, SumOverRanks, no_reduction
-from tessera.models.heads.free.head import AnchorFreeLoss, DetectFree
+from tessera.models.heads.free import AnchorFreeLoss, DetectFree
 from tessera.models.heads.head import HeadSpec
 from tessera.models.model_yaml import HEADS, MODELS_DIR
 from tessera.utils.checkpoints.format import save_checkpoint

@@ -16,10 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from tessera.models.heads.anchor.head import Detect
-from tessera.models.heads.free.head import DetectFree
+from tessera.models.heads.anchor import Detect
+from tessera.models.heads.free import DetectFree, DetectYOLOv9
 from tessera.models.heads.head import Head
-from tessera.models.heads.yolov9 import DetectYOLOv9
 from tessera.models.heads.yolox import DetectYOLOX
 from tessera.models.layers.blocks import SiLU
 from tessera.models.layers.yaml_arguments import Reader, checked, count, is_whole, optional, positive

@@ -1,6 +1,6 @@
 """YOLOX's detection head (Ge et al., arXiv 2107.08430): layers, decoding and loss, with task-aligned assignment.
 
-Legend: B images, L levels, A cells of an image over all levels, C classes, S slots (see free/task_aligned_loss.py).
+Legend: B images, L levels, A cells of an image over all levels, C classes, S slots (see task_aligned.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from tessera.models.heads.criterion import LossSettings, gather_rows
-from tessera.models.heads.free.head import START_STD, DetectFree
-from tessera.models.heads.free.task_aligned_loss import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
+from tessera.models.heads.free import START_STD, DetectFree
 from tessera.models.heads.grid import Grid, cells_last, make_grid
 from tessera.models.heads.head import Head, HeadSpec, Output, object_prior
+from tessera.models.heads.task_aligned import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
 from tessera.models.layers.blocks import CONVS, Conv, ConvClass
 from tessera.models.layers.yaml_arguments import class_of, one_of, read_arguments
 from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh

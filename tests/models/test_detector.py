@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.models.detector import DetectionModel
-from tessera.models.heads.anchor.head import Detect
+from tessera.models.heads.anchor import Detect
 from tessera.models.layers.blocks import Conv
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import ConfigError

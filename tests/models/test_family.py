@@ -6,14 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.models.detector import DetectionModel
-from tessera.models.heads.free.head import DetectFree
+from tessera.models.detector import DetectionModel, count_gflops, count_parameters, summary
+from tessera.models.heads.free import DetectFree, DetectYOLOv9
 from tessera.models.heads.head import Head
-from tessera.models.heads.yolov9 import DetectYOLOv9
 from tessera.models.heads.yolox import DetectYOLOX
-from tessera.models.layers.repconv import RepConv
+from tessera.models.layers.elan import RepConv
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.models.summary import count_gflops, count_parameters, summary
 from tessera.utils.config import load_hyp
 from tessera.utils.yaml_file import read_yaml
 

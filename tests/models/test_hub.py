@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.models.detector import DetectionModel, check_imgsz
-from tessera.models.summary import count_gflops, count_parameters
-from tessera.models.tta import predict_augmented
+from tessera.models.detector import DetectionModel, check_imgsz, count_gflops, count_parameters, predict_augmented
 
 FAMILY = "S64 D128 B128x3 D256 B256x6 D512 B512x9 "
 P5 = f"{FAMILY} D1024 B1024x3 P1024 "

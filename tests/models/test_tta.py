@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tessera.models.detector import DetectionModel
-from tessera.models.tta import VIEWS, predict_augmented
+from tessera.models.detector import VIEWS, DetectionModel, predict_augmented
 
 
 class Lamp(nn.Module):

@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from tessera.models.detector import DetectionModel, check_imgsz
+from tessera.models.detector import DetectionModel, check_imgsz, summary
 from tessera.models.heads.criterion import Criterion, LossSettings
-from tessera.models.summary import summary
 from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,

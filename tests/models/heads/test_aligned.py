@@ -43,8 +43,8 @@ def test_a_fresh_head_learns_of_objects_far_smaller_than_its_boxes(made_head: Ca
     corners = torch.cartesian_prod(torch.arange(3, 90, 12), torch.arange(3, 58, 12)).float()
     targets = torch.cat((torch.zeros(len(corners), 2), corners, corners + 3), 1)
     criterion = loss_of(head)
-    _, (branch,) = criterion._match(predictions, criterion.assign(targets, 1, SIZE_HW))
-    assert (branch[1].targets > 0).any(1).all()
+    ((_, slots),) = criterion.assign_cells(predictions, criterion.assign(targets, 1, SIZE_HW))
+    assert (slots.targets.view(len(targets), -1) > 0).any(1).all()
 
 
 @each_head

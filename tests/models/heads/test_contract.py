@@ -13,12 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.deploy.exporting.raw_network import RawNetwork
-from tessera.models.detector import DetectionModel
+from tessera.models.detector import DetectionModel, predict_augmented
 from tessera.models.heads.criterion import LOSS_HYPS, LossMeter, LossSettings, gather_rows
 from tessera.models.heads.head import HeadSpec
 from tessera.models.model_yaml import HEADS
 from tessera.models.nms import NmsSettings, non_max_suppression
-from tessera.models.tta import predict_augmented
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
 from tests.models.heads.made_models import ROWS, SIZE_HW, each_head, images, made, shares_of

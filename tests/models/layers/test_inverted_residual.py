@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tessera.models.detector import DetectionModel
-from tessera.models.layers.blocks import Conv
-from tessera.models.layers.inverted_residual import InvertedBottleneck, InvertedResidual
+from tessera.models.layers.blocks import Conv, InvertedBottleneck, InvertedResidual
 from tests.models.layers.made_blocks import randomised
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tessera.models.detector import DetectionModel
 from tessera.models.layers.blocks import SILU, Conv
-from tessera.models.layers.repconv import RepBottleneck, RepC3, RepConv
+from tessera.models.layers.elan import RepBottleneck, RepC3, RepConv
 from tests.models.layers.made_blocks import image, randomised
 
 

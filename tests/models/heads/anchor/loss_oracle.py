@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.models.heads.anchor.loss import scaled_gains
+from tessera.models.heads.anchor_loss import scaled_gains
 from tessera.models.heads.criterion import LossSettings
 from tessera.utils.boxes import complete_iou
 from tessera.utils.config import Hyp

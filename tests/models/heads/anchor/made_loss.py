@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.models.heads.anchor.head import Detect
+from tessera.models.heads.anchor import Detect
 from tessera.utils.boxes import cxcywh_to_xyxy
 
 ANCHORS_PX = [[[10, 13], [16, 30], [33, 23]], [[30, 61], [62, 45], [59, 119]], [[116, 90], [156, 198], [373, 326]]]

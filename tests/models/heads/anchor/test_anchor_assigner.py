@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.models.heads.anchor.loss import AnchorLoss
+from tessera.models.heads.anchor_loss import AnchorLoss
 from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import Hyp, load_hyp
 from tests.models.heads.anchor.loss_oracle import oracle_assignment

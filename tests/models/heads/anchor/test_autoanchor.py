@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tessera.models.heads.anchor import autoanchor
-from tessera.models.heads.anchor.autoanchor import best_possible_recall, fit_anchors, kmeans_anchors
+from tessera.models.heads import anchor as autoanchor
+from tessera.models.heads.anchor import best_possible_recall, fit_anchors, kmeans_anchors
 from tessera.models.heads.criterion import LossSettings
 from tests.models.heads.anchor.made_loss import ANCHORS_PX, Head
 

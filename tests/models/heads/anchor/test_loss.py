@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.models.heads.anchor.loss import AnchorLoss, scaled_gains
+from tessera.models.heads.anchor_loss import AnchorLoss, scaled_gains
 from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import Hyp
 from tests.models.heads.anchor.loss_oracle import oracle_loss

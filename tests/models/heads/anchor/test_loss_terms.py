@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.models.heads.anchor.anchor_assigner import AnchorAssignment
-from tessera.models.heads.anchor.loss import AnchorLoss, objectness_balance, scaled_gains
+from tessera.models.heads.anchor_loss import AnchorAssignment, AnchorLoss, objectness_balance, scaled_gains
 from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError

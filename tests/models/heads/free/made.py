@@ -7,8 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from tessera.models.heads.free.head import DetectFree, default_branches
-from tessera.models.heads.free.task_aligned_loss import TaskAlignedLoss
+from tessera.models.heads.free import DetectFree, default_branches
+from tessera.models.heads.task_aligned import TaskAlignedLoss
 from tessera.utils.config import Hyp, load_hyp
 from tests.models.heads.free.oracle import STRIDES, cells_of
 
@@ -52,8 +52,8 @@ def random_targets(count: int, batch_size: int, nc: int = 5, seed: int = 0) -> T
 def matched(criterion: TaskAlignedLoss, predictions: list[Tensor], targets: Tensor) -> dict[tuple[int, int], float]:
     """(image, cell) to target score."""
     assignment = criterion.assign(targets, len(predictions[0]), SIZE_HW)
-    _, (branch,) = criterion._match(predictions, assignment)
-    used = branch[1].targets > 0
-    places = [divmod(cell, A) for cell in branch[1].cells[used].tolist()]
+    ((_, slots),) = criterion.assign_cells(predictions, assignment)
+    used = slots.targets > 0
+    places = [divmod(cell, A) for cell in slots.cells[used].tolist()]
     assert len(set(places)) == len(places), "a cell is used twice"
-    return dict(zip(places, branch[1].targets[used].tolist(), strict=True))
+    return dict(zip(places, slots.targets[used].tolist(), strict=True))

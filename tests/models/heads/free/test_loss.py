@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import tessera.models.heads.free.task_aligned_assigner
+from tessera.models.heads import task_aligned
 from tessera.models.heads.criterion import LossMeter, LossSettings, Targets
-from tessera.models.heads.free.head import AnchorFreeLoss
-from tessera.models.heads.free.task_aligned_assigner import PAIRS, assign_candidates, list_candidates
-from tessera.models.heads.free.task_aligned_loss import SoftCrossEntropy
+from tessera.models.heads.free import AnchorFreeLoss
+from tessera.models.heads.task_aligned import PAIRS, SoftCrossEntropy, assign_candidates
 from tests.models.heads.free.made import HYP, SIZE_HW, A, made_head, matched, random_targets, raw_predictions
 from tests.models.heads.free.oracle import STRIDES, cells_of, oracle_loss, oracle_targets
 
@@ -41,7 +40,7 @@ def test_targets_loss_and_gradient_equal_the_dense_oracle(
     weights = torch.tensor(class_weights) if class_weights else None
     criterion = AnchorFreeLoss(made_head(5, reg_max), LossSettings.of(hyp, class_weights=weights))
     wanted = oracle_targets([p.detach() for p in predictions], targets, hyp, SIZE_HW)
-    with mock.patch.object(tessera.models.heads.free.task_aligned_assigner, "PAIRS", pairs):
+    with mock.patch.object(task_aligned, "PAIRS", pairs):
         found = matched(criterion, predictions, targets)
     assert found == pytest.approx({place: score for place, (_, score) in wanted.items()}, rel=1e-4, abs=1e-9)
     loss, parts = criterion(predictions, criterion.assign(targets, batch, SIZE_HW))
@@ -57,7 +56,7 @@ def test_every_object_that_touches_the_image_has_candidates() -> None:
     boxes = [[40, 20, 41, 21], [0, 0, 1, 60], [4, 4, 12, 12], [95, 63, 96, 64], [-300, -300, 400, 400], [12, 4, 20, 12]]
     targets = torch.tensor([[0, 0, *box] for box in boxes], dtype=torch.float32)
     assignment = criterion.assign(targets, 1, SIZE_HW)
-    owners, _ = list_candidates(assignment, assignment.parts[0])
+    owners, _ = assignment.pairs_of(assignment.parts[0])
     assert torch.bincount(owners, minlength=len(boxes)).min() >= 1
     assert int((owners == 4).sum()) == A
     beyond = torch.tensor([[0, 0, 200, 200, 240, 240]], dtype=torch.float32)
@@ -85,9 +84,9 @@ def test_of_equal_predictions_the_first_cells_and_the_first_object_win() -> None
     whole_image = torch.cat((centres, torch.tensor([96, 64]) - centres), 1) / strides[:, None]
     predictions = [whole_image.float()[None], torch.full((1, A, 1), math.log(9))]
     assignment = criterion.assign(targets, 1, SIZE_HW)
-    _, (branch,) = criterion._match(predictions, assignment)
-    assert branch[1].cells[0].tolist() == [0, 1, 2]
-    assert (branch[1].targets[0] > 0.99).all() and not branch[1].targets[1].any()
+    ((_, slots),) = criterion.assign_cells(predictions, assignment)
+    assert slots.cells[:3].tolist() == [0, 1, 2]
+    assert (slots.targets[:3] > 0.99).all() and not slots.targets[3:].any()
 
 
 def test_branches_that_predict_once_are_matched_with_one_cell_and_leave_the_others_alone() -> None:

@@ -49,7 +49,7 @@ def test_no_offset_makes_the_loss_infinite_or_moves_the_other_cells(column: int,
     criterion = YoloxLoss(made_head(), LossSettings.of(HYP))
     predictions = [p.detach() for p in raw_predictions(1)]
     targets = torch.tensor([[0, 1, 0, 0, 96, 64], [0, 2, 10, 10, 50, 60]], dtype=torch.float32)
-    spoiled = int(criterion._match(predictions, criterion.assign(targets, 1, SIZE_HW))[1][0][1].cells[0, 0])
+    spoiled = int(criterion.assign_cells(predictions, criterion.assign(targets, 1, SIZE_HW))[0][1].cells[0])
     predictions[0][0, spoiled, column] = value
     predictions = [p.requires_grad_() for p in predictions]
     loss, _ = criterion(predictions, criterion.assign(targets, 1, SIZE_HW))

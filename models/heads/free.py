@@ -1,7 +1,7 @@
-"""Anchor-free head: layers, decoding, loss terms, optional one-to-one branches; assigned in task_aligned_loss.py.
+"""Anchor-free heads, of Tessera and of YOLOv9: layers, decoding, loss terms, optional one-to-one branches.
 
 Legend: B images, L levels, A cells of an image over all levels, R bins of a distance, C classes, S slots of all objects
-(see task_aligned_loss.py).
+(see task_aligned.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tessera.models.heads.criterion import LossSettings, gather_rows
-from tessera.models.heads.free.task_aligned_loss import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
 from tessera.models.heads.grid import Grid, arange_like, cells_last, make_grid
 from tessera.models.heads.head import Head, HeadSpec, Output, Recipes, object_prior
+from tessera.models.heads.task_aligned import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
 from tessera.models.layers.blocks import Conv
-from tessera.models.layers.yaml_arguments import flag, one_of, read_arguments, up_to
+from tessera.models.layers.yaml_arguments import count, flag, one_of, read_arguments, up_to
 from tessera.utils.boxes import complete_iou_of_pairs, xyxy_to_cxcywh
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,7 @@ BIN_FALL = 0.4  # difference of the biases of adjacent bins, for a distance of 2
 START_DISTANCE = 2.0  # strides
 START_STD = 0.01  # of the last convolutions' weights
 LARGEST_BIN_MARGIN = 0.01  # a distance beyond the last bin is clamped to this much less
+YOLOV9_GROUPS = 4  # of YOLOv9's box branch: one for each side
 
 
 class Branches(nn.Module):
@@ -189,6 +190,40 @@ class DetectFree(Head):
                 f"box of {type(self).__name__}; their boxes will be too small. Use {remedy}a smaller --imgsz."
             )
         return {}
+
+
+class DetectYOLOv9(DetectFree):
+    """`[[…], 1, DetectYOLOv9, [nc, width, reg_max]]`, the head of YOLOv9 (Wang et al., arXiv 2402.13616).
+
+    It differs from `DetectFree` in its branches: no stem, two 3×3 convolutions, and boxes in four groups. `width` is
+    the number of channels of the class branches. YOLOv9 derives it from the number of classes, as max(channels of the
+    finest map, min(2 · nc, 128)). Here it is explicit: with other classes, only the last layer of the pretrained
+    branches is reinitialised. `reg_max` is 16 by default.
+    """
+
+    @classmethod
+    def from_spec(cls, spec: HeadSpec) -> DetectYOLOv9:
+        readers = (("nc", one_of("nc")), ("width", count), ("reg_max", up_to(MAX_BINS)))
+        _, width, *rest = read_arguments(spec.where, spec.arguments, readers, required=2)
+        (reg_max,) = rest or DEFAULTS[:1]
+        box_width = max(-(-(spec.channels[0] // 4) // YOLOV9_GROUPS) * YOLOV9_GROUPS, 4 * reg_max)
+        branches = Branches(
+            [nn.Identity() for _ in spec.channels],
+            [
+                nn.Sequential(
+                    Conv(c, box_width, 3),
+                    Conv(box_width, box_width, 3, groups=YOLOV9_GROUPS),
+                    nn.Conv2d(box_width, 4 * reg_max, 1, groups=YOLOV9_GROUPS),
+                )
+                for c in spec.channels
+            ],
+            [
+                nn.Sequential(Conv(c, width, 3), Conv(width, width, 3), nn.Conv2d(width, spec.nc, 1))
+                for c in spec.channels
+            ],
+        )
+        branches.init_from_priors(spec.nc, spec.strides, reg_max)
+        return cls(spec.nc, spec.strides, reg_max, branches)
 
 
 class AnchorFreeLoss(TaskAlignedLoss):
