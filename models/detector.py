@@ -39,6 +39,7 @@ class DetectionModel(nn.Module):
         anchors: replacement of the YAML's, for a head with anchors: one row of w, h, w, h … (or of [w, h] pairs) in
             pixels per level, or a number of anchors per level for AutoAnchor. A YAML that has this number keeps its
             own.
+        head: type of the last layer, in place of the YAML's.
 
     Attributes:
         stride: the largest of all maps; sides of images must be multiples of it. The head may use finer maps only.
@@ -53,19 +54,20 @@ class DetectionModel(nn.Module):
         nc: int | None = None,
         names: Sequence[str] | Mapping[int, str] | None = None,
         anchors: Sequence[Any] | int | None = None,
+        head: type[Head] | None = None,
     ) -> None:
         super().__init__()
         if nc is None and names is not None:
             nc = len(names)
-        spec = read_model(cfg, {"nc": nc})
+        spec = read_model(cfg, {"nc": nc}, head)
         if anchors is not None:
             own = spec.head_keys.get("anchors")
             if (len(own[0]) // 2 if isinstance(own, list) else own) not in (None, anchors):
-                spec = read_model(cfg, {"nc": nc, "anchors": anchors})
+                spec = read_model(cfg, {"nc": nc, "anchors": anchors}, head)
         if names is not None and len(names) != spec.nc:
             raise ConfigError(f"{spec.name}: nc is {spec.nc}, but there are {len(names)} class names. They must agree.")
-        layers, head, self.stride = build_layers(spec)
-        self.model = nn.Sequential(*layers, head)  # parameter names begin with "model.<index>."
+        layers, last, self.stride = build_layers(spec)
+        self.model = nn.Sequential(*layers, last)  # parameter names begin with "model.<index>."
         self.name = spec.name  # such as "yolov5n"
         self.channels = spec.channels  # of the images
         self.names = tuple(str(c if names is None else names[c]) for c in range(spec.nc))

@@ -16,6 +16,7 @@ from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,
     head_class,
+    own_head,
     read_weights,
     start_kind,
     with_frozen_layers,
@@ -69,6 +70,7 @@ def open_run(
     with explain_out_of_memory(accelerator, building, OUT_OF_MEMORY_REMEDIES):
         world.run_on_main(lambda: all(map(import_tracker, flags.logger_names)))  # modules cannot be sent
         # Check the flags before reading the dataset, which may take minutes.
+        own_head(flags)
         folder = folder or stack.enter_context(new_run(flags, world))
         weights = world.run_on_main(lambda: read_weights(flags, resumed))
         data = load_data(flags, world)
