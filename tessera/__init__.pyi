@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tessera.commands.detect import DetectionSummary
 from tessera.analysis.comparison.comparison import Comparison
+from tessera.commands.detect import DetectionSummary
 from tessera.deploy.inference.detector import Detector as Detector
 from tessera.utils.types import Metrics
 

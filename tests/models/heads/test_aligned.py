@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.models.heads.criterion import LossMeter, LossSettings
-from tests.models.heads.free import made as free
-from tests.models.heads.free.made import HYP, SHAPES_HW, SIZE_HW, A, matched, random_targets
-from tests.models.heads.yolox import oracle as yolox
+from tests.models.heads import free_oracle as free
+from tests.models.heads import yolox_oracle as yolox
+from tests.models.heads.free_oracle import HYP, SHAPES_HW, SIZE_HW, A, matched, random_targets
 
 Raw = Callable[[int], list[Tensor]]
 each_head = pytest.mark.parametrize(

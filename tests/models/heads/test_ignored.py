@@ -13,7 +13,7 @@ from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import LossSettings
 from tessera.models.heads.grid import ignored_cells
 from tessera.utils.config import load_hyp
-from tests.models.heads.free.oracle import STRIDES, cells_of, inside
+from tests.models.heads.free_oracle import STRIDES, cells_of, inside
 from tests.models.heads.made_models import ONCE, SIZE_HW, each_head, images, made
 
 HYP = load_hyp("hyp.scratch-low.yaml")

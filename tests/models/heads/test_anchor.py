@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from tessera.models.heads import anchor as autoanchor
 from tessera.models.heads.anchor import best_possible_recall, fit_anchors, kmeans_anchors
 from tessera.models.heads.criterion import LossSettings
-from tests.models.heads.anchor.made_loss import ANCHORS_PX, Head
+from tests.models.heads.anchor_oracle import ANCHORS_PX, Head
 
 COCO_PX = np.array(ANCHORS_PX, np.float32)
 
