@@ -18,12 +18,13 @@ PAGE = ROOT / "docs" / "architecture.md"
 # From the bottom up: a file imports from its own package and from those before it; data and models never import each
 # other.
 LAYERS = (
-    "tessera.utils",
-    "tessera.utils.machine",
-    "tessera.utils.ranks",
+    "tessera.utils.base",  # the modules of BASE
     "tessera.models.layers",
     "tessera.models.heads",
     "tessera.models",
+    "tessera.utils",
+    "tessera.utils.machine",
+    "tessera.utils.ranks",
     "tessera.utils.engine",
     "tessera.data.source.annotations",
     "tessera.data.source",
@@ -49,6 +50,11 @@ LAYERS = (
     "tessera.commands",
     "tessera",
 )
+# Modules of utils that models may import, and what these import.
+BASE = frozenset(
+    f"tessera.utils.{name}"
+    for name in ("bit_depth", "boxes", "errors", "files", "seeding", "text", "types", "yaml_file")
+)
 COMMANDS = sorted(ROOT.glob("[a-z]*.py"))
 PACKAGES = ("data", "models", "utils", "analysis", "deploy")
 FILES = [*COMMANDS, *sorted(p for package in PACKAGES for p in (ROOT / package).rglob("*.py"))]
@@ -62,7 +68,9 @@ def module_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str:
-    """The innermost package that a first-party module lies in."""
+    """The innermost package that a first-party module lies in; for a module of BASE that layer."""
+    if module in BASE:
+        return LAYERS[0]
     return max((package for package in LAYERS if module == package or module.startswith(f"{package}.")), key=len)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 import torch
 
 import tessera
-from examples import custom_augmentation, custom_loss, detect_folder, pretrain, train_and_evaluate
+from examples import custom_augmentation, custom_loss, detect_folder, model_alone, pretrain, train_and_evaluate
 from tessera.data.augment import albumentations_filters
-from tessera.models.model_yaml import HEADS
+from tessera.models import model_yaml
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.errors import ConfigError
 from tests.system.tiny import make_data
 
 
@@ -51,16 +53,41 @@ def test_augmentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert changed and all(changed)
 
 
-def test_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HEADS, "DetectSquared", custom_loss.DetectSquared)  # removed afterwards
-    custom_loss.main(epochs=1, project=tmp_path)
-    saved = torch.load(tmp_path / "squared" / "weights" / "last.pt", weights_only=True)
-    assert "DetectSquared" in str(saved)
+def test_head_and_loss(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with a head of the user's own resumes exactly, and no command imports it unasked."""
+    monkeypatch.setattr(model_yaml, "HEADS", dict(model_yaml.HEADS))
+    monkeypatch.setattr(tessera, "train", partial(tessera.train, save_period=1, nosave=False), raising=False)
+    custom_loss.main(epochs=2, project=tmp_path)
+    folder, name = tmp_path / "squared" / "weights", "examples.custom_loss:DetectSquared"
+    last = torch.load(folder / "last.pt", weights_only=True)
+    assert last["model_yaml"]["head"][-1][2] == "DetectSquared" and last["config"]["head"] == name
+
+    del model_yaml.HEADS["DetectSquared"]
+    with pytest.raises(ConfigError, match=f"the run has --head {name}.* give the same again"):
+        tessera.train(resume=folder / "epoch0.pt")
+    with pytest.raises(
+        ConfigError, match=r"\(DetectSquared\): the last layer must be .*register_head\(DetectSquared\)"
+    ):
+        tessera.val(data=data, weights=folder / "best.pt", workers=0)
+    tessera.train(resume=folder / "epoch0.pt", head=name)
+    resumed = torch.load(folder / "last.pt", weights_only=True)
+    assert all(torch.equal(tensor, last["model"][name]) for name, tensor in resumed["model"].items())
+    metrics = tessera.val(data=data, weights=folder / "best.pt", workers=0, imgsz=64, project=tmp_path)
+    assert metrics.images == 4
+
+    for wrong, complaint in (("examples.custom_loss:Tensor", "expected a subclass"), ("x:y", "no module x")):
+        with pytest.raises(ConfigError, match=f"--head.*{complaint}"):
+            tessera.train(head=wrong)
+
+
+def test_model_alone() -> None:
+    loss = model_alone.main()
+    assert loss.isfinite() and float(loss) > 0
 
 
 @pytest.mark.slow
 def test_pretraining(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HEADS, "DetectDistilled", pretrain.DetectDistilled)
+    monkeypatch.setattr(model_yaml, "HEADS", dict(model_yaml.HEADS))
     monkeypatch.setenv("TESSERA_DATASETS", str(tmp_path))
     monkeypatch.chdir(shared / "weights")
     pretrain.main(images=50, epochs=1, project=tmp_path, results=tmp_path)

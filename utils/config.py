@@ -20,6 +20,7 @@ from tessera.utils.flags.objective import parse_objective
 from tessera.utils.flags.options import Options, option
 from tessera.utils.flags.program import HOME
 from tessera.utils.text import first_of, row, shown
+from tessera.utils.user_parts import part_name
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = HOME / "data" / "hyps"
@@ -328,6 +329,9 @@ class TrainConfig(Options):
     cos_lr: bool = option(False, "cosine learning-rate schedule instead of a linear one", kind=bool)
     label_smoothing: float = option(0.0, "label smoothing epsilon", kind=float, low=0, high=0.999)
     patience: int = option(100, "stop after N epochs without improvement (0 = off)", kind=int, low=0)
+    head: str = option(
+        "", "head of your own, module:name of a class, in place of the last layer of the model YAML (docs/models.md)"
+    )
     freeze: tuple[int, ...] = option(
         (),
         "freeze the first N layers, or the listed ones (default: from the hyperparameters)",
@@ -359,6 +363,8 @@ class TrainConfig(Options):
             words = {k: json.dumps(v) if isinstance(v, Mapping) else v for k, v in hyp.items()}
             hyp = tuple(f"{key}={value}" for key, value in words.items())
         object.__setattr__(self, "hyp", hyp or ())  # "" in checkpoints of 0.1
+        head: Any = self.head or ""
+        object.__setattr__(self, "head", head if isinstance(head, str) else part_name(head, "head"))
         super().__post_init__()
         if self.batch_size == 0:
             raise ConfigError("--batch-size 0: expected at least 1, or -1 for AutoBatch.")

@@ -55,7 +55,11 @@ def part_name(part: Any, keyword: str) -> str:
     Raises:
         ConfigError: it has no such name, as a lambda, an instance, or a function inside a function.
     """
-    name = f"{getattr(part, '__module__', '')}:{getattr(part, '__qualname__', '')}"
+    module, path = getattr(part, "__module__", ""), getattr(part, "__qualname__", "")
+    spec = sys.modules["__main__"].__spec__ if module == "__main__" else None
+    if spec is not None:  # of `python -m examples.custom_loss`, which another process imports by its name
+        return f"{spec.name}:{path}"
+    name = f"{module}:{path}"
     if "<" in name or name.startswith(":") or name.endswith(":") or load_part(name, keyword) is not part:
         raise ConfigError(f"{keyword}: found {shown(str(part))}, expected a function or class at the top of a module.")
     return name

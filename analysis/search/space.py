@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from tessera.models.heads.head import LOSS_HYPS, Head
+from tessera.models.heads.criterion import LOSS_HYPS
+from tessera.models.heads.head import Head
 from tessera.utils.config import RENAMED, Hyp, TrainConfig
 from tessera.utils.engine.recipe import UNKNOWN_BATCH
 from tessera.utils.engine.schedule import Schedule

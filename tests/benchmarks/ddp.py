@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
@@ -58,7 +59,7 @@ def main() -> None:
             state = TrainState(model, ModelEMA(model), optimizer, precision, EarlyStopping(0), progress)
             ranks, batch_size = world if together else World(), given.batch * world.size
             context = RunContext(TrainConfig(weights="", batch_size=batch_size), hyp, ranks, given.imgsz, 32, Path())
-            return TrainStep(wrapped, state, model.head.criterion(hyp, imgsz=given.imgsz), context)
+            return TrainStep(wrapped, state, model.head.criterion(LossSettings.of(hyp, imgsz=given.imgsz)), context)
 
         rivals = {"together": trainer(True), "alone": trainer(False)}
         seconds: dict[str, list[float]] = {name: [] for name in rivals}

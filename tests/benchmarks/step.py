@@ -19,6 +19,7 @@ from torch import nn
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_train_loader
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
@@ -65,7 +66,7 @@ def plain_step(
     device = accelerator.device
     model = copy.deepcopy(case.model).to(device, memory_format=layout).train()  # type: ignore[call-overload]
     average = copy.deepcopy(model).eval()
-    criterion = model.head.criterion(case.hyp, imgsz=case.imgsz)
+    criterion = model.head.criterion(LossSettings.of(case.hyp, imgsz=case.imgsz))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, nesterov=True, foreach=False)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     chw = batch.images.permute(0, 3, 1, 2).contiguous(memory_format=layout)
@@ -102,7 +103,7 @@ def train_step(
 ) -> TrainStep:
     """The step of train.py for a copy of the case's model on its device."""
     accelerator, images = case.accelerator, len(case.batch)
-    criterion = case.model.head.criterion(case.hyp, imgsz=case.imgsz)
+    criterion = case.model.head.criterion(LossSettings.of(case.hyp, imgsz=case.imgsz))
     state = TrainState(
         model,
         ModelEMA(model),

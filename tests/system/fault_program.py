@@ -23,7 +23,7 @@ from typing import Any
 
 import tessera.analysis.search.study
 import tessera.data.feed.loader
-import tessera.models.heads.anchor.loss
+import tessera.models.heads.anchor_loss
 import tessera.utils.checkpoints.saver
 import tessera.utils.engine.step
 import tessera.utils.evaluation.predictors
@@ -35,7 +35,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "scan": (tessera.utils.training.data, "build_index"),
     "loader": (tessera.data.feed.loader.Loader, "_take"),
     "step": (tessera.utils.engine.step.TrainStep, "__call__"),
-    "loss": (tessera.models.heads.anchor.loss.AnchorLoss, "__call__"),
+    "loss": (tessera.models.heads.anchor_loss.AnchorLoss, "__call__"),
     "validation": (tessera.utils.training.validation, "evaluate"),
     "batch": (tessera.utils.evaluation.predictors.ShardEvaluation, "_finish"),
     "save": (tessera.utils.checkpoints.saver, "save_checkpoint"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tessera.data.source.annotations.class_matching import has_placeholder_names, match_classes
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.head import Head
-from tessera.models.model_yaml import read_model
+from tessera.models.model_yaml import read_model, register_head
 from tessera.utils.checkpoints.foreign import efficientnet_lite
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.resume import ResumedRun
@@ -23,6 +23,7 @@ from tessera.utils.config import AUTO, Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import escape_control, first_of, plural
 from tessera.utils.types import Start
+from tessera.utils.user_parts import load_part
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +78,14 @@ def model_source(
     return config.cfg or (weights and weights.model_yaml) or DEFAULT_MODEL
 
 
+def own_head(config: TrainConfig) -> type[Head] | None:
+    """Return the head of `--head`, registered, so that checkpoints that end in it load; None without the flag."""
+    return register_head(load_part(config.head, "--head")) if config.head else None
+
+
 def head_class(config: TrainConfig, names: Sequence[str], weights: Weights | None = None) -> type[Head]:
     """Return the head's class of a fresh run's model before it is built."""
-    return read_model(model_source(config, weights), {"nc": len(names)}).head
+    return read_model(model_source(config, weights), {"nc": len(names)}, own_head(config)).head
 
 
 def build_model(
@@ -98,7 +104,7 @@ def build_model(
     with torch.random.fork_rng(devices=[]):  # the same on every rank
         torch.default_generator.manual_seed(config.seed)
         described = model_source(config, weights, resumed)
-        model = DetectionModel(described, names=names, anchors=round(hyp.anchors) or None)
+        model = DetectionModel(described, names=names, anchors=round(hyp.anchors) or None, head=own_head(config))
     if weights is not None:
         # The YAML of another model has its own values, such as anchors.
         keeps_values = not config.cfg or start_kind(config, names, weights) == "known"

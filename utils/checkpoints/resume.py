@@ -19,6 +19,8 @@ from tessera.utils.text import one_line, plural, shown
 
 log = logging.getLogger(__name__)
 
+OWN_PARTS = ("head",)  # flags that name parts of the user's own
+
 
 class Difference(NamedTuple):
     """Flag with which a run cannot be resumed."""
@@ -99,7 +101,16 @@ def run_of_checkpoint(
     """
     now = {flag: value for flag, value in given.items() if flag not in ("project", "name", "weights", "cfg")}
     before = saved_config(checkpoint, path)
-    config = dataclasses.replace(before, **{**now, "resume": str(path)})
+    none = {name: getattr(TrainConfig, name) for name in OWN_PARTS}
+    config = dataclasses.replace(before, **{**none, **now, "resume": str(path)})
+    for name in OWN_PARTS:
+        if (had := getattr(before, name)) != getattr(config, name):
+            flag = f"--{name} {had}" if had else f"no --{name}"
+            raise ConfigError(
+                f"--resume {path}: the run has {flag}. A part of your own is imported only if the command names it: "
+                f"{'give the same again' if had else f'omit --{name}'}, or start a new run from the checkpoint with "
+                "--weights."
+            )
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:
         config = dataclasses.replace(config, batch_size=before.batch_size)
     saved_hyp = Hyp.from_dict(checkpoint["hyp"], str(path))

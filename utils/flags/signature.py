@@ -15,6 +15,7 @@ _TEXT = ("name", "objective", "loggers", "license", "include", "require")  # not
 _TYPES = {
     "conf_thres": "float | str",
     "device": "str | int",
+    "head": "str | type[Any]",
     "hyp": "str | Path | Mapping[str, Any] | Sequence[str | Path]",
     "data": "str | Path | Mapping[str, Any]",
     "source": "str | Path | int | Sequence[str | Path]",

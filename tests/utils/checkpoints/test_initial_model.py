@@ -115,7 +115,7 @@ def test_only_completely_loaded_layers_keep_their_statistics(
     [
         ("", NAMES, ("Cat ", "dog"), "known"),
         ("tessera-n.yaml", NAMES, NAMES, "known"),
-        ("yolov5n-free.yaml", NAMES, NAMES, "new"),
+        ("yolov5n.yaml", NAMES, NAMES, "new"),
         ("", NAMES, ("dog", "cat"), "known"),
         ("", NAMES, ("DOG",), "known"),
         ("", NAMES, ("cow", "horse"), "new"),
@@ -129,7 +129,7 @@ def test_kind_of_start(cfg: str, before: tuple[str, ...], now: tuple[str, ...], 
     weights = Weights({}, trained.yaml, before, "a file")
     assert start_kind(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start
     own = tmp_path / "tessera-n.yaml"  # a name is not enough
-    other, same = (find_model_yaml(name).read_text() for name in ("yolov5n-free.yaml", "tessera-n.yaml"))
+    other, same = (find_model_yaml(name).read_text() for name in ("yolov5n.yaml", "tessera-n.yaml"))
     for text in (other, f"activation: nn.ReLU()\n{same}"):
         own.write_text(text)
         assert start_kind(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"

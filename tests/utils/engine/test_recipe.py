@@ -8,7 +8,7 @@ import math
 import pytest
 
 from tessera.models.detector import DetectionModel
-from tessera.models.heads.anchor.head import Detect
+from tessera.models.heads.anchor import Detect
 from tessera.models.model_yaml import HEADS
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext

@@ -1,7 +1,7 @@
-"""Anchor-free head: layers, decoding, loss terms, optional one-to-one branches; assigned in task_aligned_loss.py.
+"""Anchor-free heads, of Tessera and of YOLOv9: layers, decoding, loss terms, optional one-to-one branches.
 
 Legend: B images, L levels, A cells of an image over all levels, R bins of a distance, C classes, S slots of all objects
-(see task_aligned_loss.py).
+(see task_aligned.py).
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tessera.models.heads.criterion import gather_rows
-from tessera.models.heads.free.task_aligned_loss import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
+from tessera.models.heads.criterion import LossSettings, gather_rows
 from tessera.models.heads.grid import Grid, arange_like, cells_last, make_grid
 from tessera.models.heads.head import Head, HeadSpec, Output, Recipes, object_prior
+from tessera.models.heads.task_aligned import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
 from tessera.models.layers.blocks import Conv
-from tessera.models.layers.yaml_arguments import flag, one_of, read_arguments, up_to
+from tessera.models.layers.yaml_arguments import count, flag, one_of, read_arguments, up_to
 from tessera.utils.boxes import complete_iou_of_pairs, xyxy_to_cxcywh
-from tessera.utils.config import Hyp, TrainConfig
-from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +33,7 @@ BIN_FALL = 0.4  # difference of the biases of adjacent bins, for a distance of 2
 START_DISTANCE = 2.0  # strides
 START_STD = 0.01  # of the last convolutions' weights
 LARGEST_BIN_MARGIN = 0.01  # a distance beyond the last bin is clamped to this much less
+YOLOV9_GROUPS = 4  # of YOLOv9's box branch: one for each side
 
 
 class Branches(nn.Module):
@@ -172,15 +171,15 @@ class DetectFree(Head):
         first, second = grid.centres - low, grid.centres + high
         return torch.cat((first, second if self.reg_max > 1 else torch.maximum(first, second)), -1)
 
-    def criterion(
-        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> AnchorFreeLoss:
-        return AnchorFreeLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
+    def criterion(self, settings: LossSettings) -> AnchorFreeLoss:
+        return AnchorFreeLoss(self, settings)
 
-    def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
-        """Warn of objects, (M, 2) in pixels at the training size, that are larger than any box of this head."""
+    def prepare(
+        self, labels_wh: NDArray[np.floating], settings: LossSettings, rng: np.random.Generator | None
+    ) -> dict[str, Tensor]:
+        """Warn of objects that are larger than any box of this head."""
         if self.reg_max == 1 or not len(labels_wh):
-            return
+            return {}
         largest = 2 * (self.reg_max - 1) * max(self.strides)
         fraction = float((labels_wh.max(1) > largest).mean())
         if fraction:
@@ -190,6 +189,41 @@ class DetectFree(Head):
                 f"reg_max {self.reg_max}: {fraction:.1%} of the objects are larger than {largest:g} px, the largest "
                 f"box of {type(self).__name__}; their boxes will be too small. Use {remedy}a smaller --imgsz."
             )
+        return {}
+
+
+class DetectYOLOv9(DetectFree):
+    """`[[…], 1, DetectYOLOv9, [nc, width, reg_max]]`, the head of YOLOv9 (Wang et al., arXiv 2402.13616).
+
+    It differs from `DetectFree` in its branches: no stem, two 3×3 convolutions, and boxes in four groups. `width` is
+    the number of channels of the class branches. YOLOv9 derives it from the number of classes, as max(channels of the
+    finest map, min(2 · nc, 128)). Here it is explicit: with other classes, only the last layer of the pretrained
+    branches is reinitialised. `reg_max` is 16 by default.
+    """
+
+    @classmethod
+    def from_spec(cls, spec: HeadSpec) -> DetectYOLOv9:
+        readers = (("nc", one_of("nc")), ("width", count), ("reg_max", up_to(MAX_BINS)))
+        _, width, *rest = read_arguments(spec.where, spec.arguments, readers, required=2)
+        (reg_max,) = rest or DEFAULTS[:1]
+        box_width = max(-(-(spec.channels[0] // 4) // YOLOV9_GROUPS) * YOLOV9_GROUPS, 4 * reg_max)
+        branches = Branches(
+            [nn.Identity() for _ in spec.channels],
+            [
+                nn.Sequential(
+                    Conv(c, box_width, 3),
+                    Conv(box_width, box_width, 3, groups=YOLOV9_GROUPS),
+                    nn.Conv2d(box_width, 4 * reg_max, 1, groups=YOLOV9_GROUPS),
+                )
+                for c in spec.channels
+            ],
+            [
+                nn.Sequential(Conv(c, width, 3), Conv(width, width, 3), nn.Conv2d(width, spec.nc, 1))
+                for c in spec.channels
+            ],
+        )
+        branches.init_from_priors(spec.nc, spec.strides, reg_max)
+        return cls(spec.nc, spec.strides, reg_max, branches)
 
 
 class AnchorFreeLoss(TaskAlignedLoss):
@@ -207,11 +241,9 @@ class AnchorFreeLoss(TaskAlignedLoss):
 
     _head: DetectFree
 
-    def __init__(
-        self, head: DetectFree, hyp: Hyp, *, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> None:
-        gains = {"box": hyp.box, "cls": hyp.cls, "dfl" if head.reg_max > 1 else "l1": hyp.dfl}
-        super().__init__(head, hyp, gains, (4 * head.reg_max, head.nc), label_smoothing, class_weights)
+    def __init__(self, head: DetectFree, settings: LossSettings) -> None:
+        gains = {"box": settings.box, "cls": settings.cls, "dfl" if head.reg_max > 1 else "l1": settings.dfl}
+        super().__init__(head, settings, gains, (4 * head.reg_max, head.nc))
         if head.one_to_one is not None:
             self._topk = (*self._topk, 1)
             self.names = (*gains, *(f"one_{name}" for name in gains))

@@ -1,17 +1,42 @@
-"""Loss of YOLOX's head, compared with an oracle; robustness to extreme outputs."""
+"""Layers and loss of YOLOX's head, compared with an oracle; robustness to extreme outputs."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.models.heads.yolox import YoloxLoss
-from tests.models.heads.free.made import HYP, SIZE_HW, matched, random_targets
-from tests.models.heads.yolox.oracle import made_head, oracle_loss, oracle_targets, raw_predictions
+from tessera.models.heads.criterion import LossSettings
+from tessera.models.heads.grid import make_grid
+from tessera.models.heads.yolox import LARGEST_LOG, YoloxLoss
+from tests.models.heads.free_oracle import HYP, SHAPES_HW, SIZE_HW, STRIDES, cells_of, features, matched, random_targets
+from tests.models.heads.yolox_oracle import made_head, oracle_loss, oracle_targets, raw_predictions
+
+
+def test_a_box_is_as_large_as_its_offsets_say_up_to_what_suppression_can_compare() -> None:
+    grid = make_grid(SHAPES_HW, STRIDES, torch.zeros(0))
+    for offset, meant in ((12.0, 12.0), (1e4, LARGEST_LOG)):
+        found = made_head().boxes(torch.full((1, len(grid.centres), 4), offset), grid)
+        torch.testing.assert_close(found[0, 0, 2:], torch.full((2,), 8 * math.exp(meant)))
+    assert found.square().isfinite().all()
+
+
+@pytest.mark.parametrize("nc", [1, 80])
+def test_a_fresh_head_draws_boxes_of_four_strides_in_its_cells_at_the_odds_of_a_dataset(nc: int) -> None:
+    torch.manual_seed(0)
+    head = made_head(nc).eval()
+    with torch.no_grad():
+        decoded, _ = head(features())
+    centres, strides = cells_of(SIZE_HW)
+    assert ((decoded[..., 2:4] / strides[:, None] - 4).abs() < 0.5).all()
+    assert ((decoded[..., :2] - centres).abs() < 0.5 * strides[:, None]).all()
+    torch.testing.assert_close(decoded[..., 5:].mean(), torch.tensor(1 / (nc + 1)), rtol=0.05, atol=0)
+    for level, stride in zip(decoded.split(head.rows_per_level(SIZE_HW), 1), STRIDES, strict=True):
+        assert 7 < float(level[..., 4].mean()) * (640 / stride) ** 2 < 9
 
 
 @settings(max_examples=30, deadline=None)
@@ -30,7 +55,7 @@ def test_targets_loss_and_gradient_equal_the_oracle(
     targets, predictions = random_targets(count, batch, nc, seed), raw_predictions(batch, nc, seed)
     class_weights = [0.5, 2.0, 1.0, 0.1, 3.0][:nc] if weighted else []
     weights = torch.tensor(class_weights) if weighted else None
-    criterion = YoloxLoss(made_head(nc), hyp, class_weights=weights)
+    criterion = YoloxLoss(made_head(nc), LossSettings.of(hyp, class_weights=weights))
     wanted = oracle_targets(predictions, targets, hyp, SIZE_HW)
     scores = {place: score for place, (_, score) in wanted.items()}
     assert matched(criterion, predictions, targets) == pytest.approx(scores, rel=1e-3, abs=1e-9)
@@ -45,10 +70,10 @@ def test_targets_loss_and_gradient_equal_the_oracle(
 @pytest.mark.parametrize("value", [1e30, -1e30, 200.0, float("inf"), -float("inf")])
 @pytest.mark.parametrize("column", range(4))
 def test_no_offset_makes_the_loss_infinite_or_moves_the_other_cells(column: int, value: float) -> None:
-    criterion = YoloxLoss(made_head(), HYP)
+    criterion = YoloxLoss(made_head(), LossSettings.of(HYP))
     predictions = [p.detach() for p in raw_predictions(1)]
     targets = torch.tensor([[0, 1, 0, 0, 96, 64], [0, 2, 10, 10, 50, 60]], dtype=torch.float32)
-    spoiled = int(criterion._match(predictions, criterion.assign(targets, 1, SIZE_HW))[1][0][1].cells[0, 0])
+    spoiled = int(criterion.assign_cells(predictions, criterion.assign(targets, 1, SIZE_HW))[0][1].cells[0])
     predictions[0][0, spoiled, column] = value
     predictions = [p.requires_grad_() for p in predictions]
     loss, _ = criterion(predictions, criterion.assign(targets, 1, SIZE_HW))

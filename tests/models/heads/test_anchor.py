@@ -9,11 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tessera.models.heads.anchor import autoanchor
-from tessera.models.heads.anchor.autoanchor import best_possible_recall, fit_anchors, kmeans_anchors, set_anchors
-from tessera.utils.config import TrainConfig, load_hyp
-from tessera.utils.ranks.world import World
-from tests.models.heads.anchor.made_loss import ANCHORS_PX, Head
+from tessera.models.heads import anchor as autoanchor
+from tessera.models.heads.anchor import best_possible_recall, fit_anchors, kmeans_anchors
+from tessera.models.heads.criterion import LossSettings
+from tests.models.heads.anchor_oracle import ANCHORS_PX, Head
 
 COCO_PX = np.array(ANCHORS_PX, np.float32)
 
@@ -82,19 +81,11 @@ def test_labels_below_two_pixels_have_no_say() -> None:
 
 def test_anchors_that_do_not_fit_are_replaced_in_order_of_area() -> None:
     head, wh = Head(), tiny_labels()
-    before = head.anchors.clone()
     anchors_px, message = fit_anchors(head, wh, 4.0, rng())
     assert "new anchors raise" in message
-    assert torch.equal(head.anchors, before), "the check decides, set_anchors acts"
     assert anchors_px.shape == (3, 3, 2) and (np.diff(anchors_px.reshape(-1, 2).prod(1)) >= 0).all()
     recalls = [best_possible_recall(wh, px.reshape(-1, 2), 4.0)[0] for px in (COCO_PX, anchors_px)]
     assert recalls[1] > 0.99 > recalls[0] and f"from {recalls[0]:.4f} to {recalls[1]:.4f}" in message
-
-    buffer = head.anchors
-    set_anchors(head, anchors_px)
-    assert head.anchors is buffer
-    pixels = head.anchors * torch.tensor(head.strides)[:, None, None]
-    torch.testing.assert_close(pixels, torch.from_numpy(anchors_px), rtol=1e-6, atol=0)
 
 
 def test_coarse_layers_get_the_large_anchors_in_any_order() -> None:
@@ -136,15 +127,15 @@ def test_labels_all_alike_never_crash(count: int, width: float, height: float) -
 
 
 def test_a_head_fits_its_own_anchors_unless_asked_not_to(caplog: pytest.LogCaptureFixture) -> None:
-    hyp = load_hyp("hyp.scratch-low.yaml")
+    wh, settings = tiny_labels(), LossSettings(box=0.05, cls=0.5)
     caplog.set_level("INFO")
     head = Head()
     before = head.anchors.clone()
-    head.prepare(tiny_labels(), TrainConfig(data="made", noautoanchor=True), hyp, World())
-    assert torch.equal(head.anchors, before) and not caplog.messages
-    head.prepare(tiny_labels(), TrainConfig(data="made", seed=4), hyp, World())
-    assert not torch.equal(head.anchors, before) and "AutoAnchor: new anchors raise" in caplog.text
-    same = Head()
-    same.prepare(tiny_labels(), TrainConfig(data="made", seed=4), hyp, World())
-    assert torch.equal(head.anchors, same.anchors), "a function of the labels and the seed"
-    assert torch.equal(head.priors, head.anchors) and head.priors.data_ptr() != head.anchors.data_ptr()
+    assert head.prepare(wh, settings, None) == {} and not caplog.messages
+    found, same = (head.prepare(wh, settings, rng())["anchors"] for _ in range(2))
+    assert torch.equal(found, same), "a function of the labels and the seed"
+    assert torch.equal(head.anchors, before) and "AutoAnchor: new anchors raise" in caplog.text
+    pixels = found * torch.tensor(head.strides)[:, None, None]
+    assert torch.equal(pixels, torch.from_numpy(fit_anchors(head, wh, 4.0, rng())[0]))
+    head.load_state_dict({"anchors": found}, strict=False)
+    assert torch.equal(head.priors, found) and head.priors.data_ptr() != head.anchors.data_ptr()

@@ -11,8 +11,7 @@ from torch import Tensor
 from tessera.models.heads.yolox import DetectYOLOX
 from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
 from tessera.utils.config import Hyp
-from tests.models.heads.free.made import SIZE_HW
-from tests.models.heads.free.oracle import STRIDES, aligned_targets, cells_of
+from tests.models.heads.free_oracle import SIZE_HW, STRIDES, aligned_targets, cells_of
 
 CellTargets = dict[tuple[int, int], tuple[int, float]]  # (image, cell) to (row of the targets, target score)
 
