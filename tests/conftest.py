@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tessera.utils.environment import limit_openmp_spinning
-from tessera.utils.machine.resource_limits import usable_cpus
+from tessera.utils.machine.host import usable_cpus
 from tests import families
 from tests.system.launch import PART_FAILED, Outcome
 

@@ -24,9 +24,8 @@ import torch
 
 from tessera.data.feed.shared_memory import ShmBudget
 from tessera.utils.environment import loader_timeout_s, peer_timeout_s
-from tessera.utils.machine.resource_limits import open_files_left
-from tessera.utils.ranks.failures import print_nonblocking
-from tessera.utils.ranks.signals import SIGNALS, start_signal_thread
+from tessera.utils.machine.host import open_files_left
+from tessera.utils.ranks.failures import SIGNALS, print_nonblocking, start_signal_thread
 from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)

@@ -362,7 +362,7 @@ def _add_flag(parser: argparse._ArgumentGroup, f: dataclasses.Field[Any]) -> Non
 def version_line() -> str:
     """Return the versions of Tessera (with its git revision), Python and torch, and the default device."""
     silence_torch()
-    choose = import_module("tessera.utils.machine.choose_device")
+    choose = import_module("tessera.utils.machine.accelerator")
     revision = git_revision()
     program = f"tessera {__version__}" + (f" (git {revision})" if revision else "")
     torch = import_module("torch").__version__

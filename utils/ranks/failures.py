@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import json
 import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
-
-from torch._C._distributed_c10d import Store
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
+from typing import Any, Protocol, TypeVar
 
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, Interrupted, UserError, explain_exception, rank_0_reports, with_notes
 from tessera.utils.flags.json_output import answer, json_output_of
 from tessera.utils.flags.options import Options
-from tessera.utils.ranks.signals import StopSignals, start_signal_thread
-from tessera.utils.ranks.store import read
 from tessera.utils.text import first_line
 
 T = TypeVar("T")
@@ -36,28 +35,6 @@ class PeerError(UserError):
     def __init__(self, message: str, exit_code: int = 1, reporter: int = 0) -> None:
         super().__init__(message, reporter=reporter)
         self.exit_code = exit_code
-
-
-class FirstFailure(NamedTuple):
-    """The first failure of a job. Its methods raise RuntimeError or OSError without a reachable store."""
-
-    reporter: str  # "rank 1", or "heartbeat 1" for that rank's heartbeat thread
-    exit_code: int  # of all ranks
-
-    @property
-    def rank(self) -> int:
-        """The rank that reports it."""
-        return int(self.reporter.split()[-1])
-
-    def claim(self, store: Store) -> FirstFailure:
-        """Record this as the job's first failure, unless there is one; return the recorded one."""
-        return FirstFailure(*json.loads(store.compare_set(_KEY, "", json.dumps(self))))
-
-    @classmethod
-    def read(cls, store: Store) -> FirstFailure | None:
-        """Return the recorded failure; None where no rank has failed."""
-        line = read(store, _KEY)
-        return None if line is None else cls(*json.loads(line))
 
 
 class Result(Protocol):
@@ -153,3 +130,233 @@ def print_nonblocking(line: str) -> None:
     thread = threading.Thread(target=lambda: print(line, file=sys.stderr, flush=True), daemon=True)
     thread.start()
     thread.join(_PRINTING_S)
+
+
+GRACE_S = 2.0  # for a shutdown in progress, which removes loader workers and files
+STUCK_S = 20.0  # for the main thread to return from a library call; after a second signal GRACE_S
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # SIGUSR1: `#SBATCH --signal=USR1@120`
+_END = b"\0"  # not the number of a signal
+_JOIN_S = 5.0
+
+
+class StopSignals:
+    """Signal handler that stops the run; a context manager that installs itself.
+
+    At first a signal raises `Interrupted`, "Stopped by SIGTERM `when`.", in the main thread. After `defer` it is only
+    stored in `requested`, so that the training loop saves a checkpoint and stops after the step. A second Ctrl-C raises
+    `Interrupted`; during a shutdown it is ignored for GRACE_S seconds. Rank 0 prints a line for the first signal.
+    Outside the main thread no handler is installed.
+
+    `agree` is called with the exit code before the process ends during a call that does not return; it returns the one
+    to end with. A handler inside another one has the same.
+    """
+
+    def __init__(self, when: str = "") -> None:
+        self.requested = 0
+        self.agree: Callable[[int], int] = int
+        self._when, self._deferred = when, False
+        self._process = os.getpid()
+        self._is_main = Launch.from_environment().rank == 0
+        self._ending_since: float | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                    continue  # nohup
+                outer = self._before[number] = signal.signal(number, self)
+                if isinstance(outer, StopSignals):
+                    self.agree = outer.agree
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            if isinstance(handler, StopSignals):
+                handler.requested = handler.requested or self.requested  # a second signal must not disturb the shutdown
+                handler._ending_since = self._ending_since
+            if signal.getsignal(number) is self:
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle signal `number`."""
+        if os.getpid() != self._process:
+            return  # a forked worker: its rank handles the signal
+        if self.requested:
+            is_ending = self._ending_since is not None and time.monotonic() - self._ending_since < GRACE_S
+            if number == signal.SIGINT and not is_ending:
+                self._begin_shutdown(number)
+                raise Interrupted("Ended immediately by Ctrl-C.", number)
+            return
+        self.requested = number
+        if self._is_main:  # no promise of a checkpoint: after a lost rank, when launchers send SIGTERM, there is none
+            how = "stopping soon; Ctrl-C ends immediately" if self._deferred else "stopping"
+            _write_line(f"{signal.Signals(number).name}: {how}.")
+        if not self._deferred:
+            raise self._end()
+
+    def take(self, requested: Iterable[int]) -> int:
+        """Start the shutdown for one of the signals that the ranks have received, 0 = none, by rank; return it.
+
+        It is that of the lowest rank. SIGTERM counts last: launchers send it to all ranks after another signal.
+        """
+        self._begin_shutdown(
+            next((number for number in requested if number not in (0, signal.SIGTERM)), signal.SIGTERM)
+        )
+        return self.requested
+
+    def _begin_shutdown(self, number: int) -> None:
+        """Ignore other signals from now on, and Ctrl-C for GRACE_S seconds."""
+        self.requested, self._ending_since = number, time.monotonic()
+
+    def stop_requested(self) -> bool:
+        """Return whether a signal has come."""
+        return self.requested > 0
+
+    def defer(self) -> None:
+        """Only store signals from now on."""
+        self._deferred = True
+
+    def stop_immediately(self, when: str) -> None:
+        """Stop immediately on signals from now on, and now if one is stored: "Stopped by SIGTERM `when`."."""
+        self._when, self._deferred = when, False
+        if self.requested:
+            raise self._end()
+
+    def _end(self) -> Interrupted:
+        self._begin_shutdown(self.requested)
+        name = signal.Signals(self.requested).name
+        return Interrupted(f"Stopped by {name}{' ' if self._when else ''}{self._when}.", self.requested)
+
+
+def _write_line(text: str) -> None:
+    """Write to the descriptor of stderr: a signal handler must not enter a print in progress."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"\n{text}\n".encode())
+
+
+@contextmanager
+def delay_signals() -> Iterator[None]:
+    """Delay the signals that a `StopSignals` handles to the end of the body, where the first is raised again.
+
+    For cleanup that must complete: the exception would leave the rest open, and be lost inside a `__del__`.
+    """
+    waiting: list[int] = []
+    try:
+        with _handled_by(lambda number, _: waiting.append(number)):
+            yield
+    finally:
+        for first in waiting[:1]:
+            signal.raise_signal(first)
+
+
+def default_signal_handlers() -> AbstractContextManager[None]:
+    """Let the system end the process, without a message, on the signals that a `StopSignals` handles.
+
+    For library calls that may never return nor release the interpreter lock, while there is nothing to save.
+    """
+    return _handled_by(signal.SIG_DFL)
+
+
+@contextmanager
+def _handled_by(other: Any) -> Iterator[None]:
+    """Install another handler for the signals that a `StopSignals` handles; do nothing outside the main thread."""
+    numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+    before = {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), StopSignals)}
+    for number in before:
+        signal.signal(number, other)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ignore_sigterm() -> None:
+    """Ignore SIGTERM from now on, in a process whose signals a `StopSignals` handles.
+
+    torchrun sends SIGTERM to all ranks when one is gone; a rank that is about to end needs time to report why.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and isinstance(signal.getsignal(signal.SIGTERM), StopSignals):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def agree_on_exit_code(agree: Callable[[int], int]) -> None:
+    """Let a `StopSignals` that handles SIGTERM call `agree`; see there."""
+    handler: Any = signal.getsignal(signal.SIGTERM)
+    if isinstance(handler, StopSignals):
+        handler.agree = agree
+
+
+def start_signal_thread(who: str) -> Callable[[], None]:
+    """Start a thread that acts on signals while the main thread is in a library call; return a function that ends it.
+
+    On SIGUSR2 it prints the stacks of all threads to stderr, under the name `who`. It holds the interpreter lock
+    meanwhile: faulthandler, which does not, can crash a process with busy threads. If the main thread has not handled a
+    signal of a `StopSignals` after STUCK_S seconds, and it is not deferred, the thread ends the process.
+
+    Nothing is started outside the main thread or without a stderr. A forked process must call this itself.
+    """
+    if threading.current_thread() is not threading.main_thread() or sys.__stderr__ is None:
+        return lambda: None
+    (numbers, wake), stderr = os.pipe(), os.dup(sys.__stderr__.fileno())
+    os.set_blocking(wake, False)
+    wake_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    handler_before = signal.signal(signal.SIGUSR2, lambda *_: None)
+    signal.siginterrupt(signal.SIGUSR2, False)  # system calls of C code continue
+    thread = threading.Thread(target=_act_on_signals, args=(who, numbers, stderr), name="signals", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        signal.signal(signal.SIGUSR2, handler_before if callable(handler_before) else signal.SIG_IGN)
+        signal.set_wakeup_fd(wake_before)
+        os.set_blocking(wake, True)
+        os.write(wake, _END)
+        thread.join(_JOIN_S)
+        if not thread.is_alive():  # otherwise it may still write
+            for descriptor in (wake, numbers, stderr):
+                os.close(descriptor)
+
+    return end
+
+
+def _act_on_signals(who: str, numbers: int, stderr: int) -> None:
+    delay_s = STUCK_S
+    while _END not in (received := os.read(numbers, 4096)):
+        for number in received:
+            if isinstance(handler := signal.getsignal(number), StopSignals):  # not SIGCHLD of a worker
+                timer = threading.Timer(delay_s, _end_if_stuck, (number, handler))
+                timer.daemon = True
+                timer.start()
+                delay_s = GRACE_S
+        if signal.SIGUSR2 in received:
+            with contextlib.suppress(OSError):  # closed pipe
+                os.write(stderr, _stacks(who).encode(errors="backslashreplace"))  # one write, not interleaved
+
+
+def _end_if_stuck(number: int, handler: StopSignals) -> None:
+    agree = handler.agree
+    if not handler.stop_requested() and not handler._deferred and signal.getsignal(number) is handler:
+        name = signal.Signals(number).name
+        _write_line(f"{name}: ended during a call that does not return.")
+        code = agree(128 + number)
+        answer.fail(Interrupted.kind, f"Stopped by {name}.", code)
+        os._exit(code)
+
+
+def _stacks(who: str) -> str:
+    """Return the stacks of all threads but this one."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = [f"{who} (process {os.getpid()}) is here:\n"]
+    is_collecting = gc.isenabled()
+    gc.disable()  # a collection while frames are listed crashes Python 3.11
+    try:
+        frames = sys._current_frames()
+    finally:
+        if is_collecting:
+            gc.enable()
+    for ident, frame in frames.items():
+        if ident != threading.get_ident():
+            parts += [f'Thread "{names.get(ident, ident)}":\n', *traceback.format_stack(frame)]
+    return "".join([*parts, f"{who} (process {os.getpid()}) continues\n"])

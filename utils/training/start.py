@@ -91,7 +91,7 @@ def open_run(
         model = build_model(config, hyp, names, weights, resumed)
         hyp = freeze_bn_of_first_layers(model, config, hyp, weights)
         del weights  # frees memory for AutoBatch
-        require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
+        require_agreement(run_fingerprint(hyp, {"train": data.train, "val": data.val}, model), world)
         imgsz = check_imgsz(config.imgsz, model.stride)
         if not resumed and (start != "known" or hyp.anchors):  # trained anchors stay
             model.head.prepare(box_sizes(data.train, imgsz), config, hyp, world)

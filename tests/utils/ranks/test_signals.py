@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tessera.utils.errors import Interrupted
-from tessera.utils.ranks import signals
-from tessera.utils.ranks.signals import (
+from tessera.utils.ranks import failures
+from tessera.utils.ranks.failures import (
     SIGNALS,
     StopSignals,
     agree_on_exit_code,
@@ -29,13 +29,13 @@ pytestmark = pytest.mark.usefixtures("hangs_up")
 STUCK = """
 import contextlib, ctypes
 from tessera.utils.errors import Interrupted
-from tessera.utils.ranks import signals
-signals.STUCK_S = 0.2
-end = signals.start_signal_thread("the one")
+from tessera.utils.ranks import failures
+failures.STUCK_S = 0.2
+end = failures.start_signal_thread("the one")
 library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
 library.pthread_mutex_lock(lock)
 while True:
-    with contextlib.suppress(Interrupted), signals.StopSignals():  # raised where the signal comes before the call
+    with contextlib.suppress(Interrupted), failures.StopSignals():  # raised where the signal comes before the call
         print("stuck", flush=True)
         library.pthread_mutex_lock(lock)  # it is locked: never returns, and no signal makes it
 """
@@ -120,7 +120,7 @@ def test_an_end_that_has_begun_is_not_cut_off_unless_it_takes_long(monkeypatch: 
         send(signal.SIGINT)
         send(signal.SIGTERM)  # as launchers send it
         assert outer.requested == signal.SIGINT and inner.stop_requested()
-        monkeypatch.setattr("tessera.utils.ranks.signals.GRACE_S", 0.0)
+        monkeypatch.setattr("tessera.utils.ranks.failures.GRACE_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
 
@@ -193,7 +193,7 @@ def test_a_rank_that_ends_in_such_a_call_takes_the_code_of_the_job(monkeypatch: 
     with StopSignals():
         agree_on_exit_code(lambda code: 138)
         with StopSignals() as of_training:
-            signals._end_if_stuck(signal.SIGTERM, of_training)
+            failures._end_if_stuck(signal.SIGTERM, of_training)
     assert ended == [138]
 
 
@@ -203,16 +203,16 @@ def test_a_signal_that_is_noted_or_handled_ends_nothing_later(monkeypatch: pytes
     monkeypatch.setattr(os, "_exit", ended.append)
     with StopSignals() as deferred:
         deferred.defer()
-        signals._end_if_stuck(signal.SIGTERM, deferred)
+        failures._end_if_stuck(signal.SIGTERM, deferred)
     with pytest.raises(Interrupted), StopSignals() as handled:
         try:
             send(signal.SIGTERM)
         finally:
-            signals._end_if_stuck(signal.SIGTERM, handled)
+            failures._end_if_stuck(signal.SIGTERM, handled)
     with StopSignals() as later:
-        signals._end_if_stuck(signal.SIGTERM, handled)
+        failures._end_if_stuck(signal.SIGTERM, handled)
         assert ended == []
-        signals._end_if_stuck(signal.SIGTERM, later)
+        failures._end_if_stuck(signal.SIGTERM, later)
     assert ended == [143]
 
 
@@ -221,7 +221,7 @@ def test_what_is_no_signal_to_end_costs_no_patience(monkeypatch: pytest.MonkeyPa
     waits: list[float] = []
     monkeypatch.setattr(threading.Timer, "start", lambda timer: waits.append(timer.interval))
     before = signal.signal(signal.SIGCHLD, lambda *_: None)
-    end = signals.start_signal_thread("the one")
+    end = failures.start_signal_thread("the one")
     try:
         with StopSignals() as stop_signals:
             stop_signals.defer()
@@ -231,7 +231,7 @@ def test_what_is_no_signal_to_end_costs_no_patience(monkeypatch: pytest.MonkeyPa
     finally:
         end()
         signal.signal(signal.SIGCHLD, before)
-    assert waits == [signals.STUCK_S, signals.GRACE_S]
+    assert waits == [failures.STUCK_S, failures.GRACE_S]
 
 
 def test_while_a_library_may_hold_pythons_lock_signals_end_the_process() -> None:

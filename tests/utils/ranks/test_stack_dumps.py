@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tessera.utils.ranks.signals import start_signal_thread
+from tessera.utils.ranks.failures import start_signal_thread
 
 ROOT = Path(__file__).resolve().parents[3]
 START = """
 import os, re, signal, sys, threading
-from tessera.utils.ranks.signals import start_signal_thread
+from tessera.utils.ranks.failures import start_signal_thread
 from tessera.utils.streams import capture_library_output
 signal.alarm(60)  # ends a process that hangs
 end = start_signal_thread('the one')
