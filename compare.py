@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from tessera.analysis.comparison.flags import CompareConfig
 from tessera.utils.flags.signature import documented
-from tessera.utils.startup import check_command_line, end_process
+from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
     check_command_line(CompareConfig)
@@ -254,4 +254,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_process(main())
+    sys.exit(main())

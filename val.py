@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from tessera.utils.flags.signature import documented
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.startup import check_command_line, end_process
+from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
     check_command_line(ValConfig)
@@ -189,4 +189,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_process(main())
+    sys.exit(main())

@@ -18,9 +18,9 @@ from tessera.utils.evaluation.networks import TorchNetwork
 from tessera.utils.files import reachable_path
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
+from tessera.utils.machine.host import capture_library_output
 from tessera.utils.ranks.failures import default_signal_handlers
 from tessera.utils.ranks.world import World
-from tessera.utils.streams import capture_library_output
 
 OpenModel = TorchNetwork | ExportedDetector | ExportedNetwork
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from tessera.utils.environment import Launch, configure_nccl, make_cublas_deterministic
+from tessera.utils.environment import Launch, configure_libraries, make_cublas_deterministic
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.machine.host import cpuinfo, keep_malloc_memory
 from tessera.utils.text import gib, plural
@@ -356,7 +356,7 @@ class Cuda(Accelerator):
 
     def activate(self) -> None:
         torch.cuda.set_device(self.device)
-        configure_nccl()
+        configure_libraries()
 
     @property
     def onnx_options(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import math
 import os
+import re
 import resource
 import sys
 import time
@@ -18,7 +19,10 @@ from typing import TypeVar
 
 import torch
 
+from tessera.utils.text import escape_control
+
 T = TypeVar("T")
+_PIPE_BYTES = 1 << 16
 
 _READERS = 16  # threads
 MOST_AT_ONCE = 8  # images, each of which needs its own memory
@@ -188,3 +192,29 @@ def _read(path: Path) -> str:
     with contextlib.suppress(OSError):
         return path.read_text()
     return ""
+
+
+@contextmanager
+def capture_library_output(known: re.Pattern[bytes]) -> Iterator[list[str]]:
+    """Capture the lines that C code prints to stderr and that match `known`; the list is filled at the end.
+
+    All other lines are printed at the end, with control characters escaped, as a name in a file may have some. The
+    descriptor belongs to the whole process, so use this only where other threads print little, such as in a loader
+    worker.
+    """
+    captured: list[str] = []
+    stderr, reader, writer = os.dup(2), *os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)  # more than the pipe holds is dropped
+    os.dup2(writer, 2)
+    try:
+        yield captured
+    finally:
+        os.dup2(stderr, 2)
+        with contextlib.suppress(OSError):  # nothing was printed, or stderr fails
+            lines = os.read(reader, _PIPE_BYTES).splitlines(keepends=True)
+            captured += [line.decode(errors="replace").rstrip() for line in lines if known.match(line)]
+            others = b"".join(line for line in lines if not known.match(line))
+            os.write(2, escape_control(others.decode(errors="backslashreplace")).encode())
+        for descriptor in (stderr, reader, writer):
+            os.close(descriptor)

@@ -1,8 +1,12 @@
-"""Running a command on a rank to its exit code; of a job's failures only the first one is printed."""
+"""Running a command on a rank to its exit code: failures, of which a job prints the first one, and signals.
+
+SIGTERM, SIGINT, SIGUSR1 and SIGHUP stop a run, SIGUSR2 prints the stacks of all threads.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import os
 import signal
@@ -16,14 +20,15 @@ from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from tessera.utils.environment import Launch
-from tessera.utils.errors import ConfigError, Interrupted, UserError, explain_exception, rank_0_reports, with_notes
+from tessera.utils.errors import REPORT_S, ConfigError, Interrupted, UserError, explain_exception, with_notes
 from tessera.utils.flags.json_output import answer, json_output_of
 from tessera.utils.flags.options import Options
 from tessera.utils.text import first_line
 
 T = TypeVar("T")
 
-_KEY = "failure"
+GRACE_S = 2.0  # for a shutdown in progress, which removes loader workers and files
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # SIGUSR1: `#SBATCH --signal=USR1@120`
 _PRINTING_S = 5.0
 
 
@@ -68,9 +73,6 @@ def run_command(options: type[Options], argv: Sequence[str], start: Callable[[di
 def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
     """Run `body` on one rank; report a failure once for the whole job.
 
-    Meanwhile SIGTERM, Ctrl-C and SIGUSR1 end the rank with a message. SIGUSR2 to this process or to a loader worker
-    prints the stacks of its threads.
-
     Returns:
         The exit code, and the result of `body` (None after a failure). A UserError, or an error that
         `explain_exception` knows, is printed as one message, any other exception with its traceback.
@@ -81,14 +83,12 @@ def run_rank(body: Callable[[], T]) -> tuple[int, T | None]:
         return _report(error, Launch()), None
     if launch.rank:
         answer.leave_to_rank_0()
-    end_signal_thread = start_signal_thread(f"rank {launch.rank}")
+    print_stacks_on_sigusr2()
     try:
         with StopSignals():
             return 0, body()
     except (Exception, KeyboardInterrupt) as error:
         return _report(error, launch), None
-    finally:
-        end_signal_thread()
 
 
 def _report(caught: Exception | KeyboardInterrupt, launch: Launch) -> int:
@@ -110,7 +110,7 @@ def _report(caught: Exception | KeyboardInterrupt, launch: Launch) -> int:
     is_reporter = launch.rank == (error.reporter or 0)
     if isinstance(error, UserError) and not isinstance(error, PeerError) and (is_reporter or error.reporter is None):
         if not is_reporter:
-            rank_0_reports()  # ends this process, unless rank 0 does not see the mistake
+            time.sleep(REPORT_S)  # rank 0's report ends this process, unless rank 0 does not see the mistake
         print(f"{prefix}error: {message}", file=sys.stderr, flush=True)
     elif isinstance(error, Interrupted) and is_reporter:
         print(message, file=sys.stderr, flush=True)
@@ -132,13 +132,6 @@ def print_nonblocking(line: str) -> None:
     thread.join(_PRINTING_S)
 
 
-GRACE_S = 2.0  # for a shutdown in progress, which removes loader workers and files
-STUCK_S = 20.0  # for the main thread to return from a library call; after a second signal GRACE_S
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)  # SIGUSR1: `#SBATCH --signal=USR1@120`
-_END = b"\0"  # not the number of a signal
-_JOIN_S = 5.0
-
-
 class StopSignals:
     """Signal handler that stops the run; a context manager that installs itself.
 
@@ -146,14 +139,10 @@ class StopSignals:
     stored in `requested`, so that the training loop saves a checkpoint and stops after the step. A second Ctrl-C raises
     `Interrupted`; during a shutdown it is ignored for GRACE_S seconds. Rank 0 prints a line for the first signal.
     Outside the main thread no handler is installed.
-
-    `agree` is called with the exit code before the process ends during a call that does not return; it returns the one
-    to end with. A handler inside another one has the same.
     """
 
     def __init__(self, when: str = "") -> None:
         self.requested = 0
-        self.agree: Callable[[int], int] = int
         self._when, self._deferred = when, False
         self._process = os.getpid()
         self._is_main = Launch.from_environment().rank == 0
@@ -165,9 +154,7 @@ class StopSignals:
             for number in SIGNALS:
                 if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                     continue  # nohup
-                outer = self._before[number] = signal.signal(number, self)
-                if isinstance(outer, StopSignals):
-                    self.agree = outer.agree
+                self._before[number] = signal.signal(number, self)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -282,81 +269,6 @@ def ignore_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def agree_on_exit_code(agree: Callable[[int], int]) -> None:
-    """Let a `StopSignals` that handles SIGTERM call `agree`; see there."""
-    handler: Any = signal.getsignal(signal.SIGTERM)
-    if isinstance(handler, StopSignals):
-        handler.agree = agree
-
-
-def start_signal_thread(who: str) -> Callable[[], None]:
-    """Start a thread that acts on signals while the main thread is in a library call; return a function that ends it.
-
-    On SIGUSR2 it prints the stacks of all threads to stderr, under the name `who`. It holds the interpreter lock
-    meanwhile: faulthandler, which does not, can crash a process with busy threads. If the main thread has not handled a
-    signal of a `StopSignals` after STUCK_S seconds, and it is not deferred, the thread ends the process.
-
-    Nothing is started outside the main thread or without a stderr. A forked process must call this itself.
-    """
-    if threading.current_thread() is not threading.main_thread() or sys.__stderr__ is None:
-        return lambda: None
-    (numbers, wake), stderr = os.pipe(), os.dup(sys.__stderr__.fileno())
-    os.set_blocking(wake, False)
-    wake_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    handler_before = signal.signal(signal.SIGUSR2, lambda *_: None)
-    signal.siginterrupt(signal.SIGUSR2, False)  # system calls of C code continue
-    thread = threading.Thread(target=_act_on_signals, args=(who, numbers, stderr), name="signals", daemon=True)
-    thread.start()
-
-    def end() -> None:
-        signal.signal(signal.SIGUSR2, handler_before if callable(handler_before) else signal.SIG_IGN)
-        signal.set_wakeup_fd(wake_before)
-        os.set_blocking(wake, True)
-        os.write(wake, _END)
-        thread.join(_JOIN_S)
-        if not thread.is_alive():  # otherwise it may still write
-            for descriptor in (wake, numbers, stderr):
-                os.close(descriptor)
-
-    return end
-
-
-def _act_on_signals(who: str, numbers: int, stderr: int) -> None:
-    delay_s = STUCK_S
-    while _END not in (received := os.read(numbers, 4096)):
-        for number in received:
-            if isinstance(handler := signal.getsignal(number), StopSignals):  # not SIGCHLD of a worker
-                timer = threading.Timer(delay_s, _end_if_stuck, (number, handler))
-                timer.daemon = True
-                timer.start()
-                delay_s = GRACE_S
-        if signal.SIGUSR2 in received:
-            with contextlib.suppress(OSError):  # closed pipe
-                os.write(stderr, _stacks(who).encode(errors="backslashreplace"))  # one write, not interleaved
-
-
-def _end_if_stuck(number: int, handler: StopSignals) -> None:
-    agree = handler.agree
-    if not handler.stop_requested() and not handler._deferred and signal.getsignal(number) is handler:
-        name = signal.Signals(number).name
-        _write_line(f"{name}: ended during a call that does not return.")
-        code = agree(128 + number)
-        answer.fail(Interrupted.kind, f"Stopped by {name}.", code)
-        os._exit(code)
-
-
-def _stacks(who: str) -> str:
-    """Return the stacks of all threads but this one."""
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    parts = [f"{who} (process {os.getpid()}) is here:\n"]
-    is_collecting = gc.isenabled()
-    gc.disable()  # a collection while frames are listed crashes Python 3.11
-    try:
-        frames = sys._current_frames()
-    finally:
-        if is_collecting:
-            gc.enable()
-    for ident, frame in frames.items():
-        if ident != threading.get_ident():
-            parts += [f'Thread "{names.get(ident, ident)}":\n', *traceback.format_stack(frame)]
-    return "".join([*parts, f"{who} (process {os.getpid()}) continues\n"])
+def print_stacks_on_sigusr2() -> None:
+    """Let SIGUSR2 print the stacks of all threads to stderr, also while the main thread is in a library call."""
+    faulthandler.register(signal.SIGUSR2, os.dup(2))  # a library's output may be captured meanwhile

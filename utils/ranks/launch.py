@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import torch
@@ -22,7 +22,7 @@ from tessera.utils.environment import Launch, control_timeout_s, join_timeout_s,
 from tessera.utils.errors import ConfigError, Interrupted, UserError, exit_code_of
 from tessera.utils.machine.accelerator import Accelerator, choose_accelerator, explain_out_of_memory
 from tessera.utils.machine.host import namespace, open_files_left
-from tessera.utils.ranks.failures import PeerError, agree_on_exit_code, ignore_sigterm, print_nonblocking
+from tessera.utils.ranks.failures import PeerError, ignore_sigterm, print_nonblocking
 from tessera.utils.ranks.liveness import (
     GRACE_S,
     NOTICE_S,
@@ -37,7 +37,6 @@ from tessera.utils.ranks.liveness import (
 from tessera.utils.ranks.world import CollectiveError, Collectives, World
 from tessera.utils.text import first_line
 
-_CLAIM_S = 2.0
 _FILES = 2  # per rank: a connection of the default group and one of the control group
 _REMEDY = "Name the interface that the hosts share: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."
 _ABSENT = "-"  # stands for a missing nonce in an offer
@@ -120,7 +119,6 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
         heartbeat = Heartbeat(store, launch.rank, launch.size, watchdog)
     except RuntimeError as error:
         raise UserError(STORE_LOST, reporter=launch.rank) from error
-    agree_on_exit_code(lambda code: _claimed_code(code, launch.rank, store))
     collectives: Collectives | None = None
     failed = True
     try:
@@ -229,23 +227,6 @@ def _with_reporter(
             return raised.reported_by(first.rank)  # all ranks got the signal: no `except Exception` must catch it
         return PeerError(f"{first.reporter} reports the failure", first.exit_code)
     return raised.reported_by(rank) if isinstance(raised, (UserError, Interrupted)) else raised
-
-
-def _claimed_code(code: int, rank: int, store: Store) -> int:
-    """Return the exit code of the job's first failure, which is this one with `code` if there is none yet.
-
-    So is it if the store does not answer, as this process is about to end.
-    """
-    codes = [code]
-
-    def claim() -> None:
-        with suppress(RuntimeError, OSError):
-            codes.append(FirstFailure(f"rank {rank}", code).claim(store).exit_code)
-
-    asking = threading.Thread(target=claim, daemon=True)
-    asking.start()
-    asking.join(_CLAIM_S)
-    return codes[-1]
 
 
 def check_batch_size(batch_size: int, ranks: int) -> None:
