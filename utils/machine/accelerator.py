@@ -124,41 +124,25 @@ def _wide(channels: Tensor) -> Tensor:
 
 
 class Accelerator:
-    """The CPU, and the interface of all devices.
+    """The CPU, and the interface of all devices."""
 
-    Attributes:
-        device: torch device.
-        kind: "cpu", "cuda" or "mps".
-        backend: of torch.distributed, for gradients and counts.
-        group_waits_for_all: destroying the process group waits for every rank.
-        batch_norm: computations of a synchronised BatchNorm.
-        queue_depth: steps that the device runs behind the host: batches are copied this many ahead, and flags of a step
-            are read this many steps later.
-        pins_memory: copies to the device need page-locked memory.
-        fused_optimizers: torch has fused optimizer kernels, which can skip a step by a flag on the device.
-        measures_memory: its memory functions return numbers other than 0.
-        computes_fp16: natively.
-        memory_format: of images and weights in training.
-        widest: widest float type.
-        is_host: it is the CPU.
-        onnx_providers: execution providers of ONNX Runtime; the first is required.
-        openvino_device: device name of OpenVINO; "" = not supported.
-    """
-
-    kind = "cpu"
-    backend = "gloo"
-    group_waits_for_all = False
-    batch_norm = BatchNormParts()
+    kind = "cpu"  # or "cuda", "mps"
+    backend = "gloo"  # of torch.distributed, for gradients and counts
+    group_waits_for_all = False  # destroying the process group waits for every rank
+    group_device: torch.device | None = None  # that the process group is bound to
+    batch_norm = BatchNormParts()  # computations of a synchronised BatchNorm
+    # Steps that the device runs behind the host: batches are copied this many ahead, and flags of a step are read this
+    # many steps later.
     queue_depth = 0
-    pins_memory = False
-    fused_optimizers = True
-    measures_memory = False
-    computes_fp16 = False
-    memory_format = torch.channels_last
-    widest = torch.float64
-    is_host = True
-    onnx_providers: tuple[str, ...] = ("CPUExecutionProvider",)
-    openvino_device = "CPU"
+    pins_memory = False  # copies to the device need page-locked memory
+    fused_optimizers = True  # torch has fused optimizer kernels, which can skip a step by a flag on the device
+    measures_memory = False  # its memory functions return numbers other than 0
+    computes_fp16 = False  # natively
+    memory_format = torch.channels_last  # of images and weights in training
+    widest = torch.float64  # widest float type
+    is_host = True  # it is the CPU
+    onnx_providers: tuple[str, ...] = ("CPUExecutionProvider",)  # of ONNX Runtime; the first is required
+    openvino_device = "CPU"  # device name of OpenVINO; "" = not supported
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device(self.kind)
@@ -181,11 +165,6 @@ class Accelerator:
     def identity(self) -> str:
         """Unique name of the device; "" = ranks may share it."""
         return ""
-
-    @property
-    def group_device(self) -> torch.device | None:
-        """Device that the process group is bound to."""
-        return None
 
     def set_deterministic(self, on: bool) -> None:
         """Choose bit-reproducible kernels, or the fastest ones."""
@@ -352,6 +331,7 @@ class Cuda(Accelerator):
 
     def __init__(self, device: torch.device | None = None) -> None:
         super().__init__(device)
+        self.group_device = self.device
         self._copies: torch.cuda.Stream | None = None
 
     def activate(self) -> None:
@@ -369,10 +349,6 @@ class Cuda(Accelerator):
     @property
     def identity(self) -> str:
         return str(torch.cuda.get_device_properties(self.device).uuid)
-
-    @property
-    def group_device(self) -> torch.device | None:
-        return self.device
 
     def set_deterministic(self, on: bool) -> None:
         """As in Accelerator; kernels without a deterministic version raise RuntimeError."""

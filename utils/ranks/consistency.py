@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path, PurePath
 
 import torch
@@ -12,7 +12,6 @@ from torch import nn
 import tessera
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import UserError
-from tessera.utils.files import sha256
 from tessera.utils.flags.options import Options
 from tessera.utils.ranks.launch import ranks_by_value
 from tessera.utils.ranks.world import World
@@ -28,8 +27,7 @@ _PER_RANK = frozenset(
 def require_same_command(config: Options, world: World) -> None:
     """Raise UserError on every rank, before the command's first collective, where the ranks got different flags.
 
-    Ranks with different flags would wait for each other forever. Weights are compared by content, or by name where a
-    rank lacks the file, which rank 0 reads then.
+    Ranks with different flags would wait for each other forever. Weights, which rank 0 reads, are compared by name.
     """
     if world.size == 1:
         return
@@ -37,23 +35,10 @@ def require_same_command(config: Options, world: World) -> None:
     mine = {"command": config.program}
     mine |= {f"--{key.replace('_', '-')}": str(value) for key, value in values.items() if key not in _PER_RANK}
     mine |= {f"--{key}": "given" if values.get(key) else "not given" for key in ("hyp", "resume")}
-    weights = {
-        name: [values[name]] if isinstance(values[name], str) else values[name] for name in config.weights_fields
-    }
-    contents = world.all_gather({name: _contents(files) for name, files in weights.items()})
-    for name, files in weights.items():
-        is_everywhere = all(theirs.get(name) for theirs in contents)
-        mine[f"--{name}"] = f"a file with hash {_contents(files)}" if is_everywhere else " ".join(files) or "none"
+    for key in config.weights_fields:
+        files = [values[key]] if isinstance(values[key], str) else values[key]
+        mine[f"--{key}"] = " ".join(PurePath(file).name for file in files) or "none"
     require_agreement(mine, world)
-
-
-def _contents(files: Sequence[str]) -> str:
-    """Return hashes of files on this host; "" where one is missing."""
-    try:
-        paths = [Path(file).expanduser() for file in files]
-        return " ".join(sha256(path)[:12] for path in paths) if all(path.is_file() for path in paths) else ""
-    except (OSError, ValueError, RuntimeError):  # reported where the file is read
-        return ""
 
 
 def run_fingerprint(hyp: Hyp, indexes: Mapping[str, DatasetIndex], model: nn.Module) -> dict[str, str]:

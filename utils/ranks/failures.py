@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -229,34 +229,17 @@ def delay_signals() -> Iterator[None]:
     For cleanup that must complete: the exception would leave the rest open, and be lost inside a `__del__`.
     """
     waiting: list[int] = []
-    try:
-        with _handled_by(lambda number, _: waiting.append(number)):
-            yield
-    finally:
-        for first in waiting[:1]:
-            signal.raise_signal(first)
-
-
-def default_signal_handlers() -> AbstractContextManager[None]:
-    """Let the system end the process, without a message, on the signals that a `StopSignals` handles.
-
-    For library calls that may never return nor release the interpreter lock, while there is nothing to save.
-    """
-    return _handled_by(signal.SIG_DFL)
-
-
-@contextmanager
-def _handled_by(other: Any) -> Iterator[None]:
-    """Install another handler for the signals that a `StopSignals` handles; do nothing outside the main thread."""
     numbers = SIGNALS if threading.current_thread() is threading.main_thread() else ()
     before = {number: handler for number in numbers if isinstance(handler := signal.getsignal(number), StopSignals)}
     for number in before:
-        signal.signal(number, other)
+        signal.signal(number, lambda number, _: waiting.append(number))
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for first in waiting[:1]:
+            signal.raise_signal(first)
 
 
 def ignore_sigterm() -> None:

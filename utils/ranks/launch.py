@@ -37,7 +37,6 @@ from tessera.utils.ranks.liveness import (
 from tessera.utils.ranks.world import CollectiveError, Collectives, World
 from tessera.utils.text import first_line
 
-_FILES = 2  # per rank: a connection of the default group and one of the control group
 _REMEDY = "Name the interface that the hosts share: GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME."
 _ABSENT = "-"  # stands for a missing nonce in an offer
 # Calls of `open_world` in this process, by description. A restarted process counts from 0.
@@ -109,7 +108,7 @@ def _joined(launch: Launch, accelerator: Accelerator, watchdog: Watchdog, call: 
     A waiting call blocks its connection to the store. So torch's process groups have one connection, and the ranks' own
     keys another, which is watched.
     """
-    open_files_left(2 * _FILES * launch.size)  # raises the limit; all ranks also connect to a store on rank 0
+    open_files_left(4 * launch.size)  # raises the limit: rank 0 has four connections to each rank
     for_groups = open_store(launch, watchdog)
     try:
         session = agree_on_session(watchdog.watched(for_groups), launch.rank, launch.size, join_timeout_s())
@@ -173,13 +172,6 @@ def _own_settings(world: World, threads: int) -> Iterator[None]:
 
 def _make_groups(launch: Launch, accelerator: Accelerator, store: Store, heartbeat: Heartbeat) -> dist.ProcessGroup:
     """Make the default group; return the control group."""
-    needed = _FILES * launch.size
-    if (left := open_files_left(needed)) < needed:
-        raise UserError(
-            f"{launch.size} ranks need {needed} open files each, to connect to each other, but {socket.gethostname()} "
-            f"grants rank {launch.rank} only {max(left, 0)}. Raise the hard limit there (ulimit -Hn, LimitNOFILE of "
-            f"the service that starts the ranks)."
-        )
     share_loopback = require_own_devices(store, launch.rank, launch.size, accelerator)
     free = "Free memory that other processes hold there."
     try:

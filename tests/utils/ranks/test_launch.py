@@ -84,12 +84,6 @@ def test_living_ranks_that_cannot_connect_are_told_what_to_name(
         _make_groups(Launch(), Nccl(), HashStore(), heartbeat)  # type: ignore[arg-type]
 
 
-def test_too_few_open_files_are_one_message_before_anything_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "open_files_left", lambda wanted: wanted - 1)
-    with pytest.raises(UserError, match=r"512 ranks need 1024 open files each, .* grants rank 3 only 1023\..*ulimit"):
-        _make_groups(Launch(3, 3, 512), Accelerator(), HashStore(), SimpleNamespace())
-
-
 def test_a_mistake_that_rank_0_does_not_meet_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

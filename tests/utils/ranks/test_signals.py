@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tessera.utils.errors import Interrupted
-from tessera.utils.ranks.failures import SIGNALS, StopSignals, default_signal_handlers, ignore_sigterm
+from tessera.utils.ranks.failures import SIGNALS, StopSignals, ignore_sigterm
 from tests.system.launch import ROOT
 
 pytestmark = pytest.mark.usefixtures("hangs_up")
@@ -143,16 +143,6 @@ def test_a_forked_worker_leaves_the_decision_to_its_rank() -> None:
             os._exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         assert stop_signals.requested == 0
-
-
-def test_while_a_library_may_hold_pythons_lock_signals_end_the_process() -> None:
-    with StopSignals() as stop_signals:
-        with default_signal_handlers():
-            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        assert signal.getsignal(signal.SIGTERM) is stop_signals
-    before = signal.getsignal(signal.SIGTERM)
-    with default_signal_handlers():
-        assert signal.getsignal(signal.SIGTERM) is before, "a program of its own keeps its handlers"
 
 
 def test_sigusr2_prints_the_stacks_of_a_process_in_a_library_call_and_it_continues() -> None:
