@@ -205,16 +205,14 @@ def _sign_of_others(local_rank_flag: int) -> str:
     torchrun = "Start it with torchrun, which gives each process RANK, WORLD_SIZE and LOCAL_RANK."
     if "RANK" in env:
         return f"RANK={shown(env['RANK'])} without WORLD_SIZE. {torchrun}"
-    for name, most in (("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("PMIX_RANK", 0), ("SKYPILOT_NUM_NODES", 1)):
-        if _integer(name, 0) > most:
-            return f"{name}={env[name]} without RANK: this process is one of several. {torchrun}"
-    if local_rank_flag > 0:
-        return f"--local-rank {local_rank_flag} without RANK and WORLD_SIZE: this process is one of several. {torchrun}"
-    for name, hosts in (
-        ("PET_NNODES", env.get("PET_NNODES", "1").split(":")[-1]),
-        ("SM_HOSTS", env.get("SM_HOSTS", "")),
-    ):
-        if hosts.count(",") or (hosts.isdecimal() and hosts != "1"):
+    most = {"WORLD_SIZE": 1, "LOCAL_RANK": 0, "PMIX_RANK": 0, "SKYPILOT_NUM_NODES": 1}
+    numbers = {name: _integer(name, 0) for name in most}
+    numbers["--local-rank"], most["--local-rank"] = local_rank_flag, 0
+    if name := next((name for name in most if numbers[name] > most[name]), ""):
+        return f"{name}={numbers[name]} without RANK: this process is one of several. {torchrun}"
+    hosts = {"PET_NNODES": env.get("PET_NNODES", "1").split(":")[-1], "SM_HOSTS": env.get("SM_HOSTS", "")}
+    for name, found in hosts.items():
+        if "," in found or (found.isdecimal() and found != "1"):
             return f"{name}={shown(env[name])}: each host runs this command on its own. {torchrun}"
     if (tasks := _integer("SLURM_NTASKS", 1, low=1)) > 1:
         return f"SLURM_NTASKS={tasks}, but this process is no task of srun: start it with srun, or srun --ntasks 1."

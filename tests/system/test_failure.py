@@ -74,7 +74,9 @@ def test_a_killed_rank_is_named(data: Path, tmp_path: Path, rank: int, where: st
 @pytest.mark.parametrize("fault", ["1 step 6 stop", "0 scan 1 stop"])
 def test_a_rank_that_does_not_answer_is_named(data: Path, tmp_path: Path, fault: str) -> None:
     outcome = fail(data, tmp_path, fault, env={"TESSERA_PEER_TIMEOUT": "5"})
-    assert len(re.findall(rf"error: rank {fault[0]} on \S+ has not answered for", outcome.err)) == 1, outcome.said
+    assert len(re.findall(rf"error: rank {fault[0]} on \S+ \(last: .*\) has not answered for", outcome.err)) == 1, (
+        outcome.said
+    )
     assert reports(outcome) == [str(1 - int(fault[0]))], outcome.said
 
 

@@ -282,35 +282,23 @@ class Heartbeat:
                 if status is not None and status.is_dead():
                     status = self.status_of(neighbour)  # it may have left the job meanwhile
                     if status is not None and status.tick != _ENDED:
-                        self._report_dead(neighbour, status)
+                        self._report(lost_ranks_message([(neighbour, status)]))
                         return
                 elif silence_s > self._timeout_s and (status is None or status.tick != _ENDED):
-                    self._report_silent(neighbour, status, silence_s)
+                    if status is not None and (number := status.pid_here) is not None:
+                        _kill(number)
+                    name = describe_rank(neighbour, status)
+                    self._report(f"{name} has not answered for {silence_s:.0f} s. The job is ended.")
                     return
         except (RuntimeError, OSError):
             self._end_after_grace(STORE_LOST, 1)
 
-    def _report_dead(self, rank: int, status: Status) -> None:
-        """Report a killed rank, unless a failure is reported already, and end this process."""
+    def _report(self, message: str) -> None:
+        """Report a lost rank, unless a failure is reported already, and end this process."""
         first = self._me.claim(self._store)
         if first == self._me:
-            message = self._watchdog.advised(lost_ranks_message([(rank, status)]))
-            print_nonblocking(f"rank {self._rank}: error: {message}")
+            print_nonblocking(f"rank {self._rank}: error: {self._watchdog.advised(message)}")
         self._end_after_grace("", first.exit_code)
-
-    def _report_silent(self, rank: int, status: Status | None, seconds: float) -> None:
-        """Report a silent rank, unless a failure is reported already, and end this process; kill it on this machine."""
-        first = self._me.claim(self._store)
-        if status is None:
-            message = f"rank {rank} has sent no heartbeat for {seconds:.0f} s since all ranks joined. The job is ended."
-        else:
-            if (number := status.pid_here) is not None:
-                _kill(number)
-            message = (
-                f"rank {rank} on {status.host} has not answered for {seconds:.0f} s; its last activity: "
-                f"{status.activity}. The job is ended."
-            )
-        exit_immediately(self._rank, self._watchdog.advised(message) if first == self._me else "", first.exit_code)
 
     def _end_after_grace(self, message: str, exit_code: int) -> None:
         """End the process by force if the main thread does not end it in time."""
