@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from tessera.analysis.comparison.flags import CompareConfig
 from tessera.utils.flags.signature import documented
-from tessera.utils.startup import check_command_line, end_process
+from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
     check_command_line(CompareConfig)
@@ -48,7 +48,7 @@ from tessera.utils.evaluation.evaluation_data import check_pixels, image_size, m
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.files import sha256
 from tessera.utils.machine.accelerator import explain_out_of_memory
-from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
+from tessera.utils.ranks.consistency import data_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import PeerError, run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
@@ -89,7 +89,7 @@ def compare(config: CompareConfig, world: World) -> Comparison:
         index = build_index(spec, config.task, single_cls=config.single_cls, verified=verified)
     for text in index_warnings(index, config.max_det):
         log.warning(text)
-    require_agreement({**flags_fingerprint(config), **data_fingerprint({config.task: index})}, world)
+    require_agreement(data_fingerprint({config.task: index}), world)
     class_of = {
         run.called: model_classes(run.model.names, spec, run.called, single_cls=config.single_cls) for run in everyone
     }
@@ -254,4 +254,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_process(main())
+    sys.exit(main())

@@ -22,14 +22,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tessera.utils.config import Hyp, TrainConfig, given_hyp
 from tessera.utils.flags.program import called
 from tessera.utils.flags.signature import documented
-from tessera.utils.startup import check_command_line, end_process
+from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
     check_command_line(TrainConfig)
@@ -50,12 +49,10 @@ from tessera.utils.engine.schedule import Schedule
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import user_path
-from tessera.utils.ranks.consistency import require_same_command
+from tessera.utils.ranks.consistency import describe_call, require_same_command
 from tessera.utils.ranks.ddp import smart_DDP
-from tessera.utils.ranks.failures import run_command
+from tessera.utils.ranks.failures import StopSignals, run_command
 from tessera.utils.ranks.launch import open_world
-from tessera.utils.ranks.preflight import preflight
-from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.epoch_bar import EpochBar
@@ -120,7 +117,7 @@ def train(
         stack.enter_context(world.advising(saver.resume_line if watch is None else str))
         stack.enter_context(saver)
         validation = Validation(run, state, val_loader, criterion, saver, recorder, profile, stop_signals, watch)
-        preflight(world, run.folder)
+        log.info(row("Device", world.describe()))
         log.info(row("Output", f"{run.folder} ({state.precision.name}, batch size {run.batch_size})"))
 
         validation.before_training()
@@ -178,8 +175,7 @@ def start(given: Mapping[str, Any]) -> TrainingResult:
     if config.overlap != TrainConfig.overlap and not (config.tile or config.resume):
         raise ConfigError("--overlap without --tile has no effect. Give --tile, or omit --overlap.")
     batch_size = 0 if config.resume else config.batch_size
-    call = repr(replace(config, device="", local_rank=-1, workers=0))  # equal on every host
-    with open_world(config.device, config.local_rank, batch_size, call) as world, ExitStack() as stack:
+    with open_world(config.device, config.local_rank, batch_size, describe_call(config)) as world, ExitStack() as stack:
         setup_logging(world.rank, world.size)
         require_same_command(config, world)
         if config.check_data:
@@ -254,4 +250,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_process(main())
+    sys.exit(main())

@@ -20,8 +20,8 @@ from tessera.data.source.messages import most_undecodable
 from tessera.utils.bit_depth import DARK, PixelRule, Pixels, max_finite_level, to_uint8
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_plain
+from tessera.utils.machine.host import usable_cpus
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.machine.resource_limits import usable_cpus
 from tessera.utils.text import first_of, plural
 
 SMALL = 2 * GRID  # side of the thumbnail

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.environment import forbid_update_checks
 from tessera.utils.machine.opencv import cv2
 
 PROBABILITY = 0.01
@@ -34,7 +33,6 @@ def albumentations_filter(image: NDArray[np.uint8], rng: np.random.Generator) ->
     clip_limit = float(rng.uniform(*_CLIP_LIMITS))
     if not applied.any():
         return
-    forbid_update_checks()
     threads = cv2.getNumThreads()
     import albumentations
 

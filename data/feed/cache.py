@@ -15,7 +15,7 @@ from tessera.utils.config import CacheMode
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
 from tessera.utils.files import SharedFile, atomic_write, remove_leftovers
-from tessera.utils.machine.resource_limits import available_memory
+from tessera.utils.machine.host import available_memory
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.text import gib
 from tessera.utils.types import DatasetIndex

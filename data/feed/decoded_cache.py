@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.source.decode import UndecodableImage
 from tessera.utils.files import SharedFile
-from tessera.utils.machine.resource_limits import available_memory
+from tessera.utils.machine.host import available_memory
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Draw
 

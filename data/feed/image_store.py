@@ -22,7 +22,7 @@ from tessera.data.feed.tiles import TileIndex
 from tessera.data.source.decode import REDUCTIONS, UndecodableImage, read_image
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.files import SharedFile
-from tessera.utils.machine.resource_limits import usable_cpus
+from tessera.utils.machine.host import usable_cpus
 from tessera.utils.text import gib
 from tessera.utils.types import DatasetIndex, Draw
 

@@ -25,7 +25,7 @@ from tessera.data.feed.workers import PREFETCH, WorkerWatchdog, ignore_killed_wo
 from tessera.data.source.messages import most_undecodable
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, lost_worker_error
-from tessera.utils.ranks.signals import delay_signals
+from tessera.utils.ranks.failures import delay_signals
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex
 

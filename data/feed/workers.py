@@ -24,9 +24,8 @@ import torch
 
 from tessera.data.feed.shared_memory import ShmBudget
 from tessera.utils.environment import loader_timeout_s, peer_timeout_s
-from tessera.utils.machine.resource_limits import open_files_left
-from tessera.utils.ranks.failures import print_nonblocking
-from tessera.utils.ranks.signals import SIGNALS, start_signal_thread
+from tessera.utils.machine.host import open_files_left
+from tessera.utils.ranks.failures import SIGNALS, print_nonblocking, print_stacks_on_sigusr2
 from tessera.utils.ranks.world import World
 
 log = logging.getLogger(__name__)
@@ -107,7 +106,7 @@ def init_worker(worker: int) -> None:
     # Ctrl-C, torchrun and SLURM signal the whole process group. Only the rank reacts, and ends its workers.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    start_signal_thread(f"loader worker {worker} of process {os.getppid()}")
+    print_stacks_on_sigusr2()
     threading.Thread(target=_exit_with_rank, name="end with the rank", daemon=True).start()
     sys.excepthook = print_unless_disconnected
     Queue._on_queue_feeder_error = staticmethod(_exit_if_unsendable)  # type: ignore[attr-defined]

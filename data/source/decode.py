@@ -45,8 +45,8 @@ from tessera.utils.bit_depth import (
 )
 from tessera.utils.errors import LFS_POINTER, ConfigError, UserError, is_lfs_pointer
 from tessera.utils.files import is_address, open_plain, suffix_of
+from tessera.utils.machine.host import capture_library_output
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.streams import capture_library_output
 from tessera.utils.text import first_line
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from tessera.utils.bit_depth import Pixels, to_uint8
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
 from tessera.utils.files import cached_content, open_plain
+from tessera.utils.machine.host import usable_cpus
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.machine.resource_limits import usable_cpus
 from tessera.utils.seeding import ValFraction
 from tessera.utils.types import DatasetSpec
 

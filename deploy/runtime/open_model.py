@@ -18,9 +18,8 @@ from tessera.utils.evaluation.networks import TorchNetwork
 from tessera.utils.files import reachable_path
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
-from tessera.utils.ranks.signals import default_signal_handlers
+from tessera.utils.machine.host import capture_library_output
 from tessera.utils.ranks.world import World
-from tessera.utils.streams import capture_library_output
 
 OpenModel = TorchNetwork | ExportedDetector | ExportedNetwork
 
@@ -103,7 +102,6 @@ def open_exported(
         _LOADING,
         runtime_errors(EXPORTED[suffix], path, "load"),
         explain_out_of_memory_loading(path, accelerator),
-        default_signal_handlers(),  # a runtime may hang on a file
         capture_library_output(_NOTHING),
     ):
         return _OPENERS[suffix](path, accelerator)

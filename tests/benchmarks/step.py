@@ -30,8 +30,7 @@ from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.environment import Launch
-from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.choose_device import choose_accelerator
+from tessera.utils.machine.accelerator import Accelerator, choose_accelerator
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex

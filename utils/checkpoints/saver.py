@@ -22,7 +22,7 @@ from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import Interrupted
 from tessera.utils.flags.program import git_revision, started
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.ranks.signals import StopSignals
+from tessera.utils.ranks.failures import StopSignals
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)

@@ -93,7 +93,7 @@ def open_run(
         model = build_model(config, hyp, names, weights, resumed)
         hyp = freeze_bn_of_first_layers(model, config, hyp, weights)
         del weights  # frees memory for AutoBatch
-        require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
+        require_agreement(run_fingerprint(hyp, {"train": data.train, "val": data.val}, model), world)
         imgsz = check_imgsz(config.imgsz, model.stride)
         by_class = None if by_class is None else by_class.to(world.device)
         settings = LossSettings.of(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing, class_weights=by_class)

@@ -29,7 +29,7 @@ from tessera.utils.evaluation.networks import TrainedNetwork, fused_copy
 from tessera.utils.evaluation.predictors import Settings
 from tessera.utils.flags.program import started
 from tessera.utils.machine.accelerator import explain_out_of_memory
-from tessera.utils.ranks.signals import StopSignals
+from tessera.utils.ranks.failures import StopSignals
 from tessera.utils.report.console import table_header, validation_line
 from tessera.utils.report.results_csv import read_results
 from tessera.utils.report.run_recorder import RunRecorder

@@ -13,7 +13,7 @@ from tessera.data.source.annotations.coco_annotations import as_json, to_integer
 from tessera.data.source.annotations.yolo_labels import Size
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, open_plain
-from tessera.utils.machine.resource_limits import available_memory
+from tessera.utils.machine.host import available_memory
 from tessera.utils.text import first_line, shown
 from tessera.utils.types import CocoId
 

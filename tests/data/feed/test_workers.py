@@ -30,7 +30,7 @@ from tessera.data.feed.loader import Loader
 from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.workers import WorkerWatchdog, print_unless_disconnected, reserve_workers
 from tessera.utils.errors import Interrupted
-from tessera.utils.ranks.signals import StopSignals
+from tessera.utils.ranks.failures import StopSignals
 from tessera.utils.types import Draw
 from tests.data.feed.made_rank import rank
 

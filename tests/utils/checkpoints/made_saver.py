@@ -14,7 +14,7 @@ from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import TrainState
-from tessera.utils.ranks.signals import StopSignals
+from tessera.utils.ranks.failures import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Metrics
 

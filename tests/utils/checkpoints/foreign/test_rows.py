@@ -20,7 +20,7 @@ from tessera.utils.boxes import xyxy_to_cxcywh
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.backend import Backend
-from tessera.utils.machine.choose_device import accelerator_of
+from tessera.utils.machine.accelerator import accelerator_of
 from tessera.utils.ranks.world import World
 from tests import families
 from tests.utils.checkpoints.foreign.made import save
