@@ -1,6 +1,6 @@
 """Types of the Python API. `python -m tests.api_stub` writes this file from the flags of the commands."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,6 +41,7 @@ def train(
     evolve: int | bool = 0,
     objective: str = "fitness",
     close_mosaic: int = -1,
+    transforms: str | Callable[..., Any] | Sequence[str | Callable[..., Any] | tuple[Callable[..., Any], str]] = (),
     multi_scale: bool = False,
     sampling: Literal["shuffled", "balanced"] = "shuffled",
     image_weights: bool = False,
@@ -94,6 +95,8 @@ def train(
         evolve: search hyperparameters in N trials, and train the best ones again (bare: 300).
         objective: metric that --evolve maximises, such as map, recall@p=0.95 or "map - 0.01*ms".
         close_mosaic: disable mosaic and mixup for the last N epochs (-1 = from the hyperparameters).
+        transforms: own functions on each training sample: module:name (after all others) or module:name@stage
+            (before mosaic, mixup, hsv or albumentations).
         multi_scale: vary the image size by ±50 % from batch to batch.
         sampling: shuffled = each image once per epoch; balanced = images of rare classes more often.
         image_weights: sample images of classes with low mAP more often.

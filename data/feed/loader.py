@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
+from tessera.data.augment.transforms import load_transforms
 from tessera.data.feed.dataset import DetectionDataset, TrainDataset, ValDataset
 from tessera.data.feed.decoded_cache import DecodedCache, share_decoded_cache
 from tessera.data.feed.image_sizes import rect_train_shapes, rect_val_shapes
@@ -221,7 +222,7 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: ShmBudget | N
         images = share_decoded_cache(store, world, batch_size=run.batch_size, node_images=node_images, batches=batches)
     elif not store.is_cached:
         images = share_decoded_cache(store, world)
-    dataset = TrainDataset(index, images, run.hyp, config.seed, run.mosaic_epochs)
+    dataset = TrainDataset(index, images, run.hyp, config.seed, run.mosaic_epochs, load_transforms(config.transforms))
     return TrainLoader(dataset, sampler, run, workers)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tessera.data.augment.labels import MIN_SIDE, clip_polygons
+from tessera.data.augment.geometry import MIN_SIDE, clip_polygons
 from tessera.data.feed.tile_grid import Tile, check_tiles, tile_windows
 from tessera.data.source.index import offsets_of
 from tessera.utils.boxes import clip_boxes

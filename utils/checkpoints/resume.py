@@ -17,6 +17,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
 from tessera.utils.text import one_line, plural, shown
 
+OWN_PARTS = ("transforms",)  # fields that name parts of the user's own
 log = logging.getLogger(__name__)
 
 
@@ -99,7 +100,15 @@ def run_of_checkpoint(
     """
     now = {flag: value for flag, value in given.items() if flag not in ("project", "name", "weights", "cfg")}
     before = saved_config(checkpoint, path)
-    config = dataclasses.replace(before, **{**now, "resume": str(path)})
+    config = dataclasses.replace(before, **{**dict.fromkeys(OWN_PARTS, ()), **now, "resume": str(path)})
+    for name in OWN_PARTS:
+        if (own := getattr(before, name)) != getattr(config, name):
+            had = f"--{name} {' '.join(own)}" if own else f"no --{name}"
+            raise ConfigError(
+                f"--resume {path}: the run has {had}. A part of your own is imported only if the command names it: "
+                f"{'give the same again' if own else f'omit --{name}'}, or start a new run from the checkpoint with "
+                "--weights."
+            )
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:
         config = dataclasses.replace(config, batch_size=before.batch_size)
     saved_hyp = Hyp.from_dict(checkpoint["hyp"], str(path))

@@ -17,6 +17,7 @@ _TYPES = {
     "device": "str | int",
     "hyp": "str | Path | Mapping[str, Any] | Sequence[str | Path]",
     "data": "str | Path | Mapping[str, Any]",
+    "transforms": "str | Callable[..., Any] | Sequence[str | Callable[..., Any] | tuple[Callable[..., Any], str]]",
     "source": "str | Path | int | Sequence[str | Path]",
     "classes": "int | str | Sequence[int | str]",
 }
