@@ -21,7 +21,7 @@ LAYERS = (
     "tessera.models.heads",
     "tessera.models",
     "tessera.utils.engine",
-    "tessera.data.source.annotations",
+    "tessera.data.labels",
     "tessera.data.source",
     "tessera.data.augment",
     "tessera.data.feed",

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from tessera.data.augment.transforms import load_transforms
+from tessera.data.feed.cache import ShmBudget
 from tessera.data.feed.dataset import DetectionDataset, TrainDataset, ValDataset
 from tessera.data.feed.decoded_cache import DecodedCache, share_decoded_cache
 from tessera.data.feed.image_sizes import rect_train_shapes, rect_val_shapes
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.sampler import MOSAIC_BLOCK, EpochOrder, TrainSampler, ValSampler, mosaic_batches, repeat_factors
-from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.tiles import TileIndex
 from tessera.data.feed.workers import PREFETCH, WorkerWatchdog, ignore_killed_workers, init_worker, reserve_workers
 from tessera.data.source.messages import most_undecodable

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from tessera.data.augment.geometry import MIN_SIDE, clip_polygons
-from tessera.data.feed.tile_grid import Tile, check_tiles, tile_windows
+from tessera.data.feed.image_sizes import Tile, check_tiles, tile_windows
 from tessera.data.source.index import offsets_of
 from tessera.utils.boxes import clip_boxes
 from tessera.utils.errors import UserError

@@ -22,7 +22,7 @@ from types import TracebackType
 
 import torch
 
-from tessera.data.feed.shared_memory import ShmBudget
+from tessera.data.feed.cache import ShmBudget
 from tessera.utils.environment import loader_timeout_s, peer_timeout_s
 from tessera.utils.machine.resource_limits import open_files_left
 from tessera.utils.ranks.failures import print_nonblocking

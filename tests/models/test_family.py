@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.free.head import DetectFree
 from tessera.models.heads.head import Head

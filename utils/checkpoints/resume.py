@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.data.source.annotations.class_matching import reordered_classes
+from tessera.data.labels.classes import reordered_classes
 from tessera.utils.checkpoints.training_state import restore_state
 from tessera.utils.config import Hyp, TrainConfig, complete_hyp
 from tessera.utils.engine.state import TrainState

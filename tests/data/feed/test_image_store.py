@@ -19,7 +19,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tessera.data.feed import cache as cache_module
-from tessera.data.feed import image_store, shared_memory
+from tessera.data.feed import image_store
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.image_sizes import resized_sizes
 from tessera.data.feed.image_store import ImageStore
@@ -227,7 +227,7 @@ def test_too_little_room_is_reported_before_anything_is_decoded(
 @needs_shared_memory
 @pytest.mark.parametrize(
     ("module", "name", "value"),
-    [(cache_module, "available_memory", lambda: 1000), (shared_memory, "SHARED_MEMORY", Path("/missing"))],
+    [(cache_module, "available_memory", lambda: 1000), (cache_module, "SHARED_MEMORY", Path("/missing"))],
 )
 def test_a_system_with_too_little_memory_or_without_shared_memory(
     index: DatasetIndex, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: Any

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tessera.data.feed.cache import open_images
+from tessera.data.feed.cache import ShmBudget, open_images
 from tessera.data.feed.loader import build_train_loader, build_val_loader
-from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.workers import reserve_workers
 from tessera.utils.config import load_hyp
 from tessera.utils.errors import UserError

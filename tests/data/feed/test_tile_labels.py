@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.geometry import MIN_SIDE
-from tessera.data.feed.tile_grid import tile_windows
+from tessera.data.feed.image_sizes import tile_windows
 from tessera.data.feed.tiles import MIN_VISIBLE, build_tile_index
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex

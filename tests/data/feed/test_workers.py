@@ -26,8 +26,8 @@ import pytest
 import torch
 
 from tessera.data.feed import workers
+from tessera.data.feed.cache import ShmBudget
 from tessera.data.feed.loader import Loader
-from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.workers import WorkerWatchdog, print_unless_disconnected, reserve_workers
 from tessera.utils.errors import Interrupted
 from tessera.utils.ranks.signals import StopSignals

@@ -23,8 +23,7 @@ from PIL import Image, features
 
 from tessera.data.source import decode
 from tessera.data.source.decode import RefusedImage, UndecodableImage, UnusableImage, image_size, read_image
-from tessera.data.source.image_header import read_header, require_decodable_size
-from tessera.data.source.tiff import extra_pages_message
+from tessera.data.source.image_header import extra_pages_message, read_header, require_decodable_size
 from tessera.utils.errors import ConfigError, UserError
 from tests.data.make import write_dataset, write_image
 from tests.data.source.made_tiff import tiff

@@ -10,7 +10,7 @@ import pytest
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import problem_report
 from tessera.utils.errors import ConfigError
-from tests.data.source.annotations.test_voc import voc_object, write_voc
+from tests.data.labels.test_voc import voc_object, write_voc
 from tests.data.source.made_yaml import BODY, BOX, build, check, dataset, write
 
 SAID = "class 0 is 'dog', but pets.yaml names it 'cat'"

@@ -10,8 +10,8 @@ import pytest
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
+from tests.data.labels.test_voc import voc_object, write_voc
 from tests.data.make import write_dataset, write_image
-from tests.data.source.annotations.test_voc import voc_object, write_voc
 from tests.data.source.made_yaml import build, check, coco_set, dataset, refuse, write
 
 ROWS = {number: f"{number} 0.5 0.5 0.{number + 1} 0.5\n" for number in range(4)}

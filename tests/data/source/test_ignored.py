@@ -11,8 +11,8 @@ import pytest
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
+from tests.data.labels.test_voc import voc_object, write_voc
 from tests.data.make import write_dataset, write_image
-from tests.data.source.annotations.test_voc import voc_object, write_voc
 from tests.data.source.made_yaml import build, check, coco_set, refuse, write
 
 TEXT = "0 0.5 0.5 0.5 0.5\n-1 0.25 0.5 0.5 1\n1 0.5 0.5 0.25 0.25\n-1 0.5 0 1 0 1 1\n"

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tessera.data.source.annotations.label_files import label_path
+from tessera.data.labels.label_files import label_path
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import image_size
 from tessera.data.source.index import problem_report
 from tessera.data.source.scan import ImageLabels, locate_labels
 from tessera.utils.errors import UserError
+from tests.data.labels.test_voc import voc, voc_object, write_voc
 from tests.data.make import write_dataset, write_image
-from tests.data.source.annotations.test_voc import voc, voc_object, write_voc
 from tests.data.source.made_yaml import BOX, build, coco_set, same, write
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tessera.data.source.decode import RefusedImage, UnusableImage, decode_raw_pixels, image_size, read_image
-from tessera.data.source.tiff import extra_pages_message
+from tessera.data.source.image_header import extra_pages_message
 from tessera.deploy.inference.input_images import to_pixels
 from tessera.deploy.inference.sources.sources import open_sources
 from tessera.utils.bit_depth import PixelRule, to_uint8

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.source.annotations.yolo_labels import ParsedLabels, _parse_fast, parse_labels, parse_rows
+from tessera.data.labels.yolo_labels import ParsedLabels, _parse_fast, parse_labels, parse_rows
 
 fractions = st.floats(0, 1, allow_nan=False)
 boxes = st.tuples(st.integers(0, 79), fractions, fractions, fractions, fractions)

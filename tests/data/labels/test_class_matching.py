@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.data.source.annotations.class_matching import match_classes, renamed_classes, reordered_classes
+from tessera.data.labels.classes import match_classes, renamed_classes, reordered_classes
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tessera.analysis.checks.run_checks import check_dataset
-from tessera.data.source.annotations.coco_file import read_coco
+from tessera.data.labels.coco import read_coco
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.errors import UserError
-from tests.data.source.annotations.test_coco_file import coco, write_coco
+from tests.data.labels.test_coco_file import coco, write_coco
 from tests.data.source.made_yaml import build, write
 
 ADDRESS = "http://x/y.jpg"

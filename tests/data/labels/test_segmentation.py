@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pycocotools import mask as oracle
 
-from tessera.data.source.annotations.segmentation import mask_box
+from tessera.data.labels.coco import mask_box
 
 POLYGON = st.lists(st.floats(-12, 60, width=32), min_size=6, max_size=24).map(lambda xy: xy[: len(xy) // 2 * 2])
 SIZE = st.tuples(st.integers(1, 50), st.integers(1, 50))

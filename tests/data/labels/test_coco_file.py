@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tessera.data.labels.coco import parse_coco, read_category_names
 from tessera.data.source import dataset_yaml as spec_module
-from tessera.data.source.annotations.coco_annotations import parse_coco
-from tessera.data.source.annotations.coco_file import read_category_names
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.errors import UserError

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.source.annotations.voc import parse_voc
+from tessera.data.labels.voc import parse_voc
 from tessera.utils.errors import UserError
 from tests.data.make import write_image
 from tests.data.source.made_yaml import build, write
