@@ -6,7 +6,9 @@ Legend: B images of this rank's batch, T objects of the batch.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -22,9 +24,10 @@ from tessera.data.feed.image_sizes import rect_train_shapes, rect_val_shapes
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.sampler import MOSAIC_BLOCK, EpochOrder, TrainSampler, ValSampler, mosaic_batches, repeat_factors
 from tessera.data.feed.tiles import TileIndex
-from tessera.data.feed.workers import PREFETCH, WorkerWatchdog, ignore_killed_workers, init_worker, reserve_workers
+from tessera.data.feed.workers import PREFETCH, ignore_killed_workers, init_worker, kill_workers, reserve_workers
 from tessera.data.source.messages import most_undecodable
 from tessera.utils.engine.context import RunContext
+from tessera.utils.environment import loader_timeout_s
 from tessera.utils.errors import UserError, lost_worker_error
 from tessera.utils.ranks.signals import delay_signals
 from tessera.utils.ranks.world import World
@@ -57,8 +60,9 @@ class Loader(Generic[S]):
             generator=torch.Generator().manual_seed((seed + 1 + world.rank) % 2**63),
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
+            timeout=loader_timeout_s() if workers else 0,
         )
-        self._stopped = WorkerWatchdog(world.rank)
+        self._workers: list[BaseProcess] = []
         self._stream: Iterator[Batch | UserError] = iter(())
         self._undecodable: set[int] = set()
         self._loaded: set[int] = set()
@@ -71,7 +75,7 @@ class Loader(Generic[S]):
             # These are the only references to torch's iterator, which joins its workers as it goes.
             self._stream = iter(())
             self._loader = None
-            self._stopped.close()
+            kill_workers(self._workers)
 
     def __enter__(self) -> Self:
         return self
@@ -82,15 +86,24 @@ class Loader(Generic[S]):
     def _start(self) -> None:
         """Start the workers at the sampler's next batch; batches prefetched before are dropped."""
         assert self._loader is not None, "the loader is closed"
-        with self._stopped.adding_started_workers():
-            self._stream = iter(self._loader)
+        before = multiprocessing.active_children()
+        self._stream = iter(self._loader)
+        self._workers += [worker for worker in multiprocessing.active_children() if worker not in before]
 
     def _take(self) -> Batch:
         try:
-            with self._stopped.waiting():
-                item = next(self._stream)
+            item = next(self._stream)
         except (ConnectionError, EOFError) as error:  # a worker died with a batch ready
             raise lost_worker_error("its connection broke") from error
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader timed out"):
+                raise
+            with ignore_killed_workers():
+                kill_workers(self._workers, with_stacks=True)
+            raise UserError(
+                f"The loader workers returned no batch for {loader_timeout_s():g} s (TESSERA_LOADER_TIMEOUT). Check "
+                "that the dataset's storage responds."
+            ) from error
         if isinstance(item, UserError):
             raise item
         self._loaded |= item.loaded
