@@ -24,10 +24,16 @@ from tessera.data.feed.image_sizes import rect_train_shapes, rect_val_shapes
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.sampler import MOSAIC_BLOCK, EpochOrder, TrainSampler, ValSampler, mosaic_batches, repeat_factors
 from tessera.data.feed.tiles import TileIndex
-from tessera.data.feed.workers import PREFETCH, ignore_killed_workers, init_worker, kill_workers, reserve_workers
+from tessera.data.feed.workers import (
+    PREFETCH,
+    batch_timeout,
+    ignore_killed_workers,
+    init_worker,
+    kill_workers,
+    reserve_workers,
+)
 from tessera.data.source.messages import most_undecodable
 from tessera.utils.engine.context import RunContext
-from tessera.utils.environment import loader_timeout_s
 from tessera.utils.errors import UserError, lost_worker_error
 from tessera.utils.ranks.signals import delay_signals
 from tessera.utils.ranks.world import World
@@ -60,9 +66,9 @@ class Loader(Generic[S]):
             generator=torch.Generator().manual_seed((seed + 1 + world.rank) % 2**63),
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
-            timeout=loader_timeout_s() if workers else 0,
         )
         self._workers: list[BaseProcess] = []
+        self._rank = world.rank
         self._stream: Iterator[Batch | UserError] = iter(())
         self._undecodable: set[int] = set()
         self._loaded: set[int] = set()
@@ -92,18 +98,10 @@ class Loader(Generic[S]):
 
     def _take(self) -> Batch:
         try:
-            item = next(self._stream)
+            with batch_timeout(self._workers, self._rank):
+                item = next(self._stream)
         except (ConnectionError, EOFError) as error:  # a worker died with a batch ready
             raise lost_worker_error("its connection broke") from error
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader timed out"):
-                raise
-            with ignore_killed_workers():
-                kill_workers(self._workers, with_stacks=True)
-            raise UserError(
-                f"The loader workers returned no batch for {loader_timeout_s():g} s (TESSERA_LOADER_TIMEOUT). Check "
-                "that the dataset's storage responds."
-            ) from error
         if isinstance(item, UserError):
             raise item
         self._loaded |= item.loaded

@@ -20,6 +20,7 @@ from types import TracebackType
 import torch
 
 from tessera.data.feed.cache import ShmBudget
+from tessera.utils.environment import loader_timeout_s
 from tessera.utils.machine.resource_limits import open_files_left
 from tessera.utils.ranks.failures import print_nonblocking
 from tessera.utils.ranks.signals import SIGNALS, start_signal_thread
@@ -113,17 +114,38 @@ def ignore_killed_workers() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before)
 
 
-def kill_workers(workers: Sequence[BaseProcess], *, with_stacks: bool = False) -> None:
-    """Kill the workers that are alive: they ignore the signal by which multiprocessing ends them.
+@contextmanager
+def batch_timeout(workers: Sequence[BaseProcess], rank: int) -> Iterator[None]:
+    """Kill the workers if this context takes longer than TESSERA_LOADER_TIMEOUT; a killed worker ends the run.
 
-    `with_stacks` lets each print its stack before.
+    Torch's own timeout does not cover a worker that is stopped (SIGSTOP) while it sends a batch.
     """
-    alive = [worker for worker in workers if worker.is_alive()]
-    if with_stacks:
-        for worker in alive:
-            with suppress(OSError):  # it has ended already
-                os.kill(worker.pid or 0, signal.SIGUSR2)
-        time.sleep(_STACKS_S)
-    for worker in alive:
-        worker.kill()
-        worker.join(_STACKS_S)
+    timer = threading.Timer(loader_timeout_s(), _kill_hanging, (workers, rank))
+    timer.daemon = True
+    if workers:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _kill_hanging(workers: Sequence[BaseProcess], rank: int) -> None:
+    """Let each worker print its stack, and kill it."""
+    print_nonblocking(
+        f"rank {rank}: the loader workers returned no batch for {loader_timeout_s():g} s (TESSERA_LOADER_TIMEOUT). "
+        "Printing their stacks and killing them. Check that the dataset's storage responds."
+    )
+    for worker in workers:
+        with suppress(OSError):  # it has ended already
+            os.kill(worker.pid or 0, signal.SIGUSR2)
+    time.sleep(_STACKS_S)
+    kill_workers(workers)
+
+
+def kill_workers(workers: Sequence[BaseProcess]) -> None:
+    """Kill the workers that are alive: they ignore the signal by which multiprocessing ends them."""
+    for worker in workers:
+        if worker.is_alive():
+            worker.kill()
+            worker.join(_STACKS_S)
