@@ -49,6 +49,11 @@ Stat = tuple[int, int, int]  # size in bytes; times of modification, which archi
 MISSING: Stat = (-1, -1, -1)
 NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device, socket or broken link
 OFFER = "`val: 0.2` holds out a fifth of train, with copies of a file on one side."
+_SPLIT = re.compile(  # folder names such as val2017, valid, images_train or obj_train_data
+    r"(?:(?:data|images?|imgs?|obj)[-_]?)?(train|val|test)(?:id|idation|ing)?(?:[-_]?(?:\d{4}|data|images?|imgs?|set))?",
+    re.IGNORECASE,
+)
+_SHOWN, _LONGEST = 3, 120  # images to name, and characters of each
 _PROBLEMS = 3  # to name if there is no image
 _FILES_AT_A_TIME = 1024
 _IMAGES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
@@ -379,13 +384,6 @@ def _other_files(entry: Path) -> str:
 def _suffix(path: str) -> str:
     """Return the suffix of an image path or URL."""
     return suffix_of(path.partition("?")[0] if is_address(path) else path)
-
-
-_SPLIT = re.compile(  # folder names such as val2017, valid, images_train or obj_train_data
-    r"(?:(?:data|images?|imgs?|obj)[-_]?)?(train|val|test)(?:id|idation|ing)?(?:[-_]?(?:\d{4}|data|images?|imgs?|set))?",
-    re.IGNORECASE,
-)
-_SHOWN, _LONGEST = 3, 120
 
 
 def select_images(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
