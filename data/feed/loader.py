@@ -211,22 +211,22 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: ShmBudget | N
         ConfigError: the batch size is not divisible by the number of ranks.
     """
     config, index, world = run.config, store.index, run.world
-    views = index if isinstance(index, TileIndex) else None
+    tiles = index if isinstance(index, TileIndex) else None
     repeats = repeat_factors(index) if config.sampling == "balanced" else None
     if repeats is not None:
-        own = repeats[views.of_epoch(config.seed, 0)] if views is not None else repeats
+        own = repeats[tiles.of_epoch(config.seed, 0)] if tiles is not None else repeats
         least, most = own.min() / own.mean(), own.max() / own.mean()
         log.info(f"--sampling balanced: each image is sampled {least:.2f} to {most:.2f} times per epoch")
     shapes_hw = rect_train_shapes(index.sizes_hw, run.imgsz, run.stride) if config.rect else None
-    order = EpochOrder(len(index), run.batch_size, config.seed, run.imgsz, shapes_hw, repeats, views)
+    order = EpochOrder(len(index), run.batch_size, config.seed, run.imgsz, shapes_hw, repeats, tiles)
     sampler = TrainSampler(order, world.rank, world.size)
     memory = memory or ShmBudget(world)
     batch_bytes = run.rank_batch_size * run.imgsz**2 * 3
     workers = reserve_workers(config.workers, batch_bytes, world, memory)
     images: ImageStore | DecodedCache = store
     if (run.mosaic_epochs > 0 or store.files < len(index)) and not store.is_cached:
-        # Batches that a mosaic takes images from, and those that the fastest worker may be ahead of the slowest. Views
-        # need the cache without mosaic too, because views of a batch share files.
+        # Batches that a mosaic takes images from, and those that the fastest worker may be ahead of the slowest. Tiles
+        # need the cache without mosaic too, because tiles of a batch share files.
         batches = mosaic_batches(run.batch_size) + workers * PREFETCH
         # Blocks may extend beyond the rank.
         node_images = min(run.rank_batch_size * world.local_size + 2 * MOSAIC_BLOCK, run.batch_size)

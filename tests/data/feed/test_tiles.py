@@ -1,4 +1,4 @@
-"""Tiled views: pixels, the views of an epoch, and how often files are decoded."""
+"""Tiled tiles: pixels, the tiles of an epoch, and how often files are decoded."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_what_is_trained_on_has_a_hash_and_a_cache_of_its_own(photos: DatasetInd
 
 @pytest.mark.parametrize("imgsz", [64, 48])
 def test_pixels_are_those_of_the_window(photos: DatasetIndex, imgsz: int) -> None:
-    views = build_tile_index(photos, TILE, OVERLAP, imgsz)
-    store, whole = image_store(views, imgsz, "area"), ImageStore(photos, imgsz, "area")
-    for view in range(len(views)):
-        number, (left, top, right, bottom) = int(views.owners[view]), views.windows[view].tolist()
-        image = store.load(view)
-        assert image.shape[:2] == store.size(view) and max(image.shape) == imgsz
-        if views.views_of_image(view)[-1] == view:
+    tiles = build_tile_index(photos, TILE, OVERLAP, imgsz)
+    store, whole = image_store(tiles, imgsz, "area"), ImageStore(photos, imgsz, "area")
+    for tile in range(len(tiles)):
+        number, (left, top, right, bottom) = int(tiles.owners[tile]), tiles.bounds[tile].tolist()
+        image = store.load(tile)
+        assert image.shape[:2] == store.size(tile) and max(image.shape) == imgsz
+        if tiles.tiles_of_image(tile)[-1] == tile:
             np.testing.assert_array_equal(image, whole.load(number))
         elif imgsz == TILE:
             np.testing.assert_array_equal(image, picture(number, SIZES[number])[top:bottom, left:right])
@@ -72,9 +72,9 @@ def test_pixels_are_those_of_the_window(photos: DatasetIndex, imgsz: int) -> Non
 
 def test_a_jpeg_is_decoded_in_full_where_a_window_of_it_is_shown(tmp_path: Path) -> None:
     path = write_image(tmp_path / "a.jpg", (400, 400))
-    views = build_tile_index(labelled([(400, 400)], [[[2, 2, 30, 30]]], paths=[path]), 200, 0.0, 25)
+    tiles = build_tile_index(labelled([(400, 400)], [[[2, 2, 30, 30]]], paths=[path]), 200, 0.0, 25)
     np.testing.assert_array_equal(
-        image_store(views, 25, "linear").load(3), resized(read_image(path)[200:, 200:], (25, 25), area=False)
+        image_store(tiles, 25, "linear").load(3), resized(read_image(path)[200:, 200:], (25, 25), area=False)
     )
 
 
@@ -97,21 +97,21 @@ def test_a_cache_holds_views_and_decodes_a_picture_once(
     photos: DatasetIndex, cache: CacheMode, decoded: Counter[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    views = build_tile_index(photos, TILE, OVERLAP, 48)
-    plain = image_store(views, 48, "area")
-    with open_images(views, 48, cache, "area", World()) as cached:
+    tiles = build_tile_index(photos, TILE, OVERLAP, 48)
+    plain = image_store(tiles, 48, "area")
+    with open_images(tiles, 48, cache, "area", World()) as cached:
         assert set(decoded.values()) == {1} and len(decoded) == len(photos)
-        assert f"{len(views)} train views take" in caplog.text
-        assert cached.nbytes == sum(plain.load(view).size + 1 for view in range(len(views)))
-        for view in range(len(views)):
-            np.testing.assert_array_equal(cached.load(view), plain.load(view))
-            assert cached.of_file(view) == plain.of_file(view), "a damaged image counts once"
+        assert f"{len(tiles)} train tiles take" in caplog.text
+        assert cached.nbytes == sum(plain.load(tile).size + 1 for tile in range(len(tiles)))
+        for tile in range(len(tiles)):
+            np.testing.assert_array_equal(cached.load(tile), plain.load(tile))
+            assert cached.of_file(tile) == plain.of_file(tile), "a damaged image counts once"
 
 
 def test_what_is_in_use_is_not_overwritten_by_other_views_of_its_image(tmp_path: Path) -> None:
-    """Three views of an image in two slots: the third would go where the first is."""
-    views = many(tmp_path, 2)
-    store = image_store(views, IMGSZ, "area")
+    """Three tiles of an image in two slots: the third would go where the first is."""
+    tiles = many(tmp_path, 2)
+    store = image_store(tiles, IMGSZ, "area")
     recent = DecodedCache(store, 2)
     with recent.near(Draw(1, 2, 0, (IMGSZ, IMGSZ), {17: 0, 1: 1, 2: 2})):
         first, second = recent.load(17), recent.load(1)
@@ -120,7 +120,7 @@ def test_what_is_in_use_is_not_overwritten_by_other_views_of_its_image(tmp_path:
         np.testing.assert_array_equal(recent.load(2), store.load(2))
 
 
-def loader(views: DatasetIndex, store: ImageStore, number: int = 0, size: int = 1, **flags: Any) -> TrainLoader:
+def loader(tiles: DatasetIndex, store: ImageStore, number: int = 0, size: int = 1, **flags: Any) -> TrainLoader:
     hyp = flags.pop("hyp", HYP)
     run = made_run(hyp, rank(number, size), imgsz=IMGSZ, batch_size=8, seed=5, epochs=2, **{"workers": 0, **flags})
     return build_train_loader(run, store)
@@ -137,19 +137,19 @@ def batches(made: TrainLoader) -> list[tuple[bytes, ...]]:
 
 @pytest.mark.parametrize("flags", [{}, {"rect": True}], ids=["mosaic", "rect"])
 def test_the_stream_is_the_same_on_any_workers_ranks_and_caches(photos: DatasetIndex, flags: dict[str, Any]) -> None:
-    views = build_tile_index(photos, TILE, OVERLAP, IMGSZ)
-    plain = image_store(views, IMGSZ, "area")
-    alone = batches(loader(views, plain, **flags))
-    assert batches(loader(views, plain, workers=2, **flags)) == alone
-    with open_images(views, IMGSZ, "ram", "area", World()) as cached:
-        assert batches(loader(views, cached, **flags)) == alone
-    shares = [batches(loader(views, plain, number, 2, **flags)) for number in range(2)]
+    tiles = build_tile_index(photos, TILE, OVERLAP, IMGSZ)
+    plain = image_store(tiles, IMGSZ, "area")
+    alone = batches(loader(tiles, plain, **flags))
+    assert batches(loader(tiles, plain, workers=2, **flags)) == alone
+    with open_images(tiles, IMGSZ, "ram", "area", World()) as cached:
+        assert batches(loader(tiles, cached, **flags)) == alone
+    shares = [batches(loader(tiles, plain, number, 2, **flags)) for number in range(2)]
     for whole, first, second in zip(alone, *shares, strict=True):
         assert whole[0] == first[0] + second[0] and whole[2] == first[2] + second[2]
 
 
 def many(tmp_path: Path, count: int, background: int = 0) -> TileIndex:
-    """Views of images of 200 x 200 pixels, 17 each; the object of each is in the corner and in the whole."""
+    """Tiles of images of 200 x 200 pixels, 17 each; the object of each is in the corner and in the whole."""
     sizes = [(200, 200)] * (count + background)
     boxes: list[list[list[float]]] = [[[2, 2, 14, 14]]] * count + [[]] * background
     return build_tile_index(labelled(sizes, boxes, paths=write_images(tmp_path / "many", sizes)), 64, 0.2, 64)
@@ -161,35 +161,35 @@ def test_a_picture_is_decoded_once_for_the_views_that_are_near(
     few = many(tmp_path / "few", 6)
     batches(loader(few, image_store(few, IMGSZ, "area")))
     assert set(decoded.values()) == {1}, "a small set is cached whole"
-    views = many(tmp_path, 24)
-    store = image_store(views, IMGSZ, "area")
-    slots = 8 * (128 // 8 + 1) * IMGSZ**2 * 3  # a few batches: fewer than there are views
+    tiles = many(tmp_path, 24)
+    store = image_store(tiles, IMGSZ, "area")
+    slots = 8 * (128 // 8 + 1) * IMGSZ**2 * 3  # a few batches: fewer than there are tiles
     for hyp in (HYP, replace(HYP, mosaic=0.0)):
         decoded.clear()
         monkeypatch.setattr(recent_module, "available_memory", lambda: 8 * slots)
-        batches(loader(views, store, hyp=hyp))
-        assert 2 * len(views.whole_images) < decoded.total() < 2 * views.images_per_epoch * 2 / 3
+        batches(loader(tiles, store, hyp=hyp))
+        assert 2 * len(tiles.whole_images) < decoded.total() < 2 * tiles.images_per_epoch * 2 / 3
 
 
 def test_an_epoch_has_every_object_every_whole_picture_and_other_empty_tiles(tmp_path: Path) -> None:
-    views = many(tmp_path, 12, background=1)
-    assert (len(views), views.with_objects, len(views.empty_tiles)) == (13 * 17, 24, 12 * 15 + 16)
-    assert views.images_per_epoch == 49, "with the whole image of the background"
-    order = EpochOrder(len(views), 7, 3, IMGSZ, views=views)
-    kept = set(range(len(views))) - set(views.empty_tiles.tolist())
+    tiles = many(tmp_path, 12, background=1)
+    assert (len(tiles), tiles.with_objects, len(tiles.empty_tiles)) == (13 * 17, 24, 12 * 15 + 16)
+    assert tiles.images_per_epoch == 49, "with the whole image of the background"
+    order = EpochOrder(len(tiles), 7, 3, IMGSZ, tiles=tiles)
+    kept = set(range(len(tiles))) - set(tiles.empty_tiles.tolist())
     epochs = [order.plan(epoch)[0].tolist() for epoch in range(40)]
     for views_of_epoch in epochs:
         assert len(views_of_epoch) == len(set(views_of_epoch)) == 49 and kept <= set(views_of_epoch)
-    assert len(set().union(*epochs)) > 0.97 * len(views), "in the course of a run nearly all are seen"
-    assert epochs == [EpochOrder(len(views), 7, 3, IMGSZ, views=views).plan(epoch)[0].tolist() for epoch in range(40)]
+    assert len(set().union(*epochs)) > 0.97 * len(tiles), "in the course of a run nearly all are seen"
+    assert epochs == [EpochOrder(len(tiles), 7, 3, IMGSZ, tiles=tiles).plan(epoch)[0].tolist() for epoch in range(40)]
     assert len({tuple(sorted(epoch)) for epoch in epochs}) == 40
-    order.reweight(np.where(np.arange(len(views)) == 0, 1.0, 1e-9))
+    order.reweight(np.where(np.arange(len(tiles)) == 0, 1.0, 1e-9))
     assert Counter(order.plan(0)[0].tolist())[0] > 40
 
 
 def test_views_of_a_picture_come_in_short_runs(tmp_path: Path) -> None:
-    views = many(tmp_path, 30)
-    owners = views.owners[EpochOrder(len(views), 8, 0, IMGSZ, views=views).plan(0)[0]]
+    tiles = many(tmp_path, 30)
+    owners = tiles.owners[EpochOrder(len(tiles), 8, 0, IMGSZ, tiles=tiles).plan(0)[0]]
     runs = np.diff(np.flatnonzero(np.diff(owners, prepend=-1, append=-1)))
     assert runs.max() <= 2 * RUN and runs.mean() > RUN / 2
     assert (np.diff(owners[np.diff(owners, prepend=-1) != 0]) < 0).any(), "in random order"
@@ -199,6 +199,6 @@ def test_a_damaged_picture_counts_once(
     photos: DatasetIndex, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_data(photos.path(0))
-    views = build_tile_index(photos, TILE, OVERLAP, IMGSZ)
-    batches(loader(views, image_store(views, IMGSZ, "area")))
+    tiles = build_tile_index(photos, TILE, OVERLAP, IMGSZ)
+    batches(loader(tiles, image_store(tiles, IMGSZ, "area")))
     assert caplog.text.count("did not decode") == 1 and "1 of 6 images did not decode so far" in caplog.text
