@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tessera.data.augment.canvas import render
-from tessera.data.augment.geometry import CanvasLabels, Warp, append_ignored_regions, clip_polygons, warp_labels
+from tessera.data.augment.geometry import CanvasLabels, Warp, append_ignored_regions, warp_labels
 from tessera.data.augment.pipeline import Scene, choose_copy_paste, train_sample
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.seeding import sample_rng
@@ -178,16 +178,6 @@ CANVAS = [0, 0, 100, 100]
 )
 def test_boxes_by_hand(labels: CanvasLabels, warp: Warp, boxes: list[list[float]]) -> None:
     assert warp_labels(labels, warp)[0].tolist() == boxes
-
-
-def test_clip_keeps_owners_and_order() -> None:
-    square = np.array([[0, 0], [10, 0], [10, 10], [0, 10]], np.float64)
-    points = np.concatenate([square, square + 100, square + np.array([5, 0])])
-    owners = np.repeat([0, 1, 2], 4)
-    left, kept = clip_polygons(points, owners, np.array([[-1.0, 0, 8]]))
-    assert kept.tolist() == [0] * 4 + [2] * 4
-    assert left[:4].tolist() == [[0, 0], [8, 0], [8, 10], [0, 10]]
-    assert left[4:, 0].max() == 8 and left[4:, 0].min() == 5
 
 
 def test_objects_behind_the_horizon_are_dropped() -> None:

@@ -25,7 +25,7 @@ import torch
 
 from tessera.data.feed.cache import ShmBudget
 from tessera.data.feed.loader import Loader
-from tessera.data.feed.workers import print_unless_disconnected, reserve_workers
+from tessera.data.feed.workers import reserve_workers
 from tessera.utils.errors import Interrupted
 from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.types import Batch, Draw
@@ -123,13 +123,6 @@ def test_a_worker_ends_with_its_rank_also_where_it_has_not_begun() -> None:
         while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
             time.sleep(0.1)
         assert not Path(f"/proc/{pid}").exists()
-
-
-def test_a_worker_is_silent_about_a_lost_rank_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    """Its thread that hands batches over meets the end of a killed rank as an error."""
-    for error in (ConnectionResetError(104, "Connection reset by peer"), EOFError(), ZeroDivisionError("a defect")):
-        print_unless_disconnected(type(error), error, None)
-    assert capfd.readouterr().err == "ZeroDivisionError: a defect\n"
 
 
 class Unsendable(Drawing):

@@ -82,12 +82,6 @@ def test_ignored_and_selected_classes_keep_their_numbers(tmp_path: Path) -> None
     assert any(SAID in line for line in check(yaml).problems)
 
 
-def test_classes_by_name_have_no_numbers_to_contradict(tmp_path: Path) -> None:
-    write_voc(tmp_path / "voc", "a", voc_object("dog"))
-    write(tmp_path / "voc/classes.txt", "dog\ncat\n")
-    assert not build(write(tmp_path / "voc.yaml", "path: voc\ntrain: Annotations\nnames: [cat, dog]\n")).problems
-
-
 def test_missing_names_are_offered(tmp_path: Path) -> None:
     write_voc(tmp_path / "voc", "a", voc_object("dog"), voc_object("cat", "2 2 9 9"))
     write_voc(tmp_path / "voc", "b", voc_object("no"))
