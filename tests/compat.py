@@ -25,7 +25,7 @@ JOBS = {
     ("wandb", "mlflow", "clearml", "comet"): ("tests/utils/report/test_real_trackers.py",),
     # torch 2.6 itself starts a process when it is imported.
     ("track",): ("tests/utils/inference/test_tracking.py", "-k", "not importing_the_packages"),
-    ("albumentations",): ("tests/data/augment/test_albumentations_filters.py",),
+    ("albumentations",): ("tests/data/augment/test_colours.py",),
     ("export", "openvino", "ncnn", "safetensors", "tune", "pretrained"): (
         "tests/utils/exporting/quantized/test_int8.py",
         "tests/utils/exporting/writers/test_missing.py",

@@ -26,7 +26,7 @@ LAYERS = (
     "tessera.utils.machine",
     "tessera.utils.ranks",
     "tessera.utils.engine",
-    "tessera.data.source.annotations",
+    "tessera.data.labels",
     "tessera.data.source",
     "tessera.data.augment",
     "tessera.data.feed",

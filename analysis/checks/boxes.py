@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.analysis.checks.results import DatasetCheck, SplitData, fraction_text
-from tessera.data.source.annotations.coco_annotations import category_of, is_crowd
-from tessera.data.source.annotations.label_files import UNBOUNDED, parse_any_labels
-from tessera.data.source.annotations.segmentation import numbers
+from tessera.data.labels.coco import category_of, is_crowd, numbers
+from tessera.data.labels.label_files import UNBOUNDED, parse_any_labels
 from tessera.data.source.messages import has_no_area
 from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.text import first_of, plural

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tessera.analysis.checks.results import DatasetCheck, SplitData, fraction_text
-from tessera.data.source.annotations.auto_labels import AutoLabel, auto_labels
-from tessera.data.source.annotations.label_files import parse_any_labels
+from tessera.data.labels.auto_labels import AutoLabel, auto_labels
+from tessera.data.labels.label_files import parse_any_labels
 from tessera.data.source.messages import missing_labels, unlabelled, without_objects
 from tessera.utils.files import sha256
 from tessera.utils.text import first_of, plural, shown

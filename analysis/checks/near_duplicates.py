@@ -6,17 +6,20 @@ bits, and their thumbnails correlate, as most bits of a plain background carry n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.analysis.checks.image_quality import Fingerprint
+from tessera.analysis.checks.image_quality import GRID, Fingerprint
 from tessera.analysis.checks.results import DatasetCheck, NearDuplicates, SplitData
-from tessera.data.source.holdout import SIMILAR_BITS, iter_similar_pairs
 from tessera.utils.text import plural
 
-_ALIKE = SIMILAR_BITS[0]  # maximum number of different bits of near-duplicates
+_BITS = 2 * GRID * (GRID - 1)
+# Most different bits of near-duplicates. Recompressed copies and images of a burst differ in up to 10, images of one
+# scene in 20 and more, any two of coco128 in at least 35.
+_ALIKE = 14
+_DISTANCES = 1 << 22  # computed at a time
 _CROWD = 50  # similar images of a split to compare with; more are frames of a still camera
 _CORRELATION = 0.99  # minimum correlation of thumbnails
 _FAR = 40.0  # maximum difference of levels in thumbnails
@@ -125,7 +128,7 @@ def near_duplicates(fingerprints: Sequence[Fingerprint], splits: Sequence[int]) 
     split_of, count = np.array(splits), max(splits) + 1
     none = np.iinfo(np.int64).max
     best = np.full(len(fingerprints) * count, none)  # bits * N + index of the first image
-    for rows, near in iter_similar_pairs(bits, _ALIKE):
+    for rows, near in _iter_similar(bits):
         seconds, first = np.nonzero(near)
         second = rows[seconds]
         usable = (first < second) & (contents[first] != contents[second]) & shows[first] & shows[second]
@@ -142,6 +145,18 @@ def near_duplicates(fingerprints: Sequence[Fingerprint], splits: Sequence[int]) 
         for key in np.flatnonzero(best < none).tolist()
     ]
     return sorted(found, key=lambda pair: (splits[pair[0]] == splits[pair[1]], pair[2], pair[0], pair[1]))
+
+
+def _iter_similar(bits: NDArray[np.uint8]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """Yield some rows of N hashes, and which hashes up to the last row are similar to each; O(N²) time."""
+    signs = np.where(np.unpackbits(bits, axis=1), np.float32(1), np.float32(-1))
+    length = max(_DISTANCES // max(len(bits), 1), 1)
+    for start in range(0, len(bits), length):
+        rows = np.arange(start, min(start + length, len(bits)))
+        # A product of signs is the number of bits minus twice the different ones; small integers, so it is exact.
+        near = signs[rows] @ signs[: rows[-1] + 1].T >= _BITS - 2 * _ALIKE
+        near[np.arange(len(rows)), rows] = False
+        yield rows, near
 
 
 def _alike(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -16,13 +16,12 @@ from tessera.analysis.checks.image_quality import Fingerprint, check_images
 from tessera.analysis.checks.missing_labels import check_auto_labels, check_label_files
 from tessera.analysis.checks.near_duplicates import check_copies, check_near_duplicates
 from tessera.analysis.checks.results import DatasetCheck, SplitData
-from tessera.data.source.annotations.coco_file import MAX_UNMATCHED
+from tessera.data.labels.coco import MAX_UNMATCHED
 from tessera.data.source.dataset_root import matching_paths
-from tessera.data.source.holdout import select_images
 from tessera.data.source.index import class_names
 from tessera.data.source.messages import beyond_max_det, check_usable, excluded_summary, shared_labels, unused_ignores
 from tessera.data.source.scan import ClassNames, scan
-from tessera.data.source.split_files import OFFER, list_images
+from tessera.data.source.split_files import OFFER, list_images, select_images
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetSpec
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.data.source.annotations.class_matching import SINGLE_CLASS
+from tessera.data.labels.classes import SINGLE_CLASS
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.index import build_index

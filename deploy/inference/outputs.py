@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.data.source.annotations import auto_labels
-from tessera.data.source.annotations.class_matching import match_classes
+from tessera.data.labels import auto_labels
+from tessera.data.labels.classes import match_classes
 from tessera.data.source.dataset_yaml import load_label_names
 from tessera.deploy.inference.output_paths import class_folders, unwritable, with_ending
 from tessera.deploy.inference.results import Result

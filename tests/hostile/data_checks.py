@@ -13,8 +13,8 @@ from tessera.analysis.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.types import DatasetIndex, DatasetSpec
+from tests.data.labels.test_voc import voc, voc_object
 from tests.data.make import write_image
-from tests.data.source.annotations.test_voc import voc, voc_object
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, checked, message_or_result
 

@@ -18,7 +18,7 @@ from torch import nn
 from tessera import Detector
 from tessera.commands import export, train, val
 from tessera.commands.val import ignored_flags
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
 from tessera.deploy.runtime.exported import Description, ExportedNetwork
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights

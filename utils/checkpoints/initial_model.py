@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tessera.data.source.annotations.class_matching import has_placeholder_names, match_classes
+from tessera.data.labels.classes import has_placeholder_names, match_classes
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.head import Head
 from tessera.models.model_yaml import read_model, register_head

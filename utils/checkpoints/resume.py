@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.data.source.annotations.class_matching import reordered_classes
+from tessera.data.labels.classes import reordered_classes
 from tessera.utils.checkpoints.training_state import restore_state
 from tessera.utils.config import Hyp, TrainConfig, complete_hyp
 from tessera.utils.engine.state import TrainState
@@ -19,7 +19,7 @@ from tessera.utils.text import one_line, plural, shown
 
 log = logging.getLogger(__name__)
 
-OWN_PARTS = ("head",)  # flags that name parts of the user's own
+OWN_PARTS = ("head", "transforms")  # flags that name parts of the user's own
 
 
 class Difference(NamedTuple):
@@ -104,11 +104,11 @@ def run_of_checkpoint(
     none = {name: getattr(TrainConfig, name) for name in OWN_PARTS}
     config = dataclasses.replace(before, **{**none, **now, "resume": str(path)})
     for name in OWN_PARTS:
-        if (had := getattr(before, name)) != getattr(config, name):
-            flag = f"--{name} {had}" if had else f"no --{name}"
+        if (own := getattr(before, name)) != getattr(config, name):
+            had = f"--{name} {own if isinstance(own, str) else ' '.join(own)}" if own else f"no --{name}"
             raise ConfigError(
-                f"--resume {path}: the run has {flag}. A part of your own is imported only if the command names it: "
-                f"{'give the same again' if had else f'omit --{name}'}, or start a new run from the checkpoint with "
+                f"--resume {path}: the run has {had}. A part of your own is imported only if the command names it: "
+                f"{'give the same again' if own else f'omit --{name}'}, or start a new run from the checkpoint with "
                 "--weights."
             )
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tessera.data.source.annotations.classes import LONGEST_CLASS_NAME
+from tessera.data.labels.classes import LONGEST_CLASS_NAME
 from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
 from tessera.utils.engine.stopping import START
 from tessera.utils.text import plural, shown

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tessera.analysis.checks.results import DatasetCheck
+from tests.data.labels.test_voc import voc, voc_object
 from tests.data.make import write_dataset, write_image
-from tests.data.source.annotations.test_voc import voc, voc_object
 from tests.data.source.made_yaml import check, coco_set, write
 
 Box = tuple[float, float, float, float]  # corners, as fractions

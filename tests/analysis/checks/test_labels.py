@@ -14,8 +14,8 @@ from tessera.data.source.index import build_index, index_warnings
 from tessera.utils.errors import UserError
 from tessera.utils.files import sha256
 from tessera.utils.training.data import warn_of_problems
+from tests.data.labels.test_voc import voc, voc_object, write_voc
 from tests.data.make import write_dataset, write_image
-from tests.data.source.annotations.test_voc import voc, voc_object, write_voc
 from tests.data.source.made_yaml import BOX, build, check, write
 
 

@@ -10,8 +10,8 @@ import pytest
 from tessera.analysis.checks.results import PROBLEMS_CODE
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
+from tests.data.labels.test_coco import coco, write_coco
 from tests.data.make import write_dataset, write_image
-from tests.data.source.annotations.test_coco_file import coco, write_coco
 from tests.data.source.made_yaml import BOX, check, write
 
 DOGLESS = "train: 1 class without an object: 'dog'"

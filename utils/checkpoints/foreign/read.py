@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
 from tessera.utils.checkpoints.foreign import yolov5, yolov9, yolox
 from tessera.utils.checkpoints.foreign.tensors import ConvertedWeights, WrongTensors, checked_copy, find_table
 from tessera.utils.checkpoints.foreign.yolov5 import find_module

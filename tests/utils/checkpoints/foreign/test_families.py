@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
 from tessera.utils.checkpoints.initial_model import build_model
 from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from tessera.utils.config import TrainConfig, load_hyp

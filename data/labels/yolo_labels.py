@@ -1,7 +1,7 @@
 """YOLO label files, parsed to ParsedLabels, which the VOC and COCO readers also fill.
 
 A row of class -1 is an ignored region, neither object nor background. Coordinates that exceed the image by a rounding
-error are clipped. Files of valid boxes take a fast path; all others are parsed row by row.
+error are clipped.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import codecs
 import math
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -26,6 +27,8 @@ MAX_OVERSHOOT = 0.01  # fraction of a side by which a coordinate may exceed the 
 _LONGEST_TOKEN = 25  # characters in a message
 _DECIMAL_COMMA = re.compile(rb"-?\d*,\d+")
 _NO_AREA = 1e-9  # fraction of a side that rounding may leave of a box outside the image
+
+_NO_POLYGON = np.zeros((0, 2))
 
 Size = tuple[int, int]
 Corners = tuple[float, float, float, float]
@@ -81,7 +84,7 @@ class ParsedLabels:
             self.classes.append(class_id)
             self.boxes.extend(box)
             self.lines.append(line)
-            self.polygons.append(np.zeros((0, 2)) if polygon is None else polygon)
+            self.polygons.append(_NO_POLYGON if polygon is None else polygon)
 
     def ignore(self, class_id: int, box: Sequence[float]) -> None:
         """Add an ignored region."""
@@ -109,35 +112,6 @@ def parse_labels(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: in
     """
     if raw.startswith(codecs.BOM_UTF8):
         raw = raw[3:]
-    return (None if classes else _parse_fast(raw, nc)) or parse_rows(raw, nc, classes, keypoints)
-
-
-def _parse_fast(raw: bytes, nc: int) -> ParsedLabels | None:
-    """Parse a file of valid boxes; None if anything is unusual."""
-    rows = [line.split() for line in raw.splitlines()]
-    if b"_" in raw or any(len(row) != 5 for row in rows):  # Python parses underscores in numbers
-        return None
-    if not rows:
-        return ParsedLabels()
-    tokens = raw.split()
-    try:
-        classes = [int(token) for token in tokens[::5]]
-        del tokens[::5]
-        boxes = [float(token) for token in tokens]
-    except ValueError:
-        return None
-    # Comparisons miss NaN, the sum does not.
-    if min(boxes) < 0 or max(boxes) > 1 or math.isnan(sum(boxes)) or min(classes) < 0 or max(classes) >= nc:
-        return None
-    if len(rows) > 1 and len(set(zip(classes, boxes[::4], boxes[1::4], boxes[2::4], boxes[3::4], strict=True))) < len(
-        rows
-    ):
-        return None
-    return ParsedLabels(classes, boxes, lines=[*range(1, len(rows) + 1)])
-
-
-def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int = 0) -> ParsedLabels:
-    """Parse row by row, as `parse_labels` without a byte-order mark."""
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return ParsedLabels(problems=[(None, UTF_16)])
     if is_lfs_pointer(raw):
@@ -156,7 +130,7 @@ def parse_rows(raw: bytes, nc: int, classes: Sequence[int] = (), keypoints: int 
             labels.unknown.append((number, f"{row[0]:.0f}"))
         else:
             class_id = classes[int(row[0])] if 0 <= row[0] < len(classes) else int(row[0])
-            points = np.array(row[1:] if len(row) > 5 else ()).reshape(-1, 2)
+            points = np.array(row[1:]).reshape(-1, 2) if len(row) > 5 else _NO_POLYGON
             box = polygon_box(points) if len(points) else row[1:]
             if min(row[1:]) < 0 or max(row[1:]) > 1:
                 x, y, width, height = box
@@ -203,6 +177,12 @@ def _read_row(tokens: list[bytes], keypoints: int) -> tuple[float, ...] | str:
         return (
             f"{count} {noun}, expected 5 (class x y w h) or a class and at least 3 points (class x1 y1 x2 y2 x3 y3 …)"
         )
+    with suppress(ValueError):
+        numbers = tuple(map(float, tokens))
+        is_class = numbers[0].is_integer() and ALL_CLASSES <= numbers[0] <= _MAX_CLASS
+        is_inside = min(numbers[1:]) >= 0 and max(numbers[1:]) <= 1 and math.isfinite(sum(numbers))
+        if is_class and is_inside and b"_" not in b"".join(tokens):  # Python parses underscores in numbers
+            return numbers
     row: list[float] = []
     for place, token in enumerate(tokens):
         try:

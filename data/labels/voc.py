@@ -9,7 +9,7 @@ import xml.parsers.expat
 from collections.abc import Mapping
 from typing import Any
 
-from tessera.data.source.annotations.yolo_labels import Corners, ParsedLabels, Size, clipped_box
+from tessera.data.labels.yolo_labels import Corners, ParsedLabels, Size, clipped_box
 from tessera.utils.text import one_line, shown
 
 _MOST_DEPTH = 32

@@ -1,17 +1,19 @@
 """Label file of each image, also under escaped or Unicode-variant names; label files without an image."""
 
 # Paths are strings, as in data/source/split_files.py.
+# ruff: noqa: PTH112, PTH113, PTH118, PTH206, PTH208
+# Paths are strings, as in data/source/split_files.py.
 # ruff: noqa: PTH119, PTH120, PTH122, PTH208
 from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-from tessera.data.source.annotations.voc import parse_voc
-from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, ParsedLabels, parse_labels
+from tessera.data.labels.voc import parse_voc
+from tessera.data.labels.yolo_labels import ALL_CLASSES, ParsedLabels, parse_labels
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.files import open_plain, suffix_of
 from tessera.utils.text import first_of, one_line, plural
@@ -138,3 +140,41 @@ def _pair(found: str, label: str) -> str:
     """Return both names, escaped if composed and decomposed accents, which look alike, are the only difference."""
     same = unicodedata.normalize("NFC", os.path.basename(found)) == unicodedata.normalize("NFC", label)
     return ascii(f"{found} for {label}")[1:-1] if same else f"{found} for {label}"
+
+
+_IMAGES = ("images", "jpegimages")
+_ANNOTATIONS = ("annotations", "annots", "annotation", "xml", "xmls", "labels")
+
+
+def voc_folder(folder: str, names: Sequence[str]) -> str | None:
+    """Return the folder with XML files of the images in `folder`: itself, or Annotations/ beside JPEGImages/; or None.
+
+    `names` are XML paths relative to that folder, such as train/a.xml for images/train/a.jpg.
+    """
+    return next((place for place in _places(folder) if _has_any(place, names)), None)
+
+
+def _has_any(place: str, names: Sequence[str]) -> bool:
+    """Return whether a folder has any of the files, URL-escaped names included."""
+    if not os.path.isdir(place):
+        return False
+    if any(os.path.isfile(f"{place}/{name}") for name in names):
+        return True
+    stems = {normalized_stem(Path(name).stem) for name in names}
+    folders = {Path(place, name).parent for name in names}
+    return any(normalized_stem(path.stem) in stems for folder in folders for path in folder.glob("*.xml"))
+
+
+def _places(folder: str) -> Iterator[str]:
+    """Yield the folder, then candidates beside the last path component named like images, then beside itself."""
+    yield folder
+    parts = folder.split(os.sep)
+    of_images = [at for at, part in enumerate(parts) if part.lower() in _IMAGES][-1:]
+    for at in dict.fromkeys([*of_images, len(parts) - 1]):
+        parent = os.sep.join(parts[:at])
+        if not os.path.isdir(parent):
+            continue
+        found = {name.lower(): name for name in sorted(os.listdir(parent), reverse=True)}
+        for name in _ANNOTATIONS:
+            if name in found:
+                yield os.sep.join([parent, found[name], *parts[at + 1 :]])

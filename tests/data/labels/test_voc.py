@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.source.annotations.voc import parse_voc
-from tessera.utils.errors import UserError
+from tessera.data.labels.voc import parse_voc
 from tests.data.make import write_image
 from tests.data.source.made_yaml import build, write
 
@@ -86,15 +85,6 @@ def test_voc_any_bytes_are_read(raw: bytes) -> None:
     assert parse_voc(raw, (48, 64), IDS).classes == []
 
 
-def test_an_empty_xml_is_damaged(tmp_path: Path) -> None:
-    write_voc(tmp_path / "voc", "a", voc_object())
-    write_voc(tmp_path / "voc", "b")
-    (tmp_path / "voc/Annotations/b.xml").write_bytes(b"")
-    index = build(write(tmp_path / "voc.yaml", "path: voc\ntrain: Annotations\nnames: [cat, dog]\n"))
-    (problem,) = index.problems
-    assert len(index) == 1 and problem.startswith("Annotations/b.xml:1: not valid XML (no element found)")
-
-
 @pytest.mark.parametrize(
     ("declared", "codec", "name"),
     [
@@ -160,12 +150,3 @@ def test_annotations_are_beside_or_near_the_images(tmp_path: Path, entry: str, a
     write(tmp_path / "voc/own.txt", f"{tmp_path}/voc/photos/day/a.jpg\n")
     index = build(write(tmp_path / "voc.yaml", f"path: voc\ntrain: {entry}\nnames: [cat, dog]\n"))
     assert index.classes.tolist() == [1] and not index.problems
-
-
-def test_xml_elsewhere_is_not_taken(tmp_path: Path) -> None:
-    root = tmp_path / "voc"
-    write_image(root / "images/a.jpg")
-    write_voc(root, "other", voc_object(), images="elsewhere", annotations="annots")
-    (tmp_path / "voc.yaml").write_text("path: voc\ntrain: images\nnames: [cat, dog]\n")
-    with pytest.raises(UserError, match="no labels found for 1 image:"):
-        build(tmp_path / "voc.yaml")

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import codecs
-import dataclasses
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.source.annotations.yolo_labels import ParsedLabels, _parse_fast, parse_labels, parse_rows
+from tessera.data.labels.yolo_labels import parse_labels
 
 fractions = st.floats(0, 1, allow_nan=False)
 boxes = st.tuples(st.integers(0, 79), fractions, fractions, fractions, fractions)
-
-
-def same(a: ParsedLabels, b: ParsedLabels) -> bool:
-    """Equality, polygons included."""
-    polygons = len(a.polygons) == len(b.polygons) and all(map(np.array_equal, a.polygons, b.polygons))
-    return polygons and dataclasses.replace(a, polygons=[]) == dataclasses.replace(b, polygons=[])
 
 
 @settings(deadline=None)
@@ -30,31 +23,6 @@ def test_round_trip(rows: list[tuple[float, ...]], end: str, mark: bool) -> None
     assert objects.classes == [row[0] for row in rows]
     assert objects.boxes == [number for row in rows for number in row[1:]]
     assert not objects.problems and not objects.unknown and not objects.duplicates and not len(objects.polygons)
-
-
-tokens = st.one_of(
-    st.sampled_from(
-        ["0", "1", "2", "1.0", "-0", "-0.0", "+1", "1e-3", "nan", "inf", "1.5", "-1", "0_1", "x", "１", "9" * 400]
-    ),
-    fractions.map(repr),
-)
-
-
-@settings(deadline=None)
-@given(st.lists(st.lists(tokens, max_size=9).map(" ".join), max_size=5).map("\n".join))
-def test_short_way_equals_long_way(text: str) -> None:
-    raw = text.encode()
-    plain = _parse_fast(raw, 2)
-    assert plain is None or same(plain, parse_rows(raw, 2))
-
-
-@settings(deadline=None)
-@given(st.lists(boxes, max_size=6), st.integers(1, 80))
-def test_short_way_equals_long_way_on_boxes(rows: list[tuple[float, ...]], nc: int) -> None:
-    raw = "\n".join(" ".join(map(repr, row)) for row in rows).encode()
-    plain = _parse_fast(raw, nc)
-    assert plain is None or same(plain, parse_rows(raw, nc))
-    assert (plain is not None) == (all(row[0] < nc for row in rows) and len(set(rows)) == len(rows))
 
 
 @settings(deadline=None)

@@ -1,4 +1,4 @@
-"""The key `classes` of a dataset YAML: selection, merging and mistakes."""
+"""`classes` of a dataset YAML, and class names of weights matched to those of a dataset."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tessera.data.labels.classes import match_classes, renamed_classes, reordered_classes
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
+from tests.data.labels.test_voc import voc_object, write_voc
 from tests.data.make import write_dataset, write_image
-from tests.data.source.annotations.test_voc import voc_object, write_voc
 from tests.data.source.made_yaml import build, check, coco_set, dataset, refuse, write
 
 ROWS = {number: f"{number} 0.5 0.5 0.{number + 1} 0.5\n" for number in range(4)}
@@ -87,13 +88,6 @@ def test_ignored_classes_stay_ignored_whatever_is_kept(tmp_path: Path) -> None:
     assert regions.endswith("'dog' 2")
 
 
-def test_an_object_with_two_labels_that_are_merged_is_one(tmp_path: Path) -> None:
-    row = "0.5 0.5 0.5 0.5\n"
-    yaml = write_dataset(tmp_path / "street", {"train/a": f"1 {row}2 {row}3 {row}"}, NAMES)
-    index = build(write(yaml, yaml.read_text() + "classes: {vehicle: [car, truck]}\n"))
-    assert objects(index) == [["vehicle 5"]] and "1 row is a duplicate, used once" in index.notes[0]
-
-
 def test_classes_are_part_of_the_index_and_of_a_run(tmp_path: Path) -> None:
     yaml = made(tmp_path, "CLASSES")
     text = yaml.read_text()
@@ -160,3 +154,40 @@ def test_mistakes(tmp_path: Path) -> None:
     yaml = coco(tmp_path / "coco", "classes: [7]\n")
     with pytest.raises(UserError, match=r"coco\.yaml:4: classes: found 7, but COCO categories are selected by name"):
         load_spec(yaml)
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "found"),
+    [
+        (["cat", "dog"], ["cat", "dog"], (0, 1)),
+        (["cat", "dog"], ["bird", "dog", "cat"], (-1, 1, 0)),
+        (["cat", "traffic light"], ["TrafficLight", " Cat"], (1, 0)),
+        (["Cat", "cat"], ["cat"], (1,)),  # what is equal goes first
+        (["Cat", "cat"], ["cat", "CAT"], (1, 0)),  # and is out of the others' way
+        (["Cat", "cat"], ["CAT"], (-1,)),  # which of the two?
+        (["cat"], ["Cat", "CAT"], (-1, -1)),
+        (["cat", "cat"], ["cat"], (-1,)),
+        (["0", "1"], ["cat", "dog"], (0, 1)),
+        (["cat", "dog"], ["0", "1"], (0, 1)),
+        (["0", "1", "2"], ["0", "1"], (-1, -1)),
+        (["9", "4"], ["4", "9", "7"], (1, 0, -1)),  # but labels of digits may be
+        (["card"], ["item"], (0,)),  # --single-cls
+        (["item", "box"], ["item"], (0,)),
+        (["cat", "dog"], ["item"], (-1,)),
+        ([], ["cat"], (-1,)),
+    ],
+)
+def test_classes_match_by_name(known: list[str], wanted: list[str], found: tuple[int, ...]) -> None:
+    assert match_classes(known, wanted) == found
+
+
+def test_reordered_and_renamed_classes_are_named() -> None:
+    assert reordered_classes(["cat", "dog"], ["Cat ", "hound"]) == ""
+    assert reordered_classes(["cat", "dog"], ["dog", "cat"]) == (
+        "'cat' is 0 in the checkpoint and 1 in the data, 'dog' is 1 in the checkpoint and 0 in the data"
+    )
+    assert reordered_classes([*"abcdef"], [*"bcdefa"]).endswith("and 3 more")
+    assert renamed_classes(["cat", "dog"], ["pear", "plum"]).startswith("0 is 'cat' in the checkpoint and 'pear' in")
+    assert renamed_classes(["cat", "dog", "cow"], ["Cat", "hound", "cow"]) == "", "one that is spelled otherwise"
+    assert renamed_classes(["0", "1"], ["cat", "dog"]) == "", "no names at all"
+    assert renamed_classes(["cat", "dog"], ["pear"]) == ""
