@@ -24,8 +24,7 @@ from tessera.models.heads.free.head import AnchorFreeLoss, DetectFree
 from tessera.models.heads.head import HeadSpec
 from tessera.models.model_yaml import HEADS, MODELS_DIR
 from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights, resolve_weights
 from tessera.utils.config import Hyp
 from tessera.utils.environment import datasets_dir
 

@@ -17,8 +17,8 @@ from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,
     head_class,
+    pretraining_of,
     read_weights,
-    start_kind,
     with_frozen_layers,
 )
 from tessera.utils.checkpoints.resume import ResumedRun
@@ -81,9 +81,9 @@ def open_run(
         weights = weights or world.run_on_main(lambda: read_weights(config, resumed))
         images = f"{plural(len(data.images), 'training image')}, {plural(len(data.val), 'validation image')}"
         log.info(row("Data", f"{flags.data}: {images}, {plural(len(names), 'class')}"))
-        start = start_kind(config, names, weights)
+        pretraining = pretraining_of(config, names, weights)
         if hyp is None:
-            config, hyp = with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
+            config, hyp = with_recipe(config, head_class(config, names, weights), pretraining, data.images_per_epoch)
         if not resumed and (offer := pretrained_hint(config, len(data.images))):
             log.info(offer)
         config = config if resumed else with_frozen_layers(config, hyp)
@@ -93,7 +93,7 @@ def open_run(
         del weights  # frees memory for AutoBatch
         require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
         imgsz = check_imgsz(config.imgsz, model.stride)
-        if not resumed and (start != "known" or hyp.anchors):  # trained anchors stay
+        if not resumed and (pretraining != "known" or hyp.anchors):  # trained anchors stay
             model.head.prepare(box_sizes(data.train, imgsz), config, hyp, world)
         model.to(world.device).to(memory_format=accelerator.memory_format)
         log.info(row("Model", summary(model, imgsz)))
@@ -101,7 +101,7 @@ def open_run(
         by_class = None if by_class is None else by_class.to(world.device)
         smoothing = config.label_smoothing
         criterion = model.head.criterion(hyp, imgsz=imgsz, label_smoothing=smoothing, class_weights=by_class)
-        run = RunContext(config, hyp, world, imgsz, model.stride, folder, start, resumed is not None)
+        run = RunContext(config, hyp, world, imgsz, model.stride, folder, pretraining, resumed is not None)
         largest = largest_size(imgsz, model.stride) if config.multi_scale else imgsz
         if run.batch_size <= 0:
             trial = Trial(run, model, criterion, precision, largest)

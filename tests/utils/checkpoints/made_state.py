@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
-from tessera.utils.checkpoints.training_state import dump_state
+from tessera.utils.checkpoints.format import describe_metrics, describe_run
+from tessera.utils.checkpoints.resume import dump_state
 from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.state import Progress, TrainState

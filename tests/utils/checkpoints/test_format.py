@@ -17,8 +17,8 @@ import torch
 
 import tessera
 from tessera.utils.checkpoints import provenance
+from tessera.utils.checkpoints.archive import DamagedFile
 from tessera.utils.checkpoints.format import FORMAT, KEYS, copy_checkpoint, load_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import assert_equal, full, make_state, train

@@ -15,7 +15,7 @@ import torch
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils import http_client
 from tessera.utils.checkpoints import resolve as module
-from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.checkpoints.weights import resolve_weights
 from tessera.utils.errors import UserError
 from tessera.utils.flags import model_zoo as table
 from tessera.utils.flags.model_zoo import PUBLISHED

@@ -14,8 +14,8 @@ import torch
 
 from tessera.utils.checkpoints import saver as module
 from tessera.utils.checkpoints.format import KEYS, WEIGHTS_KEYS, load_any_checkpoint, load_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.resume import dump_state
 from tessera.utils.checkpoints.saver import Saver, snapshot
-from tessera.utils.checkpoints.training_state import dump_state
 from tessera.utils.errors import Interrupted, UserError, with_notes
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.utils.checkpoints.format import KEYS, load_checkpoint
-from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
-from tessera.utils.checkpoints.schema import check_values
-from tessera.utils.checkpoints.training_state import restore_state
+from tessera.utils.checkpoints.archive import DamagedFile
+from tessera.utils.checkpoints.format import KEYS, check_values, load_checkpoint
+from tessera.utils.checkpoints.resume import restore_state
 from tessera.utils.errors import UserError
 from tests.utils.checkpoints.made_state import full, make_state, train
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tessera.utils.checkpoints.format import load_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.training_state import dump_state, restore_state, rng_state, set_rng_state
+from tessera.utils.checkpoints.resume import dump_state, restore_state, rng_state, set_rng_state
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.utils.checkpoints.foreign.made import Tensors, small_yolox
+from tests.deploy.foreign.made import Tensors, small_yolox
 
 MEMORY = 3 << 30  # bytes of address space beside what is there before; the files have some megabytes
 

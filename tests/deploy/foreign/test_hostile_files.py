@@ -16,10 +16,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.checkpoints.restricted_unpickler import DamagedFile, InertObject, RestrictedUnpickler
+from tessera.utils.checkpoints.archive import DamagedFile, InertObject, RestrictedUnpickler
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
-from tests.utils.checkpoints.foreign.made import STEM, Marking, archive, refusal
+from tests.deploy.foreign.made import STEM, Marking, archive, refusal
 
 
 def pretenders(folder: Path) -> dict[str, Path]:

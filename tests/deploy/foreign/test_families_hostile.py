@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
-from tests.utils.checkpoints.foreign.made import LAST, MIDDLE, STEM, Tensors, refusal, renamed, save, v9_t, with_at
+from tests.deploy.foreign.made import LAST, MIDDLE, STEM, Tensors, refusal, renamed, save, v9_t, with_at
 
 V9_MIDDLE = "12.conv2.0.bottleneck.0.conv1.conv1.conv.weight"
 BINS = "22.heads.0.anc2vec.anc2vec.weight"

@@ -22,7 +22,7 @@ from tessera.utils.checkpoints.initial_model import build_model
 from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tests import families
-from tests.utils.checkpoints.foreign.made import V9_HEAD, save, small_yolox, v9_t
+from tests.deploy.foreign.made import V9_HEAD, save, small_yolox, v9_t
 
 HYP = load_hyp("hyp.short.yaml")
 THREE = ("ant", "bee", "cow")
