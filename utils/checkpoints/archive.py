@@ -79,10 +79,9 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
 
 @dataclass(eq=False)
 class InertObject:
-    """Inert stand-in for an object of class `name` or a result of function `name`: its arguments and state."""
+    """Inert stand-in for an object of class `name` or a result of function `name`."""
 
     name: str
-    args: tuple[Any, ...]
     state: Any = None
 
 
@@ -112,19 +111,18 @@ def read_archive(path: Path) -> tuple[Any, int]:
         One of ARCHIVE_ERRORS: the file is damaged, or no archive.
     """
     with zipfile.ZipFile(path) as archive:  # compares each member that is read with its checksum
-        infos = archive.infolist()
-        if any(info.compress_type or info.flag_bits & 0x1 or info.compress_size != info.file_size for info in infos):
+        members = {info.filename: info for info in archive.infolist()}
+        if any(name.endswith("/constants.pkl") for name in members):
+            raise UserError(f"{path}: a TorchScript export, which cannot be trained. Expected a checkpoint.")
+        if any(m.compress_type or m.flag_bits & 0x1 or m.compress_size != m.file_size for m in archive.infolist()):
             raise UserError(
                 f"{path}: refused: compressed or encrypted members, which torch.save never writes. Copy the original "
                 "file again."
             )
-        if sum(info.file_size for info in infos) > path.stat().st_size:
+        if sum(member.file_size for member in archive.infolist()) > path.stat().st_size:
             raise DamagedFile("its members are larger than the file")
-        members = {info.filename: info for info in infos}
-        if len(members) < len(infos):
+        if len(members) < len(archive.infolist()):
             raise DamagedFile("two of its members have the same name")
-        if any(name.endswith("/constants.pkl") for name in members):
-            raise UserError(f"{path}: a TorchScript export, which cannot be trained. Expected a checkpoint.")
         pickles = [name for name in members if name.endswith("/data.pkl") and name.count("/") == 1]
         if len(pickles) != 1:
             raise UserError(f"{path}: not a checkpoint: expected one data.pkl in the archive, found {len(pickles)}.")
@@ -258,7 +256,7 @@ class RestrictedUnpickler:
             return {}
         if target.name in _SETS:
             return set(map(_key, _items(args[0]))) if args else set()
-        return InertObject(target.name, args)
+        return InertObject(target.name)
 
     def _tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Tensor:
         """Return a view of a storage; raise an error for elements outside it, or repeated ones."""

@@ -68,7 +68,7 @@ def test_the_body_is_the_network_that_the_weights_are_of() -> None:
 
 @pytest.mark.parametrize("cfg", _PACKAGES)
 def test_exactly_the_backbone_is_loaded(cfg: str) -> None:
-    _, imported = imagenet_weights(cfg)
+    imported = imagenet_weights(cfg)
     state = DetectionModel(cfg, nc=2).state_dict()
     body = {name: tensor.shape for name, tensor in state.items() if int(name.split(".")[1]) < 8}
     assert {name: tensor.shape for name, tensor in imported.state_dict.items()} == body
