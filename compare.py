@@ -39,8 +39,8 @@ from tessera.deploy.exporting.parity.file_content import size_of
 from tessera.deploy.runtime.open_model import open_model
 from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.models.nms import NmsSettings
-from tessera.utils.checkpoints.resolve import resolve_run
 from tessera.utils.checkpoints.run_directory import new_run
+from tessera.utils.checkpoints.weights import resolve_run
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.backend import DEFAULT_IOU, Backend, ImageBackend
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate_split

@@ -31,6 +31,7 @@ LAYERS = (
     "tessera.data.augment",
     "tessera.data.feed",
     "tessera.utils.checkpoints",
+    "tessera.deploy.foreign",
     "tessera.deploy.runtime",
     "tessera.utils.evaluation",
     "tessera.utils.report",

@@ -13,6 +13,9 @@ EXTENSIONS = {
     "validation report": "tessera.analysis.validation_report",  # tables of errors, report.html; not with --noreport
     "label errors": "tessera.analysis.label_errors.candidates",  # --find-errors
     "search": "tessera.analysis.search.evolve",  # --evolve
+    "weights of other programs": "tessera.deploy.foreign.read",  # --weights yolov5n.pt
+    "ImageNet weights": "tessera.deploy.foreign.efficientnet_lite",  # --weights imagenet
+    "safetensors files": "tessera.deploy.foreign.safetensors_file",  # --weights x.safetensors
     "runtimes": "tessera.deploy.runtime.open_model",  # exported files as --weights
     "tiles": "tessera.deploy.runtime.pipeline",  # --tile
 }

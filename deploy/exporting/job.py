@@ -23,8 +23,7 @@ from tessera.deploy.runtime.pipeline import letterbox_image, network_input
 from tessera.models.detector import DetectionModel, check_imgsz
 from tessera.models.layers.blocks import Conv
 from tessera.utils.bit_depth import Pixels
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
+from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights, resolve_weights
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.evaluation_data import model_classes
 from tessera.utils.files import sha256, user_path

@@ -28,8 +28,8 @@ import torch
 
 from tessera.deploy.exporting.job import ExportJob
 from tessera.deploy.runtime.exported import BARE, WHOLE
-from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.flags.model_zoo import licence_of, published_weights
+from tessera.utils.flags.program import program_version
 from tessera.utils.text import one_line, strict_json
 
 _GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"

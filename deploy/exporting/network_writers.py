@@ -13,11 +13,11 @@ import torch
 from tessera.deploy.exporting.job import ExportJob
 from tessera.deploy.exporting.metadata import describe
 from tessera.deploy.exporting.raw_network import RawNetwork
+from tessera.deploy.foreign.safetensors_file import save_safetensors
 from tessera.deploy.runtime.exported import METADATA
-from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run, program_version
-from tessera.utils.checkpoints.weights import save_safetensors
+from tessera.utils.checkpoints.format import describe_metrics, describe_run, save_checkpoint
 from tessera.utils.errors import UserError
+from tessera.utils.flags.program import program_version
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.text import strict_json
 

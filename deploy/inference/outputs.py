@@ -25,10 +25,10 @@ from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.deploy.inference.video_writer import NoCodecError, VideoWriter
 from tessera.utils.bit_depth import Pixels
-from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.result_files import save_txt
 from tessera.utils.files import open_plain, sha256, write_whole
+from tessera.utils.flags.program import program_version
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.report.image_grid import Style
 from tessera.utils.text import escape_control, first_of, harmless_cell, strict_json

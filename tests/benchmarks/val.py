@@ -19,8 +19,7 @@ from tessera.data.feed.loader import build_val_loader
 from tessera.models.detector import DetectionModel
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.boxes import cxcywh_to_xyxy
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.checkpoints.weights import load_weights, resolve_weights
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import rank
 from tessera.utils.evaluation.curves import summarize

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
-from tessera.utils.checkpoints.training_state import dump_state
+from tessera.utils.checkpoints.format import WEIGHTS_KEYS, describe_metrics, describe_run, load_any_checkpoint
+from tessera.utils.checkpoints.resume import dump_state
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.ema import ModelEMA

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tessera.deploy.foreign.safetensors_file import save_safetensors
 from tessera.deploy.inference.detector import Detector
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.weights import Weights, load_weights, save_safetensors
+from tessera.utils.checkpoints.weights import Weights, load_weights
 from tests.deploy.exporting.made import ANCHORED, checkpoint
 from tests.deploy.runtime.attacks import PT2, WritesWhenLoaded, WritesWhenRun, write_script
 from tests.deploy.runtime.made_files import (

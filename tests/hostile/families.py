@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tests.conftest import SHARED
+from tests.deploy.foreign.made import small_yolox, v9_t
 from tests.hostile.damages import cut, flipped, named, pickle_changed
 from tests.hostile.expect import Message, message_or_result
-from tests.utils.checkpoints.foreign.made import small_yolox, v9_t
 
 CASES, FAST_CASES = 1500, 12
 

@@ -60,7 +60,7 @@ class Validation:
     def before_training(self) -> None:
         """Validate the initial weights if they know all classes: they may stay the best."""
         run = self.run
-        if run.start != "known" or run.resumed or run.config.noval or run.config.nosave:
+        if run.pretraining != "known" or run.resumed or run.config.noval or run.config.nosave:
             return
         run.world.set_activity("validating the initial weights")
         self.loader.begin()

@@ -11,10 +11,9 @@ from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.exporting.job import ExportJob
 from tessera.deploy.exporting.metadata import describe
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
+from tessera.utils.checkpoints.format import describe_metrics, describe_run, save_checkpoint
 from tests.deploy.exporting.made import ANCHORED, NAMES
-from tests.utils.checkpoints.foreign.made import save, small_yolox
+from tests.deploy.foreign.made import save, small_yolox
 
 YOLOX = "YOLOX (published weights of YOLOX: Apache-2.0; NOTICE goes with them)"
 YOLOV9 = "YOLOv9 (published weights of YOLOv9: MIT; NOTICE goes with them)"

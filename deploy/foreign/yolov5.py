@@ -7,17 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from tessera.utils.checkpoints.foreign.tensors import ConvertedWeights, WrongTensors, checked_copy
-from tessera.utils.checkpoints.restricted_unpickler import DamagedFile, InertObject
-from tessera.utils.checkpoints.schema import check_parts
+from tessera.deploy.foreign.tensors import ConvertedWeights, WrongTensors, checked_copy
+from tessera.utils.checkpoints.archive import DamagedFile, InertObject
+from tessera.utils.checkpoints.format import check_parts
 
 _MOST_PARTS = 20_000  # modules and tensors, or plain values; far more than any model has
-
-
-def find_module(content: Any) -> InertObject | None:
-    """Return the pickled module in a file's content, the EMA's first; None if there is none."""
-    candidates = [content.get("ema"), content.get("model")] if isinstance(content, dict) else [content]
-    return next((part for part in candidates if isinstance(part, InertObject) and isinstance(part.state, dict)), None)
 
 
 def convert(module: InertObject, limit: int) -> ConvertedWeights:

@@ -11,14 +11,8 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from tessera.deploy.foreign.tensors import ConvertedWeights, WrongTensors, reject_tensor, require_shape, shape_of
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.utils.checkpoints.foreign.tensors import (
-    ConvertedWeights,
-    WrongTensors,
-    reject_tensor,
-    require_shape,
-    shape_of,
-)
 from tessera.utils.text import first_of, shown
 from tessera.utils.yaml_file import read_yaml
 

@@ -16,16 +16,13 @@ import torch
 from torch import Tensor
 
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.utils.checkpoints.foreign.tensors import ConvertedWeights
+from tessera.utils.checkpoints.weights import IMAGENET, Weights
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import sha256
 from tessera.utils.flags.program import installed_by
 from tessera.utils.machine.optional_packages import MissingExtra
 from tessera.utils.text import shown
 from tessera.utils.yaml_file import read_yaml
-
-NAME = "imagenet"  # value of --weights
-FAMILY = "EfficientNet-Lite"
 
 
 class _Package(NamedTuple):
@@ -66,8 +63,8 @@ _CONVOLUTIONS = {  # of a bottleneck
 _CENTRE, _SPREAD, _LEVELS = 127.0, 128.0, 255.0  # input: (level − 127) / 128
 
 
-def imagenet_weights(cfg: str) -> tuple[str, ConvertedWeights]:
-    """Return the file name and the converted weights for `--weights imagenet`; `cfg` is `--cfg`.
+def imagenet_weights(cfg: str) -> Weights:
+    """Return the converted weights for `--weights imagenet`; `cfg` is `--cfg`.
 
     Raises:
         ConfigError: no such weights for this model.
@@ -77,18 +74,25 @@ def imagenet_weights(cfg: str) -> tuple[str, ConvertedWeights]:
     package = _PACKAGES.get(model)
     if package is None:
         raise ConfigError(
-            f"--weights {NAME} --cfg {shown(cfg)}: these weights fit the backbones of {', '.join(_PACKAGES)}. Give one "
-            "of them as --cfg, or weights of your model (--list-weights)."
+            f"--weights {IMAGENET} --cfg {shown(cfg)}: these weights fit the backbones of {', '.join(_PACKAGES)}. Give "
+            "one of them as --cfg, or weights of your model (--list-weights)."
         )
     path = _installed(package)
     if (found := sha256(path)) != package.sha256:
         raise UserError(
-            f"--weights {NAME}: {path} is not the published file: its SHA-256 is '{found}', expected "
+            f"--weights {IMAGENET}: {path} is not the published file: its SHA-256 is '{found}', expected "
             f"'{package.sha256}'. Install {package.module.replace('_', '-')} again."
         )
     tensors = torch.load(path, map_location="cpu", weights_only=True)  # its digest was verified
     described = read_yaml(MODELS_DIR / f"{model}.yaml", "a model").values
-    return path.name, ConvertedWeights(convert(tensors, package.blocks), {**described, "name": model})
+    return Weights(
+        convert(tensors, package.blocks),
+        {**described, "name": model},
+        names=(),
+        source=f"{path.name} (ImageNet, Apache-2.0)",
+        family="EfficientNet-Lite",
+        is_backbone=True,
+    )
 
 
 def _installed(package: _Package) -> Path:
@@ -98,8 +102,8 @@ def _installed(package: _Package) -> Path:
     path = next((p for folder in folders if (p := Path(folder) / "models" / package.file).is_file()), None)
     if path is None:
         raise MissingExtra(
-            f"--weights {NAME}: the package {package.module.replace('_', '-')}, which holds them, is not installed. "
-            f"Install it with: {installed_by('pretrained')}"
+            f"--weights {IMAGENET}: the package {package.module.replace('_', '-')}, which holds them, is not "
+            f"installed. Install it with: {installed_by('pretrained')}"
         )
     return path
 

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
-from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
-from tessera.utils.checkpoints.schema import check_finite
+from tessera.utils.checkpoints.archive import DamagedFile
+from tessera.utils.checkpoints.format import check_finite
 from tessera.utils.text import shown
 
 # Keys under which trainers save tensors, the EMA first, and prefixes of the names.

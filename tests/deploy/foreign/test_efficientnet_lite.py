@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tessera.deploy.foreign import efficientnet_lite
+from tessera.deploy.foreign.efficientnet_lite import _PACKAGES, _installed, imagenet_weights
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.foreign import efficientnet_lite
-from tessera.utils.checkpoints.foreign.efficientnet_lite import _PACKAGES, _installed, imagenet_weights
 from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,
+    pretraining_of,
     read_weights,
-    start_kind,
     with_frozen_layers,
 )
 from tessera.utils.config import TrainConfig, load_hyp
@@ -68,7 +68,7 @@ def test_the_body_is_the_network_that_the_weights_are_of() -> None:
 
 @pytest.mark.parametrize("cfg", _PACKAGES)
 def test_exactly_the_backbone_is_loaded(cfg: str) -> None:
-    _, imported = imagenet_weights(cfg)
+    imported = imagenet_weights(cfg)
     state = DetectionModel(cfg, nc=2).state_dict()
     body = {name: tensor.shape for name, tensor in state.items() if int(name.split(".")[1]) < 8}
     assert {name: tensor.shape for name, tensor in imported.state_dict.items()} == body
@@ -76,7 +76,7 @@ def test_exactly_the_backbone_is_loaded(cfg: str) -> None:
 
 def test_a_run_from_it_freezes_and_fixes_the_layers_of_the_recipe() -> None:
     weights = read_weights(CONFIG, None)
-    assert start_kind(CONFIG, NAMES, weights) == "backbone"
+    assert pretraining_of(CONFIG, NAMES, weights) == "backbone"
     config = with_frozen_layers(CONFIG, BACKBONE)
     assert config.frozen_layers == (0, 1, 2)
     model = build_model(config, BACKBONE, NAMES, weights).train()

@@ -23,7 +23,7 @@ from tessera.utils.evaluation.backend import Backend
 from tessera.utils.machine.accelerator import accelerator_of
 from tessera.utils.ranks.world import World
 from tests import families
-from tests.utils.checkpoints.foreign.made import save
+from tests.deploy.foreign.made import save
 
 each_family = pytest.mark.parametrize("reference", families.FILES)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import resource
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,23 @@ from tests.hostile.expect import checked
 Tensors = dict[str, Tensor]
 
 NC = 80
+MEMORY = 3 << 30  # bytes of address space beside what is there before; the files have some megabytes
 STEM = "backbone.backbone.stem.conv.conv.weight"
 MIDDLE = "backbone.backbone.dark4.1.m.0.conv1.conv.weight"
 LAST = "head.cls_preds.0.weight"
 V9_HEAD = 22  # its layer; the auxiliary branch lies behind it
+
+
+@pytest.fixture
+def bounded() -> Iterator[None]:
+    """No more memory than this; where it cannot be known what the process has, as much as there is."""
+    statm = Path("/proc/self/statm")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    if statm.is_file():
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def small_yolox(shared: Path, nc: int = NC, depth: int = 1) -> Tensors:
