@@ -1,13 +1,14 @@
-"""The export job: checkpoint, flags, sizes and calibration images shared by all formats."""
+"""The export job: checkpoint, flags, sizes, calibration images and metadata shared by all formats."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,17 +19,21 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.index import build_index
 from tessera.deploy.exporting.flags import ExportConfig
-from tessera.deploy.exporting.quantized.sensitivity import N_IMAGES, sensitive_layers
+from tessera.deploy.exporting.quantisation import SENSITIVITY_IMAGES, sensitive_layers
+from tessera.deploy.runtime.exported import BARE, WHOLE
 from tessera.deploy.runtime.pipeline import letterbox_image, network_input
 from tessera.models.detector import DetectionModel, check_imgsz
 from tessera.models.layers.blocks import Conv
 from tessera.utils.bit_depth import Pixels
+from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.evaluation_data import model_classes
 from tessera.utils.files import sha256, user_path
+from tessera.utils.flags.model_zoo import licence_of, published_weights
 from tessera.utils.flags.options import parsed_confidence
+from tessera.utils.text import one_line, strict_json
 from tessera.utils.thresholds import class_thresholds, detection_threshold
 from tessera.utils.types import DatasetIndex
 
@@ -148,7 +153,7 @@ class ExportJob:
     @cached_property
     def float_layers(self) -> tuple[int, ...]:
         """Layers that an 8-bit file computes in float32, as the model YAML counts them."""
-        layers = sensitive_layers(self.model, self.calibration_images(N_IMAGES))
+        layers = sensitive_layers(self.model, self.calibration_images(SENSITIVITY_IMAGES))
         log.info(f"--int8: layers in float32: {', '.join(map(str, layers))}")
         return layers
 
@@ -185,3 +190,54 @@ def _fixed_size(config: ExportConfig, model: DetectionModel) -> tuple[int, int] 
             f"{near[0]} {near[1]}."
         )
     return height, width
+
+
+_GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"
+
+
+def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
+    """Return the metadata of a file, flat strings, the same in every format; others than strings are JSON.
+
+    `whole`: a detector with pre- and postprocessing, else the bare network.
+    """
+    weights, state = job.weights, job.weights.checkpoint or {}
+    values: dict[str, Any] = {
+        "names": list(job.model.names),
+        "format": WHOLE if whole else BARE,
+        "color": "RGB",
+        "imgsz": job.imgsz,  # long side in pixels that images are resized to
+        "stride": job.model.stride,  # of which their padded sides are multiples
+        "size_hw": None if whole else job.size_hw,  # of a bare network with a fixed size
+        "batched": whole and job.config.batched,  # takes a batch of images of one size
+        "float_layers": job.float_layers if job.config.int8 else None,
+        "end2end": not job.model.head.needs_nms,
+        "conf": job.conf,  # recommended thresholds
+        "iou": job.config.iou_thres,
+        "max_det": job.config.max_det,
+        "conf_per_class": list(job.class_confs) or None,  # with the best F1 of each class
+        "metrics": state.get("metrics"),  # of the weights in a validation
+        "pixels": state.get("pixels"),  # the conversion of images with more than 8 bits
+        "weights_sha256": job.sha256,
+        "data": weights.data,
+        "data_hash": state.get("dataset_hash", ""),  # of the training images
+        **program_version(),  # of the exporting program
+        "torch_version": torch.__version__,
+        "license": job.config.license or f"{_GRAPH_LICENSE}; {_of_weights(weights.family, state)}",
+    }
+    return {key: value if isinstance(value, str) else strict_json(value) for key, value in values.items()}
+
+
+def _of_weights(family: str, state: Mapping[str, Any]) -> str:
+    """Return what is known about the licence of the weights."""
+    if family:
+        return f"weights: a file of {_published_by(family)}"
+    text, given = "weights: as their trainer says", state.get("config", {}).get("weights")  # a small file has no flags
+    if not given or not isinstance(given, str):
+        return text
+    name = Path(given).name
+    of = f", the name of a file of {_published_by(known.family)}" if (known := published_weights(name)) else ""
+    return f"{text}; from {one_line(name, 80)}{of}"
+
+
+def _published_by(family: str) -> str:
+    return f"{family} (published weights of {family}: {licence_of(family)}; NOTICE goes with them)"

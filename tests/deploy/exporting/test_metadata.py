@@ -8,8 +8,7 @@ import pytest
 
 from tessera.commands import export
 from tessera.deploy.exporting.flags import ExportConfig
-from tessera.deploy.exporting.job import ExportJob
-from tessera.deploy.exporting.metadata import describe
+from tessera.deploy.exporting.job import ExportJob, describe
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run

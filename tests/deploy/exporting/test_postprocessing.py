@@ -10,8 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.deploy.exporting.graph import Nodes, typed_value
-from tessera.deploy.exporting.postprocessing import Limits, batch_detections, detect, single_detections
+from tessera.deploy.exporting.detector_graph import (
+    Limits,
+    Nodes,
+    batch_detections,
+    detect,
+    single_detections,
+    typed_value,
+)
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tests.deploy.exporting.conftest import session_of
 from tests.deploy.exporting.made import thresholds, unmatched

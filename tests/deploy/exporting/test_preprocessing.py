@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tessera.deploy.exporting.graph import Nodes, typed_value
-from tessera.deploy.exporting.preprocessing import preprocess
+from tessera.deploy.exporting.detector_graph import Nodes, preprocess, typed_value
 from tessera.deploy.runtime.pipeline import letterbox_image
 from tests.deploy.exporting.conftest import session_of
 from tests.deploy.exporting.made import picture

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.deploy.exporting.raw_network import RawNetwork
+from tessera.deploy.exporting.network import RawNetwork
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import LossMeter, gather_rows
 from tessera.models.heads.head import LOSS_HYPS, HeadSpec

@@ -14,8 +14,15 @@ from torch import Tensor
 
 from tessera.data.feed.image_sizes import resized, resized_sizes
 from tessera.data.source.decode import read_image
-from tessera.deploy.exporting.parity.difference import EXACT, HALF, INT8, Difference, Tolerance
-from tessera.deploy.exporting.parity.trial import run_trial, trial_difference
+from tessera.deploy.exporting.difference import (
+    EXACT,
+    HALF,
+    INT8,
+    OutputDifference,
+    Tolerance,
+    detect_rounds,
+    rounds_difference,
+)
 from tessera.deploy.runtime.pipeline import Pipeline, image_hw, nms_settings
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
@@ -114,18 +121,18 @@ DEFECTS: dict[str, tuple[Defect, tuple[Tolerance, ...]]] = {
 
 
 @pytest.fixture(scope="module")
-def judged(network: TorchNetwork, pictures: Pictures) -> Callable[..., list[Difference]]:
-    reference = run_trial(network, pictures, IMGSZ)
-    assert all(sum(map(len, found)) >= 8 for found in reference.found), "enough to tell"
+def judged(network: TorchNetwork, pictures: Pictures) -> Callable[..., list[OutputDifference]]:
+    reference = detect_rounds(network, pictures, IMGSZ)
+    assert all(sum(map(len, found)) >= 8 for found in reference.detections), "enough to tell"
 
-    def judge(file: Backend | ImageBackend, tolerances: Sequence[Tolerance]) -> list[Difference]:
-        found = run_trial(file, pictures, IMGSZ, reference.rounds)
-        return [trial_difference(reference, found, pictures, IMGSZ, allowed, network) for allowed in tolerances]
+    def judge(file: Backend | ImageBackend, tolerances: Sequence[Tolerance]) -> list[OutputDifference]:
+        found = detect_rounds(file, pictures, IMGSZ, reference.rounds)
+        return [rounds_difference(reference, found, pictures, IMGSZ, allowed, network) for allowed in tolerances]
 
     return judge
 
 
-def test_a_sound_file_is_not_refused(network: TorchNetwork, judged: Callable[..., list[Difference]]) -> None:
+def test_a_sound_file_is_not_refused(network: TorchNetwork, judged: Callable[..., list[OutputDifference]]) -> None:
     tolerances = EXACT, HALF, INT8
     for found, allowed in zip(judged(Whole(network, None), tolerances), tolerances, strict=True):
         assert not found.exceeds(allowed)
@@ -133,7 +140,7 @@ def test_a_sound_file_is_not_refused(network: TorchNetwork, judged: Callable[...
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_is_refused(network: TorchNetwork, judged: Callable[..., list[Difference]], name: str) -> None:
+def test_a_defect_is_refused(network: TorchNetwork, judged: Callable[..., list[OutputDifference]], name: str) -> None:
     defect, refused_by = DEFECTS[name]
     for found, allowed in zip(judged(Whole(network, defect), refused_by), refused_by, strict=True):
         assert found.exceeds(allowed)

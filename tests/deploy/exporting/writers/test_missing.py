@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tessera.commands import export
-from tessera.deploy.exporting.network_writers import append_metadata
+from tessera.deploy.exporting.formats import append_metadata
 from tessera.deploy.runtime.open_model import open_exported
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
@@ -64,7 +64,7 @@ def test_a_library_that_fails_is_one_message_with_its_versions(
 
 @pytest.mark.slow
 def test_a_defect_of_our_own_is_no_such_message(made_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.deploy.exporting.onnx_file._LARGEST", "a number")
+    monkeypatch.setattr("tessera.deploy.exporting.formats._LARGEST", "a number")
     with pytest.raises(TypeError):
         export.run(weights=str(made_pt), output=str(tmp_path), device="cpu")
 

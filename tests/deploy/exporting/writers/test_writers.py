@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tessera.commands import export
-from tessera.deploy.exporting.parity.file_content import precision_of
+from tessera.deploy.exporting.verify import precision_of
 from tessera.deploy.runtime.exported import ExportedDetector, ExportedNetwork
 from tessera.deploy.runtime.open_model import open_exported
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights

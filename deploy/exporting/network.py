@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tessera.deploy.exporting.graph import Value
 from tessera.models.detector import DetectionModel
+
+Value = Any  # of onnx_ir, which is imported where it is needed
 
 MAX_CELLS = 2**12  # of a side, of the largest stride
 _EXAMPLE_HW = 5, 4  # cells; unequal, so that the exporter does not take them for one size
