@@ -22,9 +22,6 @@ import numpy as np
 from tessera.deploy.exporting.network import RawNetwork, Value, network_graph
 from tessera.utils.types import FILL
 
-_MIN_COVERAGE = 1000  # OpenCV ignores at most 1/1000 of a pixel
-_UNITS = 2048  # of OpenCV's weights when it enlarges
-
 
 def whole_graph(network: RawNetwork, imgsz: int, *, batched: bool, opset: int) -> Value:
     """Return a model of onnx_ir: `image` uint8 (H, W, 3) RGB to `boxes`, `scores`, `classes` in pixels of the image.
@@ -63,7 +60,7 @@ def whole_graph(network: RawNetwork, imgsz: int, *, batched: bool, opset: int) -
         count = after.Slice(after.Shape(given), [0], [1])
         boxes, scores, classes, *counts = batch_detections(after, found, limits.max_det, count)
     else:
-        boxes, scores, classes, _ = single_detections(after, found, limits.max_det)
+        boxes, scores, classes = (after.Slice(part, [0], limits.max_det) for part in found[:3])
 
     graph.insert_before(graph[0], before.nodes)
     graph.extend(after.nodes)
@@ -83,10 +80,8 @@ def whole_graph(network: RawNetwork, imgsz: int, *, batched: bool, opset: int) -
 class Nodes:
     """A list of nodes that grows by calls: `nodes.Add(a, b)` appends a node and returns its output or outputs.
 
-    Inputs are values of onnx_ir, None, or NumPy arrays and numbers, which become initializers. Python integers become
-    int64, other numbers float32.
-
-    A branch shares the constants and the counter of its `parent`; `prefix` begins all names.
+    Inputs are values of onnx_ir, None, or NumPy arrays and numbers, which become initializers: Python integers int64,
+    other numbers float32. A branch shares constants and counter of its `parent`; `prefix` begins all names.
     """
 
     def __init__(self, prefix: str, parent: Nodes | None = None) -> None:
@@ -121,9 +116,7 @@ class Nodes:
     def if_images(self, condition: Value, *branches: Callable[[Nodes], Value]) -> Value:
         """Return the uint8 (B, 3, H, W) of an If node.
 
-        Args:
-            condition: bool, one element.
-            branches: where it is true, where false; each writes into the nodes that it receives and returns its output.
+        Each branch, where the condition holds and where not, writes into the nodes it receives and returns its output.
         """
         import onnx_ir as ir
 
@@ -166,15 +159,12 @@ def typed_value(name: str, dtype: type[np.generic], shape: Sequence[int | str | 
 
 
 class Letterboxed(NamedTuple):
-    """Letterboxed images and their placement.
+    """Letterboxed images and their placement."""
 
-    images: float32 (B, 3, H', W') in 0 … 1; before, after: sizes before and after resizing; left, top: int64 (1,).
-    """
-
-    images: Value
-    before: Size
+    images: Value  # float32 (B, 3, H', W') in 0 … 1
+    before: Size  # before and after resizing
     after: Size
-    left: Value
+    left: Value  # int64 (1,)
     top: Value
 
 
@@ -262,7 +252,7 @@ def _averaged(g: Nodes, rows: Value, n: Value, d: Value, whole: Value) -> Value:
     low = g.Max(g.Mul(source, d), g.Unsqueeze(start, [1]))
     high = g.Min(g.Mul(g.Add(source, [1]), d), g.Unsqueeze(end, [1]))
     covered = g.Max(g.Sub(high, low), [0])
-    covered = g.Where(g.Greater(g.Mul(covered, [_MIN_COVERAGE]), d), covered, [0])
+    covered = g.Where(g.Greater(g.Mul(covered, [1000]), d), covered, [0])  # as OpenCV ignores less
     weights = g.Div(g.cast(covered, np.float32), g.cast(g.Where(whole, d, n), np.float32))
     taken = g.cast(g.Gather(rows, g.Min(source, g.Sub(n, [1])), axis=1), np.float32)  # (B, d, K, m)
     return g.Squeeze(g.MatMul(g.Unsqueeze(weights, [1]), taken), [2])
@@ -281,12 +271,10 @@ def enlarge(g: Nodes, images: Value, before: Size, after: Size) -> Value:
         sides.append(g.Mul(values, g.Reshape(g.Expand(g.Unsqueeze(weight, [1]), [1, 3]), [-1])))
     row = g.cast(g.Floor(g.Mul(g.Add(*sides), 1 / 16)), np.int32)  # (B, H, w · 3)
     low, high, of_low, of_high = _neighbours(g, before.height, after.height, at_border=True)
-    parts = [
-        g.Div(
-            g.Mul(g.Gather(row, index, axis=1), g.Unsqueeze(g.cast(weight, np.int32), [1])), np.array(1 << 16, np.int32)
-        )
-        for index, weight in ((low, of_low), (high, of_high))
-    ]
+    parts = []
+    for index, weight in ((low, of_low), (high, of_high)):
+        product = g.Mul(g.Gather(row, index, axis=1), g.Unsqueeze(g.cast(weight, np.int32), [1]))
+        parts.append(g.Div(product, np.array(1 << 16, np.int32)))
     total = g.Div(g.Add(g.Add(*parts), np.array(2, np.int32)), np.array(4, np.int32))
     pixels = g.Reshape(g.cast(total, np.uint8), g.Concat([0, 0], after.width, [3], axis=0))
     return g.Transpose(pixels, perm=[0, 3, 1, 2])
@@ -306,7 +294,7 @@ def _neighbours(g: Nodes, n: Value, d: Value, *, at_border: bool) -> tuple[Value
     if not at_border:
         fraction = g.Where(g.Or(g.Less(low, [0]), g.GreaterOrEqual(low, end)), [0.0], fraction)
     indices = [g.Min(g.Max(index, [0]), end) for index in (low, g.Add(low, [1]))]
-    weights = [g.Round(g.Mul(part, [float(_UNITS)])) for part in (g.Sub([1.0], fraction), fraction)]
+    weights = [g.Round(g.Mul(part, [2048.0])) for part in (g.Sub([1.0], fraction), fraction)]
     return indices[0], indices[1], weights[0], weights[1]
 
 
@@ -324,28 +312,21 @@ class Limits(NamedTuple):
 
 
 class DetectionValues(NamedTuple):
-    """Detections of all images, descending by score.
+    """Detections of all images, descending by score."""
 
-    boxes: float32 (D, 4), xyxy in the network's pixels; scores: float32 (D,); classes, images: int64 (D,), the class
-    and the image of each.
-    """
-
-    boxes: Value
-    scores: Value
-    classes: Value
+    boxes: Value  # float32 (D, 4), xyxy in the network's pixels
+    scores: Value  # float32 (D,)
+    classes: Value  # int64 (D,), the class and the image of each
     images: Value
 
 
 def detect(g: Nodes, decoded: Value, limits: Limits, *, has_objectness: bool) -> DetectionValues:
-    """Return every class above `conf` of every prediction, after NMS.
-
-    Most predictions are removed first, by an upper bound of their scores, which makes the rest cheap.
+    """Return every class above `conf` of every prediction, after NMS; `max_det` for each class of each image.
 
     `decoded` is float32 (B, A, 5 + C), cx, cy, w, h, objectness, class probabilities; or (B, A, 4 + C) without
-    objectness. `max_det` applies to each class of each image here.
+    objectness. Most predictions are removed first, by an upper bound of their scores, which makes the rest cheap.
     """
-    first_class = 5 if has_objectness else 4
-    # No class probability exceeds 1.
+    first_class = 5 if has_objectness else 4  # no class probability exceeds 1
     bound = _columns(g, decoded, 4, 5) if has_objectness else g.ReduceMax(_columns(g, decoded, 4), [2])
     best = g.ReduceMax(bound, [0, 2], keepdims=0)
     passing = g.Squeeze(g.NonZero(g.Greater(best, limits.conf)), [0])
@@ -370,11 +351,6 @@ def detect(g: Nodes, decoded: Value, limits: Limits, *, has_objectness: bool) ->
     images, classes, places, values = (g.Gather(part, order) for part in (images, classes, places, values))
     boxes = g.Gather(g.Reshape(boxes, [-1, 4]), g.Add(g.Mul(images, of_rows), places))
     return DetectionValues(boxes, values, classes, images)
-
-
-def single_detections(g: Nodes, found: DetectionValues, most: Value) -> DetectionValues:
-    """Return the best detections of a single image."""
-    return DetectionValues(*(g.Slice(part, [0], most) for part in found))
 
 
 def batch_detections(g: Nodes, found: DetectionValues, most: Value, count: Value) -> tuple[Value, Value, Value, Value]:

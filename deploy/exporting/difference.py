@@ -47,18 +47,12 @@ INT8 = Tolerance(320.0, 0.8, 4.0, 0.08, 0.6, 0.1)
 
 
 class OutputDifference(NamedTuple):
-    """Differences between the detections of two pipelines.
+    """Differences between the detections of two pipelines."""
 
-    Attributes:
-        detections, matched: of both together, without those near a threshold.
-        boxes_px: largest side difference of each matched box in pixels of the network input.
-        scores: differences of matched scores.
-    """
-
-    detections: int
+    detections: int  # of both together, without those near a threshold
     matched: int
-    boxes_px: NDArray[np.float64]
-    scores: NDArray[np.float64]
+    boxes_px: NDArray[np.float64]  # largest side difference of each matched box in pixels of the network input
+    scores: NDArray[np.float64]  # differences of matched scores
 
     @property
     def matched_fraction(self) -> float:
@@ -110,7 +104,7 @@ def _match(reference: Detections, found: Detections, scale: float) -> tuple[NDAr
     Distance comes first since boxes at the border of an image may have no area.
     """
     same = to_host(reference.classes)[:, None] == to_host(found.classes)
-    apart = np.abs(to_host(reference.boxes_xyxy)[:, None] - to_host(found.boxes_xyxy)).max(2, initial=0) * scale
+    apart = _distances(reference, found) * scale
     iou = pairwise_iou(reference.boxes_xyxy, found.boxes_xyxy)
     likeness = np.where(apart < 1, 2 - apart, iou) * same
     rows, columns = np.nonzero(likeness >= _MIN_IOU)
@@ -233,13 +227,13 @@ def without_ties(
     is_new = (theirs >= 0) & ~np.isin(theirs, mine) & (np.arange(len(found)) < rules.max_det)
     is_gone = (mine >= 0) & ~np.isin(mine, theirs)
 
-    beside = _overlaps(candidates.in_batch, theirs, theirs, agnostic=rules.agnostic)
+    beside = _overlaps(candidates.in_batch, theirs, theirs)
     np.fill_diagonal(beside, 0)
     is_alone = beside.max(1, initial=0) <= rules.iou + allowed.overlap
 
     scores = to_host(reference.scores)
     as_good = to_host(found.scores) >= scores[:, None] - allowed.margin
-    over = _overlaps(candidates.in_batch, mine, theirs, agnostic=rules.agnostic) * as_good
+    over = _overlaps(candidates.in_batch, mine, theirs) * as_good
     is_full = len(found) >= rules.max_det
     is_beyond = scores <= (float(found.scores[-1]) + allowed.margin if is_full else -np.inf)
     is_suppressed = over.max(1, initial=0) >= rules.iou - allowed.overlap
@@ -252,26 +246,25 @@ def _select(found: Detections, mask: NDArray[np.bool_]) -> Detections:
 
 
 def _places(found: Detections, candidates: Detections, scale: float, allowed: Tolerance) -> NDArray[np.int64]:
-    """Return the row of each detection among the candidates; -1 = none."""
-    places = np.full(len(found), -1)
-    rows = (to_host(part) for part in (found.boxes_xyxy, found.scores, found.classes))
-    boxes, scores, classes = (to_host(part) for part in (candidates.boxes_xyxy, candidates.scores, candidates.classes))
-    for row, (box, score, kind) in enumerate(zip(*rows, strict=True)):
-        first = np.searchsorted(-scores, -score - allowed.score)  # scores descend
-        near = slice(first, np.searchsorted(-scores, -score + allowed.score, side="right"))
-        apart = np.where(classes[near] == kind, np.abs(boxes[near] - box).max(1, initial=0) * scale, np.inf)
-        if len(apart) and apart.min() <= allowed.box_px:
-            places[row] = first + apart.argmin()
-    return places
+    """Return the row of each detection among the candidates of its class and score, the nearest; -1 = none."""
+    if not len(candidates):
+        return np.full(len(found), -1)
+    apart = _distances(found, candidates) * scale
+    score_differences = np.abs(to_host(found.scores)[:, None] - to_host(candidates.scores))
+    same = to_host(found.classes)[:, None] == to_host(candidates.classes)
+    apart[~(same & (score_differences <= allowed.score) & (apart <= allowed.box_px))] = np.inf
+    return np.where(np.isfinite(apart.min(1)), apart.argmin(1), -1)
 
 
-def _overlaps(
-    candidates: Detections, rows: NDArray[np.int64], columns: NDArray[np.int64], *, agnostic: bool
-) -> NDArray[np.float64]:
-    """Return the IoU of competing candidates, (rows, columns); 0 where one is -1."""
+def _distances(some: Detections, others: Detections) -> NDArray[np.float64]:
+    """Return the largest side difference of each two boxes."""
+    return np.abs(to_host(some.boxes_xyxy)[:, None] - to_host(others.boxes_xyxy)).max(2, initial=0)
+
+
+def _overlaps(candidates: Detections, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the IoU of competing candidates, of one class, (rows, columns); 0 where one is -1."""
     boxes, classes = to_host(candidates.boxes_xyxy), to_host(candidates.classes)
     if not len(boxes):
         return np.zeros((len(rows), len(columns)))
-    compete = (classes[rows][:, None] == classes[columns]) | agnostic
-    real = (rows >= 0)[:, None] & (columns >= 0)
-    return pairwise_iou(boxes[rows], boxes[columns]) * (compete & real)
+    compete = (classes[rows][:, None] == classes[columns]) & (rows >= 0)[:, None] & (columns >= 0)
+    return pairwise_iou(boxes[rows], boxes[columns]) * compete

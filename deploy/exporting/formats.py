@@ -138,12 +138,7 @@ def write_litert(job: ExportJob, path: Path) -> None:
     network, images, metadata = _of_one_size(job)
     with torch.no_grad():
         litert_torch.convert(network, (images,)).export(str(path))
-    append_metadata(path, metadata)
-
-
-def append_metadata(path: Path, metadata: dict[str, str]) -> None:
-    """Append a zip archive, which readers of the network ignore."""
-    with zipfile.ZipFile(path, "a") as archive:
+    with zipfile.ZipFile(path, "a") as archive:  # appended, where readers of the network ignore it
         archive.writestr(METADATA, strict_json(metadata))
 
 
@@ -228,7 +223,6 @@ FORMATS = (
     # Without the optimizer; the suffix keeps it from replacing the checkpoint.
     Format("pt", "-weights.pt", ("half",), write_small_pt),
 )
-_REMOVED = {"pt2": "torchscript"}  # formats of earlier versions, and what to use instead
 
 
 def chosen(names: Sequence[str]) -> list[Format]:
@@ -237,8 +231,8 @@ def chosen(names: Sequence[str]) -> list[Format]:
     known = ", ".join(by_name)
     words = " ".join(names).lower().replace(",", " ").split()
     for word in words:
-        if word in _REMOVED:
-            raise ConfigError(f"--include {word}: no longer written. Use --include {_REMOVED[word]} or onnx.")
+        if word == "pt2":  # of earlier versions
+            raise ConfigError("--include pt2: no longer written. Use --include torchscript or onnx.")
         if word not in by_name:
             raise ConfigError(f"--include {shown(word)}: no such format.{did_you_mean(word, by_name)} Known: {known}.")
     if not words:

@@ -45,30 +45,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportJob:
-    """A checkpoint to export.
-
-    Attributes:
-        path, sha256: of the checkpoint.
-    """
+    """A checkpoint to export."""
 
     path: Path
-    sha256: str
+    sha256: str  # of the file at `path`
     model: DetectionModel  # unfused, in training mode on the CPU; its head is reduced to inference
     weights: Weights  # the other content of the checkpoint
     config: ExportConfig
     imgsz: int  # long side in pixels that images are resized to, a multiple of the stride
     size_hw: tuple[int, int] | None  # fixed height and width of the bare network; None = any
     conf: float  # recommended confidence, written to the metadata
-    class_confs: tuple[float, ...]  # that of each class; () = unknown
 
     @classmethod
     def read(cls, config: ExportConfig) -> ExportJob:
-        """Load `--weights` and derive sizes and thresholds.
-
-        Raises:
-            UserError: the checkpoint is missing or cannot be exported, a size does not fit the model, or there are no
-                calibration images.
-        """
+        """Load `--weights` and derive sizes and thresholds; a UserError where one does not fit."""
         path = resolve_weights(config.weights)
         weights = load_weights(path)
         model = model_of_weights(weights, str(path))
@@ -84,8 +74,8 @@ class ExportJob:
                 f"--conf-thres: the best F1 of {path} is at {weights.confidence:.3g}, too low to detect with; the "
                 f"default of the export is {best:g}."
             )
-        conf, class_confs = best if asked is None else asked, class_thresholds(weights.class_confidences, best)
-        job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf, class_confs)
+        conf = best if asked is None else asked
+        job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)
         if config.int8:
             _ = job.training  # raises before any work
         return job
@@ -104,12 +94,9 @@ class ExportJob:
         return self.folder / ("-".join(words) + suffix)
 
     def images(self, split: str) -> tuple[DatasetIndex | None, tuple[int, ...]]:
-        """Return a split of `--data`, or of the training dataset where that exists here, and the classes of val.
+        """Return a split of `--data`, or of the training dataset where that exists here, and `model_classes` of val.
 
-        The classes are those of `model_classes`; other splits have (). Nothing is downloaded without `--data`.
-
-        Raises:
-            UserError: `--data` is missing, invalid, or has none of the model's classes.
+        Nothing is downloaded without `--data`. A UserError where that is invalid or has none of the model's classes.
         """
         given, single_cls = self.config.data, self.weights.names == (SINGLE_CLASS,)
         if not (given or self.weights.data):
@@ -201,6 +188,7 @@ def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
     `whole`: a detector with pre- and postprocessing, else the bare network.
     """
     weights, state = job.weights, job.weights.checkpoint or {}
+    class_confs = class_thresholds(weights.class_confidences, detection_threshold(weights.confidence))
     values: dict[str, Any] = {
         "names": list(job.model.names),
         "format": WHOLE if whole else BARE,
@@ -214,7 +202,7 @@ def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
         "conf": job.conf,  # recommended thresholds
         "iou": job.config.iou_thres,
         "max_det": job.config.max_det,
-        "conf_per_class": list(job.class_confs) or None,  # with the best F1 of each class
+        "conf_per_class": list(class_confs) or None,  # with the best F1 of each class
         "metrics": state.get("metrics"),  # of the weights in a validation
         "pixels": state.get("pixels"),  # the conversion of images with more than 8 bits
         "weights_sha256": job.sha256,

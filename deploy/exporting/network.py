@@ -75,7 +75,7 @@ def network_graph(network: RawNetwork, size_hw: tuple[int, int] | None, *, outpu
     import onnx_ir as ir
 
     images, free = network.example(size_hw)
-    with torch.no_grad(), quiet("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
+    with torch.no_grad(), quiet():
         program = torch.onnx.export(
             network,
             (images,),
@@ -100,13 +100,10 @@ def network_graph(network: RawNetwork, size_hw: tuple[int, int] | None, *, outpu
 
 
 @contextmanager
-def quiet(*names: str) -> Iterator[None]:
-    """Silence these loggers below errors; "" is the root logger."""
-    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
-    for logger in levels:
-        logger.setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Silence what libraries log below errors."""
+    logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
+        logging.disable(logging.NOTSET)

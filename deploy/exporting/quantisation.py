@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,33 +58,24 @@ def layer_effects(model: DetectionModel, images: Iterable[Tensor]) -> dict[int, 
     with torch.no_grad():
         exact = [network(image)[..., 4:] for image in inputs]
         size = sum(float(scores.square().sum()) for scores in exact)
-        for number, layer in enumerate(network.model.model):
-            convolutions = [module for module in layer.modules() if isinstance(module, Conv)]
+        for number in range(len(network.model.model)):
+            quantized = copy.deepcopy(network)
+            convolutions = [one for one in quantized.model.model[number].modules() if isinstance(one, Conv)]
             if convolutions and size:
-                with _quantized(convolutions):
-                    rounded = [network(image)[..., 4:] for image in inputs]
+                _compute_in_8_bits(convolutions)
+                rounded = (quantized(image)[..., 4:] for image in inputs)
                 change = sum(float((one - two).square().sum()) for one, two in zip(exact, rounded, strict=True))
                 found[number] = (change / size) ** 0.5
     return found
 
 
-@contextmanager
-def _quantized(convolutions: Iterable[Conv]) -> Iterator[None]:
-    """Compute these convolutions with 8-bit numbers."""
-    weights = {module: module.conv.weight.data for module in convolutions}
-    hooks: list[Any] = []
-    for module, weight in weights.items():
-        steps = weight.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-12) / 127  # of each output
+def _compute_in_8_bits(convolutions: Iterable[Conv]) -> None:
+    for module in convolutions:
+        weight = module.conv.weight.data
+        steps = weight.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-12) / _STEPS  # of each output
         module.conv.weight.data = (weight / steps).round() * steps
-        hooks.append(module.register_forward_pre_hook(lambda _, given: (_rounded(given[0]),)))
-        hooks.append(module.register_forward_hook(lambda _, given, made: _rounded(made)))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, weight in weights.items():
-            module.conv.weight.data = weight
+        module.register_forward_pre_hook(lambda _, given: (_rounded(given[0]),))
+        module.register_forward_hook(lambda _, given, made: _rounded(made))
 
 
 def _rounded(values: Tensor) -> Tensor:
@@ -114,12 +104,10 @@ def round_weights(network: nn.Module, names: Collection[str], images: Iterable[T
         moments[convolution] = moments.get(convolution, torch.zeros(())) + parts @ parts.mT
 
     hooks = [convolution.register_forward_pre_hook(observe) for convolution in convolutions]
-    try:
-        for image in images:
-            network(image)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    for image in images:
+        network(image)
+    for hook in hooks:
+        hook.remove()
     for convolution, moment in moments.items():
         weight: Any = convolution.weight
         parts = weight.reshape(len(moment), -1, moment.shape[-1])
@@ -155,10 +143,12 @@ def quantize_onnx(content: bytes, weights: Collection[str], feeds: Iterator[dict
     """
     onnx = import_extra("onnx", "export", "--int8")
     ir = import_extra("onnx_ir", "export", "--int8")
+    onnxruntime = import_extra("onnxruntime", "export", "--int8")
     quantization = import_extra("onnxruntime.quantization", "export", "--int8")
     model = onnx.load_from_string(content)
     fuse_silu(model, weights)
-    with tempfile.TemporaryDirectory() as folder, _quiet_onnx():
+    onnxruntime.set_default_logger_severity(_ERRORS)  # without advice that does not apply
+    with tempfile.TemporaryDirectory() as folder, quiet():
         path = Path(folder) / "int8.onnx"
         quantization.quantize_static(
             model,
@@ -175,6 +165,7 @@ def quantize_onnx(content: bytes, weights: Collection[str], feeds: Iterator[dict
         sorted_model.graph.sort()  # the quantiser appends nodes that branches of an If read
         sorted_model.metadata_props.pop("onnx.infer", None)  # added by the quantiser
         made = ir.to_proto(sorted_model)
+    onnxruntime.set_default_logger_severity(_WARNINGS)
     quantized: bytes = made.SerializeToString()
     onnx.checker.check_model(quantized)
     return quantized
@@ -218,18 +209,6 @@ def quantized_nodes(graph: Any, weights: Collection[str]) -> list[str]:
     return names
 
 
-@contextmanager
-def _quiet_onnx() -> Iterator[None]:
-    """Silence advice of the quantiser and the runtime that does not apply."""
-    onnxruntime = import_extra("onnxruntime", "export", "--int8")
-    onnxruntime.set_default_logger_severity(_ERRORS)
-    try:
-        with quiet(""):
-            yield
-    finally:
-        onnxruntime.set_default_logger_severity(_WARNINGS)
-
-
 def quantize_openvino(
     model: Any, first: nn.Module, images: Iterable[Tensor], body: Collection[str], weights: frozenset[str]
 ) -> None:
@@ -248,16 +227,15 @@ def quantize_openvino(
     manager = passes.Manager()
     manager.register_pass(passes.ConstantFolding())  # the ONNX reader reshapes biases, which NNCF would not correct
     manager.run_passes(network)
-    in_float = [node for node in _convolutions(network) if not _weights_of(node) & weights]
-    in_float += [node for sigmoid in network.get_ordered_ops() for node in _silu(sigmoid)]
+    in_float = [node.get_friendly_name() for node in _convolutions(network) if not _weights_of(node) & weights]
     inputs = _first_inputs(first, images)
-    with quiet("nncf"):
+    with quiet():
         quantized = nncf.quantize(
             network,
             nncf.Dataset(inputs),
             preset=nncf.QuantizationPreset.MIXED,
             subset_size=len(inputs),
-            ignored_scope=nncf.IgnoredScope(names=[node.get_friendly_name() for node in in_float]),
+            ignored_scope=nncf.IgnoredScope(in_float, types=["Sigmoid", "Multiply"], validate=False),  # types of SiLU
         )
     _insert_network(model, quantized, body)
 
@@ -281,16 +259,6 @@ def _extract_network(openvino: Any, model: Any, weights: Collection[str]) -> Any
     images.set_friendly_name("network_images")
     first.input(0).replace_source_output(images.output(0))
     return openvino.Model([node.output(0) for node in last], [images], "network")
-
-
-def _silu(node: Any) -> list[Any]:
-    """Return the nodes of the SiLU that begins with this node; [] = none."""
-    readers = [reader.get_node() for reader in node.output(0).get_target_inputs()] if node.get_output_size() else []
-    if node.get_type_name() != "Sigmoid" or [reader.get_type_name() for reader in readers] != ["Multiply"]:
-        return []
-    (product,) = readers
-    is_silu = node.input_value(0) in (product.input_value(0), product.input_value(1))
-    return [node, product] if is_silu else []
 
 
 def _insert_network(model: Any, quantized: Any, weights: Collection[str]) -> None:
@@ -319,9 +287,7 @@ def _convolutions(model: Any) -> list[Any]:
 
 def _weights_of(node: Any) -> set[str]:
     """Return the names of the nodes that a convolution's weights come from."""
-    waiting, names = [node.input_value(1).get_node()], set()
-    while waiting:
-        source = waiting.pop()
-        names.add(source.get_friendly_name())
-        waiting += [value.get_node() for value in source.input_values()]
-    return names
+    sources = [node.input_value(1).get_node()]
+    for source in sources:
+        sources += [value.get_node() for value in source.input_values()]
+    return {source.get_friendly_name() for source in sources}

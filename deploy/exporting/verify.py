@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from tessera.deploy.exporting.difference import (
 )
 from tessera.deploy.exporting.job import ExportJob
 from tessera.deploy.runtime.exported import MissingDevice, size_of
-from tessera.deploy.runtime.open_model import is_exported, open_model
+from tessera.deploy.runtime.open_model import open_model
 from tessera.deploy.runtime.pipeline import letterbox_image, network_input
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
@@ -47,8 +47,6 @@ from tessera.utils.ranks.world import World
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import plural
 from tessera.utils.types import DatasetIndex
-
-log = logging.getLogger(__name__)
 
 ASPECTS = (0.4, 0.67, 0.85, 1.0, 1.25, 1.6, 2.4)  # width over height of the crops
 WHOLE = 6  # images that are not cropped
@@ -67,10 +65,8 @@ class Verified(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         network, *rows = (row.as_dict() for row in self.rows)
-        files = [
-            {"format": name, "file": str(path), **row}
-            for (name, path), row in zip(self.files.items(), rows, strict=True)
-        ]
+        named = zip(self.files.items(), rows, strict=True)
+        files = [{"format": name, "file": str(path), **row} for (name, path), row in named]
         return {"weights": str(self.checkpoint), "network": network, "files": files}
 
 
@@ -79,10 +75,8 @@ def verify(
 ) -> Verified:
     """Run every file beside the network and print the table.
 
-    `files` are by format; `index` and `class_of` of `job.images`, None = synthetic images, without mAP.
-
-    Raises:
-        UserError: the detections of a file differ, or it loses more mAP than `--max-drop`.
+    `files` are by format; `index` and `class_of` of `job.images`, None = synthetic images, without mAP. A UserError
+    where the detections of a file differ, or it loses more mAP than `--max-drop`.
     """
     images, origin = sample_images(index, job.imgsz)
     judge = Verifier(job, images, world, index, Settings(class_of=class_of))
@@ -124,11 +118,10 @@ class Verifier:
     def file(self, path: Path) -> FileRow:
         """Return the row of an exported file."""
         row = FileRow(path.name, size_of(path) / 1e6, "")
-        end2end = not is_exported(path.name) and not self._job.model.head.needs_nms
         try:
             with explain_library_errors(str(path), (), ""):
                 row = replace(row, dtypes=precision_of(path))
-            backend = open_model(str(path), self._world, end2end=end2end, trust_file=True)  # written just now
+            backend = open_model(str(path), self._world, trust_file=True)  # written just now
             network, expected, reference = self._reference(backend.size_hw if isinstance(backend, Backend) else None)
             found = detect_rounds(backend, self._images, self._imgsz(backend), expected.rounds)
             evaluation = self._evaluate(backend)
@@ -143,14 +136,14 @@ class Verifier:
             acc = accuracy(evaluation, reference)
             if acc.drop > most:
                 failures.append(f"loses {acc.drop:.4f} mAP50-95, expected at most {most:g} (--max-drop)")
-        nothing = f"neither it nor {self._job.path.name} detects anything on these images"
+        nothing = "" if apart.detections else f"neither it nor {self._job.path.name} detects anything on these images"
         return replace(
             row,
             milliseconds=found.milliseconds,
             accuracy=acc,
             difference=apart,
             failures="; ".join(filter(None, failures)),
-            unverified="" if apart.detections else nothing,
+            unverified=nothing,
         )
 
     def _reference(self, size_hw: tuple[int, int] | None) -> Reference:
@@ -177,15 +170,12 @@ class Verifier:
 
 
 class Accuracy(NamedTuple):
-    """mAP50-95 and its drop below the reference, each with a 95 % bootstrap interval.
-
-    The interval of the drop resamples the same images for both: it is far narrower than those of the two mAPs.
-    """
+    """mAP50-95 and its drop below the reference, each with a 95 % bootstrap interval."""
 
     map: float
     interval: tuple[float, float]
     drop: float
-    drop_interval: tuple[float, float]
+    drop_interval: tuple[float, float]  # of the same images for both: far narrower than those of the two mAPs
 
 
 def accuracy(found: Evaluation, reference: Evaluation) -> Accuracy:
@@ -283,10 +273,8 @@ def _decoded(index: DatasetIndex) -> list[Pixels]:
     chosen = order[np.unique(np.linspace(0, len(order) - 1, WHOLE).round().astype(int))]
     found = []
     for image in chosen.tolist():
-        try:
+        with suppress(UndecodableImage):  # `--check-data` reports it
             found.append(read_image(index.path(image), rule=index.pixels))
-        except UndecodableImage as error:
-            log.warning(f"{error} It is skipped.")
     return found
 
 

@@ -10,14 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.deploy.exporting.detector_graph import (
-    Limits,
-    Nodes,
-    batch_detections,
-    detect,
-    single_detections,
-    typed_value,
-)
+from tessera.deploy.exporting.detector_graph import Limits, Nodes, batch_detections, detect, typed_value
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tests.deploy.exporting.conftest import session_of
 from tests.deploy.exporting.made import thresholds, unmatched
@@ -38,7 +31,7 @@ def graph_of(*, has_objectness: bool, suppress: bool, batched: bool = False) -> 
         count = nodes.Slice(nodes.Shape(decoded), [0], [1])
         values = list(batch_detections(nodes, found, limits.max_det, count))
     else:
-        values = list(single_detections(nodes, found, limits.max_det))[:3]
+        values = [nodes.Slice(part, [0], limits.max_det) for part in found[:3]]
     outputs = [
         typed_value(name, dtype, [None] * (sides + batched * (name != "counts")), value)
         for value, (name, dtype, sides) in zip(values, OUTPUTS, strict=False)

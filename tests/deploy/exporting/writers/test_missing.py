@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import importlib
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from tessera.commands import export
-from tessera.deploy.exporting.formats import append_metadata
+from tessera.deploy.runtime.exported import METADATA
 from tessera.deploy.runtime.open_model import open_exported
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
@@ -62,19 +63,13 @@ def test_a_library_that_fails_is_one_message_with_its_versions(
     assert flags or not any((tmp_path / "files").iterdir())
 
 
-@pytest.mark.slow
-def test_a_defect_of_our_own_is_no_such_message(made_pt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.deploy.exporting.formats._LARGEST", "a number")
-    with pytest.raises(TypeError):
-        export.run(weights=str(made_pt), output=str(tmp_path), device="cpu")
-
-
 def test_a_litert_file_without_its_runtime_or_its_metadata(tmp_path: Path) -> None:
     path = tmp_path / "best.tflite"
     path.write_bytes(b"\x1c\x00\x00\x00TFL3" + bytes(200))
     with pytest.raises(UserError, match=r"best\.tflite: no file of export\.py"):
         open_exported(path, Accelerator())
-    append_metadata(path, STRINGS)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr(METADATA, json.dumps(STRINGS))
     with pytest.raises(UserError, match=r"best\.tflite: (needs the package ai-edge-litert|LiteRT does not load it)"):
         open_exported(path, Accelerator())
 
