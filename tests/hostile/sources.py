@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import random
 import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from tessera.utils.machine.opencv import cv2
 from tests.deploy.exporting.made import picture
 from tests.hostile.damages import cut, named, zeroed
-from tests.hostile.detections import found, require_whole, weights, write_video
-from tests.hostile.expect import raw_characters
+from tests.hostile.detections import found, require_all, weights, write_video
 from tests.hostile.pictures import encoded, enlarged, flipped, make_special, noise, repeated_often
 
 CASES, FAST_CASES = 500, 3
@@ -35,27 +34,17 @@ _kept: dict[str, bytes] = {}
 def prepare() -> None:
     """Videos that the cases damage: each container and codec that OpenCV, and ffmpeg where it is there, can write."""
     weights()
-    folder = Path(os.environ.get("TMPDIR", "/tmp")) / f"hostile-sources-{os.getpid()}"
-    folder.mkdir()
-    try:
+    with tempfile.TemporaryDirectory(prefix="hostile-sources") as name:
+        folder = Path(name)
         frames = [picture(48, 64, n) for n in range(12)]
         made = {"mp4": write_video(folder / "a.mp4", frames), "avi": write_video(folder / "a.avi", frames, "MJPG")}
-        jpegs = [
-            cv2.imencode(".jpg", picture(*size, 3))[1].tobytes() for size in ((48, 64), (48, 64), (90, 40), (16, 200))
-        ]
-        _kept["mjpeg"] = b"".join(jpegs)
+        sizes = (48, 64), (48, 64), (90, 40), (16, 200)
+        _kept["mjpeg"] = b"".join(cv2.imencode(".jpg", picture(*size, 3))[1].tobytes() for size in sizes)
         if program := shutil.which("ffmpeg"):
             others = {
-                "faststart.mp4": ["-movflags", "faststart"],
-                "fragmented.mp4": ["-movflags", "frag_keyframe+empty_moov"],
-                "h264.mp4": ["-c:v", "libx264"],
-                "a.mkv": [],
-                "a.webm": ["-c:v", "libvpx"],
-                "a.gif": [],
-                "a.ts": ["-c:v", "mpeg2video"],
-                "a.mpg": ["-r", "25"],
-                "a.flv": [],
-                "a.mov": ["-c", "copy"],
+                "faststart.mp4": ["-movflags", "faststart"], "h264.mp4": ["-c:v", "libx264"], "a.mkv": [],
+                "fragmented.mp4": ["-movflags", "frag_keyframe+empty_moov"], "a.webm": ["-c:v", "libvpx"],
+                "a.gif": [], "a.ts": ["-c:v", "mpeg2video"], "a.mpg": ["-r", "25"], "a.mov": ["-c", "copy"],
             }
             quietly = [program, "-nostdin", "-loglevel", "quiet", "-y", "-i"]
             for name, flags in others.items():
@@ -63,8 +52,6 @@ def prepare() -> None:
                 if subprocess.run(command, check=False).returncode == 0:
                     made[name] = folder / name
         _kept.update({name: path.read_bytes() for name, path in made.items()})
-    finally:
-        shutil.rmtree(folder)
 
 
 def trial(rng: random.Random, folder: Path) -> str:
@@ -88,14 +75,8 @@ def trial(rng: random.Random, folder: Path) -> str:
         assert kind in ("special", "text", "list"), outcome
         return f"{kind}, refused"
     assert outcome.folder is not None and (outcome.folder / "zzz.png").is_file(), outcome
-    counts = require_whole(outcome.folder)
-    lines = [json.loads(line) for line in (outcome.folder / "predictions.jsonl").read_text().splitlines()][1:]
-    results = [line for line in lines if "detections" in line]
-    assert counts["labels"] == outcome.images == len(results), (counts, outcome)
-    assert counts["crops"] == counts["rows"] == outcome.detections, (counts, outcome)
+    require_all(outcome)
     assert len(set(outcome.failures)) <= 12, outcome.failures
-    for message in outcome.failures:
-        assert len(message.splitlines()) == 1 and len(message) < 1000 and not raw_characters(message), message
     if is_damaged:
         assert outcome.failures, "nothing is said"
     return kind + (", reported" if outcome.failures else "")
