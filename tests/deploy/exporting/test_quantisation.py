@@ -132,8 +132,7 @@ def test_where_every_layer_is_sensitive_nothing_is_quantised(tmp_path: Path, mon
 @pytest.mark.slow
 def test_the_branch_without_nms_is_quantised_too(tmp_path: Path) -> None:
     """Its whole file has no input `iou`. The quantiser derives the steps that the weights were rounded to."""
-    data = dataset(tmp_path, train=4, val=2, size=64)
-    weights = checkpoint(tmp_path / "best.pt", FREE, data=str(data))
+    weights = checkpoint(tmp_path / "best.pt", FREE, data=str(dataset(tmp_path, train=4, val=2, size=64)))
     job = ExportJob.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True, end2end=True))
     written = tmp_path / "best.onnx"
     write_onnx(job, written)
