@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import tempfile
+import unicodedata
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -105,6 +106,9 @@ def require_all(outcome: detect.DetectionSummary) -> tuple[dict[str, int], list[
     boxes = sum(len(line["detections"]) for line in results)
     assert counts["lines"] == counts["labels"] == outcome.images == len(results), (counts, outcome)
     assert counts["crops"] == counts["rows"] == outcome.detections == boxes, (counts, boxes)
+    # On a file system that takes these names for one, none may meet either.
+    paths = [str(path.relative_to(outcome.folder)) for path in outcome.folder.rglob("*") if path.is_file()]
+    assert len({unicodedata.normalize("NFC", path.casefold()) for path in paths}) == len(paths), paths
     for message in outcome.failures:
         assert len(message.splitlines()) == 1 and len(message) < 1000 and not raw_characters(message), message
     return counts, results

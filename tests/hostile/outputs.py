@@ -140,23 +140,4 @@ def _unwritable(rng: random.Random, folder: Path) -> str:
     return ", not met"
 
 
-def _links(rng: random.Random, folder: Path) -> str:
-    """Links lie in the folder of results; what they lead to stays as it is."""
-    run, mine, nothing = folder / "runs" / "exp", folder / "mine", folder / "nothing"
-    (run / "labels").mkdir(parents=True)
-    mine.write_text("precious")
-    mine.chmod(0o600)
-    names = [".lock", "predictions.csv", "predictions.jsonl", *(f"{stem}{end}" for stem in _STEMS[:4] for end in _ENDS)]
-    for name in rng.sample(names, rng.randint(1, len(names))):
-        how = rng.choice(("link", "link", "dangling", "hard"))
-        (run / name).hardlink_to(mine) if how == "hard" else (run / name).symlink_to(mine if how == "link" else nothing)
-    outcome = found(source=str(folder / "in"), project=str(folder / "runs"), exist_ok=True, **_flags(rng))
-    assert mine.read_text() == "precious" and mine.stat().st_mode & 0o777 == 0o600 and not nothing.exists()
-    if isinstance(outcome, str):
-        assert "is a link" in outcome, outcome
-        return ", refused"
-    return ""
-
-
-_ENDS = (".jpg", ".png", ".mp4")
-_KINDS = named(_links, _mixed, _limited, _full_disk, _unwritable)
+_KINDS = named(_mixed, _limited, _full_disk, _unwritable)
