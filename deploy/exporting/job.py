@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.data.source.annotations.class_matching import SINGLE_CLASS
@@ -125,11 +126,7 @@ class ExportJob:
 
     def raw_calibration_images(self, count: int = CALIBRATION) -> Iterator[Pixels]:
         """Yield at most `count` training images, uint8 (H, W, 3) RGB."""
-        index = self.training
-        chosen = np.unique(np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(int))
-        for image in chosen.tolist():
-            with suppress(UndecodableImage):  # `--check-data` reports it
-                yield read_image(index.path(image), rule=index.pixels)
+        return decoded_images(self.training, np.arange(len(self.training)), count)
 
     def calibration_images(self, count: int = CALIBRATION) -> Iterator[Tensor]:
         """Yield calibration images as network input, float32 (1, 3, h, w)."""
@@ -164,6 +161,13 @@ class ExportJob:
                 "--int8, or train longer."
             )
         return weights
+
+
+def decoded_images(index: DatasetIndex, order: NDArray[np.integer[Any]], count: int) -> Iterator[Pixels]:
+    """Yield at most `count` images, uint8 (H, W, 3) RGB, spread evenly over the numbers in `order`."""
+    for place in np.unique(np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)).tolist():
+        with suppress(UndecodableImage):  # `--check-data` reports it
+            yield read_image(index.path(int(order[place])), rule=index.pixels)
 
 
 def _fixed_size(config: ExportConfig, model: DetectionModel) -> tuple[int, int] | None:

@@ -7,7 +7,6 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,20 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.synthetic_shapes import render_image
 from tessera.deploy.exporting.difference import (
     EXACT,
     HALF,
     INT8,
-    ROUNDS,
     UNSURE_ROUNDS,
     OutputDifference,
     RoundDetections,
     detect_rounds,
     rounds_difference,
 )
-from tessera.deploy.exporting.job import ExportJob
+from tessera.deploy.exporting.job import ExportJob, decoded_images
 from tessera.deploy.runtime.exported import MissingDevice, size_of
 from tessera.deploy.runtime.open_model import open_model
 from tessera.deploy.runtime.pipeline import letterbox_image, network_input
@@ -151,10 +148,9 @@ class Verifier:
         if size_hw not in self._references:
             network = copy.copy(self._network)
             network.size_hw = size_hw
-            for rounds in (ROUNDS, UNSURE_ROUNDS):
-                found = detect_rounds(network, self._images, self._imgsz(network), rounds)
-                if any(len(one) for images in found.detections for one in images):
-                    break
+            found = detect_rounds(network, self._images, self._imgsz(network))
+            if not any(len(one) for images in found.detections for one in images):
+                found = detect_rounds(network, self._images, self._imgsz(network), UNSURE_ROUNDS)
             self._references[size_hw] = network, found, self._evaluate(network)
         return self._references[size_hw]
 
@@ -258,7 +254,10 @@ def sample_images(index: DatasetIndex | None, size: int) -> tuple[tuple[Pixels, 
 
     They are spread evenly over the aspect ratios of `index`; None = synthetic shapes with a long side of `size` pixels.
     """
-    found = [] if index is None else _decoded(index)
+    found: list[Pixels] = []
+    if index is not None:
+        by_aspect = np.argsort(index.sizes_hw[:, 1] / index.sizes_hw[:, 0], kind="stable")
+        found = [*decoded_images(index, by_aspect, WHOLE)]
     if index is not None and found:
         origin = f"{plural(len(found), 'image')} of {index.split} and {len(ASPECTS)} crops of them"
     else:
@@ -266,16 +265,6 @@ def sample_images(index: DatasetIndex | None, size: int) -> tuple[tuple[Pixels, 
         origin = "synthetic shapes, as no dataset is available (--data)"
     crops = (_crop(found[number % len(found)], aspect) for number, aspect in enumerate(ASPECTS))
     return (*found, *crops), origin
-
-
-def _decoded(index: DatasetIndex) -> list[Pixels]:
-    order = np.argsort(index.sizes_hw[:, 1] / index.sizes_hw[:, 0], kind="stable")
-    chosen = order[np.unique(np.linspace(0, len(order) - 1, WHOLE).round().astype(int))]
-    found = []
-    for image in chosen.tolist():
-        with suppress(UndecodableImage):  # `--check-data` reports it
-            found.append(read_image(index.path(image), rule=index.pixels))
-    return found
 
 
 def _crop(image: Pixels, aspect: float) -> Pixels:
