@@ -35,7 +35,7 @@ from tessera.analysis.comparison.console import report_comparison, write_disagre
 from tessera.analysis.comparison.differences import differences
 from tessera.analysis.comparison.disagreements import detections_above, find_disagreements
 from tessera.data.source.index import build_index, index_warnings
-from tessera.deploy.exporting.parity.file_content import size_of
+from tessera.deploy.runtime.exported import size_of
 from tessera.deploy.runtime.open_model import open_model
 from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.models.nms import NmsSettings

@@ -13,11 +13,11 @@ from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from tessera.utils.machine.resource_limits import available_memory
 
 from tessera.data.labels.yolo_labels import Corners, ParsedLabels, Size, clipped_box
 from tessera.utils.errors import UserError
 from tessera.utils.files import LONGEST_PATH, is_address, open_plain
+from tessera.utils.machine.host import available_memory
 from tessera.utils.text import first_line, shown
 from tessera.utils.types import CocoId, CocoIds
 

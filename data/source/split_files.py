@@ -23,7 +23,6 @@ from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
-from tessera.utils.machine.resource_limits import usable_cpus
 
 from tessera.data.labels.coco import CocoImage, read_coco
 from tessera.data.labels.label_files import label_path, match_label_files, normalized_stem, voc_folder
@@ -41,7 +40,7 @@ from tessera.utils.files import (
     suffix_of,
     working_directory,
 )
-from tessera.utils.machine.host import in_chunks
+from tessera.utils.machine.host import in_chunks, usable_cpus
 from tessera.utils.text import first_of, one_line, plural, shown
 from tessera.utils.types import DatasetSpec
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from tessera.data.labels.coco import COCO_NAMES
-
 from tessera.deploy.foreign import yolov5, yolov9, yolox
 from tessera.deploy.foreign.tensors import WrongTensors, checked_copy, find_table
 from tessera.utils.checkpoints.archive import DamagedFile, pickled_module

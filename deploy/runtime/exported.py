@@ -36,6 +36,17 @@ METADATA = "tessera.json"  # metadata file of archives
 _MULTIPLE, _WIDEST_STRIDE, _LARGEST_BATCH = 32, 1024, 4096
 
 
+def files_of(path: Path) -> tuple[Path, ...]:
+    """Return an exported file and its companions."""
+    beside = {".xml": (".bin",), ".param": (".bin", ".json")}.get(path.suffix, ())
+    return path, *(path.with_suffix(suffix) for suffix in beside)
+
+
+def size_of(path: Path) -> int:
+    """Return the size in bytes, companions included."""
+    return sum(one.stat().st_size for one in files_of(path))
+
+
 class MissingDevice(UserError):
     """The runtime of a file does not support the requested device."""
 

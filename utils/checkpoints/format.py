@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from tessera.data.labels.classes import LONGEST_CLASS_NAME
 from torch import Tensor
 
+from tessera.data.labels.classes import LONGEST_CLASS_NAME
 from tessera.models.detector import DetectionModel
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.archive import ARCHIVE_ERRORS, DamagedFile, pickled_module, read_archive

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from tessera.data.source.decode import read_image
 from tessera.deploy.exporting.flags import ExportConfig
+from tessera.deploy.exporting.formats import write_onnx
 from tessera.deploy.exporting.job import ExportJob
-from tessera.deploy.exporting.onnx_file import write_onnx
 from tessera.deploy.runtime.open_model import open_exported, open_model
 from tessera.deploy.runtime.pipeline import letterbox_image, network_input
 from tessera.models.detector import DetectionModel

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tessera.utils.ranks.signals import StopSignals
 from torch import Tensor, nn
 
 from tessera.utils.checkpoints.format import describe_metrics, describe_run
@@ -22,6 +21,7 @@ from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.failures import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Metrics
 

@@ -1,4 +1,4 @@
-"""Tests of the ONNX postprocessing: detections equal those of models/nms.py."""
+"""Tests of the detector graph: pixels equal those of a validation at any size, detections those of models/nms.py."""
 
 from __future__ import annotations
 
@@ -7,14 +7,48 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tessera.deploy.exporting.graph import Nodes, typed_value
-from tessera.deploy.exporting.postprocessing import Limits, batch_detections, detect, single_detections
+from tessera.deploy.exporting.detector_graph import Limits, Nodes, batch_detections, detect, preprocess, typed_value
+from tessera.deploy.runtime.pipeline import letterbox_image
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tests.deploy.exporting.conftest import session_of
-from tests.deploy.exporting.made import thresholds, unmatched
+from tests.deploy.exporting.made import picture, thresholds, unmatched
+
+IMGSZ, STRIDE = 96, 32
+
+
+@pytest.fixture(scope="module")
+def preprocessing() -> Any:
+    """Images (B, H, W, 3) to what the network reads, in ONNX Runtime."""
+    nodes = Nodes("before")
+    given = typed_value("given", np.uint8, ["b", "h", "w", 3])
+    images = preprocess(nodes, given, IMGSZ, STRIDE).images
+    return session_of(nodes, [given], [typed_value("images", np.float32, [None] * 4, images)])
+
+
+SIDES = st.one_of(st.integers(1, 200), st.integers(1, 1500))
+
+
+@given(height=SIDES, width=SIDES, gray=st.booleans(), seed=st.integers(0, 99))
+@example(1, 1, False, 0)
+@example(1, 1500, False, 0)
+@example(1500, 1, True, 1)
+@example(96, 96, False, 2)
+@example(192, 192, False, 3)
+@example(288, 192, False, 4)
+@example(48, 96, False, 5)
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_pixels_equal_the_pipelines(preprocessing: Any, height: int, width: int, gray: bool, seed: int) -> None:
+    image = picture(height, width, seed, gray=gray)
+    expected, _ = letterbox_image(image, IMGSZ, STRIDE)
+    (found,) = preprocessing.run(None, {"given": image[None]})
+    assert found.dtype == np.float32
+    levels = np.abs(found[0].transpose(1, 2, 0) * 255 - expected.astype(np.float32))
+    # Values a millionth beside a half may round otherwise: that many, and by one level, where sides are tiny.
+    assert levels.max() < 1.01 and (levels > 0.5).mean() <= 0.05
+
 
 OUTPUTS = (("boxes", np.float32, 2), ("scores", np.float32, 1), ("classes", np.int64, 1), ("counts", np.int64, 1))
 
@@ -32,7 +66,7 @@ def graph_of(*, has_objectness: bool, suppress: bool, batched: bool = False) -> 
         count = nodes.Slice(nodes.Shape(decoded), [0], [1])
         values = list(batch_detections(nodes, found, limits.max_det, count))
     else:
-        values = list(single_detections(nodes, found, limits.max_det))[:3]
+        values = [nodes.Slice(part, [0], limits.max_det) for part in found[:3]]
     outputs = [
         typed_value(name, dtype, [None] * (sides + batched * (name != "counts")), value)
         for value, (name, dtype, sides) in zip(values, OUTPUTS, strict=False)
@@ -116,9 +150,9 @@ def test_images_of_a_batch_are_each_as_alone(graphs: dict[tuple[bool, bool], Any
     found = run(batched, decoded, 0.3, 0.5, max_det)
     assert found["counts"].shape == (4,) and found["counts"][1] == 0
     assert found["boxes"].shape == (4, found["counts"].max(), 4)
-    for picture, count in enumerate(found["counts"]):
-        alone = run(graphs[True, True], decoded[picture : picture + 1], 0.3, 0.5, max_det)
+    for number, count in enumerate(found["counts"]):
+        alone = run(graphs[True, True], decoded[number : number + 1], 0.3, 0.5, max_det)
         assert len(alone["scores"]) == count <= max_det
         for name, part in alone.items():
-            np.testing.assert_array_equal(found[name][picture, :count], part)
-        assert (found["classes"][picture, count:] == -1).all() and not found["boxes"][picture, count:].any()
+            np.testing.assert_array_equal(found[name][number, :count], part)
+        assert (found["classes"][number, count:] == -1).all() and not found["boxes"][number, count:].any()

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tessera.deploy.exporting.graph import Value
 from tessera.models.detector import DetectionModel
+
+Value = Any  # of onnx_ir, which is imported where it is needed
 
 MAX_CELLS = 2**12  # of a side, of the largest stride
 _EXAMPLE_HW = 5, 4  # cells; unequal, so that the exporter does not take them for one size
@@ -74,7 +75,7 @@ def network_graph(network: RawNetwork, size_hw: tuple[int, int] | None, *, outpu
     import onnx_ir as ir
 
     images, free = network.example(size_hw)
-    with torch.no_grad(), quiet("torch.onnx", "torch.fx.experimental.symbolic_shapes"):
+    with torch.no_grad(), quiet():
         program = torch.onnx.export(
             network,
             (images,),
@@ -99,13 +100,10 @@ def network_graph(network: RawNetwork, size_hw: tuple[int, int] | None, *, outpu
 
 
 @contextmanager
-def quiet(*names: str) -> Iterator[None]:
-    """Silence these loggers below errors; "" is the root logger."""
-    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
-    for logger in levels:
-        logger.setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Silence what libraries log below errors."""
+    logging.disable(logging.WARNING)
     try:
         yield
     finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
+        logging.disable(logging.NOTSET)

@@ -15,11 +15,10 @@ import torch
 import yaml
 
 from tessera.commands import export
+from tessera.deploy.exporting import verify as verification
 from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.exporting.job import ExportJob
-from tessera.deploy.exporting.parity import verify as verification
-from tessera.deploy.exporting.parity.table import Accuracy
-from tessera.deploy.exporting.parity.verify import verify
+from tessera.deploy.exporting.verify import Accuracy, verify
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.errors import UserError
 from tessera.utils.machine.optional_packages import import_extra

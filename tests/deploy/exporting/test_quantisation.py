@@ -12,14 +12,18 @@ from torch.nn import functional as F
 
 from tessera.commands import export
 from tessera.data.labels.coco import COCO_NAMES
+from tessera.deploy.exporting import quantisation
 from tessera.deploy.exporting.flags import ExportConfig
+from tessera.deploy.exporting.formats import onnx_bytes, write_onnx, write_openvino
 from tessera.deploy.exporting.job import ExportJob
-from tessera.deploy.exporting.onnx_file import onnx_bytes, write_onnx, write_openvino
-from tessera.deploy.exporting.parity.file_content import precision_of
-from tessera.deploy.exporting.quantized import sensitivity
-from tessera.deploy.exporting.quantized.onnx_int8 import fuse_silu, quantized_nodes
-from tessera.deploy.exporting.quantized.rounding import round_weights
-from tessera.deploy.exporting.quantized.sensitivity import layer_effects, sensitive_layers
+from tessera.deploy.exporting.quantisation import (
+    fuse_silu,
+    layer_effects,
+    quantized_nodes,
+    round_weights,
+    sensitive_layers,
+)
+from tessera.deploy.exporting.verify import precision_of
 from tessera.models.detector import DetectionModel
 from tessera.utils.errors import UserError
 from tessera.utils.machine.optional_packages import import_extra
@@ -120,7 +124,7 @@ def test_where_every_layer_is_sensitive_nothing_is_quantised(tmp_path: Path, mon
     data = dataset(tmp_path, train=2, val=2, size=64)
     weights = checkpoint(tmp_path / "best.pt", ANCHORED, data=str(data))
     job = ExportJob.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True))
-    monkeypatch.setattr(sensitivity, "MAX_EFFECT", 0.0)
+    monkeypatch.setattr(quantisation, "MAX_EFFECT", 0.0)
     with pytest.raises(UserError, match=r"--int8: best\.pt .*: 8 bits change the scores too much in every layer"):
         onnx_bytes(job)
 
@@ -128,8 +132,7 @@ def test_where_every_layer_is_sensitive_nothing_is_quantised(tmp_path: Path, mon
 @pytest.mark.slow
 def test_the_branch_without_nms_is_quantised_too(tmp_path: Path) -> None:
     """Its whole file has no input `iou`. The quantiser derives the steps that the weights were rounded to."""
-    data = dataset(tmp_path, train=4, val=2, size=64)
-    weights = checkpoint(tmp_path / "best.pt", FREE, data=str(data))
+    weights = checkpoint(tmp_path / "best.pt", FREE, data=str(dataset(tmp_path, train=4, val=2, size=64)))
     job = ExportJob.read(ExportConfig(weights=str(weights), imgsz=[64], int8=True, end2end=True))
     written = tmp_path / "best.onnx"
     write_onnx(job, written)
