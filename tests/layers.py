@@ -40,7 +40,6 @@ LAYERS = (
     "tessera.analysis.report",
     "tessera.analysis.image_pages",
     "tessera.analysis.comparison",
-    "tessera.analysis.search",
     "tessera.analysis",
     "tessera.commands",
     "tessera",

@@ -12,7 +12,7 @@ EXTENSIONS = {
     "dataset page": "tessera.analysis.image_pages.dataset_page",  # --check-data --report
     "validation report": "tessera.analysis.validation_report",  # tables of errors, report.html; not with --noreport
     "label errors": "tessera.analysis.label_errors.candidates",  # --find-errors
-    "search": "tessera.analysis.search.evolve",  # --evolve
+    "search": "tessera.analysis.search",  # --evolve
     "runtimes": "tessera.deploy.runtime.open_model",  # exported files as --weights
     "tiles": "tessera.deploy.runtime.pipeline",  # --tile
 }

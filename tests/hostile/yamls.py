@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tessera.analysis.search.evolve import evolve
+from tessera.analysis.search import evolve
 from tessera.data.source.dataset_root import GENERATORS
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.synthetic_shapes import write_shapes
@@ -17,7 +17,7 @@ from tessera.utils.config import HYPS_DIR, TrainConfig, load_hyp
 from tessera.utils.environment import datasets_dir
 from tessera.utils.flags.program import HOME
 from tessera.utils.ranks.world import World
-from tests.analysis.search.searches import curve
+from tests.analysis.searches import curve
 from tests.data.make import write_image
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, message_or_result

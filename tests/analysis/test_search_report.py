@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tessera.analysis.search.report import Report, Row
-from tessera.analysis.search.verdict import Gain, critical, gains, judge
-from tests.analysis.search.searches import START
+from tessera.analysis.search_report import Gain, critical, gains, judge, page, verdict
 
 SEARCHES, TRIALS, SETS, SEEDS, NOISE, BY_SEED = 1000, 20, 3, 3, 0.01, 0.02
 
@@ -69,13 +67,13 @@ def test_what_diverged_is_not_judged() -> None:
         del values[0, seed]
     start, first, second = judge(values, 2)
     assert [s.diverged for s in (start, first, second)] == [2, 1, 0] and second.gain is None
-    report = Report("map", (), [Row(7, "measured", 0.4, (), START), Row(9, "measured", 0.3, (), START)], [])
-    report = dataclasses.replace(report, standings=[start, first, second])
-    assert report.winner is report.sets[1]
-    assert report.summary().startswith("Better: the start diverged with 2 of 3 seeds, trial 9 with none.")
-    report = dataclasses.replace(report, standings=[start, first, *judge({}, 0)])
-    assert report.winner is None and "Not better: the start diverged with 2 of 3 seeds, every set with" in report.text()
-    assert "| trial 9 | 0.3000 |  |  | diverged with 3 of 3 seeds |" in report.text()
+    sets = [SimpleNamespace(number=7, value=0.4), SimpleNamespace(number=9, value=0.3)]
+    winner, said = verdict(sets, [start, first, second])
+    assert winner is sets[1] and said.startswith("Better: the start diverged with 2 of 3 seeds, trial 9 with none.")
+    standings = [start, first, *judge({}, 0)]
+    winner, said = verdict(sets, standings)
+    assert winner is None and said.startswith("Not better: the start diverged with 2 of 3 seeds, every set with some")
+    assert "| trial 9 | 0.3000 |  |  | diverged with 3 of 3 seeds |" in page(said, "map", (), sets, standings)
 
 
 def test_neither_one_seed_nor_equal_sets_are_better() -> None:

@@ -1,6 +1,6 @@
 """Searches with synthetic trainings: a formula with noise.
 
-python -m tests.analysis.search.searches PROJECT TRIALS SECONDS      # a worker, with seconds per epoch
+python -m tests.analysis.searches PROJECT TRIALS SECONDS      # a worker, with seconds per epoch
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.analysis.search.evolve import evolve
-from tessera.analysis.search.trial import Pruned, TrialObserver
+from tessera.analysis.search import Pruned, TrialObserver, evolve
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.ranks.world import World

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.analysis.search.trial import measure
+from tessera.analysis.search import measure
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.curves import Curves
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.flags.objective import METRICS, Metric, parse_objective
-from tests.analysis.search.searches import MEASURED
+from tests.analysis.searches import MEASURED
 
 VALUES = {"map": 0.5, "map50": 0.75, "ms": 10.0, "recall": 0.25, "recall@p": 0.125}
 
