@@ -30,10 +30,16 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from tessera.analysis.comparison.comparison import Comparison, RunMetrics, median_run
-from tessera.analysis.comparison.console import report_comparison, write_disagreements
+from tessera.analysis.comparison.comparison import (
+    Comparison,
+    RunMetrics,
+    detections_above,
+    find_disagreements,
+    median_run,
+    report_comparison,
+    write_disagreements,
+)
 from tessera.analysis.comparison.differences import differences
-from tessera.analysis.comparison.disagreements import detections_above, find_disagreements
 from tessera.data.source.index import build_index, index_warnings
 from tessera.deploy.exporting.parity.file_content import size_of
 from tessera.deploy.runtime.open_model import open_model

@@ -17,12 +17,18 @@ import pytest
 
 from tessera.analysis.report import advice
 from tessera.analysis.report import crops as crops_module
-from tessera.analysis.report.curves import POINTS, line_chart, threshold_curves
-from tessera.analysis.report.error_gallery import cells_of, gallery
-from tessera.analysis.report.page import answers, page
-from tessera.analysis.report.page_data import ReportData
-from tessera.analysis.report.tables import MOST_CLASSES, breakdowns, class_rows, confusion_table
-from tessera.analysis.report.template import format_commands
+from tessera.analysis.report.html_page import format_commands
+from tessera.analysis.report.page import answers, cells_of, gallery, page
+from tessera.analysis.report.page_data import (
+    MOST_CLASSES,
+    POINTS,
+    ReportData,
+    breakdowns,
+    class_rows,
+    confusion_table,
+    line_chart,
+    threshold_curves,
+)
 from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tests.analysis.made_page import HEBREW, HOSTILE, assert_safe, made_report_data, trained

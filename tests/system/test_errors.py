@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.analysis.error_analysis.files import NAMES
-from tessera.analysis.error_analysis.tide_gains import ERROR_KINDS, error_gains
+from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, error_gains
 from tessera.commands import val
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tessera.analysis.checks.image_quality import BRIGHTER, CUT, DARKER, DEEP, GREY, TINY, TURNED
+from tessera.analysis.checks.images import BRIGHTER, CUT, DARKER, DEEP, GREY, TINY, TURNED
 from tests.data.make import write_dataset
 from tests.data.source.made_yaml import BOX, check
 from tests.data.source.test_image_header import EXIF, exif, with_segments

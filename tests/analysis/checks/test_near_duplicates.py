@@ -9,8 +9,7 @@ import cv2
 import numpy as np
 import pytest
 
-from tessera.analysis.checks.image_quality import Fingerprint, fingerprint_of
-from tessera.analysis.checks.near_duplicates import near_duplicates
+from tessera.analysis.checks.images import Fingerprint, fingerprint_of, near_duplicates
 from tessera.data.source.synthetic_shapes import render_image
 from tessera.utils.bit_depth import Pixels
 from tests.data.make import write_dataset

@@ -7,8 +7,7 @@ import pytest
 
 from tessera.analysis.comparison import differences as module
 from tessera.analysis.comparison.comparison import verdict
-from tessera.analysis.comparison.differences import differences, permuted_sides
-from tessera.analysis.comparison.permutation_test import LEVEL
+from tessera.analysis.comparison.differences import LEVEL, differences, permuted_sides
 from tessera.utils.evaluation.curves import summarize
 from tests.analysis.comparison.made_sides import NC, compared, ranking, two_sides
 from tests.utils.evaluation.made_images import Image, make_image, share

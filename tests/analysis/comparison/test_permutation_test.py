@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tessera.analysis.comparison.permutation_test import (
+from tessera.analysis.comparison.differences import (
     LEVEL,
     holm,
     images_needed,

@@ -15,7 +15,7 @@ from tidecv import TIDE, Data
 from tidecv.ap import APDataObject, ClassedAPDataObject
 from tidecv.quantify import TIDERun
 
-from tessera.analysis.error_analysis.tide_gains import error_gains
+from tessera.analysis.error_analysis import error_gains
 from tessera.utils.evaluation.average_precision import RECALLS, average_precision
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, match_image
 from tests.utils.evaluation.made_images import Image, accumulate, errors_of, make_image, random_images, ranked, share

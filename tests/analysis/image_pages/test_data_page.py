@@ -12,7 +12,7 @@ import pytest
 
 from tessera.analysis.checks import results
 from tessera.analysis.checks.run_checks import check_dataset
-from tessera.analysis.image_pages.dataset_page import NAME, data_page
+from tessera.analysis.report.data_page import NAME, data_page
 from tessera.commands import train
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.synthetic_shapes import render_image

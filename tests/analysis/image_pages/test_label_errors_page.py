@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from tessera.analysis.image_pages.label_errors_page import label_errors_page
-from tessera.analysis.label_errors.evidence import LabelErrorKind
-from tessera.analysis.label_errors.ranking import LabelError
-from tessera.analysis.report.error_gallery import MOST, chosen
+from tessera.analysis.label_errors import LabelError, LabelErrorKind
+from tessera.analysis.report.page import MOST, chosen
 from tessera.analysis.report.page_data import RunInfo
+from tessera.analysis.report.validation_report import label_errors_page
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.types import DatasetIndex

@@ -11,10 +11,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tessera.analysis.label_errors.candidates import EvidenceCollector, Labels, find_candidates
-from tessera.analysis.label_errors.evidence import Counts, Evidence, LabelErrorKind
-from tessera.analysis.label_errors.files import label_error_table
-from tessera.analysis.label_errors.ranking import LabelError, suspects
+from tessera.analysis.label_errors import (
+    Counts,
+    Evidence,
+    EvidenceCollector,
+    LabelError,
+    LabelErrorKind,
+    Labels,
+    find_candidates,
+    label_error_table,
+    suspects,
+)
 from tessera.utils.types import DatasetIndex, Detections
 from tests.data.made_index import make_index
 

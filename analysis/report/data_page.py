@@ -6,11 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 from tessera.analysis.checks.drift import FAMILIES, LEVEL
-from tessera.analysis.checks.image_quality import KINDS
+from tessera.analysis.checks.images import KINDS
 from tessera.analysis.checks.results import DatasetCheck, Drift
-from tessera.analysis.report.crops import ThumbnailEncoder
-from tessera.analysis.report.tables import MOST_ROWS
-from tessera.analysis.report.template import own_file, render_page
+from tessera.analysis.report.html_page import ThumbnailEncoder, own_file, render_page
+from tessera.analysis.report.page_data import MOST_ROWS
 from tessera.utils.errors import UserError
 from tessera.utils.files import write_whole
 from tessera.utils.flags.program import started

@@ -1,27 +1,38 @@
-"""Report of a validation: console tables, charts, page and error files; and of `--find-errors`."""
+"""Report"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tessera.analysis.error_analysis.files import (
+from tessera.analysis.error_analysis import (
     ERRORS,
     background_line,
+    error_gains,
     error_items,
     error_table,
     write_errors,
     write_images,
 )
-from tessera.analysis.error_analysis.tide_gains import error_gains
-from tessera.analysis.image_pages.label_errors_page import PAGE, label_errors_page
-from tessera.analysis.label_errors.evidence import Evidence
-from tessera.analysis.label_errors.files import FILE, counts, label_error_table, write_label_errors
-from tessera.analysis.label_errors.ranking import suspects
+from tessera.analysis.label_errors import (
+    EXPLAINED,
+    FILE,
+    LIKELY,
+    NAMES,
+    Evidence,
+    LabelError,
+    LabelErrorKind,
+    counts,
+    label_error_table,
+    suspects,
+    trust_line,
+    write_label_errors,
+)
 from tessera.analysis.report.advice import interval_line, speed_line
-from tessera.analysis.report.page import NAME, page
+from tessera.analysis.report.html_page import Crop, Subject, own_file, render_crops, render_page
+from tessera.analysis.report.page import NAME, chosen, page, place_of
 from tessera.analysis.report.page_data import ReportData, RunInfo
 from tessera.data.source.scan import ImageLabels, locate_labels
 from tessera.utils.errors import warn_on_error
@@ -32,7 +43,7 @@ from tessera.utils.flags.val import ValConfig
 from tessera.utils.report.charts.validation import plot_validation
 from tessera.utils.report.console import print_lines, table_header, validation_line
 from tessera.utils.seeding import sample_rng
-from tessera.utils.text import table_row
+from tessera.utils.text import one_line, table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
 if TYPE_CHECKING:
@@ -121,3 +132,63 @@ def report_label_errors(
             result["page"] = str(run / PAGE)
             print_lines(f"Page: {run / PAGE}")
     return result
+
+
+PAGE = "label_errors.html"
+
+
+def label_errors_page(
+    name: str,
+    suspects: Sequence[LabelError],
+    index: DatasetIndex,
+    labels: Mapping[int, ImageLabels],
+    origin: RunInfo,
+    map50: float,
+) -> str:
+    """Render the page; equal errors give equal text. `map50` is the detector's on these labels."""
+    rows = chosen([suspect.kind for suspect in suspects])
+    listed = [suspects[row] for row in rows]
+    dashed = [
+        None if one.kind is LabelErrorKind.WRONG_CLASS else one.suggested_box for one in listed
+    ]  # beside the label's
+    boxes = [Subject(one.image, one.box, box) for one, box in zip(listed, dashed, strict=True)]
+    crops = zip(rows, render_crops(index, boxes), strict=True)
+    return render_page(
+        own_file(__package__, "label_errors.html"),
+        title=f"{name}: label errors",
+        suspects=len(suspects),
+        sure=sum(suspect.score >= LIKELY for suspect in suspects),
+        likely=f"{LIKELY:g}",
+        trust=trust_line(map50),
+        labels=len(index.classes),
+        images=len(index),
+        kinds=[(name, every, likely, EXPLAINED[kind]) for kind, name, every, likely in counts(suspects)],
+        shown=[_entry(row, suspects[row], index, labels, crop) for row, crop in crops],
+        shown_kinds=list(NAMES.values()),
+        command=one_line(origin.command, 2000),
+    )
+
+
+def _entry(
+    row: int, suspect: LabelError, index: DatasetIndex, labels: Mapping[int, ImageLabels], crop: Crop
+) -> dict[str, Any]:
+    own, other = ("" if c is None else one_line(index.names[c]) for c in (suspect.labelled, suspect.suggested))
+    figures = [f"score {suspect.score:.2f}", f"confidence {suspect.confidence:.2f}"]
+    figures += [] if suspect.iou is None else [f"IoU {suspect.iou:.2f}"]
+    says = {
+        LabelErrorKind.MISSING: f"{other} without a label?",
+        LabelErrorKind.SPURIOUS: f"no {own} here?",
+        LabelErrorKind.SHIFTED: f"{own} lies beside its label?",
+        LabelErrorKind.WRONG_CLASS: f"{own}: rather {other}?",
+        LabelErrorKind.DUPLICATE: f"{own} labelled twice?",
+    }
+    return {
+        "number": row + 1,
+        "kind": NAMES[suspect.kind],
+        "pair": f"{suspect.labelled} {suspect.suggested}",
+        "classes": " → ".join(dict.fromkeys(text or "none" for text in (own, other))),
+        "says": says[suspect.kind],
+        "details": ", ".join(figures),
+        "crop": crop,
+        **place_of(index, labels, suspect.image, suspect.object),
+    }
