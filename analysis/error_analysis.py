@@ -1,4 +1,15 @@
-"""Error analysis"""
+"""Error analysis of a validation: mAP50 gained without each kind of error, and the worst errors.
+
+The gains are TIDE's (Bolya et al. 2020). Each kind is fixed alone. For a wrong class or a bad location, the most
+confident detection about an object without a true positive becomes correct, and the others are removed. Other false
+positives are removed; missed objects are removed from the ground truth. AP is COCO's: recalls are compared as by
+pycocotools, classes without objects are excluded.
+
+The cost of an error is its part of its kind's gain, in proportion to how wrong its confidence is. Costs compare across
+kinds; those of a kind add up to its gain.
+
+Legend: C classes that have objects, E candidates of a class.
+"""
 
 from __future__ import annotations
 
@@ -71,28 +82,18 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class ErrorItem:
-    """An error of a validation.
+    """An error of a validation; boxes are xyxy pixels of the original image."""
 
-    Attributes:
-        cost: mAP50.
-        image, object: dataset index, and row of the object among those of the image; -1 without one.
-        predicted: class of the detection; None for a missed object.
-        true: class of the object that the error is about, or None.
-        score: of the detection; for a missed object, the highest of a detection about it below the confidence, else 0.
-        iou: of the two boxes; None unless there are two.
-        box, true_box: of the detection and of the object, xyxy pixels of the original image.
-    """
-
-    cost: float
+    cost: float  # mAP50
     kind: Kind
-    image: int
-    predicted: int | None
-    true: int | None
-    score: float
-    iou: float | None
-    box: Box | None
-    true_box: Box | None
-    object: int
+    image: int  # dataset index
+    predicted: int | None  # class of the detection; None for a missed object
+    true: int | None  # class of the object that the error is about
+    score: float  # of the detection; for a missed object, the highest below the confidence about it, else 0
+    iou: float | None  # of the two boxes
+    box: Box | None  # of the detection
+    true_box: Box | None  # of the object
+    object: int  # row of the object among those of the image; -1 without one
 
 
 def error_items(errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex) -> list[ErrorItem]:

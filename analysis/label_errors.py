@@ -1,4 +1,17 @@
-"""Label errors"""
+"""Likely label errors (`--find-errors`): disagreements of a detector with the labels, ranked by a score from 0 to 1.
+
+How far a detector can be trusted is known only after all images. So each rank keeps candidates, bounded in number, and
+counts of agreement; those of all ranks are joined. The score estimates how likely the detector is right to disagree:
+
+- trust in a detection is the precision at its confidence, scaled by that of its class;
+- a label without support scores high where the detector detects nearly all labels of that class and size;
+- a shifted label scores high where the others of its class fit well.
+
+All of these are multiplied by mAP50: a detector that often errs disagrees with correct labels. The AP50 of each class
+instead would rank planted errors lower. Duplicates rest on the labels alone.
+
+Legend: D detections and G labels of an image, R rows of candidates, C classes, B bins.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tessera.analysis.error_analysis import Box
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.evaluation.matching import BACKGROUND_IOU, ImageMatches, Kind, match_image, pairwise_iou, to_host
 from tessera.utils.files import atomic_write
@@ -65,23 +79,15 @@ def most_likely(rows: Rows) -> Rows:
 
 
 class Counts(NamedTuple):
-    """Counts of how well detector and labels agree.
+    """Counts of how well detector and labels agree."""
 
-    Attributes:
-        detections, correct: (2, C, BINS), by whether they reach a label that is not theirs, class and confidence;
-            and the true positives of them at IoU 0.5.
-        supports: (C, 3, len(SUPPORTS) + 1), labels by class, size and confidence of the best detection there.
-        overlaps: (C, BINS), labels by class and IoU with the best detection of their class.
-    """
-
-    detections: NDArray[np.int64]
-    correct: NDArray[np.int64]
-    supports: NDArray[np.int64]
-    overlaps: NDArray[np.int64]
+    detections: NDArray[np.int64]  # (2, C, BINS), by whether they reach a label that is not theirs, class, confidence
+    correct: NDArray[np.int64]  # the true positives of them at IoU 0.5
+    supports: NDArray[np.int64]  # (C, 3, len(SUPPORTS) + 1), labels by class, size, confidence of the best detection
+    overlaps: NDArray[np.int64]  # (C, BINS), labels by class and IoU with the best detection of their class
 
     @classmethod
     def none(cls, nc: int) -> Counts:
-        """Return zero counts of `nc` classes."""
         shapes = (2, nc, BINS), (2, nc, BINS), (nc, len(SIZES) + 1, len(SUPPORTS) + 1), (nc, BINS)
         return cls._make(np.zeros(shape, np.int64) for shape in shapes)
 
@@ -102,12 +108,10 @@ class Evidence(NamedTuple):
 
 
 def bins_of(values: NDArray[np.floating] | np.floating) -> NDArray[np.int64]:
-    """Return the bin of each confidence or IoU."""
     return np.minimum(np.asarray(values) * BINS, BINS - 1).astype(np.int64)
 
 
 def steps_of(supports: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Return the bin of each support, 0 of none."""
     return np.searchsorted(SUPPORTS, supports, side="right")
 
 
@@ -133,21 +137,15 @@ class Labels(NamedTuple):
 
 
 class _Scene(NamedTuple):
-    """An image: its matches, detections by descending score, and labels.
-
-    Attributes:
-        own: int64 (G,), the true positive of each label; -1 without one.
-        support: float32 (G,), its score.
-        iou: float64 (D, G).
-    """
+    """An image: its matches, detections by descending score, and labels."""
 
     matches: ImageMatches
     scores: NDArray[np.float32]
     boxes: NDArray[np.float32]
     labels: Labels
-    own: NDArray[np.int64]
-    support: NDArray[np.float32]
-    iou: NDArray[np.float64]
+    own: NDArray[np.int64]  # (G,), the true positive of each label; -1 without one
+    support: NDArray[np.float32]  # (G,), its score
+    iou: NDArray[np.float64]  # (D, G)
 
 
 def find_candidates(image: int, detections: Detections, labels: Labels, counts: Counts) -> Rows:
@@ -286,33 +284,22 @@ _WEIGHT = 10.0  # of the prior from all classes, in objects
 _DOUBT = 4.0  # exponent of the fraction of better labels
 _FAR, _CLOSE = 0.3, 0.1  # IoU from which on a label surely is about a detection, and up to which it is not
 
-Box = tuple[float, float, float, float]
-
 
 @dataclass(frozen=True)
 class LabelError:
-    """A label that is likely wrong.
-
-    Attributes:
-        image, object: dataset index, and row of the label among those of the image; -1 for a missing one.
-        other: the label that a duplicate repeats; else -1.
-        labelled, suggested: class of the label, None if missing; the class it should have, None if it should not exist.
-        confidence: of the detection; for a spurious label that of the best detection about it, else 0.
-        iou: of label and detection, or of two labels; else None.
-        box, suggested_box: of the label, and where it should be; xyxy pixels of the original image, or None.
-    """
+    """A label that is likely wrong; boxes are xyxy pixels of the original image."""
 
     score: float
     kind: LabelErrorKind
-    image: int
-    object: int
-    other: int
-    labelled: int | None
-    suggested: int | None
-    confidence: float
-    iou: float | None
+    image: int  # dataset index
+    object: int  # row of the label among those of the image; -1 for a missing one
+    other: int  # the label that a duplicate repeats; else -1
+    labelled: int | None  # class of the label; None if missing
+    suggested: int | None  # class it should have; None if it should not exist
+    confidence: float  # of the detection; for a spurious label that of the best detection about it, else 0
+    iou: float | None  # of label and detection, or of two labels
     box: Box | None
-    suggested_box: Box | None
+    suggested_box: Box | None  # where it should be
 
 
 def suspects(evidence: Evidence, index: DatasetIndex, map50: float) -> list[LabelError]:
@@ -337,19 +324,10 @@ def _suspect(row: np.void, score: float, index: DatasetIndex) -> LabelError:
     box = tuple(boxes[own].tolist()) if own >= 0 else None
     height, width = index.sizes_hw[image].tolist()
     found = tuple(row["box_xyxy"].clip(0, [width, height, width, height]).tolist())
-    return LabelError(
-        score,
-        kind,
-        image,
-        own,
-        int(row["other"]),
-        int(classes[own]) if own >= 0 else None,
-        None if goes else int(row["class"]),
-        float(row["confidence"]),
-        float(row["iou"]) if row["iou"] > 0 else None,
-        box,
-        None if goes else box if kind is LabelErrorKind.WRONG_CLASS else found,
-    )
+    labelled, suggested = int(classes[own]) if own >= 0 else None, None if goes else int(row["class"])
+    iou, suggested_box = float(row["iou"]) or None, box if kind is LabelErrorKind.WRONG_CLASS else found
+    where, confidence = (image, own, int(row["other"])), float(row["confidence"])
+    return LabelError(score, kind, *where, labelled, suggested, confidence, iou, box, None if goes else suggested_box)
 
 
 def _scores(rows: Rows, counts: Counts, index: DatasetIndex) -> NDArray[np.float64]:
@@ -434,13 +412,9 @@ def write_label_errors(
 def _row(suspect: LabelError, index: DatasetIndex, labels: ImageLabels | None) -> dict[str, object]:
     line, own = labels.place(suspect.object) if labels else (None, None)
     other_line, other = labels.place(suspect.other) if labels else (None, None)
-
-    def name(class_id: int | None) -> str | None:
-        return None if class_id is None else index.names[class_id]
-
-    def rounded(box: tuple[float, ...] | None) -> list[float] | None:
-        return None if box is None else [round(side, 2) for side in box]
-
+    labelled, suggested = (None if c is None else index.names[c] for c in (suspect.labelled, suspect.suggested))
+    boxes = suspect.box, suspect.suggested_box
+    box, suggested_box = (None if one is None else [round(side, 2) for side in one] for one in boxes)
     return {
         "score": suspect.score,
         "kind": NAMES[suspect.kind],
@@ -450,12 +424,12 @@ def _row(suspect: LabelError, index: DatasetIndex, labels: ImageLabels | None) -
         "id": own,
         "other_line": other_line,
         "other_id": other,
-        "class": name(suspect.labelled),
-        "suggested_class": name(suspect.suggested),
+        "class": labelled,
+        "suggested_class": suggested,
         "confidence": round(suspect.confidence, 4),
         "iou": None if suspect.iou is None else round(suspect.iou, 4),
-        "box": rounded(suspect.box),
-        "suggested_box": rounded(suspect.suggested_box),
+        "box": box,
+        "suggested_box": suggested_box,
     }
 
 

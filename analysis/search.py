@@ -132,7 +132,7 @@ def evolve(config: TrainConfig, start: Hyp, unread: frozenset[str], world: World
         log.info(world.run_on_main(lambda: search.open(start, unread)))
         while training := _next(search, world):
             log.info(training.title)
-            own = {"project": str(folder), "name": training.folder.name, "seed": training.seed}
+            own: dict[str, Any] = {"project": str(folder), "name": training.folder.name, "seed": training.seed}
             watch = TrialObserver(world, parse_objective(config.objective), search.report)
             with _recording(search, watch, world):
                 flags = dataclasses.replace(config, **_TRIAL_FLAGS, **own)

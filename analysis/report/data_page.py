@@ -8,7 +8,7 @@ from pathlib import Path
 from tessera.analysis.checks.drift import FAMILIES, LEVEL
 from tessera.analysis.checks.images import KINDS
 from tessera.analysis.checks.results import DatasetCheck, Drift
-from tessera.analysis.report.html_page import ThumbnailEncoder, own_file, render_page
+from tessera.analysis.report.html_page import ThumbnailEncoder, render_page
 from tessera.analysis.report.page_data import MOST_ROWS
 from tessera.utils.errors import UserError
 from tessera.utils.files import write_whole
@@ -46,7 +46,7 @@ def data_page(check: DatasetCheck, spec: DatasetSpec) -> str:
     columns = [column for own in check.counts for column in (own.class_images, own.class_objects)]
     rows = zip(check.names, *columns, strict=True) if columns else ()
     return render_page(
-        own_file(__package__, "data.html"),
+        "data.html",
         title=f"{one_line(spec.yaml_path.name)}: dataset report",
         verdict=check.lines()[-1],
         check=check,

@@ -1,4 +1,7 @@
-"""HTML"""
+"""Self-contained HTML pages: they load nothing, run only their own script, show names as text, and have image crops.
+
+Crops are JPEG data URIs, within a budget of bytes and decoded pixels.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,19 +24,26 @@ from tessera.utils.errors import UserError
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.types import DatasetIndex
 
+_FILES = Path(__file__).parent
+_ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(_FILES),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 _COMMAND = re.compile(r"`([^`]+)`")
 _FLAG = re.compile(r"(?<!\S)(--[a-z][a-z0-9-]*)")
 
 
 def render_page(template: str, **values: Any) -> str:
-    """Render a page, with every text escaped; equal values give equal text.
+    """Render a template of this folder, with every text escaped; equal values give equal text.
 
-    `template` is Jinja source, which may import macros.html; it also gets `policy`, `style` and `script`, and the
-    filter `format_commands`.
+    It also gets `policy`, `style` and `script`, and the filter `format_commands`.
     """
-    style, script = own_file(__package__, "page.css"), own_file(__package__, "page.js")
+    style, script = ((_FILES / name).read_text("utf-8") for name in ("page.css", "page.js"))
     policy = f"default-src 'none'; img-src data:; style-src {_digest(style)}; script-src {_digest(script)}"
-    return _template(template).render(
+    return _ENVIRONMENT.get_template(template).render(
         policy=f"{policy}; base-uri 'none'; form-action 'none'",
         style=Markup(style),  # a file of this package
         script=Markup(script),
@@ -49,29 +57,15 @@ def format_commands(text: str) -> Markup:
     return Markup(_FLAG.sub(r'<span class="flag">\1</span>', marked))  # it is escaped above
 
 
-@cache
-def own_file(package: str, name: str) -> str:
-    """Return the text of a file in a package."""
-    return (resources.files(package) / name).read_text("utf-8")
-
-
-@cache
-def _template(text: str) -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(lambda name: own_file(__package__, name)),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["format_commands"] = format_commands
-    return environment.from_string(text)
+_ENVIRONMENT.filters["format_commands"] = format_commands
 
 
 def _digest(text: str) -> str:
     """Return a source of a content security policy that allows only this text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
+
+# ------------------------------------------------------------------------------------------------ image crops
 
 SIDE = 220  # pixels of the longer side of a copy
 BYTES = 3_000_000  # of all copies, as text
@@ -89,23 +83,13 @@ class Subject(NamedTuple):
     found: Box | None
 
 
-class Mark(NamedTuple):
-    """A box on a crop, in its pixels: "true", the label's, or "found", the detection's."""
-
-    kind: str
-    x: float
-    y: float
-    width: float
-    height: float
-
-
 class Crop(NamedTuple):
     """A JPEG, its size and boxes; `uri` is "" if the file cannot be read or the budget is spent."""
 
     uri: str = ""
     width: int = 0
     height: int = 0
-    marks: Sequence[Mark] = ()
+    marks: Sequence[dict[str, Any]] = ()
 
 
 class ThumbnailEncoder:
@@ -185,6 +169,8 @@ def _window(subject: Subject, width: int, height: int) -> tuple[int, int, int, i
     return min(left, width - 1), min(top, height - 1), max(right, left + 1), max(bottom, top + 1)
 
 
-def _mark(kind: str, box_xyxy: np.ndarray) -> Mark:
+def _mark(kind: str, box_xyxy: np.ndarray) -> dict[str, Any]:
+    """Return a box in pixels of a crop, "true", the label's, or "found", the detection's."""
     x1, y1, x2, y2 = box_xyxy.tolist()
-    return Mark(kind, *(round(side, 1) for side in (x1, y1, x2 - x1, y2 - y1)))
+    sides = {"x": x1, "y": y1, "width": x2 - x1, "height": y2 - y1}
+    return {"kind": kind, **{name: round(side, 1) for name, side in sides.items()}}

@@ -1,4 +1,4 @@
-"""report.html"""
+"""report.html: the page of a training or a validation, with a gallery of the worst errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, ErrorItem, background_line, explained
 from tessera.analysis.report import advice
-from tessera.analysis.report.html_page import Crop, Subject, own_file, render_crops, render_page
+from tessera.analysis.report.html_page import Crop, Subject, render_crops, render_page
 from tessera.analysis.report.page_data import (
     MOST_CLASSES,
     ReportData,
@@ -25,7 +25,6 @@ from tessera.analysis.report.page_data import (
     dataset,
     images_by_class,
     in_words,
-    loss_names,
     most_confused,
     scaled_sizes,
     splits_of,
@@ -53,7 +52,7 @@ def page(facts: ReportData) -> str:
     shown, classes = gallery(facts), class_rows(facts)
     most = max(*gains.values(), 1e-9)
     return render_page(
-        own_file(__package__, "page.html"),
+        "page.html",
         title=f"{facts.run.name}: {'training' if facts.results is not None else 'validation'} report",
         metrics=found.metrics,
         interval=facts.interval.map,
@@ -136,7 +135,8 @@ def _faults(facts: ReportData) -> list[str]:
     metrics, origin, results = facts.found.metrics, facts.origin, facts.results
     found = [""]
     if results is not None and origin.trained_on is not None:
-        last = {name: value for name in loss_names(results) for value in results[f"train/{name}_loss"].tail(1)}
+        losses = results.filter(regex="^train/.*_loss$").tail(1)
+        last = {str(name)[len("train/") : -len("_loss")]: value for name in losses for value in losses[name]}
         fitnesses = fitness(results["metrics/mAP_0.5"], results["metrics/mAP_0.5:0.95"]).to_numpy(float)
         found = [
             advice.idle(idle_losses(last, origin.unused_losses, len(origin.trained_on.classes))),
@@ -188,8 +188,7 @@ Pair = tuple[int, int]
 def chosen(kinds: Sequence[int], cells: Sequence[Pair] = (), classes: Collection[int] = ()) -> list[int]:
     """Select errors to show: the worst of all, of each kind and of each cell of the matrix; then the next worst.
 
-    `kinds` and `cells` are of the errors, the worst first; `classes` are those of the matrix shown, background
-    included.
+    `kinds` and `cells` are of the errors, the worst first; `classes` those of the matrix shown, and background.
     """
     taken = dict.fromkeys(range(min(WORST, len(kinds))))
     shown = [frozenset(cell) <= frozenset(classes) for cell in cells] or [False] * len(kinds)

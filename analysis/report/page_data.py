@@ -1,4 +1,4 @@
-"""Data"""
+"""Data of report.html: its tables, and its charts, which page.js draws."""
 
 from __future__ import annotations
 
@@ -32,29 +32,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Flags and circumstances of a run.
-
-    Attributes:
-        weights: path or name.
-        imgsz: size of the images in pixels.
-        device, ranks: device name of rank 0, and number of ranks.
-        trained_on: training images; None for a validation.
-        epochs: number of trained epochs.
-        best_epoch: `EarlyStopping.best_epoch`.
-        skipped: training steps skipped in this process.
-        unused_losses: names of the losses that are 0 by design.
-    """
+    """Flags and circumstances of a run."""
 
     config: TrainConfig | ValConfig
-    weights: str
-    imgsz: int
-    device: str
+    weights: str  # path or name
+    imgsz: int  # size of the images in pixels
+    device: str  # name, of rank 0
     ranks: int = 1
-    trained_on: DatasetIndex | None = None
-    epochs: int = 0
-    best_epoch: int | None = None
-    skipped: int = 0
-    unused_losses: frozenset[str] = frozenset()
+    trained_on: DatasetIndex | None = None  # training images; None for a validation
+    epochs: int = 0  # number of trained epochs
+    best_epoch: int | None = None  # as `EarlyStopping.best_epoch`
+    skipped: int = 0  # training steps skipped in this process
+    unused_losses: frozenset[str] = frozenset()  # names of the losses that are 0 by design
 
     @property
     def command(self) -> str:
@@ -64,26 +53,17 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Data of the report page of a run.
-
-    Attributes:
-        index: the validation split.
-        interval: of mAP.
-        gains: of mAP50, by kind of error.
-        items, labels: the worst errors by cost, and the locations of their images' labels.
-        run: run directory.
-        results: as of `read_results`; None for a validation.
-    """
+    """Data of the report page of a run."""
 
     found: Evaluation
-    index: DatasetIndex
-    interval: Intervals
-    gains: Mapping[Kind, float]
-    items: Sequence[ErrorItem]
-    labels: Mapping[int, ImageLabels]
+    index: DatasetIndex  # the validation split
+    interval: Intervals  # of mAP
+    gains: Mapping[Kind, float]  # of mAP50, by kind of error
+    items: Sequence[ErrorItem]  # the worst errors by cost
+    labels: Mapping[int, ImageLabels]  # locations of their images' labels
     origin: RunInfo
-    run: Path
-    results: pd.DataFrame | None = None
+    run: Path  # run directory
+    results: pd.DataFrame | None = None  # as of `read_results`; None for a validation
 
     @property
     def is_taken(self) -> bool:
@@ -107,11 +87,11 @@ _CROWDS = (1, 2, 5, 10, 20)
 _CROWD_NAMES = ("1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
 _OUTCOMES = (Kind.CORRECT, Kind.WRONG_CLASS, Kind.LOCALIZATION, Kind.MISSED)
 
-Row = dict[str, Any]
+Values = dict[str, Any]
 
 
-def class_rows(facts: ReportData) -> list[Row]:
-    """Return metrics of each class that has objects, at the confidence of the best F1, in class order."""
+def class_rows(facts: ReportData) -> list[Values]:
+    """Return metrics of each class that has objects, at the confidence of the best F1."""
     metrics, errors, trained = facts.found.metrics, facts.found.errors, facts.origin.trained_on
     counts = [metrics.images_per_class, metrics.objects_per_class]
     if trained is not None:
@@ -146,32 +126,28 @@ def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int
     return chosen, confusion.grouped(group_of)
 
 
-def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Row:
-    """Return the confusion matrix: `names`, `left` classes grouped together, and cells by predicted class.
-
-    `shown_pairs` are those of the errors in the gallery.
-    """
+def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Values:
+    """Return the confusion matrix; `shown_pairs` are those of the errors in the gallery."""
     confusion = facts.found.errors.confusion
     chosen, matrix = most_confused(confusion, MOST_CLASSES)
     left = confusion.nc - len(chosen)
     names: dict[int | None, str | None] = {c: facts.name(c) for c in chosen.tolist()}
     names |= {None: f"{left:,} others", -1: None} if left else {-1: None}
     totals = np.maximum(matrix.sum(0), 1)
-    rows = []
-    for counts, (predicted, row_name) in zip(matrix, names.items(), strict=True):
-        cells = zip(counts.tolist(), counts / totals, names.items(), strict=True)
-        rows.append(
-            [
-                {
-                    "number": count,
-                    "shade": int(np.ceil(share * SHADES)),
-                    "right": predicted == true,
-                    "pair": pair if count and (pair := f"{predicted} {true}") in shown_pairs else "",
-                    "says": f"{count:,} {in_words(row_name, name)}",
-                }
-                for count, share, (true, name) in cells
-            ]
-        )
+
+    def cell(count: int, fraction: float, predicted: int | None, true: int | None) -> Values:
+        return {
+            "number": count,
+            "shade": int(np.ceil(fraction * SHADES)),
+            "right": predicted == true,
+            "pair": pair if count and (pair := f"{predicted} {true}") in shown_pairs else "",
+            "says": f"{count:,} {in_words(names[predicted], names[true])}",
+        }
+
+    rows = [
+        [cell(n, share, predicted, true) for n, share, true in zip(counts.tolist(), counts / totals, names, strict=True)]
+        for counts, predicted in zip(matrix, names, strict=True)
+    ]
     return {"names": [name or "background" for name in names.values()], "rows": rows, "left": left}
 
 
@@ -184,7 +160,7 @@ def in_words(predicted: str | None, true: str | None) -> str:
     return f"{true}: predicted as {predicted}" if predicted != true else f"{true}: detected"
 
 
-def breakdowns(facts: ReportData) -> list[Row]:
+def breakdowns(facts: ReportData) -> list[Values]:
     """Return recall by size, by shape and by number of objects in the image; empty without objects."""
     errors = facts.found.errors
     if len(errors.outcomes) == 0:
@@ -206,7 +182,7 @@ def breakdowns(facts: ReportData) -> list[Row]:
 
 def _recalls(
     title: str, noun: str, bins: NDArray[np.int64], names: tuple[str, ...], outcomes: NDArray[np.uint8]
-) -> Row:
+) -> Values:
     """Count the outcomes of objects in each bin, from 1; `parts` are fractions."""
     table = np.zeros((len(names), len(Kind)), np.int64)
     np.add.at(table, (bins - 1, outcomes), 1)
@@ -232,19 +208,17 @@ def splits_of(facts: ReportData) -> list[DatasetIndex]:
     return [facts.index] if trained_on is None or trained_on.split == facts.index.split else [trained_on, facts.index]
 
 
-def dataset(facts: ReportData) -> Row:
+def dataset(facts: ReportData) -> Values:
     """Summarise the dataset: images, objects and box sizes of each split, and what it leaves out."""
-    splits = splits_of(facts)
-    excluded = [one_line(index.excluded_summary, 1000) for index in splits if index.excluded_summary]
-    return {"splits": [_split(index) for index in splits], "excluded": excluded}
-
-
-def _split(index: DatasetIndex) -> Row:
-    objects = np.diff(index.box_offsets)
-    empty, most, ignored = int((objects == 0).sum()), int(objects.max(initial=0)), len(index.ignored_classes)
-    height, width = np.median(index.sizes_hw, 0) if len(index) else (0, 0)
-    counts = [len(index), len(index.classes), empty, most, ignored]
-    return {"name": index.split, "counts": counts, "sizes": f"{width:.0f} × {height:.0f}"}
+    splits = []
+    for index in splits_of(facts):
+        objects = np.diff(index.box_offsets)
+        empty, most, ignored = int((objects == 0).sum()), int(objects.max(initial=0)), len(index.ignored_classes)
+        height, width = np.median(index.sizes_hw, 0) if len(index) else (0, 0)
+        counts = [len(index), len(index.classes), empty, most, ignored]
+        splits.append({"name": index.split, "counts": counts, "sizes": f"{width:.0f} × {height:.0f}"})
+    excluded = [one_line(index.excluded_summary, 1000) for index in splits_of(facts) if index.excluded_summary]
+    return {"splits": splits, "excluded": excluded}
 
 
 POINTS = 250  # of a line: a pixel or two has one
@@ -262,10 +236,8 @@ _TIMES = {
     "Fraction of the time spent waiting for images": {"time/data_wait": "waiting"},
 }
 
-Chart = dict[str, Any]
 
-
-def line_chart(axis: str, x: NDArray[Any], series: Mapping[str, NDArray[Any]], *, mark: float | None = None) -> Chart:
+def line_chart(axis: str, x: NDArray[Any], series: Mapping[str, NDArray[Any]], *, mark: float | None = None) -> Values:
     """Return lines over one axis, as `draw` of page.js takes them.
 
     `x` (K,) is ascending, and thinned to `POINTS`, including both ends; non-finite values of `series` are gaps.
@@ -279,14 +251,9 @@ def _short(value: float) -> float | None:
     return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
-def loss_names(results: pd.DataFrame) -> list[str]:
-    """Return the names of the losses in results.csv."""
-    return [match[1] for match in map(_LOSS.fullmatch, results.columns) if match]
-
-
 def training_series(results: pd.DataFrame) -> dict[str, dict[str, NDArray[np.float64]]]:
     """Return the series of results.png and the page by title and name, without empty ones; only "epoch" is required."""
-    names = loss_names(results)
+    names = [match[1] for match in map(_LOSS.fullmatch, results.columns) if match]
     panels = {f"Loss: {name}": {f"train/{name}_loss": "train", f"val/{name}_loss": "val"} for name in names}
     found = {}
     for title, columns in {**_PANELS, **panels, **_RATES, **_TIMES}.items():
@@ -296,7 +263,7 @@ def training_series(results: pd.DataFrame) -> dict[str, dict[str, NDArray[np.flo
     return found
 
 
-def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, Chart], dict[str, Chart]]:
+def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, Values], dict[str, Values]]:
     """Return charts over the epochs by title: metrics, and times; `best` is the epoch to mark."""
     epochs = results["epoch"].to_numpy(float)
     mark = best if best in epochs else None

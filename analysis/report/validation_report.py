@@ -1,4 +1,4 @@
-"""Report"""
+"""Report of a validation: console tables, charts, report.html, error files; and of `--find-errors`, with its page."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tessera.analysis.label_errors import (
     write_label_errors,
 )
 from tessera.analysis.report.advice import interval_line, speed_line
-from tessera.analysis.report.html_page import Crop, Subject, own_file, render_crops, render_page
+from tessera.analysis.report.html_page import Crop, Subject, render_crops, render_page
 from tessera.analysis.report.page import NAME, chosen, page, place_of
 from tessera.analysis.report.page_data import ReportData, RunInfo
 from tessera.data.source.scan import ImageLabels, locate_labels
@@ -154,7 +154,7 @@ def label_errors_page(
     boxes = [Subject(one.image, one.box, box) for one, box in zip(listed, dashed, strict=True)]
     crops = zip(rows, render_crops(index, boxes), strict=True)
     return render_page(
-        own_file(__package__, "label_errors.html"),
+        "label_errors.html",
         title=f"{name}: label errors",
         suspects=len(suspects),
         sure=sum(suspect.score >= LIKELY for suspect in suspects),
