@@ -1,9 +1,14 @@
-"""Image checks"""
+"""Image checks of `--check-data`: decoding, unusual images, identical files, and near-duplicates.
+
+Near-duplicates are scaled or recompressed copies, or images of a burst. Their difference hashes are within 14 of 144
+bits, and their thumbnails correlate, as most bits of a plain background carry no information.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple, cast
@@ -14,7 +19,6 @@ from tqdm import tqdm
 
 from tessera.analysis.checks.results import DatasetCheck, NearDuplicates, SplitData, UnusualImage
 from tessera.data.source.decode import decode_raw_pixels
-from tessera.data.source.holdout import GRID, SIMILAR_BITS, difference_hash, iter_similar_pairs
 from tessera.data.source.image_header import is_truncated, read_header
 from tessera.data.source.messages import most_undecodable
 from tessera.utils.bit_depth import DARK, PixelRule, Pixels, max_finite_level, to_uint8
@@ -24,6 +28,7 @@ from tessera.utils.machine.opencv import cv2
 from tessera.utils.machine.resource_limits import usable_cpus
 from tessera.utils.text import first_of, plural
 
+GRID = 9  # cells a side of the averaged image
 SMALL = 2 * GRID  # side of the thumbnail
 DIM, GLARING = 20, 240  # mean level (of 255) of dark and bright images
 _TINY = 64  # pixels of the long side
@@ -135,6 +140,15 @@ def fingerprint_of(levels: NDArray[np.generic], raw: bytes, rule: PixelRule | No
     )
 
 
+def difference_hash(small: Pixels) -> NDArray[np.uint8]:
+    """Return the difference hash of a copy (36, 36, 3): which of 9 x 9 cells are brighter than the one before.
+
+    144 bits, uint8 (18,), in both directions. Krawetz (hackerfactor.com, 2013).
+    """
+    cells = small.astype(np.int64).reshape(GRID, 4, GRID, 4, 3).sum((1, 3, 4))
+    return np.packbits(np.concatenate([(cells[:, 1:] > cells[:, :-1]).ravel(), (cells[1:] > cells[:-1]).ravel()]))
+
+
 def _report_unusual_images(check: DatasetCheck, part: SplitData, fingerprints: Sequence[Fingerprint | None]) -> None:
     """Report the unusual images of a split, and their number by kind."""
     found: dict[str, list[UnusualImage]] = {}
@@ -172,8 +186,10 @@ def _kinds_of(fingerprint: Fingerprint) -> list[tuple[str, str]]:
     return [(kind, detail) for kind, (is_so, detail) in found.items() if is_so]
 
 
-_ALIKE = SIMILAR_BITS[0]  # maximum number of different bits of near-duplicates
-_CROWD = 50  # similar images of a split to compare with; more are frames of a still camera
+# Most different bits of near-duplicates. Recompressed copies and images of a burst differ in up to 10, images of one
+# scene in 20 and more, any two of coco128 in at least 35.
+_ALIKE = 14
+_CROWD = 20  # images of a bucket and a split to compare with; more are frames of a still camera
 _CORRELATION = 0.99  # minimum correlation of thumbnails
 _FAR = 40.0  # maximum difference of levels in thumbnails
 _CONTRAST = 2.0  # minimum standard deviation of levels; plain images are not compared
@@ -269,10 +285,8 @@ def check_near_duplicates(check: DatasetCheck, fingerprints: Fingerprints) -> No
 def near_duplicates(fingerprints: Sequence[Fingerprint], splits: Sequence[int]) -> list[tuple[int, int, int]]:
     """Return for each image the most similar earlier image of each split, if their files differ.
 
-    A chain of n images so has n - 1 pairs, and memory does not grow with the number of compared pairs.
-
-    `splits` is the number of each image's split, ascending. Return (first, second, different bits), pairs of two
-    splits first, then by bits.
+    A chain of n images so has n - 1 pairs. `splits` is the number of each image's split, ascending. Return (first,
+    second, different bits), pairs of two splits first, then by bits.
     """
     bits = np.stack([fingerprint.bits for fingerprint in fingerprints])
     small = np.stack([fingerprint.small for fingerprint in fingerprints]).reshape(len(fingerprints), -1)
@@ -281,23 +295,40 @@ def near_duplicates(fingerprints: Sequence[Fingerprint], splits: Sequence[int]) 
     split_of, count = np.array(splits), max(splits) + 1
     none = np.iinfo(np.int64).max
     best = np.full(len(fingerprints) * count, none)  # bits * N + index of the first image
-    for rows, near in iter_similar_pairs(bits, _ALIKE):
-        seconds, first = np.nonzero(near)
-        second = rows[seconds]
-        usable = (first < second) & (contents[first] != contents[second]) & shows[first] & shows[second]
-        first, second = first[usable], second[usable]
-        keys = second * count + split_of[first]  # ascending
-        last = np.searchsorted(keys, keys, "right") - np.arange(len(keys)) <= _CROWD
-        first, second, keys = first[last], second[last], keys[last]
-        alike = _alike(small[first], small[second])
-        first, second, keys = first[alike], second[alike], keys[alike]
+    for first, second in _candidates(bits, split_of):
         distance = np.unpackbits(bits[first] ^ bits[second], axis=1).sum(1, dtype=np.int64)
-        np.minimum.at(best, keys, distance * len(fingerprints) + first)
+        usable = (distance <= _ALIKE) & (contents[first] != contents[second]) & shows[first] & shows[second]
+        usable[usable] = _alike(small[first[usable]], small[second[usable]])
+        first, second, distance = first[usable], second[usable], distance[usable]
+        np.minimum.at(best, second * count + split_of[first], distance * len(fingerprints) + first)
     found = [
         (int(best[key] % len(fingerprints)), key // count, int(best[key] // len(fingerprints)))
         for key in np.flatnonzero(best < none).tolist()
     ]
     return sorted(found, key=lambda pair: (splits[pair[0]] == splits[pair[1]], pair[2], pair[0], pair[1]))
+
+
+def _candidates(
+    bits: NDArray[np.uint8], splits: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield pairs of images, the first earlier, that may be within `_ALIKE` bits.
+
+    Such hashes have four of 18 bytes in common, and so two in one third of them: images of a bucket agree in these.
+    """
+    for i, j in itertools.chain.from_iterable(
+        itertools.combinations(range(start, start + 6), 2) for start in (0, 6, 12)
+    ):
+        keys = bits[:, i].astype(np.int64) << 8 | bits[:, j]
+        for split in range(int(splits.max()) + 1):
+            own, second = np.flatnonzero(splits == split), np.flatnonzero(splits >= split)
+            order = own[np.argsort(keys[own], kind="stable")]
+            start, end = (np.searchsorted(keys[order], keys[second], side) for side in ("left", "right"))
+            end[: len(own)] = np.argsort(order)  # images of the split are compared with earlier ones
+            for _ in range(_CROWD):
+                end -= 1
+                left = end >= start
+                start, end, second = start[left], end[left], second[left]
+                yield order[end], second
 
 
 def _alike(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> NDArray[np.bool_]:

@@ -1,4 +1,8 @@
-"""Comparison"""
+"""Result of compare.py: metrics of both sides, differences, disagreements, a verdict in words; console and files.
+
+Disagreements are objects that one side alone detects, and false positives of one alone, at IoU 0.5. Each side uses its
+own confidence threshold.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.analysis.comparison.differences import LEVEL, Difference, Differences, images_needed
+from tessera.analysis.comparison.differences import LEVEL, Differences, MetricDifference, images_needed
 from tessera.analysis.comparison.flags import CompareConfig, Requirement
 from tessera.data.source.decode import read_image
 from tessera.utils.errors import warn_on_error
@@ -24,20 +28,22 @@ from tessera.utils.report.image_grid import Annotations, save_grid
 from tessera.utils.text import first_of, one_line, plural, strict_json, table_row
 from tessera.utils.types import DatasetIndex
 
+log = logging.getLogger(__name__)
+
+MATTERS = 0.01  # mAP50-95; a smaller difference does not matter in practice
+_NAMED = 5  # classes
+_CLASSES = 20  # that the table shows without --verbose
 SHOWN = 8  # images that B worsens most, and as many that it improves most
 
 
 class ImageResult(NamedTuple):
-    """Detections of an image above the threshold, by descending score, in pixels of the original image.
-
-    `wrong` (D,) marks false positives; `found` (G,) marks detected objects.
-    """
+    """Detections of an image above the threshold, by descending score, in pixels of the original image."""
 
     boxes_xyxy: NDArray[np.float32]
     scores: NDArray[np.float32]
     classes: NDArray[np.int32]
-    wrong: NDArray[np.bool_]
-    found: NDArray[np.bool_]
+    wrong: NDArray[np.bool_]  # (D,), false positives
+    found: NDArray[np.bool_]  # (G,), detected objects
 
 
 def detections_above(matches: Matches, threshold: float) -> dict[int, ImageResult]:
@@ -60,18 +66,13 @@ def detections_above(matches: Matches, threshold: float) -> dict[int, ImageResul
 
 
 class ImageDisagreements(NamedTuple):
-    """Disagreements on one image of the dataset.
-
-    Attributes:
-        lost, gained: int64 (k,), objects that A alone detects, and B alone.
-        wrong_a, wrong_b: int64 (k,), false positives of A alone, and of B alone.
-    """
+    """Disagreements on one image of the dataset."""
 
     image: int
-    lost: NDArray[np.int64]
-    gained: NDArray[np.int64]
-    wrong_a: NDArray[np.int64]
-    wrong_b: NDArray[np.int64]
+    lost: NDArray[np.int64]  # (k,), objects that A alone detects
+    gained: NDArray[np.int64]  # and that B alone detects
+    wrong_a: NDArray[np.int64]  # (k,), false positives of A alone
+    wrong_b: NDArray[np.int64]  # and of B alone
 
     @property
     def cost(self) -> int:
@@ -80,28 +81,21 @@ class ImageDisagreements(NamedTuple):
 
 
 class Disagreements(NamedTuple):
-    """Disagreements on all images.
-
-    Attributes:
-        both, lost, gained, neither: objects detected by both, A alone, B alone, none.
-        wrong_both, wrong_a, wrong_b: false positives of both sides (same class, IoU 0.5), of A alone, of B alone.
-        lost_of_class, gained_of_class: int64 (nc,).
-        worse, better: the images that B worsens, and improves, most; the strongest first.
-    """
+    """Disagreements on all images."""
 
     threshold_a: float
     threshold_b: float
-    both: int
-    lost: int
-    gained: int
+    both: int  # objects detected by both
+    lost: int  # by A alone
+    gained: int  # by B alone
     neither: int
-    wrong_both: int
+    wrong_both: int  # false positives of both sides: same class, IoU 0.5
     wrong_a: int
     wrong_b: int
-    lost_of_class: NDArray[np.int64]
+    lost_of_class: NDArray[np.int64]  # (nc,)
     gained_of_class: NDArray[np.int64]
-    worse: tuple[ImageDisagreements, ...]
-    better: tuple[ImageDisagreements, ...]
+    worse: tuple[ImageDisagreements, ...]  # the images that B worsens most, the strongest first
+    better: tuple[ImageDisagreements, ...]  # and improves most
 
 
 def find_disagreements(
@@ -158,62 +152,42 @@ def _alone(a: ImageResult, b: ImageResult) -> tuple[NDArray[np.int64], NDArray[n
     return rows_a[~paired_a], rows_b[~paired_b], int(paired_a.sum())
 
 
-MATTERS = 0.01  # mAP50-95; a smaller difference does not matter in practice
-_NAMED = 5  # classes
-
-
 class RunMetrics(NamedTuple):
-    """Metrics of a run of a side, as from val.py.
-
-    Attributes:
-        sha256: of the file; "" for several files.
-        source: how the file describes itself.
-        threshold: its confidence for detection, used for disagreements.
-        ms: milliseconds per image: preprocessing, inference and NMS.
-        mb: megabytes of its files.
-        parameters: None for an exported file.
-    """
+    """Metrics of a run of a side, as from val.py."""
 
     file: str
-    sha256: str
-    source: str
+    sha256: str  # of the file; "" for several files
+    source: str  # how the file describes itself
     imgsz: int
-    threshold: float
+    threshold: float  # its confidence for detection, used for disagreements
     map: float
     map50: float
     precision: float
     recall: float
-    ms: float
-    mb: float
-    parameters: int | None
+    ms: float  # milliseconds per image: preprocessing, inference and NMS
+    mb: float  # megabytes of its files
+    parameters: int | None  # None for an exported file
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Result of a comparison, the same on every rank.
+    """Result of a comparison, the same on every rank."""
 
-    Attributes:
-        a, b: the runs of the sides.
-        differences: B − A, with intervals and p-values.
-        disagreements: of the median run of each side by mAP50-95.
-        requirements: of `--require`.
-    """
-
-    a: tuple[RunMetrics, ...]
+    a: tuple[RunMetrics, ...]  # the runs of a side
     b: tuple[RunMetrics, ...]
     data: str
     split: str
     names: tuple[str, ...]
-    differences: Differences
-    disagreements: Disagreements
-    requirements: tuple[Requirement, ...] = ()
+    differences: Differences  # B − A, with intervals and p-values
+    disagreements: Disagreements  # of the median run of each side by mAP50-95
+    requirements: tuple[Requirement, ...] = ()  # of `--require`
 
     @property
-    def map(self) -> Difference:
+    def map(self) -> MetricDifference:
         return self.differences.map
 
     @property
-    def map50(self) -> Difference:
+    def map50(self) -> MetricDifference:
         return self.differences.map50
 
     @property
@@ -325,11 +299,6 @@ def _of_classes(found: Differences, names: Sequence[str]) -> str:
     return f"Classes that differ significantly: {'; '.join(parts) or 'none'} ({of})."
 
 
-log = logging.getLogger(__name__)
-
-_CLASSES = 20  # that the table shows without --verbose
-
-
 def report_comparison(found: Comparison, run: Path, *, verbose: bool) -> None:
     """Print a comparison and write compare.json, on rank 0."""
     write_whole(run / "compare.json", f"{strict_json(headed(CompareConfig.program, found.as_dict()))}\n".encode())
@@ -371,7 +340,7 @@ def _named(requirement: Requirement) -> str:
     return f'--require "{one_line(requirement.text, 80)}"'
 
 
-def _interval_row(name: str, one: Difference) -> str:
+def _interval_row(name: str, one: MetricDifference) -> str:
     return table_row(name, *_figures(*one[:5]), p_value(one.p).removeprefix("p "))
 
 
@@ -382,33 +351,23 @@ def _figures(a: float, b: float, *differences: float, digits: int = 4) -> list[s
 def write_disagreements(
     folder: Path, index: DatasetIndex, found: Disagreements, a: Mapping[int, ImageResult], b: Mapping[int, ImageResult]
 ) -> None:
-    """Write `disagreements/worse_01.jpg` … and `better_01.jpg` …, the strongest disagreements first."""
+    """Write `disagreements/worse_01.jpg` … and `better_01.jpg` …, the strongest disagreements first.
+
+    Each shows its image three times: disagreeing objects, detections of A, detections of B.
+    """
     for kind, images in (("worse", found.worse), ("better", found.better)):
         for number, one in enumerate(images, 1):
             with warn_on_error(f"image of disagreements {kind}_{number:02}"):
-                _write_image(
-                    folder / "disagreements" / f"{kind}_{number:02}.jpg", index, found, one, a[one.image], b[one.image]
-                )
-
-
-def _write_image(
-    target: Path, index: DatasetIndex, found: Disagreements, one: ImageDisagreements, a: ImageResult, b: ImageResult
-) -> None:
-    """Write one image three times: disagreeing objects, detections of A, detections of B."""
-    path = index.path(one.image)
-    image = read_image(path, rule=index.pixels)
-    classes, boxes_xyxy = index.labels(one.image)
-    changed = np.concatenate((one.lost, one.gained))
-    panels = [
-        Annotations(boxes_xyxy[changed], classes[changed].astype(np.int64)),
-        *(
-            Annotations(side.boxes_xyxy, side.classes.astype(np.int64), side.scores, threshold=threshold)
-            for side, threshold in ((a, found.threshold_a), (b, found.threshold_b))
-        ),
-    ]
-    captions = [
-        f"{len(one.lost)} lost, {len(one.gained)} gained: {path.name}",
-        f"A: {a.found.sum()} of {len(a.found)} detected, {a.wrong.sum()} false positives",
-        f"B: {b.found.sum()} of {len(b.found)} detected, {b.wrong.sum()} false positives",
-    ]
-    save_grid([image] * len(panels), panels, index.names, captions, target)
+                path, (classes, boxes_xyxy) = index.path(one.image), index.labels(one.image)
+                changed = np.concatenate((one.lost, one.gained))
+                panels = [Annotations(boxes_xyxy[changed], classes[changed].astype(np.int64))]
+                captions = [f"{len(one.lost)} lost, {len(one.gained)} gained: {path.name}"]
+                sides = ("A", a[one.image], found.threshold_a), ("B", b[one.image], found.threshold_b)
+                for name, side, threshold in sides:
+                    of_side = side.boxes_xyxy, side.classes.astype(np.int64), side.scores
+                    panels.append(Annotations(*of_side, threshold=threshold))
+                    detected = f"{side.found.sum()} of {len(side.found)} detected"
+                    captions.append(f"{name}: {detected}, {side.wrong.sum()} false positives")
+                pixels = [read_image(path, rule=index.pixels)] * len(panels)
+                target = folder / "disagreements" / f"{kind}_{number:02}.jpg"
+                save_grid(pixels, panels, index.names, captions, target)

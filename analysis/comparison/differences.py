@@ -1,4 +1,17 @@
-"""Differences"""
+"""Differences B − A of mAP and of each class's AP, with confidence intervals and p-values, in NumPy.
+
+One run a side: results are swapped between the sides on a random half of the images (a permutation test; Fisher 1935,
+Good 2005). Interval and p-value come from the same rounds and agree: the interval excludes 0 where p is below 0.05. A
+bootstrap would not do: a class on one image is in a resampled set unchanged or not at all, so that its noise is
+missing.
+
+Several runs a side: the variance of the difference of means is that of a paired bootstrap over the images, plus that of
+the runs of a side. Interval and p-value are Student's t with Satterthwaite's degrees of freedom. Resampling two or
+three runs would give far too narrow an interval. Part of the variance between runs is counted twice, on the safe side.
+
+Legend: N images, C classes that have objects, D detections of a side, K runs of a side, R rounds,
+F = 2 + C metrics: mAP50, mAP50-95, the APs.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +109,7 @@ PERMUTATIONS = 999  # with the observed one, a thousand
 Floats = NDArray[np.float64]
 
 
-class Difference(NamedTuple):
+class MetricDifference(NamedTuple):
     """A metric of both sides, means over their runs; b - a with its 95 % interval and two-sided p-value."""
 
     a: float
@@ -113,25 +126,19 @@ class ClassDifference(NamedTuple):
     class_id: int
     images: int
     objects: int
-    ap: Difference
+    ap: MetricDifference
     p_holm: float
 
 
 class Differences(NamedTuple):
-    """All differences; classes that have objects, ascending.
+    """All differences of a comparison."""
 
-    Attributes:
-        images: N.
-        image_variance: of the difference of mAP50-95, by the choice of images.
-        seed_variance: by the choice of trainings; 0 with one run a side.
-    """
-
-    map50: Difference
-    map: Difference
-    classes: tuple[ClassDifference, ...]
-    images: int
-    image_variance: float
-    seed_variance: float
+    map50: MetricDifference
+    map: MetricDifference
+    classes: tuple[ClassDifference, ...]  # that have objects, ascending
+    images: int  # N
+    image_variance: float  # of the difference of mAP50-95, by the choice of images
+    seed_variance: float  # by the choice of trainings; 0 with one run a side
 
 
 class _Spread(NamedTuple):
@@ -158,7 +165,7 @@ def differences(a: Sequence[Ranking], b: Sequence[Ranking], matches: tuple[Match
         spread = _of_several_runs(measured_a, measured_b, np.nanvar(moved, axis=1, ddof=1), counts)
     means = measured_a.mean(0), measured_b.mean(0)
     columns = (*means, means[1] - means[0], spread.low, spread.high, spread.p)
-    map50, overall, *classes = (Difference(*row) for row in np.stack(columns, 1).tolist())
+    map50, overall, *classes = (MetricDifference(*row) for row in np.stack(columns, 1).tolist())
     corrected = holm(spread.p[2:]).tolist()
     objects = np.diff(ranking.target_offsets).tolist()
     named = zip(ranking.class_ids.tolist(), images.tolist(), objects, classes, corrected, strict=True)

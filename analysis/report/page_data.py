@@ -145,7 +145,10 @@ def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Values:
         }
 
     rows = [
-        [cell(n, share, predicted, true) for n, share, true in zip(counts.tolist(), counts / totals, names, strict=True)]
+        [
+            cell(*one, predicted, true)
+            for true, one in zip(names, zip(counts.tolist(), counts / totals, strict=True), strict=True)
+        ]
         for counts, predicted in zip(matrix, names, strict=True)
     ]
     return {"names": [name or "background" for name in names.values()], "rows": rows, "left": left}
