@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.analysis.report import advice
-from tessera.analysis.report import crops as crops_module
+from tessera.analysis.report import advice, html_page
 from tessera.analysis.report.html_page import format_commands
 from tessera.analysis.report.page import answers, cells_of, gallery, page
 from tessera.analysis.report.page_data import (
@@ -72,11 +71,11 @@ def test_crops_have_a_budget(facts: ReportData, monkeypatch: pytest.MonkeyPatch)
     whole = gallery(facts)
     sizes = [len(error["crop"].uri) for error in whole]
     assert min(sizes) > 0
-    monkeypatch.setattr(crops_module, "BYTES", sum(sizes) // 2)
+    monkeypatch.setattr(html_page, "BYTES", sum(sizes) // 2)
     some = gallery(facts)
     kept = sum(len(error["crop"].uri) for error in some)
     assert len(some) == len(whole) and sum(sizes) // 4 < kept < sum(sizes)
-    monkeypatch.setattr(crops_module, "DECODED", 0)
+    monkeypatch.setattr(html_page, "DECODED", 0)
     assert not any(error["crop"].uri for error in gallery(facts))
 
 
@@ -93,10 +92,12 @@ def test_crops_show_the_boxes(facts: ReportData) -> None:
     for error in gallery(facts):
         item = facts.items[error["number"] - 1]
         boxes = {"true": item.true_box, "found": item.box}
-        assert [mark.kind for mark in error["crop"].marks] == [kind for kind, box in boxes.items() if box is not None]
+        assert [mark["kind"] for mark in error["crop"].marks] == [
+            kind for kind, box in boxes.items() if box is not None
+        ]
         for mark in error["crop"].marks:
-            x1, y1, x2, y2 = boxes[mark.kind] or (0, 0, 0, 0)
-            assert mark.width / mark.height == pytest.approx((x2 - x1) / (y2 - y1), rel=0.05)
+            x1, y1, x2, y2 = boxes[mark["kind"]] or (0, 0, 0, 0)
+            assert mark["width"] / mark["height"] == pytest.approx((x2 - x1) / (y2 - y1), rel=0.05)
 
 
 def test_each_error_is_in_the_cell_that_counts_it(facts: ReportData) -> None:
