@@ -286,11 +286,8 @@ def test_commands_and_flags_are_set_as_such_and_names_are_text() -> None:
     )
 
 
-def test_a_line_has_gaps_where_nothing_is_known() -> None:
+def test_lines_have_gaps_and_are_thinned_and_keep_their_ends() -> None:
     chart = line_chart("epoch", np.arange(3), {"a": np.array([0.12345678, NAN, np.inf])})
     assert chart["x"] == [0, 1, 2] and chart["series"] == [["a", [0.12346, None, None]]]
-
-
-def test_long_lines_are_thinned_and_keep_their_ends() -> None:
     chart = line_chart("x", np.arange(100_001), {"a": np.arange(100_001)})
     assert len(chart["x"]) == POINTS and (chart["x"][0], chart["x"][-1]) == (0, 1e5)

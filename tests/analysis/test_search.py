@@ -27,7 +27,7 @@ from tessera.utils.errors import Diverged, Interrupted, UserError
 from tessera.utils.machine.optional_packages import MissingExtra
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex, Metrics
-from tests.analysis.searches import MEASURED, START, curve, distance, found, nothing, search, table
+from tests.analysis.searches import START, curve, distance, found, nothing, search, table
 from tests.data.feed.another_process import another_process
 from tests.data.made_index import make_index
 from tests.system.jobs import Job
@@ -80,20 +80,6 @@ def test_a_search_without_anything_to_find_says_so(tmp_path: Path) -> None:
     assert "**Not better: no set gains more" in report and report.count("| not better |") == 3
     assert compared.count(start) == 1 and len(compared) == 4
     assert yaml.safe_load((tmp_path / "exp" / "hyp_evolved.yaml").read_text()) == start.as_dict()
-
-
-def test_a_start_that_diverges_is_no_set_to_use(tmp_path: Path) -> None:
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
-        if hyp == START and config.seed in (1, 2):
-            raise Diverged("not finite")
-        watch.after_epoch(0, found(0.5))
-        return MEASURED
-
-    search(tmp_path, 3, train)
-    report = (tmp_path / "exp" / "search.md").read_text()
-    assert "**Better: the start diverged with 2 of 3 seeds, trial " in report and "nan" not in report
-    assert "| start | | 0.5000 |  | diverged with 2 of 3 seeds |" in report
-    assert yaml.safe_load((tmp_path / "exp" / "hyp_evolved.yaml").read_text()) != START.as_dict()
 
 
 def test_a_training_that_fails_three_times_counts_as_diverged(tmp_path: Path) -> None:
