@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -113,19 +113,11 @@ def error_items(errors: Errors, gains: Mapping[Kind, float], index: DatasetIndex
         iou = None
         if box is not None and true_box is not None:
             iou = float(pairwise_iou(box[None], true_box[None])[0, 0])
+        predicted, true = None if box is None else int(rows.classes[row]), int(classes[own]) if own >= 0 else None
+        score = float(1 - rows.sizes[row] if kind == Kind.MISSED else rows.sizes[row])
+        found, labelled = (None if one is None else tuple(one.tolist()) for one in (box, true_box))
         items.append(
-            ErrorItem(
-                cost=float(costs[row]),
-                kind=kind,
-                image=image,
-                predicted=None if box is None else int(rows.classes[row]),
-                true=int(classes[own]) if own >= 0 else None,
-                score=float(1 - rows.sizes[row] if kind == Kind.MISSED else rows.sizes[row]),
-                iou=iou,
-                box=None if box is None else tuple(box.tolist()),
-                true_box=None if true_box is None else tuple(true_box.tolist()),
-                object=own,
-            )
+            ErrorItem(float(costs[row]), kind, image, predicted, true, score, iou, found, labelled, object=own)
         )
     return items
 
@@ -141,16 +133,18 @@ def write_errors(
 
 def _row(item: ErrorItem, index: DatasetIndex, labels: ImageLabels | None) -> dict[str, object]:
     line, own = labels.place(item.object) if labels else (None, None)
+    predicted, true = (None if c is None else index.names[c] for c in (item.predicted, item.true))
+    box, true_box = (None if b is None else [round(side, 2) for side in b] for b in (item.box, item.true_box))
     return {
         "cost": float(f"{item.cost:.6g}"),
         "kind": NAMES[item.kind],
         "image": str(index.path(item.image)),
-        "predicted": None if item.predicted is None else index.names[item.predicted],
-        "true": None if item.true is None else index.names[item.true],
+        "predicted": predicted,
+        "true": true,
         "score": round(item.score, 6),
         "iou": None if item.iou is None else round(item.iou, 4),
-        "box": None if item.box is None else [round(side, 2) for side in item.box],
-        "true_box": None if item.true_box is None else [round(side, 2) for side in item.true_box],
+        "box": box,
+        "true_box": true_box,
         "label": labels.file if labels else None,
         "line": line,
         "id": own,
@@ -159,25 +153,21 @@ def _row(item: ErrorItem, index: DatasetIndex, labels: ImageLabels | None) -> di
 
 def write_images(target: Path, errors: Errors, index: DatasetIndex) -> None:
     """Write one row of counts per image, atomically."""
+    missed_before = np.concatenate(([0], np.cumsum(errors.outcomes == Kind.MISSED)))
+    missed, objects = np.diff(missed_before[errors.offsets]), np.diff(errors.offsets)
+    columns = errors.images.tolist(), objects.tolist(), errors.image_kind_counts.tolist(), missed.tolist()
     with atomic_write(target) as file:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
         writer = csv.writer(text)
         writer.writerow((*_COLUMNS, "f1"))
-        writer.writerows(_image_rows(errors, index))
+        for image, count, kinds, unseen in zip(*columns, strict=True):
+            correct, detections = kinds[KINDS.index(Kind.CORRECT)], sum(kinds)
+            ratios = (correct, detections), (correct, count), (2 * correct, detections + count)
+            metrics = [f"{part / whole:.4f}" if whole else "" for part, whole in ratios]
+            false = [kinds[KINDS.index(kind)] for kind in FALSE_KINDS]
+            path = harmless_cell(str(index.path(image)))
+            writer.writerow([path, count, detections, correct, *false, unseen, *metrics])
         text.detach()  # flushes, and leaves closing to the caller
-
-
-def _image_rows(errors: Errors, index: DatasetIndex) -> Iterator[list[object]]:
-    objects = np.diff(errors.offsets)
-    missed_before = np.concatenate(([0], np.cumsum(errors.outcomes == Kind.MISSED)))
-    missed = np.diff(missed_before[errors.offsets])
-    columns = errors.images.tolist(), objects.tolist(), errors.image_kind_counts.tolist(), missed.tolist()
-    for image, count, kinds, unseen in zip(*columns, strict=True):
-        correct, detections = kinds[KINDS.index(Kind.CORRECT)], sum(kinds)
-        ratios = (correct, detections), (correct, count), (2 * correct, detections + count)
-        metrics = [f"{part / whole:.4f}" if whole else "" for part, whole in ratios]
-        false = [kinds[KINDS.index(kind)] for kind in FALSE_KINDS]
-        yield [harmless_cell(str(index.path(image))), count, detections, correct, *false, unseen, *metrics]
 
 
 def explained(kind: Kind, errors: Errors, max_det: int) -> str:
