@@ -34,10 +34,8 @@ if __name__ == "__main__":
     check_command_line(TrainConfig)
 
 from tessera.analysis.checks.run_checks import check_dataset
-from tessera.analysis.image_pages.dataset_page import write_data_page
-from tessera.analysis.search.evolve import evolve
-from tessera.analysis.search.space import unread_keys
-from tessera.analysis.search.trial import TrialObserver
+from tessera.analysis.report.data_page import write_data_page
+from tessera.analysis.search import TrialObserver, evolve, unread_keys
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.utils.checkpoints.initial_model import head_class, pretraining_of, read_weights
 from tessera.utils.checkpoints.resume import ResumedRun

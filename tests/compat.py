@@ -32,7 +32,7 @@ JOBS = {
         "tests/utils/runtime/test_backends.py",
         "tests/utils/checkpoints/test_weights.py",
         "tests/deploy/foreign/test_efficientnet_lite.py",
-        "tests/utils/search/test_evolve.py",
+        "tests/analysis/test_search.py",
     ),
 }
 PYTEST = ("-m", "pytest", "-p", "no:xdist", "-rs", "-o", "addopts=--strict-markers --import-mode=importlib -q")

@@ -28,7 +28,7 @@ from tessera.utils.evaluation.evaluation_data import image_size, read_dataset
 from tessera.utils.evaluation.networks import TorchNetwork, TrainedNetwork, fused_copy
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.machine.accelerator import Accelerator
-from tests.analysis.label_errors.planted import plant
+from tests.analysis.planted import plant
 from tests.deploy.exporting.made import ANCHORED, FREE, checkpoint, dataset
 from tests.system.launch import ROOT, Command, Outcome, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data

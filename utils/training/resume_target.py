@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.analysis.error_analysis.files import ERRORS
+from tessera.analysis.error_analysis import ERRORS
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
 from tessera.utils.checkpoints.resume import Conflict, ResumedRun, run_of_checkpoint, saved_config
 from tessera.utils.checkpoints.run_directory import new_run, newest_last_checkpoint, run_path

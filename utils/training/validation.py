@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from tessera.analysis.report.page_data import RunInfo
-from tessera.analysis.search.trial import Pruned, TrialObserver
-from tessera.analysis.validation_report import report_errors, report_validation
+from tessera.analysis.report.validation_report import report_errors, report_validation
+from tessera.analysis.search import Pruned, TrialObserver
 from tessera.data.feed.loader import ValLoader
 from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.models.detector import DetectionModel
