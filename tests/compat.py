@@ -31,7 +31,7 @@ JOBS = {
         "tests/utils/exporting/writers/test_missing.py",
         "tests/utils/runtime/test_backends.py",
         "tests/utils/checkpoints/test_weights.py",
-        "tests/utils/checkpoints/foreign/test_efficientnet_lite.py",
+        "tests/deploy/foreign/test_efficientnet_lite.py",
         "tests/utils/search/test_evolve.py",
     ),
 }

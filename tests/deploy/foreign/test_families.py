@@ -61,10 +61,8 @@ def same(weights: Weights, other: Weights, *, halved: bool = False) -> bool:
 YOLOX_FORMS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "as published": lambda t: {"start_epoch": 300, "model": t, "optimizer": optimizer_state()},
     "of a run of its own": lambda t: {"model": t, "best_ap": np.float64(0.405), "curr_ap": np.float32(0.4)},
-    "bare": lambda t: t,
     "of several processes": lambda t: {"model": prefixed("module.", t)},
     HALVED: lambda t: {"model": {n: x.half() if x.is_floating_point() else x for n, x in t.items()}},
-    "float64": lambda t: {"model": {n: x.double() if x.is_floating_point() else x for n, x in t.items()}},
     "channels last": lambda t: {
         "model": {n: x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x for n, x in t.items()}
     },
@@ -108,18 +106,20 @@ def yolov9(family_files: Callable[[str], Path]) -> Weights:
     return load_weights(family_files("yolov9-t"))
 
 
-@pytest.mark.parametrize("form", YOLOX_FORMS)
-def test_every_form_of_a_file_of_yolox(form: str, shared: Path, yolox: Weights, tmp_path: Path) -> None:
-    weights = load_weights(save(tmp_path / "any.name", YOLOX_FORMS[form](small_yolox(shared))))
-    assert same(weights, yolox, halved=form == HALVED) and weights.family == "YOLOX" and weights.names == COCO_NAMES
-    assert "any.name (original YOLOX)" in weights.source
-
-
-@pytest.mark.parametrize("form", YOLOV9_FORMS)
-def test_every_form_of_a_file_of_yolov9(form: str, shared: Path, yolov9: Weights, tmp_path: Path) -> None:
-    weights = load_weights(save(tmp_path / "any.name", YOLOV9_FORMS[form](v9_t(shared, auxiliary=True))))
-    assert same(weights, yolov9, halved=form == HALVED) and weights.family == "YOLOv9" and weights.names == COCO_NAMES
-    assert not any(name.startswith("model.23") for name in weights.state_dict)
+@pytest.mark.parametrize(
+    ("family", "form"), [*(("YOLOX", f) for f in YOLOX_FORMS), *(("YOLOv9", f) for f in YOLOV9_FORMS)]
+)
+def test_every_form_of_a_file(
+    family: str, form: str, shared: Path, yolox: Weights, yolov9: Weights, tmp_path: Path
+) -> None:
+    if family == "YOLOX":
+        content, expected = YOLOX_FORMS[form](small_yolox(shared)), yolox
+    else:
+        content, expected = YOLOV9_FORMS[form](v9_t(shared, auxiliary=True)), yolov9
+    weights = load_weights(save(tmp_path / "any.name", content))
+    assert same(weights, expected, halved=form == HALVED) and weights.names == COCO_NAMES
+    assert weights.family == family and f"any.name (original {family})" in weights.source
+    assert not any(name.startswith("model.23") for name in weights.state_dict if family == "YOLOv9")
 
 
 class Configuration:
