@@ -127,15 +127,6 @@ def test_names_as_a_dict(original: Any) -> None:
         load_weights(path)
 
 
-def test_tensors_own_their_memory(original: Any) -> None:
-    path, model = original(half=False)
-    model.model[1].m[1].weight = model.model[1].m[0].weight
-    torch.save({"model": model}, path)
-    state = load_weights(path).state_dict
-    state["model.1.m.0.weight"].fill_(9)
-    assert not (state["model.1.m.1.weight"] == 9).any()
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
