@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tessera.analysis.comparison.comparison import Comparison
 from tessera.commands.detect import DetectionSummary
+from tessera.analysis.comparison.comparison import Comparison
 from tessera.deploy.inference.detector import Detector as Detector
 from tessera.utils.types import Metrics
 
@@ -72,7 +72,7 @@ def train(
             without --cfg, else from scratch.
         cfg: model YAML, searched for in models/ too (default: the model of the weights, else tessera-n.yaml).
         head: head of your own, module:name of a class, in place of the last layer of the model YAML
-            (docs/models.md).
+            (docs/model-yaml.md).
         freeze: freeze the first N layers, or the listed ones (default: from the hyperparameters).
         noautoanchor: disable AutoAnchor: keep the model's anchors.
         data: dataset YAML, searched for in data/ too.
