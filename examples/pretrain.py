@@ -24,8 +24,7 @@ from tessera.models.heads.free import AnchorFreeLoss, DetectFree
 from tessera.models.heads.head import HeadSpec
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights, resolve_weights
 from tessera.utils.environment import datasets_dir
 
 MAPS = {15: 17, 18: 20, 21: 23, 4: 4, 6: 6, 9: 9}  # layer of tessera: layer of the teacher, first those of the head

@@ -15,7 +15,6 @@ def train(
     *,
     weights: str | Path = "auto",
     cfg: str | Path = "",
-    head: str | type[Any] = "",
     freeze: int | Sequence[int] = (),
     noautoanchor: bool = False,
     data: str | Path | Mapping[str, Any] = "shapes.yaml",

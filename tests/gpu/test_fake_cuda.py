@@ -22,9 +22,9 @@ from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.evaluation.networks import TrainedNetwork, fused_copy
 from tessera.utils.evaluation.predictors import Settings, ShardEvaluation
-from tessera.utils.machine.batch_norm import BatchNormParts, FusedBatchNormParts
-from tessera.utils.ranks.collectives import Collectives
-from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
+from tessera.utils.machine.accelerator import BatchNormParts, FusedBatchNormParts
+from tessera.utils.ranks.ddp import SyncBatchNorm2d
+from tessera.utils.ranks.world import Collectives
 from tessera.utils.training.autobatch import synthetic_batch, synthetic_index
 from tests.gpu.conftest import HEADS as SHARED_HEADS
 from tests.utils.engine.trainer import FREE, SIZE, Trainer, made_batch

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import tessera.analysis.search.study
+import tessera.analysis.search
 import tessera.data.feed.loader
 import tessera.models.heads.anchor_loss
 import tessera.utils.checkpoints.saver
@@ -40,7 +40,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "batch": (tessera.utils.evaluation.predictors.ShardEvaluation, "_finish"),
     "save": (tessera.utils.checkpoints.saver, "save_checkpoint"),
     "end": (tessera.utils.training.validation.Validation, "validate_best"),
-    "report": (tessera.analysis.search.study.SharedStudy, "report"),
+    "report": (tessera.analysis.search.Search, "report"),
 }
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from tessera.data.feed.shared_memory import ShmBudget
+from tessera.data.feed.cache import ShmBudget
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.models.heads.criterion import LossSettings

@@ -20,7 +20,7 @@ import torch
 import yaml
 
 from tessera.commands import detect, export, train, val
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.report.results_csv import read_results, result_columns

@@ -18,6 +18,7 @@ _TYPES = {
     "head": "str | type[Any]",
     "hyp": "str | Path | Mapping[str, Any] | Sequence[str | Path]",
     "data": "str | Path | Mapping[str, Any]",
+    "transforms": "str | Callable[..., Any] | Sequence[str | Callable[..., Any] | tuple[Callable[..., Any], str]]",
     "source": "str | Path | int | Sequence[str | Path]",
     "classes": "int | str | Sequence[int | str]",
 }

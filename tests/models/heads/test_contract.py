@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.deploy.exporting.raw_network import RawNetwork
+from tessera.deploy.exporting.network import RawNetwork
 from tessera.models.detector import DetectionModel, predict_augmented
 from tessera.models.heads.criterion import LOSS_HYPS, LossMeter, LossSettings, gather_rows
 from tessera.models.heads.head import HeadSpec
