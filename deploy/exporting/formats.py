@@ -23,13 +23,13 @@ from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.exporting.job import VARIANTS, ExportJob, describe
 from tessera.deploy.exporting.network import RawNetwork, network_graph
 from tessera.deploy.exporting.quantisation import ROUNDING_IMAGES, quantize_onnx, quantize_openvino, round_weights
+from tessera.deploy.foreign.safetensors_file import save_safetensors
 from tessera.deploy.runtime.exported import METADATA, files_of
 from tessera.deploy.runtime.openvino import SECTION
-from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run, program_version
-from tessera.utils.checkpoints.weights import save_safetensors
+from tessera.utils.checkpoints.format import describe_metrics, describe_run, save_checkpoint
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.files import atomic_write
+from tessera.utils.flags.program import program_version
 from tessera.utils.flags.version import __version__
 from tessera.utils.machine.optional_packages import explain_library_errors, import_extra
 from tessera.utils.text import shown, strict_json

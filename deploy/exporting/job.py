@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.source.annotations.class_matching import SINGLE_CLASS
+from tessera.data.labels.classes import SINGLE_CLASS
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.index import build_index
@@ -26,14 +26,13 @@ from tessera.deploy.runtime.pipeline import letterbox_image, network_input
 from tessera.models.detector import DetectionModel, check_imgsz
 from tessera.models.layers.blocks import Conv
 from tessera.utils.bit_depth import Pixels
-from tessera.utils.checkpoints.provenance import program_version
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
+from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights, resolve_weights
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.evaluation_data import model_classes
 from tessera.utils.files import sha256, user_path
 from tessera.utils.flags.model_zoo import licence_of, published_weights
 from tessera.utils.flags.options import parsed_confidence
+from tessera.utils.flags.program import program_version
 from tessera.utils.text import one_line, strict_json
 from tessera.utils.thresholds import class_thresholds, detection_threshold
 from tessera.utils.types import DatasetIndex

@@ -20,8 +20,8 @@ from torch import Tensor
 from tessera.deploy.runtime.output_checks import checked_detections, checked_rows
 from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import PixelRule
-from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
-from tessera.utils.checkpoints.schema import MAX_IMGSZ, check_detector
+from tessera.utils.checkpoints.archive import DamagedFile
+from tessera.utils.checkpoints.format import MAX_IMGSZ, check_detector
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.backend import Backend, ImageBackend, Model
 from tessera.utils.flags.program import called

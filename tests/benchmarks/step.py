@@ -19,6 +19,7 @@ from torch import nn
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_train_loader
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
@@ -29,8 +30,7 @@ from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.environment import Launch
-from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.choose_device import choose_accelerator
+from tessera.utils.machine.accelerator import Accelerator, choose_accelerator
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex
@@ -65,7 +65,7 @@ def plain_step(
     device = accelerator.device
     model = copy.deepcopy(case.model).to(device, memory_format=layout).train()  # type: ignore[call-overload]
     average = copy.deepcopy(model).eval()
-    criterion = model.head.criterion(case.hyp, imgsz=case.imgsz)
+    criterion = model.head.criterion(LossSettings.of(case.hyp, imgsz=case.imgsz))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, nesterov=True, foreach=False)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     chw = batch.images.permute(0, 3, 1, 2).contiguous(memory_format=layout)
@@ -108,7 +108,7 @@ def train_step(
     """The step of train.py for a copy of the case's model on its device; `options` are those of `smart_DDP`."""
     world = world or World(accelerator=case.accelerator)
     accelerator, images = case.accelerator, len(case.batch) * world.size
-    criterion = case.model.head.criterion(case.hyp, imgsz=case.imgsz)
+    criterion = case.model.head.criterion(LossSettings.of(case.hyp, imgsz=case.imgsz))
     state = TrainState(
         model,
         ModelEMA(model),

@@ -17,8 +17,7 @@ from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_val_loader
 from tessera.models.detector import DetectionModel
 from tessera.utils.boxes import cxcywh_to_xyxy
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.checkpoints.weights import load_weights, resolve_weights
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.evaluate import evaluate
 from tessera.utils.evaluation.networks import fused_copy

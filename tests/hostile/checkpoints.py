@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
-from tessera.utils.checkpoints.training_state import dump_state
+from tessera.utils.checkpoints.format import WEIGHTS_KEYS, describe_metrics, describe_run, load_any_checkpoint
+from tessera.utils.checkpoints.resume import dump_state
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.ema import ModelEMA
@@ -29,9 +28,9 @@ from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.training.resume_target import resume_target
 from tests.conftest import SHARED
+from tests.deploy.foreign.made import small_yolox, v9_t
 from tests.hostile.damages import cut, flipped, left_out, named, pickle_changed, repacked
 from tests.hostile.expect import Message, message_or_result
-from tests.utils.checkpoints.foreign.made import small_yolox, v9_t
 from tests.utils.checkpoints.made_state import assert_equal
 
 CASES, FAST_CASES = 4000, 40

@@ -17,8 +17,7 @@ import numpy as np
 from tessera.commands import detect
 from tessera.deploy.inference.sources.capture import Capture
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
+from tessera.utils.checkpoints.format import describe_metrics, describe_run, save_checkpoint
 from tessera.utils.errors import UserError
 from tessera.utils.machine.opencv import cv2
 from tests.deploy.exporting.made import ANCHORED, checkpoint, lively

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tessera.deploy.foreign.safetensors_file import save_safetensors
 from tessera.deploy.inference.detector import Detector
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.weights import load_weights, save_safetensors
+from tessera.utils.checkpoints.weights import load_weights
 from tests.deploy.exporting.made import ANCHORED, checkpoint
 from tests.deploy.runtime.made_files import (
     ANSWER,

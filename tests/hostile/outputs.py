@@ -12,7 +12,7 @@ from typing import Any
 
 from tessera.commands import detect
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.streams import protect_streams
+from tessera.utils.startup import protect_streams
 from tests.deploy.exporting.made import picture
 from tests.hostile.campaign import may_mount
 from tests.hostile.damages import named

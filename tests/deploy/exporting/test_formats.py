@@ -20,15 +20,14 @@ from tessera.deploy.exporting.verify import precision_of
 from tessera.deploy.runtime.exported import METADATA, ExportedDetector, ExportedNetwork
 from tessera.deploy.runtime.open_model import open_exported
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
+from tessera.utils.checkpoints.format import describe_metrics, describe_run, save_checkpoint
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.optional_packages import MissingExtra, import_extra
 from tests.deploy.exporting.made import ANCHORED, NAMES, checkpoint
+from tests.deploy.foreign.made import save, small_yolox
 from tests.deploy.runtime.made_files import STRINGS
-from tests.utils.checkpoints.foreign.made import save, small_yolox
 
 
 @pytest.fixture(scope="module")

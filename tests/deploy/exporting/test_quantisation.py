@@ -11,7 +11,7 @@ import yaml
 from torch.nn import functional as F
 
 from tessera.commands import export
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
 from tessera.deploy.exporting import quantisation
 from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.exporting.formats import onnx_bytes, write_onnx, write_openvino
