@@ -28,7 +28,7 @@ JOBS = {
     ("albumentations",): ("tests/data/augment/test_colours.py",),
     ("export", "openvino", "ncnn", "safetensors", "tune", "pretrained"): (
         "tests/deploy/exporting/test_quantisation.py",
-        "tests/utils/exporting/writers/test_missing.py",
+        "tests/deploy/exporting/test_formats.py",
         "tests/deploy/runtime/test_backends.py",
         "tests/utils/checkpoints/test_weights.py",
         "tests/deploy/foreign/test_efficientnet_lite.py",
@@ -125,7 +125,7 @@ def use(programs: Path, project: Path) -> None:
     image = min((project / "datasets" / "shapes" / "images" / "val").iterdir())
     ran(tessera, "val", "--weights", best, "--device", "cpu", "--workers", "1", cwd=project)
     ran(tessera, "detect", "--weights", best, "--source", str(image), "--device", "cpu", cwd=project)
-    ran(tessera, "export", "--weights", best, "--include", "onnx", "torchscript", "pt2", "--device", "cpu", cwd=project)
+    ran(tessera, "export", "--weights", best, "--include", "onnx", "torchscript", "--device", "cpu", cwd=project)
     ran(tessera, "compare", best, str(other / "weights" / "best.pt"), "--device", "cpu", "--workers", "1", cwd=project)
 
 
