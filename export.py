@@ -34,8 +34,8 @@ if __name__ == "__main__":
 
 from tessera.deploy.exporting.formats import FORMATS, chosen
 from tessera.deploy.exporting.job import ExportJob
-from tessera.deploy.exporting.parity.file_content import size_of
-from tessera.deploy.exporting.parity.verify import Verified, verify
+from tessera.deploy.exporting.verify import Verified, verify
+from tessera.deploy.runtime.exported import size_of
 from tessera.utils.checkpoints.run_directory import newest_best_checkpoint
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.failures import run_command

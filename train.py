@@ -34,12 +34,10 @@ if __name__ == "__main__":
     check_command_line(TrainConfig)
 
 from tessera.analysis.checks.run_checks import check_dataset
-from tessera.analysis.image_pages.dataset_page import write_data_page
-from tessera.analysis.search.evolve import evolve
-from tessera.analysis.search.space import unread_keys
-from tessera.analysis.search.trial import TrialObserver
+from tessera.analysis.report.data_page import write_data_page
+from tessera.analysis.search import TrialObserver, evolve, unread_keys
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.utils.checkpoints.initial_model import head_class, read_weights, start_kind
+from tessera.utils.checkpoints.initial_model import head_class, pretraining_of, read_weights
 from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.engine.divergence import DivergenceGuard
@@ -203,7 +201,7 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
     weights = weights or world.run_on_main(lambda: read_weights(config, None))
     names, images = data.train.names, data.images_per_epoch
     head = head_class(config, names, weights)
-    config, hyp = with_recipe(config, head, start_kind(config, names, weights), images)
+    config, hyp = with_recipe(config, head, pretraining_of(config, names, weights), images)
     return config, hyp, unread_keys(hyp, config, head, data.train, images)
 
 

@@ -28,10 +28,9 @@ from tessera.utils.startup import check_command_line
 if __name__ == "__main__":
     check_command_line(ValConfig)
 
-from tessera.analysis.label_errors.candidates import EvidenceCollector
-from tessera.analysis.label_errors.evidence import Evidence
+from tessera.analysis.label_errors import Evidence, EvidenceCollector
 from tessera.analysis.report.page_data import RunInfo
-from tessera.analysis.validation_report import report_errors, report_label_errors, report_validation
+from tessera.analysis.report.validation_report import report_errors, report_label_errors, report_validation
 from tessera.data.source.index import build_index, index_warnings
 from tessera.deploy.runtime.open_model import open_model
 from tessera.deploy.runtime.pipeline import Pipeline

@@ -25,15 +25,16 @@ from tessera.data.source.image_header import (
     KIND_BYTES,
     LARGE,
     PNG_START,
+    TIFF_STARTS,
     Header,
     Size,
     has_8_bits,
     most_bytes,
     read_file_header,
     read_header,
+    read_tiff,
     require_decodable_size,
 )
-from tessera.data.source.tiff import TIFF_STARTS, read_tiff
 from tessera.utils.bit_depth import (
     READS_HEIC,
     UNREAD_SUFFIXES,

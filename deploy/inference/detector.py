@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from tessera.data.feed.tile_grid import DEFAULT_OVERLAP
+from tessera.data.feed.image_sizes import DEFAULT_OVERLAP
 from tessera.data.source.image_header import is_truncated
 from tessera.deploy.inference.input_images import Color, DarkImageWarning, ImageInput, content_of, to_pixels
 from tessera.deploy.inference.results import Result

@@ -11,8 +11,7 @@ from tessera.deploy.runtime.exported import ExportedDetector, ExportedNetwork, M
 from tessera.deploy.runtime.network_readers import open_litert, open_ncnn, open_pt2, open_torchscript
 from tessera.deploy.runtime.onnxruntime import open_onnx
 from tessera.deploy.runtime.openvino import open_openvino
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import EXPORTED, load_weights, model_of_weights
+from tessera.utils.checkpoints.weights import EXPORTED, load_weights, model_of_weights, resolve_weights
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.evaluation.networks import TorchNetwork
 from tessera.utils.files import reachable_path

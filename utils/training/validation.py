@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from tessera.analysis.report.page_data import RunInfo
-from tessera.analysis.search.trial import Pruned, TrialObserver
-from tessera.analysis.validation_report import report_errors, report_validation
+from tessera.analysis.report.validation_report import report_errors, report_validation
+from tessera.analysis.search import Pruned, TrialObserver
 from tessera.data.feed.loader import ValLoader
 from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.models.detector import DetectionModel
@@ -60,7 +60,7 @@ class Validation:
     def before_training(self) -> None:
         """Validate the initial weights if they know all classes: they may stay the best."""
         run = self.run
-        if run.start != "known" or run.resumed or run.config.noval or run.config.nosave:
+        if run.pretraining != "known" or run.resumed or run.config.noval or run.config.nosave:
             return
         run.world.set_activity("validating the initial weights")
         self.loader.begin()
