@@ -24,7 +24,6 @@ from tessera.utils.text import harmless_cell, plural, strict_json
 from tessera.utils.thresholds import DEFAULT_CONF, LOWEST_CONF
 from tessera.utils.types import DatasetIndex
 
-ERRORS = "errors.jsonl"  # the last file of a run: if it exists, the best epoch was evaluated
 NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}
 _COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
 EXPLAINED = {

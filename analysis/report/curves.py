@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 
 from tessera.analysis.report.page_data import ReportData
 from tessera.utils.evaluation.matches import CONFIDENCES
+from tessera.utils.report.charts import TIME_PANELS, training_series
 
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without
@@ -19,16 +19,6 @@ POINTS = 250  # of a line: a pixel or two has one
 STEPS = 200  # confidences of the slider, and beside them the best one of all classes and of each
 MOST_CLASSES = 80  # that have curves of their own: those with most objects
 _PARTS = 1000  # of 1, that a ratio is sent in
-_LOSS = re.compile(r"train/(.+)_loss")
-_PANELS = {
-    "mAP": {"metrics/mAP_0.5:0.95": "mAP50-95", "metrics/mAP_0.5": "mAP50"},
-    "Precision and recall": {"metrics/precision": "precision", "metrics/recall": "recall"},
-}
-_RATES = {"Learning rate": {"x/lr1": "weights", "x/lr2": "norm weights"}}
-_TIMES = {
-    "Images per second": {"images_per_s": "training"},
-    "Fraction of the time spent waiting for images": {"time/data_wait": "waiting"},
-}
 
 Chart = dict[str, Any]
 
@@ -47,23 +37,6 @@ def _short(value: float) -> float | None:
     return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
-def loss_names(results: pd.DataFrame) -> list[str]:
-    """Return the names of the losses in results.csv."""
-    return [match[1] for match in map(_LOSS.fullmatch, results.columns) if match]
-
-
-def training_series(results: pd.DataFrame) -> dict[str, dict[str, NDArray[np.float64]]]:
-    """Return the series of results.png and the page by title and name, without empty ones; only "epoch" is required."""
-    names = loss_names(results)
-    panels = {f"Loss: {name}": {f"train/{name}_loss": "train", f"val/{name}_loss": "val"} for name in names}
-    found = {}
-    for title, columns in {**_PANELS, **panels, **_RATES, **_TIMES}.items():
-        series = {name: results[column].to_numpy(float) for column, name in columns.items() if column in results}
-        if series := {name: values for name, values in series.items() if np.isfinite(values).any()}:
-            found[title] = series
-    return found
-
-
 def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, Chart], dict[str, Chart]]:
     """Return charts over the epochs by title: metrics, and times; `best` is the epoch to mark."""
     epochs = results["epoch"].to_numpy(float)
@@ -71,7 +44,7 @@ def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, 
     charts = {
         title: line_chart("epoch", epochs, series, mark=mark) for title, series in training_series(results).items()
     }
-    times = {title: charts.pop(title) for title in _TIMES if title in charts}
+    times = {title: charts.pop(title) for title in TIME_PANELS if title in charts}
     return charts, times
 
 

@@ -11,10 +11,11 @@ import numpy as np
 from tessera.analysis.error_analysis.files import NAMES, ErrorItem
 from tessera.analysis.report.crops import Crop, Subject, render_crops
 from tessera.analysis.report.page_data import ReportData
-from tessera.analysis.report.tables import MOST_CLASSES, in_words, most_confused, scaled_sizes
+from tessera.analysis.report.tables import MOST_CLASSES, in_words, scaled_sizes
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.evaluation.error_counts import Errors
 from tessera.utils.evaluation.matching import Kind
+from tessera.utils.report.charts import most_confused
 from tessera.utils.text import one_line
 from tessera.utils.types import DatasetIndex
 

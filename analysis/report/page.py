@@ -13,17 +13,18 @@ import torch
 from tessera.analysis.error_analysis.files import NAMES, background_line, explained
 from tessera.analysis.error_analysis.tide_gains import ERROR_KINDS
 from tessera.analysis.report import advice
-from tessera.analysis.report.curves import loss_names, threshold_curves, training_charts
+from tessera.analysis.report.curves import threshold_curves, training_charts
 from tessera.analysis.report.error_gallery import gallery
 from tessera.analysis.report.page_data import ReportData
 from tessera.analysis.report.tables import breakdowns, class_rows, confusion_table, dataset, images_by_class, splits_of
 from tessera.analysis.report.template import own_file, render_page
 from tessera.utils.checkpoints.provenance import program_version
-from tessera.utils.engine.learning import idle_losses
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.flags.program import called
+from tessera.utils.report.charts import loss_names
 from tessera.utils.text import one_line
+from tessera.utils.training.divergence import idle_losses
 from tessera.utils.types import fitness
 
 NAME = "report.html"

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.analysis.report.page_data import ReportData
-from tessera.utils.evaluation.error_counts import KINDS, ConfusionMatrix
+from tessera.utils.evaluation.error_counts import KINDS
 from tessera.utils.evaluation.matching import Kind
+from tessera.utils.report.charts import most_confused
 from tessera.utils.text import one_line
 from tessera.utils.types import DatasetIndex
 
@@ -50,19 +51,6 @@ def images_by_class(index: DatasetIndex) -> NDArray[np.int64]:
     nc = len(index.names)
     images = np.repeat(np.arange(len(index), dtype=np.int64), np.diff(index.box_offsets))  # of the objects
     return np.bincount(np.unique(images * nc + index.classes) % nc, minlength=nc)
-
-
-def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Select the most confused classes, ascending, and their matrix.
-
-    Returns:
-        (c,), all if there are at most `most`; and counts (G, G) of these, of all others together if any, and of
-        background.
-    """
-    chosen = np.sort(confusion.confusions().argsort(kind="stable")[-most:])
-    group_of = np.full(confusion.nc + 1, len(chosen))
-    group_of[chosen], group_of[-1] = range(len(chosen)), len(chosen) + (len(chosen) < confusion.nc)
-    return chosen, confusion.grouped(group_of)
 
 
 def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Row:

@@ -11,34 +11,39 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tessera.analysis.search.plan import Job, Plan
 from tessera.analysis.search.search_directory import open_search
+from tessera.analysis.search.space import unread_keys
 from tessera.analysis.search.trial import Pruned, TrialObserver
-from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.config import TrainConfig, given_hyp
 from tessera.utils.errors import Diverged, Interrupted, warn_on_error
-from tessera.utils.flags.objective import parse_objective
 from tessera.utils.ranks.world import World
 from tessera.utils.text import duration, plural
+from tessera.utils.training.result import TrainingResult
+from tessera.utils.training.setup import resolve
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 # Flags of each training, which leaves no files.
-_TRIAL_FLAGS: dict[str, Any] = {"evolve": 0, "resume": "", "objective": TrainConfig.objective}
+_TRIAL_FLAGS: dict[str, Any] = {"evolve": 0, "resume": ""}
 _TRIAL_FLAGS |= {"nosave": True, "noplots": True, "loggers": "none"}
 
 
-def evolve(config: TrainConfig, start: Hyp, unread: frozenset[str], world: World, train: Callable[..., T]) -> T | None:
+def evolve(flags: TrainConfig, world: World, train: Callable[..., TrainingResult]) -> TrainingResult:
     """Run `--evolve N`: N trainings, some pruned, then repetitions of the best; every rank calls this.
 
     The ranks of a job are one worker; other jobs may work on the same search. hyp_evolved.yaml has the best
-    hyperparameters so far, and at the end those that are significantly better than `start`, or `start`.
-    A new search does not vary the hyperparameters `unread`.
-    `train` runs one training of flags, hyperparameters, world, folder and watch; its last result here is returned.
+    hyperparameters so far, and at the end those that are significantly better than the start, or the start.
+    `train` runs one training of flags, hyperparameters, world, folder and trial; its last result here is returned.
     """
-    result: T | None = None
+    given_hyp(flags.hyp)  # names its errors before the dataset is read
+    recipe = resolve(flags, None, world)
+    config, start = dataclasses.replace(recipe.config, freeze=flags.freeze), recipe.hyp
+    # A new search does not vary the hyperparameters that the training does not read.
+    unread = unread_keys(start, config, recipe.head, recipe.data.train, recipe.data.images_per_epoch)
+    result: TrainingResult | None = None
     with open_search(config, world) as folder, ExitStack() as stack:
         plan = Plan(folder, config, start, unread)
         world.run_on_main(lambda: stack.enter_context(plan))
@@ -46,16 +51,16 @@ def evolve(config: TrainConfig, start: Hyp, unread: frozenset[str], world: World
         while job := _next(plan, world):
             log.info(job.title)
             flags = dataclasses.replace(config, **_TRIAL_FLAGS, project=str(folder), name=job.run.name, seed=job.seed)
-            watch = TrialObserver(world, parse_objective(config.objective), plan.report)
+            watch = TrialObserver(world, plan.report)
             began, earlier = time.perf_counter(), result
             with _training(plan, watch, world, folder):
-                result = train(flags, job.hyp, world, folder=job.run, watch=watch)
+                result = train(flags, job.hyp, world, folder=job.run, trial=watch)
             left = world.run_on_main(plan.most_left)
             if result is not None and earlier is None and left:
                 pace = duration(left * (time.perf_counter() - began))
                 log.info(f"At most {plural(left, 'more training')} at this pace: about {pace} for one worker")
         log.info(world.run_on_main(plan.conclude))
-    return result
+    return result or TrainingResult()
 
 
 def _next(plan: Plan, world: World) -> Job | None:

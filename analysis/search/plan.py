@@ -131,7 +131,7 @@ class Plan:
         """Compare the sets, write the report and the best set; return the verdict."""
         again = self._best_again().trials("COMPLETE")
         standings = judge({(t.params["set"], t.params["seed"]): t.value for t in again}, len(self._sets))
-        report = Report(self._config.objective, self._ended(), self._sets, standings)
+        report = Report(self._config.metric, self._ended(), self._sets, standings)
         with self._trials.turn():
             write_yaml(self._folder / BEST, (report.winner.hyp if report.winner else self._start).as_dict())
             write_whole(self._folder / REPORT, report.text().encode())

@@ -126,7 +126,8 @@ def _continued(config: TrainConfig) -> Path:
 
 def _require_same_training(config: TrainConfig, folder: Path) -> None:
     """Raise UserError for flags with which trainings of the search are not comparable, and for an empty journal."""
-    before: dict[str, Any] = read_yaml(folder / FLAGS, "the flags of a search").values
+    before: dict[str, Any] = dict(read_yaml(folder / FLAGS, "the flags of a search").values)
+    before.setdefault("metric", before.pop("objective", TrainConfig.metric))  # its name up to 0.1
     differing = [key for key, now in config.as_dict().items() if key not in _FREE and before.get(key, now) != now]
     if differing:
         had, has = (

@@ -8,8 +8,8 @@ from typing import Any
 
 from tessera.models.heads.head import LOSS_HYPS, Head
 from tessera.utils.config import RENAMED, Hyp, TrainConfig
+from tessera.utils.engine.optimizer import Schedule
 from tessera.utils.engine.recipe import UNKNOWN_BATCH
-from tessera.utils.engine.schedule import Schedule
 from tessera.utils.types import DatasetIndex
 
 FACTOR = 2.0  # the range of a value is its start divided and multiplied by this, on a logarithmic scale

@@ -1,16 +1,13 @@
-"""Observation of a training by a search: objective per epoch, pruning, metrics."""
+"""Observation of a training by a search: metric per epoch, pruning."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import numpy as np
 
 from tessera.utils.evaluation.evaluate import Evaluation
-from tessera.utils.flags.objective import Metric, Objective
 from tessera.utils.ranks.world import World
+from tessera.utils.report.observers import Observer
 from tessera.utils.types import Metrics
 
 
@@ -18,25 +15,30 @@ class Pruned(Exception):
     """The end of a pruned training, on every rank."""
 
 
-@dataclass
-class TrialObserver:
-    """Observer of the validations of one training."""
+class TrialObserver(Observer):
+    """Observer of the validations of one training.
 
-    world: World
-    objective: Objective
-    report: Callable[[int, float], bool]  # of an epoch and its value, on rank 0; returns whether the training ends
-    metrics: Metrics | None = None  # of the last validation
-    value: float = math.nan  # of the objective in the last validation, on rank 0
+    Attributes:
+        metrics, value: of the last validation, and the value of `--metric`.
+    """
 
-    def after_epoch(self, epoch: int, evaluation: Evaluation) -> bool:
-        """Report the validation of an epoch; return, on every rank, whether the training is pruned."""
-        self.metrics = evaluation.metrics
+    every_rank = True
 
-        def report() -> bool:
-            self.value = self.objective.value(lambda metric: measure(evaluation, metric))
-            return self.report(epoch, self.value)
+    def __init__(self, world: World, report: Callable[[int, float], bool]) -> None:
+        """`report` takes an epoch and its value on rank 0, and returns whether the training ends."""
+        self._world, self._report = world, report
+        self.metrics: Metrics | None = None
+        self.value = math.nan
 
-        return self.world.run_on_main(report)
+    def validation(self, epoch: int, evaluation: Evaluation, score: float) -> None:
+        """Report the validation of an epoch.
+
+        Raises:
+            Pruned: on every rank, if the search ends the training.
+        """
+        self.metrics, self.value = evaluation.metrics, score
+        if self._world.run_on_main(lambda: self._report(epoch, score)):
+            raise Pruned
 
     @property
     def figures(self) -> tuple[float, ...]:
@@ -45,22 +47,3 @@ class TrialObserver:
             return ()
         figures = (m.fitness, m.precision, m.recall, m.map50, m.map)
         return figures if all(map(math.isfinite, figures)) else ()
-
-
-def measure(evaluation: Evaluation, metric: Metric) -> float:
-    """Return a metric of a validation, on rank 0, which has the curves.
-
-    `recall@p=x` is the highest recall with a precision of at least x, at a threshold per class, as the mean over the
-    classes; 0 for a class that never reaches x. `precision@r=x` likewise. `f1` is the mean over the classes at the best
-    common threshold, `ms` the total milliseconds per image.
-    """
-    metrics, curves = evaluation.metrics, evaluation.curves
-    if metric.at is not None:
-        axes = {"recall@p": (curves.recall, curves.precision), "precision@r": (curves.precision, curves.recall)}
-        raised, bound = axes[metric.name]
-        return float(np.where(bound >= metric.at, raised, 0.0).max(1).mean()) if len(raised) else 0.0
-    if metric.name == "f1":
-        return float(curves.f1[:, curves.best].mean()) if len(curves.f1) else 0.0
-    if metric.name == "ms":
-        return sum(metrics.speed_ms)
-    return float(getattr(metrics, metric.name))

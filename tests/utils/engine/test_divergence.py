@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.engine.divergence import DivergenceGuard
-from tessera.utils.engine.learning import least_detected
+from tessera.utils.engine.state import EarlyStopping
 from tessera.utils.engine.step import StepFlags
-from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import Diverged
+from tessera.utils.training.divergence import DivergenceGuard, least_detected
 from tessera.utils.types import Metrics
 from tests.data.made_index import make_index
 from tests.utils.engine.trainer import SIZE, TINY, Trainer

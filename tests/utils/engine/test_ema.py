@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tessera.utils.engine.ema import ModelEMA, ema_decay
+from tessera.utils.engine.state import ModelEMA, ema_decay
 
 
 @given(st.integers(1, 10**7))

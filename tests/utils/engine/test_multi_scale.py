@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tessera.utils.config import load_hyp
-from tessera.utils.engine.multi_scale import check_statistics, largest_size, resized, scaled_size, smallest_size
+from tessera.utils.engine.step import check_statistics, largest_size, resized, scaled_size, smallest_size
 from tessera.utils.errors import ConfigError
 from tessera.utils.ranks.world import World
 from tests.data.made_run import made_run

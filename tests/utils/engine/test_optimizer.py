@@ -10,8 +10,7 @@ from torch import nn
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import Hyp, load_hyp
-from tessera.utils.engine.optimizer import build_optimizer
-from tessera.utils.engine.schedule import Schedule, accumulation
+from tessera.utils.engine.optimizer import Schedule, accumulation, build_optimizer
 from tests.utils.engine.trainer import TINY
 
 

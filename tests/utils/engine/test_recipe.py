@@ -12,7 +12,7 @@ from tessera.models.heads.anchor.head import Detect
 from tessera.models.model_yaml import HEADS
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.ema import ema_decay
+from tessera.utils.engine.optimizer import Schedule
 from tessera.utils.engine.recipe import (
     pretrained_hint,
     recipe_file,
@@ -21,7 +21,7 @@ from tessera.utils.engine.recipe import (
     schedule_summary,
     with_recipe,
 )
-from tessera.utils.engine.schedule import Schedule
+from tessera.utils.engine.state import ema_decay
 from tessera.utils.types import Start
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY

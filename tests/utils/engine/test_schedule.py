@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.utils.config import Hyp, load_hyp
-from tessera.utils.engine.schedule import Schedule
+from tessera.utils.engine.optimizer import Schedule
 
 LOW = load_hyp("hyp.scratch-low.yaml")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.utils.engine.stopping import START, EarlyStopping
+from tessera.utils.engine.state import INITIAL, EarlyStopping
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_a_plateau_ends_when_it_would_have_without_the_resume() -> None:
 def test_the_start_is_the_best_until_an_epoch_is_as_good() -> None:
     """Patience counts from the first epoch on; a resumed run knows it too."""
     stopper = EarlyStopping(2)
-    assert not stopper.update(START, 0.5) and stopper.best_epoch == START
+    assert not stopper.update(INITIAL, 0.5) and stopper.best_epoch == INITIAL
     assert not stopper.update(0, 0.4)
     resumed = EarlyStopping(2)
     resumed.load_state_dict(stopper.state_dict())
-    assert [resumed.update(1, 0.4), resumed.update(2, 0.4)] == [False, True] and resumed.best_epoch == START
+    assert [resumed.update(1, 0.4), resumed.update(2, 0.4)] == [False, True] and resumed.best_epoch == INITIAL
     assert not stopper.update(1, 0.5) and stopper.best_epoch == 1

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tessera.utils.ranks.world import World
-from tessera.utils.report.epoch_bar import EpochBar
+from tessera.utils.report.console import EpochBar
 
 NAMES = ("box", "obj", "cls")
 COLUMNS = ("Epoch", "GPU_mem", "box_loss", "obj_loss", "cls_loss", "Instances", "Size", "Data_wait")

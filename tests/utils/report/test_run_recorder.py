@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from tessera.utils.report.run_recorder import EpochMetrics, RunRecorder
 
 import tessera
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
@@ -20,10 +21,9 @@ from tessera.utils.errors import UserError
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.files import atomic_write
 from tessera.utils.ranks.world import World
+from tessera.utils.report.image_grid import SampleImageCollector
 from tessera.utils.report.results_csv import read_results
-from tessera.utils.report.run_recorder import EpochMetrics, RunRecorder
-from tessera.utils.report.sample_images import SampleImageCollector
-from tessera.utils.report.trackers.loggers import Loggers
+from tessera.utils.report.trackers import Loggers
 from tests.data.made_index import make_index
 from tests.utils.evaluation.made_images import accumulate
 

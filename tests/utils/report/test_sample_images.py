@@ -11,9 +11,8 @@ import torch
 
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.report import sample_images
-from tessera.utils.report.image_grid import Annotations
+from tessera.utils.report.image_grid import Annotations, SampleImageCollector
 from tessera.utils.report.palette import class_colour
-from tessera.utils.report.sample_images import SampleImageCollector
 from tessera.utils.types import Batch, Detections
 from tests.utils.report.made_charts import index
 

@@ -21,8 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tessera.utils.config import LOGGER_NAMES
 from tessera.utils.errors import ConfigError
-from tessera.utils.report.trackers import loggers
-from tessera.utils.report.trackers.loggers import TRACKERS, Loggers, import_tracker
+from tessera.utils.report.trackers import TRACKERS, Loggers, import_tracker, loggers
 from tests.utils.report.fake_trackers import CONFIG, Recorder, install, use
 
 REMOTE = ("wandb", "mlflow", "clearml", "comet")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.errors import ConfigError
-from tessera.utils.training.class_weights import by_effective_number, class_weights
+from tessera.utils.training.data import by_effective_number, class_weights
 from tests.data.made_index import make_index
 
 PLAIN = load_hyp("hyp.scratch-low.yaml")  # classes are circle, square, star

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tessera.utils.report.run_recorder import RunRecorder
 
 from tessera.commands import train
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint, save_checkpoint
@@ -19,7 +20,6 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.run_lock import RunLockedError, lock_run
 from tessera.utils.ranks.world import World
-from tessera.utils.report.run_recorder import RunRecorder
 from tessera.utils.training.resume_target import TrainTarget, resume_target
 from tests.data.feed.another_process import another_process
 from tests.system.tiny import make_data
