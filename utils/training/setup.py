@@ -167,7 +167,7 @@ def _fresh_state(
     context: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision
 ) -> TrainState[DetectionModel]:
     world, hyp = context.world, context.hyp
-    _check_statistics(context)
+    check_statistics(context)
     optimizer = build_optimizer(
         model,
         context.optimizer,
@@ -181,7 +181,7 @@ def _fresh_state(
     return TrainState(model, ModelEMA(model, hyp.ema_fraction), optimizer, precision, stopper, progress)
 
 
-def _check_statistics(context: RunContext) -> None:
+def check_statistics(context: RunContext) -> None:
     """Raise ConfigError if a batch leaves a normalisation a single value per channel."""
     config, imgsz, stride, ranks = context.config, context.imgsz, context.stride, context.world.size
     size = smallest_size(imgsz, stride) if config.multi_scale else imgsz

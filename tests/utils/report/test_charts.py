@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from tessera.utils.engine.state import INITIAL
 from tessera.utils.evaluation.curves import best_step
 from tessera.utils.evaluation.matches import CONFIDENCES
+from tessera.utils.report import charts
 from tessera.utils.report.charts import (
-    labels,
     plot_confidence_curve,
     plot_confusion_matrix,
     plot_labels,
@@ -263,7 +263,7 @@ def test_labels_of_many_objects_are_counted_in_pieces(
     tmp_path: Path, figures: list[Figure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cells and bars hold what a count of all objects together gives, whatever the pieces."""
-    monkeypatch.setattr(labels, "_AT_ONCE", 999)
+    monkeypatch.setattr(charts, "_AT_ONCE", 999)
     data = index(names(600, "short"), 30_000)
     plot_labels(data, tmp_path / "labels.jpg")
     histogram, overlay, centres, sizes = figures[0].axes
