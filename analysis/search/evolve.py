@@ -11,19 +11,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tessera.analysis.search.plan import Job, Plan
 from tessera.analysis.search.search_directory import open_search
 from tessera.analysis.search.space import unread_keys
 from tessera.analysis.search.trial import Pruned, TrialObserver
-from tessera.utils.config import TrainConfig, given_hyp
+from tessera.utils.config import Hyp, TrainConfig, given_hyp
 from tessera.utils.errors import Diverged, Interrupted, warn_on_error
 from tessera.utils.ranks.world import World
 from tessera.utils.text import duration, plural
 from tessera.utils.training.result import TrainingResult
 from tessera.utils.training.setup import resolve
 
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 # Flags of each training, which leaves no files.
@@ -38,12 +39,22 @@ def evolve(flags: TrainConfig, world: World, train: Callable[..., TrainingResult
     hyperparameters so far, and at the end those that are significantly better than the start, or the start.
     `train` runs one training of flags, hyperparameters, world, folder and trial; its last result here is returned.
     """
+    return run_search(*start_of_search(flags, world), world, train) or TrainingResult()
+
+
+def start_of_search(flags: TrainConfig, world: World) -> tuple[TrainConfig, Hyp, frozenset[str]]:
+    """Return flags and hyperparameters for the first training, and those hyperparameters that none reads."""
     given_hyp(flags.hyp)  # names its errors before the dataset is read
     recipe = resolve(flags, None, world)
-    config, start = dataclasses.replace(recipe.config, freeze=flags.freeze), recipe.hyp
-    # A new search does not vary the hyperparameters that the training does not read.
-    unread = unread_keys(start, config, recipe.head, recipe.data.train, recipe.data.images_per_epoch)
-    result: TrainingResult | None = None
+    config, data = dataclasses.replace(recipe.config, freeze=flags.freeze), recipe.data
+    return config, recipe.hyp, unread_keys(recipe.hyp, config, recipe.head, data.train, data.images_per_epoch)
+
+
+def run_search(
+    config: TrainConfig, start: Hyp, unread: frozenset[str], world: World, train: Callable[..., T]
+) -> T | None:
+    """Run the trainings; a new search does not vary the hyperparameters `unread`."""
+    result: T | None = None
     with open_search(config, world) as folder, ExitStack() as stack:
         plan = Plan(folder, config, start, unread)
         world.run_on_main(lambda: stack.enter_context(plan))
@@ -60,7 +71,7 @@ def evolve(flags: TrainConfig, world: World, train: Callable[..., TrainingResult
                 pace = duration(left * (time.perf_counter() - began))
                 log.info(f"At most {plural(left, 'more training')} at this pace: about {pace} for one worker")
         log.info(world.run_on_main(plan.conclude))
-    return result or TrainingResult()
+    return result
 
 
 def _next(plan: Plan, world: World) -> Job | None:

@@ -36,7 +36,7 @@ from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
-from tessera.utils.training.data import class_weights, open_train_loader, reweight, training_samples
+from tessera.utils.training.data import Splits, class_weights, open_train_loader, reweight, training_data
 from tessera.utils.types import Batch
 
 AFTER_WARMUP, STEPS = "--after-warmup", "--steps"
@@ -59,7 +59,8 @@ def run(words: list[str], world: World) -> None:
     config = TrainConfig(**TrainConfig.from_args([*flags, "--data", data]))
     hyp = load_hyp(*(config.hyp or ["hyp.scratch-low.yaml"]))
     with ExitStack() as stack:
-        index = training_samples(build_index(load_spec(config.data), "train"), config)
+        images = build_index(load_spec(config.data), "train")
+        index = training_data(Splits(None, images, images), config, config.imgsz, world).train  # type: ignore[arg-type]
         weights = read_weights(config, None)
         model = build_model(config, hyp, index.names, weights).to(memory_format=torch.channels_last)
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())

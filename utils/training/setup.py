@@ -23,6 +23,7 @@ from tessera.utils.checkpoints.initial_model import (
     model_source,
     pretraining_of,
     read_weights,
+    with_frozen_layers,
 )
 from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.weights import Weights
@@ -93,8 +94,8 @@ def resolve(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedR
         words, chosen = choose_hyp(flags, type(outline.head), pretraining, data.images_per_epoch)
     else:
         words, chosen = flags.hyp, hyp
-    by_recipe = (round(chosen.frozen_layers),) if weights_name and chosen.frozen_layers and not resumed else ()
-    config = dataclasses.replace(flags, weights=weights_name, hyp=words, freeze=flags.freeze or by_recipe)
+    completed = dataclasses.replace(flags, weights=weights_name, hyp=words)
+    config = completed if resumed else with_frozen_layers(completed, chosen)
     if not resumed and (hint := pretrained_hint(config, len(splits.train))):
         log.info(hint)
     return Recipe(config, chosen, pretraining, weights, data, type(outline.head), imgsz)

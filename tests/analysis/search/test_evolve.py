@@ -14,7 +14,7 @@ import optuna
 import pytest
 import yaml
 
-from tessera.analysis.search.evolve import evolve
+from tessera.analysis.search.evolve import run_search as evolve
 from tessera.analysis.search.search_directory import open_search
 from tessera.analysis.search.space import hyp_of, ranges, unread_keys
 from tessera.analysis.search.trial import TrialObserver
@@ -34,12 +34,12 @@ FILES = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md
 def test_a_search_finds_a_better_set_and_says_why(tmp_path: Path) -> None:
     seeds: list[int] = []
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         assert config.evolve == 0 and not config.resume and config.nosave and config.loggers == "none"
         seeds.append(config.seed)
-        return curve(config, hyp, world, folder, watch, slope=0.4)
+        return curve(config, hyp, world, folder, trial, slope=0.4)
 
-    search(tmp_path, 40, train, epochs=6, objective="map", seed=7)
+    search(tmp_path, 40, train, epochs=6, metric="map", seed=7)
     folder = tmp_path / "exp"
     assert sorted(path.name for path in folder.iterdir()) == FILES
     rows = table(folder)
@@ -57,11 +57,11 @@ def test_a_search_without_anything_to_find_says_so(tmp_path: Path) -> None:
     start = dataclasses.replace(START, lr0=0.012345678)
     compared: list[Hyp] = []
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         if config.seed == 1:
             compared.append(hyp)
         result = found(0.5 + 0.001 * config.seed if hyp == start else 0.4)
-        watch.after_epoch(0, result)
+        trial.validation(0, result, result.metrics.fitness)
         return result.metrics
 
     evolve(TrainConfig(evolve=6, project=str(tmp_path)), start, frozenset(), World(), train)
@@ -72,10 +72,10 @@ def test_a_search_without_anything_to_find_says_so(tmp_path: Path) -> None:
 
 
 def test_a_start_that_diverges_is_no_set_to_use(tmp_path: Path) -> None:
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         if hyp == START and config.seed in (1, 2):
             raise Diverged("not finite")
-        watch.after_epoch(0, found(0.5))
+        trial.validation(0, found(0.5), 0.5)
         return MEASURED
 
     search(tmp_path, 3, train)
@@ -86,10 +86,10 @@ def test_a_start_that_diverges_is_no_set_to_use(tmp_path: Path) -> None:
 
 
 def test_a_training_that_fails_three_times_counts_as_diverged(tmp_path: Path) -> None:
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         if config.name != "trial0" and not table(tmp_path / "exp")[1:]:
             raise UserError("out of memory")
-        return nothing(config, hyp, world, folder, watch)
+        return nothing(config, hyp, world, folder, trial)
 
     for _ in range(3):
         with pytest.raises(UserError, match="out of memory"):
@@ -102,11 +102,11 @@ def test_a_training_that_fails_three_times_counts_as_diverged(tmp_path: Path) ->
 def test_a_training_that_diverges_or_has_no_finite_result_is_the_worst(tmp_path: Path) -> None:
     results = iter([Diverged("not finite"), float("nan"), 0.41])
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         result = next(results, 0.4)
         if isinstance(result, Diverged):
             raise result
-        watch.after_epoch(0, found(result))
+        trial.validation(0, found(result), result)
         return found(result).metrics
 
     search(tmp_path, 3, train)
@@ -201,7 +201,7 @@ def test_a_search_has_a_folder_of_its_own_and_only_those_who_ask_continue_it(tmp
             {"resume": "newest", "epochs": 3, "imgsz": 64},
             r"this search has trainings with --epochs 100, --imgsz 640; found --epochs 3, --imgsz 64, which are not",
         ),
-        ({"resume": "newest", "objective": "map"}, r"with --objective 'fitness'; found --objective 'map'"),
+        ({"resume": "newest", "metric": "map"}, r"with --metric 'fitness'; found --metric 'map'"),
         ({"exist_ok": True}, r"exp is not empty; a search needs its own directory"),
     ):
         with pytest.raises(UserError, match=message):
@@ -215,11 +215,11 @@ def test_a_search_that_is_stopped_trains_what_an_undisturbed_one_does(tmp_path: 
     tried: list[Hyp] = []
     stops: set[int] = set()
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         tried.append(hyp)
         if len(tried) in stops:
             raise Interrupted("Stopped by SIGTERM.", 15, saved=True)
-        return curve(config, hyp, world, folder, watch)
+        return curve(config, hyp, world, folder, trial)
 
     search(tmp_path, 16, train, epochs=4)
     undisturbed = tried.copy()
@@ -274,13 +274,13 @@ def test_ranks_that_the_launcher_restarts_continue_their_search(
     monkeypatch.setattr(World, "remember", lambda _, key, value: kept.update({key: value}))
     killed: list[Hyp] = []
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         if config.name == "trial1" and not killed:
-            watch.after_epoch(0, found(0.3))
+            trial.validation(0, found(0.3), 0.3)
             killed.append(hyp)
             raise KeyboardInterrupt
         assert config.name != "trial1" or hyp == killed[0]
-        return nothing(config, hyp, world, folder, watch)
+        return nothing(config, hyp, world, folder, trial)
 
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path, 2, train)
@@ -318,9 +318,9 @@ def test_a_torn_last_line_is_removed(tmp_path: Path) -> None:
         with (tmp_path / "exp" / "journal.log").open("a") as file:
             file.write('{"op_code":8,"worker_id":"a","tri')
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         tear()
-        return nothing(config, hyp, world, folder, watch)
+        return nothing(config, hyp, world, folder, trial)
 
     search(tmp_path, 1, train)
     tear()
