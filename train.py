@@ -51,7 +51,7 @@ from tessera.utils.ranks.preflight import preflight
 from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import EpochBar, setup_logging
-from tessera.utils.report.observers import EpochResult, Observer, Observers
+from tessera.utils.report.observers import EpochResult, Observer
 from tessera.utils.seeding import init_seeds
 from tessera.utils.text import plural, row
 from tessera.utils.training.data import open_loaders, reweight
@@ -91,9 +91,9 @@ def train(
         if not world.accelerator.is_host:
             gc.collect()  # the cycles of an earlier model in this process hold memory of the device
 
-        members = observers_of(flags, world, trial)
+        observers = observers_of(flags, world, trial)
         training = set_up(flags, hyp, world, resumed, folder or stack.enter_context(new_run(flags, world)))
-        context, data, state, criterion = training.context, training.data, training.state, training.criterion
+        context, data, state = training.context, training.data, training.state
         stack.enter_context(explain_batch_memory(context))
         loader, val_loader = open_loaders(context, data, stack)
         if resumed:
@@ -104,12 +104,13 @@ def train(
         schedule = Schedule(context.hyp, context.config.epochs, batches, context.batch_size, context.config.cos_lr)
         report_recipe(context, schedule, state.model.head)
 
-        observers = stack.enter_context(Observers(members, training))
+        stack.enter_context(observers.of(training))
         profile = stack.enter_context(open_profile(context.config.profile, context.folder, world))
         world.barrier()  # rank 0 has opened trackers: the device's collectives must not wait for that
-        config, varies = context.config, context.varies_sizes
-        model = smart_DDP(state.model, config.sync_bn, config.compile, dynamic=varies, world=world)
-        step = TrainStep(model, state, criterion, context, profile, observers.step)
+        model = smart_DDP(
+            state.model, context.config.sync_bn, context.config.compile, dynamic=context.varies_sizes, world=world
+        )
+        step = TrainStep(model, state, training.criterion, context, profile, observers.step)
         saver = Saver(context, state, data.train_hash, data.spec.pixels, stop_signals, step.flush)
         stack.enter_context(world.advising(str if trial else saver.resume_line))
         stack.enter_context(saver)
@@ -118,14 +119,13 @@ def train(
         log.info(row("Output", f"{context.folder} ({state.precision.name}, batch size {context.batch_size})"))
 
         validation.before_training()
-        for epoch in state.epochs_left(config.epochs):
+        for epoch in state.epochs_left(context.config.epochs):
             began = time.perf_counter()
             world.set_activity(f"training epoch {epoch}")
-            reweight(loader, data.train, progress, config)
+            reweight(loader, data.train, progress, context.config)
             state.model.train()
-            title, done = f"{epoch}/{config.epochs - 1}", progress.batch_in_epoch
-            with EpochBar(title, batches, world, criterion.names, done) as bar:
-                stream = bar.timed(profile.waited(loader.batches(epoch, done)))
+            with EpochBar(epoch, batches, training) as bar:
+                stream = bar.timed(profile.waited(loader.batches(epoch, progress.batch_in_epoch)))
                 stream = world.accelerator.prefetch(observers.batches(stream))
                 while progress.batch_in_epoch < batches:
                     iteration = epoch * batches + progress.batch_in_epoch
@@ -139,15 +139,15 @@ def train(
                 stop_signals.defer()  # also if the resumed run had finished the epoch's steps
                 saver.flush()
             losses = world.sum(progress.mean_losses().to(world.device)).tolist()
-            metrics, score = validation.after_epoch(epoch)
-            stop = world.broadcast(state.stopper.update(epoch, score))
+            found = validation.after_epoch(epoch)
+            stop = world.broadcast(state.stopper.update(epoch, found.score))
             progress.finish_epoch()
             rates = schedule.learning_rates((epoch + 1) * batches - 1)
             times = time.perf_counter() - began, bar.data_wait, bar.batches_per_s * context.batch_size
             with profile.stage("plots"):
-                observers.epoch(EpochResult(epoch, losses, metrics, rates, *times))
+                observers.epoch(EpochResult(epoch, losses, found.metrics, rates, *times))
             with profile.stage("saving"):
-                saver.after_epoch(epoch, metrics, is_best=state.stopper.best_epoch == epoch, stop=stop)
+                saver.after_epoch(epoch, found.metrics, is_best=state.stopper.best_epoch == epoch, stop=stop)
             profile.epoch(epoch, time.perf_counter() - began)
             if stop:
                 log.info(f"Stopped early: no improvement in the last {plural(state.stopper.patience, 'epoch')}.")

@@ -9,7 +9,7 @@ from tessera.utils.errors import UserError
 from tessera.utils.extensions import extension
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import print_lines, table_header, validation_line
-from tessera.utils.report.observers import Observer, RunResult, own_observers
+from tessera.utils.report.observers import Observer, Observers, RunResult, own_observers
 from tessera.utils.report.plots import Plots
 from tessera.utils.report.results_csv import RunFiles
 from tessera.utils.report.trackers import Trackers, import_tracker
@@ -25,8 +25,8 @@ class MetricsTable(Observer):
         print_lines(table_header(), validation_line(result.evaluation.metrics))
 
 
-def observers_of(flags: TrainConfig, world: World, trial: Observer | None) -> list[Observer]:
-    """Return the observers of a training in order: `trial` is that of a search, in place of the report.
+def observers_of(flags: TrainConfig, world: World, trial: Observer | None) -> Observers:
+    """Return the observers of a training, in order: `trial` is that of a search, in place of the report.
 
     Raises:
         ConfigError: a tracker or a part of the user's own cannot be used; on every rank.
@@ -35,7 +35,8 @@ def observers_of(flags: TrainConfig, world: World, trial: Observer | None) -> li
     report = [trial or _report()] if world.is_main or trial else []
     plots = [] if flags.noplots else [Plots()]
     # The report first: trackers take its charts, and it closes last, which marks the run as evaluated.
-    return [*report, DivergenceGuard(), RunFiles(), *plots, Trackers(), *own_observers(flags.callbacks)]
+    members = [*report, DivergenceGuard(), RunFiles(), *plots, Trackers(), *own_observers(flags.callbacks)]
+    return Observers(members, world)
 
 
 def _report() -> Observer:
