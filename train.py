@@ -41,7 +41,7 @@ from tessera.utils.engine.optimizer import Schedule
 from tessera.utils.engine.profile import open_profile
 from tessera.utils.engine.recipe import report_recipe
 from tessera.utils.engine.step import TrainStep
-from tessera.utils.errors import ConfigError
+from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.extensions import extension
 from tessera.utils.ranks.consistency import require_same_command
 from tessera.utils.ranks.ddp import smart_DDP
@@ -51,13 +51,15 @@ from tessera.utils.ranks.preflight import preflight
 from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import EpochBar, setup_logging
-from tessera.utils.report.observers import EpochResult, Observer
+from tessera.utils.report.observers import EpochResult, Observer, Observers, own_observers
+from tessera.utils.report.plots import Plots
+from tessera.utils.report.results_csv import RunFiles
+from tessera.utils.report.trackers import Trackers, import_tracker
 from tessera.utils.seeding import init_seeds
 from tessera.utils.text import plural, row
 from tessera.utils.training.data import open_loaders, reweight
-from tessera.utils.training.observers import observers_of
-from tessera.utils.training.result import TrainingResult, recall_result, remember_result
-from tessera.utils.training.resume_target import resume_target
+from tessera.utils.training.divergence import DivergenceGuard
+from tessera.utils.training.resume_target import TrainingResult, recall_result, remember_result, resume_target
 from tessera.utils.training.setup import explain_batch_memory, set_up
 from tessera.utils.training.validation import Validation
 from tessera.utils.types import Metrics
@@ -91,7 +93,7 @@ def train(
         if not world.accelerator.is_host:
             gc.collect()  # the cycles of an earlier model in this process hold memory of the device
 
-        observers = observers_of(flags, world, trial)
+        observers = Observers(observers_of(flags, world, trial), world)
         training = set_up(flags, hyp, world, resumed, folder or stack.enter_context(new_run(flags, world)))
         context, data, state = training.context, training.data, training.state
         stack.enter_context(explain_batch_memory(context))
@@ -107,9 +109,7 @@ def train(
         stack.enter_context(observers.of(training))
         profile = stack.enter_context(open_profile(context.config.profile, context.folder, world))
         world.barrier()  # rank 0 has opened trackers: the device's collectives must not wait for that
-        model = smart_DDP(
-            state.model, context.config.sync_bn, context.config.compile, dynamic=context.varies_sizes, world=world
-        )
+        model = smart_DDP(state.model, flags.sync_bn, flags.compile, dynamic=context.varies_sizes, world=world)
         step = TrainStep(model, state, training.criterion, context, profile, observers.step)
         saver = Saver(context, state, data.train_hash, data.spec.pixels, stop_signals, step.flush)
         stack.enter_context(world.advising(str if trial else saver.resume_line))
@@ -156,6 +156,24 @@ def train(
             f"after the last epoch, whose checkpoint is saved; validate {saver.best} with {called('val.py')}"
         )
         return validation.of_trial() if trial else validation.validate_best()
+
+
+def observers_of(flags: TrainConfig, world: World, trial: Observer | None) -> list[Observer]:
+    """Return the observers of a training, in order; `trial` as of `train`.
+
+    Raises:
+        ConfigError: a tracker or a part of the user's own cannot be used; on every rank.
+    """
+    world.run_on_main(lambda: all(map(import_tracker, flags.logger_names)))  # modules cannot be sent
+    # The report first: trackers take its charts, and it closes last, which marks the run as evaluated.
+    first = [] if trial is None else [trial]
+    if world.is_main and trial is None:
+        try:
+            first = [extension("validation report").TrainingReport()]
+        except UserError as error:
+            log.warning(f"{error} The run ends without error analysis and report.html.")
+    plots = [] if flags.noplots else [Plots()]
+    return [*first, DivergenceGuard(), RunFiles(), *plots, Trackers(), *own_observers(flags.callbacks)]
 
 
 # ------------------------------------------------------------------------------------------------- the command

@@ -21,7 +21,7 @@ from tessera.utils.config import Hyp, TrainConfig, given_hyp
 from tessera.utils.errors import Diverged, Interrupted, warn_on_error
 from tessera.utils.ranks.world import World
 from tessera.utils.text import duration, plural
-from tessera.utils.training.result import TrainingResult
+from tessera.utils.training.resume_target import TrainingResult
 from tessera.utils.training.setup import resolve
 
 T = TypeVar("T")

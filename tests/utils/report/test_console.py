@@ -187,7 +187,7 @@ def test_data_wait_is_the_share_of_time_spent_on_batches() -> None:
             time.sleep(0.03)
             yield i
 
-    with EpochBar("0/0", 5, world(), NAMES) as bar:
+    with EpochBar(0, 5, training()) as bar:
         for _ in bar.timed(slow()):
             time.sleep(0.01)
             bar.update(1, [0.0, 0.0, 0.0], 0, 64)
@@ -201,8 +201,9 @@ def test_data_wait_is_the_share_of_time_spent_on_batches() -> None:
 
 def test_an_epoch_that_fails_prints_no_figures_and_does_not_wait_for_the_device() -> None:
     stream, accelerator = io.StringIO(), MagicMock(memory_gib=lambda: 0)
-    made = World(accelerator=accelerator)
-    with pytest.raises(RuntimeError), redirect_stderr(stream), EpochBar("0/0", 5, made, NAMES) as bar:
+    made = training()
+    made.context.world = World(accelerator=accelerator)
+    with pytest.raises(RuntimeError), redirect_stderr(stream), EpochBar(0, 5, made) as bar:
         bar.update(1, [1.0, 1.0, 1.0], 0, 64)
         raise RuntimeError
     assert len(stream.getvalue().splitlines()) == 1 and not accelerator.synchronize.called
