@@ -32,8 +32,6 @@ OPTIONAL = {
     "albumentations",
     "wandb",
     "mlflow",
-    "clearml",
-    "comet_ml",
     "tensorboard",
     "torch.utils.tensorboard",
     "onnx",

@@ -1,4 +1,4 @@
-"""Choice of the run to train: a new one, the target of `--resume`, or the one the launcher restarted; and its result."""
+"""Choice of the run to train: a new one, that of `--resume`, or the one the launcher restarted; and its result."""
 
 from __future__ import annotations
 
