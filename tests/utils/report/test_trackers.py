@@ -23,7 +23,47 @@ from tessera.utils.config import LOGGER_NAMES
 from tessera.utils.errors import ConfigError
 from tessera.utils.report import trackers
 from tessera.utils.report.trackers import TRACKERS, Loggers, import_tracker
-from tests.utils.report.fake_trackers import CONFIG, install, use
+
+CONFIG = {"project": "runs/train", "epochs": 3, "hyp": {"lr0": 0.01}}
+
+
+class Recorder:
+    """Stands for any object of a tracker's package; every call lands in one list as (name, args, kwargs)."""
+
+    def __init__(self, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]], path: str, **attributes: Any) -> None:
+        self.calls, self.path = calls, path
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Callable[..., Recorder]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Recorder:
+            self.calls.append((f"{self.path}.{name}", args, kwargs))
+            return Recorder(self.calls, f"{self.path}.{name}()", id="id-1", info=SimpleNamespace(run_id="id-1"))
+
+        return call
+
+    def named(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        return [(args, kwargs) for called, args, kwargs in self.calls if called == name]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, tracker: str, **members: Any) -> Recorder:
+    """Put a fake package where the import of `tracker` finds it."""
+    fake = Recorder([], tracker)
+    module = ModuleType(TRACKERS[tracker].module)
+    module.__getattr__ = lambda name: getattr(fake, name)  # type: ignore[method-assign]
+    module.__dict__.update(members)
+    monkeypatch.setitem(sys.modules, TRACKERS[tracker].module, module)
+    return fake
+
+
+def use(names: list[str], run: Path, picture: Path, *, resume: bool = False) -> None:
+    with closing(Loggers(names, run, CONFIG, resume=resume)) as log:
+        log.scalars({"train/box_loss": 0.5, "metrics/mAP_0.5:0.95": float("nan")}, 2)
+        log.image("val_batch0_pred", picture, 2)
+        log.checkpoint(run / "best.pt")
+
 
 REMOTE = ("wandb", "mlflow")
 
@@ -230,3 +270,38 @@ startup.end_process(7)
 """
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     assert subprocess.run([sys.executable, "-c", program], env=environment, timeout=120, check=False).returncode == 7
+
+
+@pytest.mark.slow
+def test_mlflow_with_its_own_package(
+    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = tmp_path / "runs" / "exp"
+    run.mkdir(parents=True)
+    (run / "best.pt").write_bytes(b"weights")
+    for epochs in ((0, 1), (2,)):  # a run, and its resume
+        with closing(Loggers(["mlflow"], run, CONFIG, resume=epochs == (2,))) as log:
+            for epoch in epochs:
+                log.scalars({"train/box_loss": 0.5 - epoch / 10, "metrics/mAP_0.5:0.95": epoch / 10}, epoch)
+                log.image("predictions", picture, epoch)
+            log.image("results", picture, 0)  # of the best epoch, an earlier one
+            log.checkpoint(run / "best.pt")
+            (channel,) = log._channels
+        assert not channel._thread.is_alive()
+    assert "switched off" not in caplog.text
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    (kept_run,) = client.search_runs([client.get_experiment_by_name("tessera").experiment_id])
+    assert (kept_run.info.status, kept_run.info.run_name, kept_run.data.params["epochs"]) == ("FINISHED", "exp", "3")
+    history = client.get_metric_history(kept_run.info.run_id, "metrics/mAP_0.5-0.95")
+    assert [(point.step, point.value) for point in history] == [(0, 0), (1, 0.1), (2, 0.2)]
+    kept = {
+        file.path for folder in ("images", "weights") for file in client.list_artifacts(kept_run.info.run_id, folder)
+    }
+    assert kept == {"images/val_batch0_pred.jpg", "weights/best.pt"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "val_batch0_pred.jpg"], (
+        "nothing in the working folder"
+    )
