@@ -39,31 +39,6 @@ class StepFlags:
     stop: bool = False  # a rank received a stop signal
 
 
-class FlagReader:
-    """Reader of step flags, delayed by as many steps as the device queues."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
-        self._pending: deque[tuple[Callable[[], Tensor], StepFlags, int]] = deque()
-
-    def after_step(self, flags: Tensor, progress: Progress, batches: int, indices: tuple[int, ...]) -> StepFlags:
-        """Queue the flags of a step; return those that can be read now, of this step or of the one before.
-
-        `flags` are bool (2,) on the device: skipped, stop. `progress` includes the step.
-        """
-        step = StepFlags(progress.step, progress.epoch, progress.batch_in_epoch, indices=indices)
-        self._pending.append((self._accelerator.read_back(flags), step, batches))
-        return self.read() if len(self._pending) > self._accelerator.queue_depth else StepFlags()
-
-    def read(self) -> StepFlags:
-        """Wait for the flags of the earliest step that are not read yet."""
-        if not self._pending:
-            return StepFlags()
-        wait, step, batches = self._pending.popleft()
-        skipped, stop = wait().tolist()
-        return replace(step, skipped=batches * skipped, stop=stop)
-
-
 @dataclass(frozen=True)
 class StepResult:
     """Result of a step."""
@@ -186,6 +161,31 @@ class TrainStep:
             average_statistics(self._statistics.own, self._world)
             state.ema.update(state.model, self._accelerator.host_flag(finite))
         return finite
+
+
+class FlagReader:
+    """Reader of step flags, delayed by as many steps as the device queues."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._pending: deque[tuple[Callable[[], Tensor], StepFlags, int]] = deque()
+
+    def after_step(self, flags: Tensor, progress: Progress, batches: int, indices: tuple[int, ...]) -> StepFlags:
+        """Queue the flags of a step; return those that can be read now, of this step or of the one before.
+
+        `flags` are bool (2,) on the device: skipped, stop. `progress` includes the step.
+        """
+        step = StepFlags(progress.step, progress.epoch, progress.batch_in_epoch, indices=indices)
+        self._pending.append((self._accelerator.read_back(flags), step, batches))
+        return self.read() if len(self._pending) > self._accelerator.queue_depth else StepFlags()
+
+    def read(self) -> StepFlags:
+        """Wait for the flags of the earliest step that are not read yet."""
+        if not self._pending:
+            return StepFlags()
+        wait, step, batches = self._pending.popleft()
+        skipped, stop = wait().tolist()
+        return replace(step, skipped=batches * skipped, stop=stop)
 
 
 class RunningStatistics:
