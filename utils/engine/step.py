@@ -104,18 +104,6 @@ class TrainStep:
         flags = self._reader.after_step(torch.stack((~finite, stop_requests > 0)), progress, window, tuple(indices))
         return StepResult(total, objects, self._count(flags))
 
-    def flush(self) -> StepFlags:
-        """Read the remaining flags, so that the state counts every step correctly."""
-        return self._count(self._reader.read())
-
-    def _count(self, flags: StepFlags) -> StepFlags:
-        self._state.progress.skip(flags.skipped)
-        if flags.skipped:
-            self._state.ema.undo_update()
-        if flags.step and self._observe:
-            self._observe(flags)
-        return flags
-
     def _accumulate(self, batch: Batch, number: int, stop_requested: Callable[[], bool]) -> tuple[Tensor, Tensor]:
         """Add the gradient of the epoch's batch `number`; return its losses and the number of stop requests."""
         device, precision = self._world.device, self._state.precision
@@ -161,6 +149,18 @@ class TrainStep:
             average_statistics(self._statistics.own, self._world)
             state.ema.update(state.model, self._accelerator.host_flag(finite))
         return finite
+
+    def flush(self) -> StepFlags:
+        """Read the remaining flags, so that the state counts every step correctly."""
+        return self._count(self._reader.read())
+
+    def _count(self, flags: StepFlags) -> StepFlags:
+        self._state.progress.skip(flags.skipped)
+        if flags.skipped:
+            self._state.ema.undo_update()
+        if flags.step and self._observe:
+            self._observe(flags)
+        return flags
 
 
 class FlagReader:

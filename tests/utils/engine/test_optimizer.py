@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -15,6 +17,7 @@ from torch import nn
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.engine.optimizer import Schedule, accumulation, build_optimizer
+from tessera.utils.errors import ConfigError
 from tests.utils.engine.trainer import TINY
 
 
@@ -79,6 +82,21 @@ def test_apply_sets_rates_and_momentum(hyp: Hyp, name: str, key: str) -> None:
     schedule.apply(optimizer, 75)
     assert tuple(g["lr"] for g in optimizer.param_groups) == schedule.learning_rates(75)
     assert np.ravel(optimizer.param_groups[0][key])[0] == schedule.momentum(75)
+
+
+def own_sgd(groups: list[dict[str, Any]], lr: float, momentum: float, weight_decay: float) -> Any:
+    """A factory of the user's own; a negative rate stands for a mistake."""
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum) if lr > 0 else torch.optim.SGD(groups[:1], lr=1.0)
+
+
+def test_a_factory_of_the_users_own_gets_the_groups_and_keeps_them(hyp: Hyp) -> None:
+    name = "tests.utils.engine.test_optimizer:own_sgd"
+    optimizer, schedule = build_optimizer(nn.Linear(2, 2), name, hyp, 16), Schedule(hyp, 100, 50, 16)
+    schedule.apply(optimizer, 75)
+    assert tuple(g["lr"] for g in optimizer.param_groups) == schedule.learning_rates(75)
+    assert [g["momentum"] for g in optimizer.param_groups] == [schedule.momentum(75)] * 3
+    with pytest.raises(ConfigError, match=rf"--optimizer {name}: returned 'SGD', expected .* over the parameter group"):
+        build_optimizer(nn.Linear(2, 2), name, dataclasses.replace(hyp, lr0=-1.0), 16)
 
 
 LOW = load_hyp("hyp.scratch-low.yaml")
