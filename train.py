@@ -22,14 +22,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.flags.program import called
 from tessera.utils.flags.signature import documented
-from tessera.utils.startup import check_command_line, end_process
+from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
     check_command_line(TrainConfig)
@@ -43,12 +42,10 @@ from tessera.utils.engine.recipe import report_recipe
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.extensions import extension
-from tessera.utils.ranks.consistency import require_same_command
+from tessera.utils.ranks.consistency import describe_call, require_same_command
 from tessera.utils.ranks.ddp import smart_DDP
-from tessera.utils.ranks.failures import run_command
+from tessera.utils.ranks.failures import StopSignals, run_command
 from tessera.utils.ranks.launch import open_world
-from tessera.utils.ranks.preflight import preflight
-from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import EpochBar, setup_logging
 from tessera.utils.report.observers import EpochResult, Observer, Observers, own_observers
@@ -115,7 +112,7 @@ def train(
         stack.enter_context(world.advising(str if trial else saver.resume_line))
         stack.enter_context(saver)
         validation = Validation(training, val_loader, saver, observers, profile, stop_signals)
-        preflight(world, context.folder)
+        log.info(row("Device", world.describe()))
         log.info(row("Output", f"{context.folder} ({state.precision.name}, batch size {context.batch_size})"))
 
         validation.before_training()
@@ -185,8 +182,7 @@ def join(given: Mapping[str, Any]) -> TrainingResult:
     if flags.overlap != TrainConfig.overlap and not (flags.tile or flags.resume):
         raise ConfigError("--overlap without --tile has no effect. Give --tile, or omit --overlap.")
     batch_size = 0 if flags.resume else flags.batch_size
-    call = repr(replace(flags, device="", local_rank=-1, workers=0))  # equal on every host
-    with open_world(flags.device, flags.local_rank, batch_size, call) as world, ExitStack() as stack:
+    with open_world(flags.device, flags.local_rank, batch_size, describe_call(flags)) as world, ExitStack() as stack:
         setup_logging(world.rank, world.size)
         require_same_command(flags, world)
         if flags.check_data:
@@ -220,4 +216,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_process(main())
+    sys.exit(main())

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.analysis.error_analysis.files import NAMES
+from tessera.analysis.error_analysis import NAMES
 from tessera.utils.engine.state import INITIAL
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.flags.program import started

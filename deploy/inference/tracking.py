@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import SourceEvent
 from tessera.deploy.inference.sources.source_arguments import Origin
-from tessera.utils.environment import keep_font_list
 from tessera.utils.errors import ConfigError
 from tessera.utils.machine.optional_packages import import_extra
 
@@ -70,7 +69,6 @@ class TrackingPackages:
     """`trackers` and `supervision`, imported on construction."""
 
     def __init__(self) -> None:
-        keep_font_list()
         with warnings.catch_warnings():  # the packages install filters
             self.trackers: Any = import_extra("trackers", "track", "--track")
             self.supervision: Any = import_extra("supervision", "track", "--track")

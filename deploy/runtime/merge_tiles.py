@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tessera.data.feed.tile_grid import Tile
+from tessera.data.feed.image_sizes import Tile
 from tessera.models.nms import NmsSettings, nms_of_candidates
 from tessera.utils.types import Detections
 

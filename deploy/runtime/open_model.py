@@ -11,16 +11,14 @@ from tessera.deploy.runtime.exported import ExportedDetector, ExportedNetwork, M
 from tessera.deploy.runtime.network_readers import open_litert, open_ncnn, open_pt2, open_torchscript
 from tessera.deploy.runtime.onnxruntime import open_onnx
 from tessera.deploy.runtime.openvino import open_openvino
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import EXPORTED, load_weights, model_of_weights
+from tessera.utils.checkpoints.weights import EXPORTED, load_weights, model_of_weights, resolve_weights
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.evaluation.networks import TorchNetwork
 from tessera.utils.files import reachable_path
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
-from tessera.utils.ranks.signals import default_signal_handlers
+from tessera.utils.machine.host import capture_library_output
 from tessera.utils.ranks.world import World
-from tessera.utils.streams import capture_library_output
 
 OpenModel = TorchNetwork | ExportedDetector | ExportedNetwork
 
@@ -103,7 +101,6 @@ def open_exported(
         _LOADING,
         runtime_errors(EXPORTED[suffix], path, "load"),
         explain_out_of_memory_loading(path, accelerator),
-        default_signal_handlers(),  # a runtime may hang on a file
         capture_library_output(_NOTHING),
     ):
         return _OPENERS[suffix](path, accelerator)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
+from tessera.utils.checkpoints.archive import DamagedFile
 
 _BEYOND = 1.0  # pixels beyond the image that rounding may cause
 _ABOVE = 1e-3  # above a score of 1 that rounding may cause

@@ -31,9 +31,8 @@ from tessera.utils.environment import Launch
 from tessera.utils.evaluation.evaluate import evaluate
 from tessera.utils.evaluation.networks import fused_copy
 from tessera.utils.evaluation.predictors import Settings
-from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.choose_device import choose_accelerator
-from tessera.utils.machine.resource_limits import usable_cpus
+from tessera.utils.machine.accelerator import Accelerator, choose_accelerator
+from tessera.utils.machine.host import usable_cpus
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
 from tests.benchmarks.budget import count_step, rates

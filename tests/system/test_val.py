@@ -18,7 +18,7 @@ from torch import nn
 from tessera import Detector
 from tessera.commands import export, train, val
 from tessera.commands.val import ignored_flags
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
 from tessera.deploy.runtime.exported import Description, ExportedNetwork
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights
@@ -28,7 +28,7 @@ from tessera.utils.evaluation.evaluation_data import image_size, read_dataset
 from tessera.utils.evaluation.networks import TorchNetwork, TrainedNetwork, fused_copy
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.machine.accelerator import Accelerator
-from tests.analysis.label_errors.planted import plant
+from tests.analysis.planted import plant
 from tests.deploy.exporting.made import ANCHORED, FREE, checkpoint, dataset
 from tests.system.launch import ROOT, Command, Outcome, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data

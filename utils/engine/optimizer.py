@@ -117,7 +117,6 @@ def _kinds(layer: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     for module in layer.modules():
         for key, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:
-                # C3TR has an in_proj_bias.
                 kind = 0 if key.endswith("bias") else 2 if isinstance(module, _NORMS) else WEIGHTS
                 kinds[kind].append(parameter)
     return kinds
@@ -139,6 +138,8 @@ def check_slots(optimizer: torch.optim.Optimizer) -> None:
             raise ValueError(f"it has {', '.join(map(shown, slots))}")
         if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
             raise ValueError("its moments have other shapes than the parameters")
+        if "step" in slots and not (isinstance(slots["step"], (int, float)) or slots["step"].numel() == 1):
+            raise ValueError("a parameter has several numbers of steps")
 
 
 def nominal_batch(hyp: Hyp, batch_size: int) -> float:

@@ -7,9 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from tessera.models.detector import DetectionModel, round_imgsz
-from tessera.models.summary import count_parameters, summary
-from tessera.models.tta import predict_augmented
+from tessera.models.detector import DetectionModel, count_parameters, predict_augmented, round_imgsz, summary
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.engine.precision import Precision, half_precision
 from tessera.utils.evaluation.backend import Backend

@@ -13,11 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.feed.cache import open_images
+from tessera.data.feed.cache import ShmBudget, open_images
 from tessera.data.feed.image_store import Interpolation
 from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from tessera.data.feed.sampler import image_weights
-from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.tiles import build_tile_index
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings

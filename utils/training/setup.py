@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tessera.models.detector import DetectionModel, check_imgsz
-from tessera.models.heads.criterion import Criterion
+from tessera.models.detector import DetectionModel, check_imgsz, summary
+from tessera.models.heads.criterion import Criterion, LossSettings
 from tessera.models.heads.head import Head
-from tessera.models.summary import summary
 from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,
     model_source,
+    own_head,
     pretraining_of,
     read_weights,
     with_frozen_layers,
@@ -38,6 +38,7 @@ from tessera.utils.errors import ConfigError
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
+from tessera.utils.seeding import sample_rng
 from tessera.utils.text import plural, row
 from tessera.utils.training.autobatch import Trial, auto_batch_size
 from tessera.utils.training.data import box_sizes, class_weights, load_splits, training_data, warn_of_problems
@@ -72,7 +73,8 @@ def resolve(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedR
     Raises:
         UserError: invalid flags, data or weights.
     """
-    # Weights name their errors before the dataset is read, which may take minutes.
+    # Head and weights name their errors before the dataset is read, which may take minutes.
+    own_head(flags)
     offered = world.run_on_main(lambda: read_weights(flags, resumed))
     splits = load_splits(flags, world)
     warn_of_problems(flags.data, splits.train, splits.val)
@@ -87,7 +89,7 @@ def resolve(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedR
     weights = offered if weights_name else None
     pretraining = pretraining_of(flags, names, weights)
     with torch.device("meta"):  # without memory and random numbers
-        outline = DetectionModel(model_source(flags, weights, resumed), names=names)
+        outline = DetectionModel(model_source(flags, weights, resumed), names=names, head=own_head(flags))
     imgsz = check_imgsz(flags.imgsz, outline.stride)
     data = training_data(splits, flags, imgsz, world)
     if hyp is None:
@@ -129,9 +131,12 @@ def _build(recipe: Recipe, world: World, resumed: ResumedRun | None) -> tuple[De
     config, data, accelerator = recipe.config, recipe.data, world.accelerator
     model = build_model(config, recipe.hyp, data.train.names, recipe.weights, resumed)
     hyp = freeze_bn_of_first_layers(model, config, recipe.hyp, recipe.weights)
-    require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
+    require_agreement(run_fingerprint(hyp, {"train": data.train, "val": data.val}, model), world)
     if not resumed and (recipe.pretraining != "known" or hyp.anchors):  # trained anchors stay
-        model.head.prepare(box_sizes(data.train, recipe.imgsz), config, hyp, world)
+        rng = None if config.noautoanchor else sample_rng(config.seed, 0, 0, "anchors")
+        sizes, settings = box_sizes(data.train, recipe.imgsz), LossSettings.of(hyp, imgsz=recipe.imgsz)
+        fitting = world.run_on_main(lambda: model.head.prepare(sizes, settings, rng))
+        model.head.load_state_dict(fitting, strict=False)
     model.to(world.device).to(memory_format=accelerator.memory_format)
     log.info(row("Model", summary(model, recipe.imgsz)))
     return model, hyp
@@ -144,12 +149,10 @@ def _precision(recipe: Recipe, model: DetectionModel, world: World) -> Precision
 
 def _criterion(recipe: Recipe, model: DetectionModel, world: World) -> Criterion[Any]:
     by_class = class_weights(recipe.hyp, recipe.data.images)
-    return model.head.criterion(
-        recipe.hyp,
-        imgsz=recipe.imgsz,
-        label_smoothing=recipe.config.label_smoothing,
-        class_weights=None if by_class is None else by_class.to(world.device),
-    )
+    by_class = None if by_class is None else by_class.to(world.device)
+    smoothing = recipe.config.label_smoothing
+    settings = LossSettings.of(recipe.hyp, imgsz=recipe.imgsz, label_smoothing=smoothing, class_weights=by_class)
+    return model.head.criterion(settings)
 
 
 def _batch_size(

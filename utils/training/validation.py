@@ -24,7 +24,7 @@ from tessera.utils.extensions import extension
 from tessera.utils.flags.objective import Metric, parse_objective
 from tessera.utils.flags.program import started
 from tessera.utils.machine.accelerator import explain_out_of_memory
-from tessera.utils.ranks.signals import StopSignals
+from tessera.utils.ranks.failures import StopSignals
 from tessera.utils.report.console import table_header, validation_line
 from tessera.utils.report.observers import Observers, RunResult
 from tessera.utils.text import plural

@@ -20,9 +20,9 @@ import tessera
 from tessera.commands import export
 from tessera.data.source.decode import read_image
 from tessera.deploy.exporting.flags import ExportConfig
+from tessera.deploy.exporting.formats import write_onnx
 from tessera.deploy.exporting.job import ExportJob
-from tessera.deploy.exporting.onnx_file import write_onnx
-from tessera.deploy.exporting.parity.file_content import precision_of
+from tessera.deploy.exporting.verify import precision_of
 from tessera.deploy.runtime.onnxruntime import open_onnx
 from tessera.models.detector import DetectionModel
 from tessera.models.nms import NmsSettings

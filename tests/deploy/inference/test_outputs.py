@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source.annotations import auto_labels
+from tessera.data.labels import auto_labels
 from tessera.deploy.inference import outputs as outputs_module
 from tessera.deploy.inference.outputs import (
     AnnotatedFiles,

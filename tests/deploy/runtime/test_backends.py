@@ -15,8 +15,7 @@ import torch
 from tessera.deploy.runtime.exported import ExportedNetwork
 from tessera.deploy.runtime.open_model import open_exported
 from tessera.utils.errors import UserError
-from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.cuda import Cuda
+from tessera.utils.machine.accelerator import Accelerator, Cuda
 from tessera.utils.machine.optional_packages import import_extra
 from tests.deploy.runtime.made_files import NAMES, STRINGS, WRITERS, Cells, write_broken_onnx, write_onnx
 

@@ -9,36 +9,44 @@ import pytest
 import torch
 
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.head import Head
 from tessera.models.layers.blocks import Conv
-from tessera.models.model_yaml import find_model_yaml
+from tessera.models.model_yaml import find_model_yaml, read_model
 from tessera.utils.checkpoints import initial_model
 from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,
-    head_class,
+    intersect_weights,
+    model_source,
     pretraining_of,
     with_frozen_layers,
 )
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.config import TrainConfig, load_hyp
-from tessera.utils.errors import ConfigError
+from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.types import Pretraining
+from tests.utils.checkpoints.made_state import Net, assert_equal
 
 HYP = load_hyp("hyp.short.yaml")
 NAMES = ("cat", "dog")
 FILES = {"yolov5n.yaml": "Detect", "tessera-n.yaml": "DetectFree"}
 
 
+def head_class(config: TrainConfig, weights: Weights | None = None) -> type[Head]:
+    """The head of the model that a new run builds."""
+    return read_model(model_source(config, weights), {"nc": len(NAMES)}).head
+
+
 @pytest.mark.parametrize("cfg", FILES)
 def test_the_head_is_that_of_the_model_that_is_built(cfg: str) -> None:
     config = TrainConfig(cfg=cfg)
     built = build_model(config, HYP, NAMES)
-    assert head_class(config, NAMES) is type(built.head) and type(built.head).__name__ == FILES[cfg]
+    assert head_class(config) is type(built.head) and type(built.head).__name__ == FILES[cfg]
     weights = Weights(built.state_dict(), built.yaml, NAMES, "a file")
-    assert head_class(TrainConfig(weights="last.pt"), NAMES, weights) is type(built.head), "the weights bring the model"
+    assert head_class(TrainConfig(weights="last.pt"), weights) is type(built.head), "the weights bring the model"
     (other,) = FILES.keys() - {cfg}
     given = TrainConfig(cfg=other, weights="last.pt")
-    assert head_class(given, NAMES, weights).__name__ == FILES[other], "but --cfg wins"
+    assert head_class(given, weights).__name__ == FILES[other], "but --cfg wins"
 
 
 def test_only_a_known_start_keeps_the_anchors_of_the_weights() -> None:
@@ -76,11 +84,11 @@ def test_all_but_the_head_can_be_frozen(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_without_either_it_is_the_default_model() -> None:
     assert initial_model.model_source(TrainConfig()) == initial_model.DEFAULT_MODEL
-    assert isinstance(DetectionModel(initial_model.DEFAULT_MODEL, nc=2).head, head_class(TrainConfig(), NAMES))
+    assert isinstance(DetectionModel(initial_model.DEFAULT_MODEL, nc=2).head, head_class(TrainConfig()))
     (cfg,) = (f for f in dataclasses.fields(TrainConfig) if f.name == "cfg")
     assert f"else {initial_model.DEFAULT_MODEL})" in cfg.metadata["help"], "what --help says"
     with pytest.raises(ConfigError, match="yolov5q"):
-        head_class(TrainConfig(cfg="yolov5q.yaml"), NAMES)
+        head_class(TrainConfig(cfg="yolov5q.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -111,11 +119,11 @@ def test_only_completely_loaded_layers_keep_their_statistics(
 
 
 @pytest.mark.parametrize(
-    ("cfg", "before", "now", "start"),
+    ("cfg", "before", "now", "expected"),
     [
         ("", NAMES, ("Cat ", "dog"), "known"),
         ("tessera-n.yaml", NAMES, NAMES, "known"),
-        ("yolov5n-free.yaml", NAMES, NAMES, "new"),
+        ("yolov5n.yaml", NAMES, NAMES, "new"),
         ("", NAMES, ("dog", "cat"), "known"),
         ("", NAMES, ("DOG",), "known"),
         ("", NAMES, ("cow", "horse"), "new"),
@@ -125,13 +133,13 @@ def test_only_completely_loaded_layers_keep_their_statistics(
     ],
 )
 def test_kind_of_start(
-    cfg: str, before: tuple[str, ...], now: tuple[str, ...], start: Pretraining, tmp_path: Path
+    cfg: str, before: tuple[str, ...], now: tuple[str, ...], expected: Pretraining, tmp_path: Path
 ) -> None:
     trained = DetectionModel("tessera-n.yaml", nc=len(before))
     weights = Weights({}, trained.yaml, before, "a file")
-    assert pretraining_of(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start
+    assert pretraining_of(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == expected
     own = tmp_path / "tessera-n.yaml"  # a name is not enough
-    other, same = (find_model_yaml(name).read_text() for name in ("yolov5n-free.yaml", "tessera-n.yaml"))
+    other, same = (find_model_yaml(name).read_text() for name in ("yolov5n.yaml", "tessera-n.yaml"))
     for text in (other, f"activation: nn.ReLU()\n{same}"):
         own.write_text(text)
         assert pretraining_of(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
@@ -147,3 +155,80 @@ def test_freeze_overrides_the_recipe() -> None:
         ({"weights": ""}, ()),
     ):
         assert with_frozen_layers(TrainConfig(**flags), freezing).frozen_layers == frozen
+
+
+# Transfer of weights
+
+
+def test_everything_fits_but_what_is_excluded() -> None:
+    model, other = Net(), Net()
+    fitting, report = intersect_weights(model.state_dict(), other.state_dict())
+    assert len(fitting) == 10 and report == ""
+    model.load_state_dict(fitting)
+    assert_equal(dict(model.state_dict()), dict(other.state_dict()))
+    fitting, report = intersect_weights(model.state_dict(), other.state_dict(), exclude=[r"anchors$"])
+    assert len(fitting) == 9 and "anchors" not in fitting and report == "; 1 excluded"
+
+
+OWN = Net().state_dict()
+BOX = {name.replace("model.2.weight", "model.2.box.weight"): tensor for name, tensor in OWN.items()}
+OTHER = {f"x.{name}": tensor for name, tensor in OWN.items() if not name.startswith("model.0")}
+
+
+@pytest.mark.parametrize(
+    ("offered", "fits", "why", "listed"),
+    [
+        (Net(nc=3).state_dict(), 8, "reinitialised 2 (different classes)", "model.2.weight is (2, 4, 1, 1), in the"),
+        ({**BOX, "model.2.bias": torch.zeros(7)}, 8, "reinitialised 2 (another kind of head)", ""),
+        ({**OWN, "model.1.weight": torch.zeros(5)}, 9, "reinitialised 1 (another architecture)", ""),
+        ({**OWN, "model.3.weight": torch.zeros(5)}, 10, "others unused (another architecture)", ""),
+        ({**OTHER, "model.0.weight": OWN["model.0.weight"]}, 1, "reinitialised 9 (another architecture)", "13 more"),
+    ],
+)
+def test_why_weights_fit_in_part(offered: dict[str, torch.Tensor], fits: int, why: str, listed: str) -> None:
+    fitting, report = intersect_weights(OWN, offered)
+    assert len(fitting) == fits and report.startswith(f"; {why}: ") and listed in report
+
+
+def test_another_architecture_is_an_error() -> None:
+    """Anchors and batch counters have one shape in every width; they do not make it fit."""
+    with pytest.raises(UserError, match=r"best\.pt: the weights do not fit the architecture: 3 of 10 .* --cfg"):
+        intersect_weights(Net(width=8).state_dict(), Net(width=4).state_dict(), source="best.pt")
+    with pytest.raises(UserError, match="0 of 10"):
+        intersect_weights(Net().state_dict(), {})
+
+
+def state_on_paper(cfg: str, nc: int = 80) -> dict[str, torch.Tensor]:
+    """The names and shapes of a model's tensors."""
+    with torch.device("meta"):
+        return dict(DetectionModel(cfg, nc=nc).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("weights", "cfg", "outcome"),
+    [
+        ("yolov9-s", "yolov9-m", "refused"),  # 181 of 906 tensors fit: counters, norms and 8 convolutions
+        ("yolov9-m", "yolov9-c", "refused"),
+        ("yolox-s", "yolov9-s", "refused"),
+        ("yolov5s", "yolov5n", "refused"),
+        ("yolox-tiny", "yolox-s", "refused"),
+        ("yolov9-t", "yolov9-s", "warned of"),
+        ("yolov5s", "yolov5s6", "warned of"),  # which begins with the same layers
+        ("yolox-s", "yolov5s", "taken"),  # the body but for the first convolution
+        ("yolov5s", "yolox-s", "taken"),
+        ("yolov5n", "yolov5n-free", "taken"),
+        ("yolov9-t", "yolov9-t", "taken"),
+    ],
+)
+def test_weights_of_another_size_are_refused_or_warned_of(
+    weights: str, cfg: str, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    offered, own = state_on_paper(f"{weights}.yaml"), state_on_paper(f"{cfg}.yaml", nc=3)
+    if outcome == "refused":
+        with pytest.raises(
+            UserError, match=r"do not fit the architecture.* Give the --cfg that belongs to the weights"
+        ):
+            intersect_weights(own, offered)
+        return
+    intersect_weights(own, offered)
+    assert ("of the model's layers start from these weights" in caplog.text) == (outcome == "warned of")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import load_hyp
 from tessera.utils.engine.step import StepFlags, TrainStep, largest_size, resized, scaled_size, smallest_size
 from tessera.utils.errors import ConfigError
@@ -80,7 +81,7 @@ def gradient_of_a_step(parts: list[Batch]) -> list[Tensor]:
     trainer = Trainer()
     config = dataclasses.replace(trainer.context.config, batch_size=len(parts[0]))
     context = dataclasses.replace(trainer.context, config=config)
-    criterion = trainer.model.head.criterion(context.hyp, imgsz=SIZE)
+    criterion = trainer.model.head.criterion(LossSettings.of(context.hyp, imgsz=SIZE))
     for module in trainer.model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tessera.data.feed.loader import ValLoader
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import load_hyp
 from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, _voting, evaluate
 from tessera.utils.evaluation.predictors import Settings
@@ -55,7 +56,7 @@ def on(accelerator: Accelerator) -> World:
 
 
 def measured(model: DetectionModel, loader: ValLoader, accelerator: Accelerator, **settings: object) -> Evaluation:
-    criterion = model.head.criterion(load_hyp("hyp.scratch-low.yaml"), imgsz=64)
+    criterion = model.head.criterion(LossSettings.of(load_hyp("hyp.scratch-low.yaml"), imgsz=64))
     return evaluate(model, loader, on(accelerator), Settings(conf=0.0, **settings), criterion=criterion)  # type: ignore[arg-type]
 
 

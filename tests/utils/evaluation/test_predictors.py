@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.analysis.comparison.disagreements import ImageResult, detections_above
+from tessera.analysis.comparison.comparison import ImageResult, detections_above
 from tessera.data.augment.pipeline import letterbox
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.image_sizes import rect_val_shapes

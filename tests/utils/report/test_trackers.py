@@ -266,7 +266,7 @@ trackers.CLOSE_S = startup.END_S = 0.3
 atexit.register(time.sleep, 600)  # as a tracker's package may
 with contextlib.closing(trackers.Loggers(["wandb"], pathlib.Path({str(tmp_path)!r}), {{}})) as log:
     log.scalars({{"a": 1.0}}, 0)
-startup.end_process(7)
+sys.exit(7)
 """
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     assert subprocess.run([sys.executable, "-c", program], env=environment, timeout=120, check=False).returncode == 7

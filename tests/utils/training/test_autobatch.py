@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import UserError
@@ -86,7 +87,7 @@ def made_trial(device: StandIn | FakeCuda, size: int, **flags: object) -> Trial:
     hyp = load_hyp("hyp.scratch-low.yaml")
     model = DetectionModel(TINY, names=("a", "b")).to(device.device)
     config = TrainConfig(**{"weights": "", "batch_size": -1, **flags})  # type: ignore[arg-type]
-    criterion, precision = model.head.criterion(hyp, imgsz=64), Precision(device, torch.float16)
+    criterion, precision = model.head.criterion(LossSettings.of(hyp, imgsz=64)), Precision(device, torch.float16)
     return Trial(config, hyp, World(accelerator=device), 64, size, model, criterion, precision)
 
 

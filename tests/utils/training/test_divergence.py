@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.engine.step import StepFlags
 from tessera.utils.errors import Diverged
 from tessera.utils.report.observers import EpochResult
@@ -25,7 +26,7 @@ def made_guard(
     shown = iter(scales or [])
     index = make_index([(8, 8)] * 4, classes=[[0, 1]] * 4)
     training = Trainer(cfg=TINY).training(dataclasses.replace(index, classes=index.classes[:objects]))
-    criterion = DetectionModel(TINY, nc=nc).head.criterion(training.context.hyp, imgsz=SIZE)
+    criterion = DetectionModel(TINY, nc=nc).head.criterion(LossSettings.of(training.context.hyp, imgsz=SIZE))
     config = dataclasses.replace(training.context.config, metric=metric)
     training.state.precision.scaler.get_scale = lambda: next(shown, 1.0)  # type: ignore[method-assign]
     guard = DivergenceGuard()

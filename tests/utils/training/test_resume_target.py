@@ -31,7 +31,7 @@ from tessera.utils.training.resume_target import (
 )
 from tests.data.feed.another_process import another_process
 from tests.system.tiny import make_data
-from tests.utils.checkpoints.made_saver import METRICS
+from tests.utils.checkpoints.made_state import METRICS
 
 
 @pytest.fixture(scope="module")
