@@ -193,7 +193,7 @@ def test_commands_call_themselves_as_they_were_started(site: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_validation_and_detection_need_no_pandas_and_no_tensorboard(site: Path, tmp_path: Path) -> None:
     """What a training alone uses is not imported."""
-    trainings = "{'pandas', 'tensorboard', 'tessera.utils.training.start'}"
+    trainings = "{'pandas', 'tensorboard', 'tessera.utils.training.setup'}"
     program = f"import sys, tessera; tessera.val, tessera.detect; print(sorted({trainings} & sys.modules.keys()))"
     assert python(tmp_path, "-c", program, path=site).out == "[]\n"
 

@@ -25,19 +25,19 @@ from tessera.analysis.report.page_data import (
     dataset,
     images_by_class,
     in_words,
-    most_confused,
     scaled_sizes,
     splits_of,
     threshold_curves,
     training_charts,
 )
 from tessera.data.source.scan import ImageLabels
-from tessera.utils.engine.learning import idle_losses
 from tessera.utils.evaluation.error_counts import Errors
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.flags.program import called, program_version
+from tessera.utils.report.charts import most_confused
 from tessera.utils.text import one_line
+from tessera.utils.training.divergence import idle_losses
 from tessera.utils.types import DatasetIndex, fitness
 
 NAME = "report.html"

@@ -17,7 +17,7 @@ from tessera.models.heads.head import Head
 from tessera.models.model_yaml import read_model, register_head
 from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.weights import IMAGENET, Weights, load_weights, resolve_weights, tensor_differences
-from tessera.utils.config import AUTO, Hyp, TrainConfig
+from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.extensions import extension
 from tessera.utils.text import escape_control, first_of, plural
@@ -33,13 +33,14 @@ _USUAL_FRACTION = 0.5
 
 
 def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | None:
-    """Read the file of `--weights`; None from scratch, for a resumed run, and before it is known what auto means."""
-    if config.weights in ("", AUTO) or resumed:
+    """Read the file of `--weights`; None from scratch and for a resumed run. For auto it is that of a small dataset."""
+    name = config.weights if config.weights != AUTO else "" if config.cfg else OWN_WEIGHTS
+    if not name or resumed:
         return None
-    if config.weights == IMAGENET:
+    if name == IMAGENET:
         weights: Weights = extension("ImageNet weights").imagenet_weights(config.cfg)
         return weights
-    return load_weights(resolve_weights(config.weights))
+    return load_weights(resolve_weights(name))
 
 
 def pretraining_of(config: TrainConfig, names: Sequence[str], weights: Weights | None) -> Pretraining:
@@ -82,11 +83,6 @@ def model_source(
 def own_head(config: TrainConfig) -> type[Head] | None:
     """Return the head of `--head`, registered, so that checkpoints that end in it load; None without the flag."""
     return register_head(load_part(config.head, "--head")) if config.head else None
-
-
-def head_class(config: TrainConfig, names: Sequence[str], weights: Weights | None = None) -> type[Head]:
-    """Return the head's class of a fresh run's model before it is built."""
-    return read_model(model_source(config, weights), {"nc": len(names)}, own_head(config)).head
 
 
 def build_model(

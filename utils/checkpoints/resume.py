@@ -17,6 +17,7 @@ from torch import Tensor
 from tessera.data.labels.classes import reordered_classes
 from tessera.utils.checkpoints.weights import tensor_differences
 from tessera.utils.config import Hyp, TrainConfig, complete_hyp
+from tessera.utils.engine.optimizer import check_slots, family_of
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.machine.accelerator import Accelerator
@@ -25,17 +26,8 @@ from tessera.utils.text import first_line, one_line, plural, shown
 
 log = logging.getLogger(__name__)
 
-OWN_PARTS = ("head", "transforms")  # flags that name parts of the user's own
-
 # Errors of torch and Python for states of another kind or shape than they have saved.
 _UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
-# Moments that an optimizer keeps for each parameter, each of the parameter's shape.
-_MOMENTS = {
-    torch.optim.SGD: {"momentum_buffer"},
-    torch.optim.Adam: {"exp_avg", "exp_avg_sq"},
-    torch.optim.AdamW: {"exp_avg", "exp_avg_sq"},
-}
-_ADAM = {"Adam", "AdamW"}  # which have equal states
 
 
 class Conflict(NamedTuple):
@@ -117,16 +109,21 @@ def run_of_checkpoint(
     """
     now = {flag: value for flag, value in given.items() if flag not in ("project", "name", "weights", "cfg")}
     before = saved_config(checkpoint, path)
-    none = {name: getattr(TrainConfig, name) for name in OWN_PARTS}
+    own = before.own_parts
+    none = {name: getattr(TrainConfig, name) for name in own}
     config = dataclasses.replace(before, **{**none, **now, "resume": str(path)})
-    for name in OWN_PARTS:
-        if (own := getattr(before, name)) != getattr(config, name):
-            had = f"--{name} {own if isinstance(own, str) else ' '.join(own)}" if own else f"no --{name}"
-            raise ConfigError(
-                f"--resume {path}: the run has {had}. A part of your own is imported only if the command names it: "
-                f"{'give the same again' if own else f'omit --{name}'}, or start a new run from the checkpoint with "
-                "--weights."
-            )
+    if missing := {name: parts for name, parts in own.items() if config.own_parts.get(name) != parts}:
+        flags = " ".join(f"--{name} {' '.join(parts)}" for name, parts in missing.items())
+        raise ConfigError(
+            f"--resume {path}: the run has {flags}. A part of your own is imported only if the command names it: give "
+            "the same again, or start a new run from the checkpoint with --weights."
+        )
+    if added := [name for name in ("head", "transforms") if getattr(config, name) and name not in own]:
+        flags = " and ".join(f"--{name}" for name in added)
+        raise ConfigError(
+            f"--resume {path}: the run has no {flags}. Omit {flags}, or start a new run from the checkpoint with "
+            "--weights."
+        )
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:
         config = dataclasses.replace(config, batch_size=before.batch_size)
     saved_hyp = Hyp.from_dict(checkpoint["hyp"], str(path))
@@ -149,9 +146,12 @@ def _conflicts(before: TrainConfig, saved_hyp: Hyp, config: TrainConfig, hyp: Hy
     """Yield the flags and hyperparameters that differ from those of the run and cannot change."""
     had, has = before.optimizer or saved_hyp.optimizer, config.optimizer or hyp.optimizer
     by_hyp = f"--hyp {shown(' '.join(config.hyp))}"
-    if had != has and not {had, has} <= _ADAM:
+    if family_of(had) != family_of(has):
         now = f"--optimizer {config.optimizer}" if config.optimizer else by_hyp
         yield Conflict(now, f"the optimizer {had}", f"its state does not fit {has}")
+    if before.metric != config.metric:
+        now, was = (f"--metric {shown(c.metric)}" for c in (config, before))
+        yield Conflict(now, was, "best.pt and early stopping compare its values")
     if set(before.frozen_layers) != set(config.frozen_layers):
         now, was = (f"--freeze {' '.join(map(str, c.freeze or (0,)))}" for c in (config, before))
         yield Conflict(now, was, "the optimizer has a state for trained layers alone")
@@ -255,13 +255,11 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
     """Restore moments and counters; keep the rates and the decay of this optimizer."""
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     try:
-        # torch compares only the number of parameters.
-        if any(("betas" in dict(group)) != ("betas" in own[0]) for group in saved["param_groups"]):
-            raise ValueError("SGD and Adam have different states")
-        # torch places the step counters as the group of the file says: on the device for fused kernels.
-        groups = [{**group, "fused": own[0].get("fused")} for group in saved["param_groups"]]
+        groups = [dict(group) for group in saved["param_groups"]]
+        if "fused" in own[0]:  # torch places the step counters as the group of the file says
+            groups = [{**group, "fused": own[0]["fused"]} for group in groups]
         optimizer.load_state_dict({**saved, "param_groups": groups})
-        _check_moments(optimizer)
+        check_slots(optimizer)
     except _UNFIT as error:
         raise UserError(
             f"The optimizer's state in the checkpoint does not fit ({first_line(error)}). Resume with the --optimizer "
@@ -274,21 +272,6 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
             # Fused kernels expect moments in the memory layout of their parameter.
             if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
                 slots[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError for moments of another kind or shape, which torch accepts and then fails in the first step."""
-    if (wanted := _MOMENTS.get(type(optimizer))) is None:  # the user's own
-        return
-    has_counters = "betas" in optimizer.param_groups[0]
-    for parameter, slots in optimizer.state.items():
-        moments = {name: value for name, value in slots.items() if name != "step" and value is not None}
-        if not isinstance(parameter, Tensor) or not moments.keys() <= wanted or has_counters != ("step" in slots):
-            raise ValueError(f"it has {', '.join(map(shown, slots))}")
-        if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
-            raise ValueError("its moments have other shapes than the parameters")
-        if has_counters and not (isinstance(slots["step"], (int, float)) or slots["step"].numel() == 1):
-            raise ValueError("a parameter has several numbers of steps")
 
 
 def rng_state(accelerator: Accelerator) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Training step: forward, backward and update over accumulated batches; skipped if a gradient is not finite."""
+"""Training step, from batches to new weights: forward, assignment, loss, backward, reduction, update, EMA, flags.
+
+A step whose gradient is not finite is skipped.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.models.heads.criterion import Criterion
 from tessera.models.layers.blocks import Conv
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.multi_scale import resized
-from tessera.utils.engine.optimizer import step_where
 from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.ddp import SyncBatchNorm2d, average_statistics, gradients_stay_local
+from tessera.utils.seeding import sample_rng
 from tessera.utils.types import Batch
 
 
@@ -33,31 +36,6 @@ class StepFlags:
     skipped: int = 0  # batches of the step if it was skipped, as its gradient was not finite; else 0
     indices: tuple[int, ...] = ()  # images of this rank's batches
     stop: bool = False  # a rank received a stop signal
-
-
-class FlagReader:
-    """Reader of step flags, delayed by as many steps as the device queues."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
-        self._pending: deque[tuple[Callable[[], Tensor], StepFlags, int]] = deque()
-
-    def after_step(self, flags: Tensor, progress: Progress, batches: int, indices: tuple[int, ...]) -> StepFlags:
-        """Queue the flags of a step; return those that can be read now, of this step or of the one before.
-
-        `flags` are bool (2,) on the device: skipped, stop. `progress` includes the step.
-        """
-        step = StepFlags(progress.step, progress.epoch, progress.batch_in_epoch, indices=indices)
-        self._pending.append((self._accelerator.read_back(flags), step, batches))
-        return self.read() if len(self._pending) > self._accelerator.queue_depth else StepFlags()
-
-    def read(self) -> StepFlags:
-        """Wait for the flags of the earliest step that are not read yet."""
-        if not self._pending:
-            return StepFlags()
-        wait, step, batches = self._pending.popleft()
-        skipped, stop = wait().tolist()
-        return replace(step, skipped=batches * skipped, stop=stop)
 
 
 @dataclass(frozen=True)
@@ -83,7 +61,8 @@ class TrainStep:
     Each batch of a window has its own mean loss. Four batches of 16 have the gradient of one of 64 if they have equally
     many positives; otherwise a positive in a batch with fewer of them weighs more, as in YOLOv5.
 
-    `model` is the result of `smart_DDP`; `state.model` is the raw model inside.
+    `model` is the result of `smart_DDP`; `state.model` is the raw model inside. `observe` is called with the flags of
+    each step, as soon as they are read.
     """
 
     def __init__(
@@ -93,12 +72,13 @@ class TrainStep:
         criterion: Criterion[Any],
         context: RunContext,
         profile: NoProfile | None = None,
+        observe: Callable[[StepFlags], None] | None = None,
     ) -> None:
         self._model, self._state, self._criterion = model, state, criterion
         self._context, self._world, self._accelerator = context, context.world, context.world.accelerator
         self._statistics = RunningStatistics(state.model)
         self._reader = FlagReader(self._accelerator)
-        self._stage = (profile or NoProfile()).stage
+        self._stage, self._observe = (profile or NoProfile()).stage, observe
 
     def __call__(
         self, batches: Iterable[Batch], window: int, stop_requested: Callable[[], bool] = lambda: False
@@ -122,16 +102,6 @@ class TrainStep:
         progress.advance(window, total)
         flags = self._reader.after_step(torch.stack((~finite, stop_requests > 0)), progress, window, tuple(indices))
         return StepResult(total, objects, self._count(flags))
-
-    def flush(self) -> StepFlags:
-        """Read the remaining flags, so that the state counts every step correctly."""
-        return self._count(self._reader.read())
-
-    def _count(self, flags: StepFlags) -> StepFlags:
-        self._state.progress.skip(flags.skipped)
-        if flags.skipped:
-            self._state.ema.undo_update()
-        return flags
 
     def _accumulate(self, batch: Batch, number: int, stop_requested: Callable[[], bool]) -> tuple[Tensor, Tensor]:
         """Add the gradient of the epoch's batch `number`; return its losses and the number of stop requests."""
@@ -170,7 +140,7 @@ class TrainStep:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             torch._foreach_mul_(gradients, (self._context.hyp.clip / (norm + 1e-6)).clamp(max=1))
             finite = norm < float("inf")
-            step_where(finite, state.optimizer)
+            _step_where(finite, state.optimizer)
             scaler.update()
             state.optimizer.zero_grad(set_to_none=True)
         with self._stage("EMA"):
@@ -178,6 +148,43 @@ class TrainStep:
             average_statistics(self._statistics.own, self._world)
             state.ema.update(state.model, self._accelerator.host_flag(finite))
         return finite
+
+    def flush(self) -> StepFlags:
+        """Read the remaining flags, so that the state counts every step correctly."""
+        return self._count(self._reader.read())
+
+    def _count(self, flags: StepFlags) -> StepFlags:
+        self._state.progress.skip(flags.skipped)
+        if flags.skipped:
+            self._state.ema.undo_update()
+        if flags.step and self._observe:
+            self._observe(flags)
+        return flags
+
+
+class FlagReader:
+    """Reader of step flags, delayed by as many steps as the device queues."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._pending: deque[tuple[Callable[[], Tensor], StepFlags, int]] = deque()
+
+    def after_step(self, flags: Tensor, progress: Progress, batches: int, indices: tuple[int, ...]) -> StepFlags:
+        """Queue the flags of a step; return those that can be read now, of this step or of the one before.
+
+        `flags` are bool (2,) on the device: skipped, stop. `progress` includes the step.
+        """
+        step = StepFlags(progress.step, progress.epoch, progress.batch_in_epoch, indices=indices)
+        self._pending.append((self._accelerator.read_back(flags), step, batches))
+        return self.read() if len(self._pending) > self._accelerator.queue_depth else StepFlags()
+
+    def read(self) -> StepFlags:
+        """Wait for the flags of the earliest step that are not read yet."""
+        if not self._pending:
+            return StepFlags()
+        wait, step, batches = self._pending.popleft()
+        skipped, stop = wait().tolist()
+        return replace(step, skipped=batches * skipped, stop=stop)
 
 
 class RunningStatistics:
@@ -205,3 +212,54 @@ class RunningStatistics:
             torch._foreach_copy_(self._live, list(values.split([t.numel() for t in self._live])))
         if self._counters:
             torch._foreach_add_(self._counters, [finite * batches] * len(self._counters))
+
+
+def _step_where(taken: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Step an optimizer if `taken`, bool () on its device, is true.
+
+    Fused kernels skip by a flag on the device, made for torch's GradScaler, without a host synchronisation. For others
+    the host reads the flag.
+    """
+    if not optimizer.defaults.get("fused"):
+        if taken:
+            optimizer.step()
+        return
+    optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]
+    optimizer.step()
+    del optimizer.found_inf  # type: ignore[attr-defined]
+
+
+def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> int:
+    """Return the image size of a global batch: uniform in [0.5, 1.5) · imgsz, rounded down to the stride."""
+    return _floored(int(sample_rng(seed, epoch, batch, "size").integers(imgsz // 2, imgsz * 3 // 2)), stride)
+
+
+def smallest_size(imgsz: int, stride: int) -> int:
+    """Return the smallest value of `scaled_size`."""
+    return _floored(imgsz // 2, stride)
+
+
+def largest_size(imgsz: int, stride: int) -> int:
+    """Return the largest value of `scaled_size`."""
+    return _floored(imgsz * 3 // 2 - 1, stride)
+
+
+def _floored(size: int, stride: int) -> int:
+    return max(size // stride, 1) * stride
+
+
+def min_images(size: int, stride: int) -> int:
+    """Return how many images of `size` pixels a normalisation needs: a single value has no variance."""
+    return 2 if size <= stride else 1
+
+
+def resized(context: RunContext, images: Tensor, targets: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+    """Return images (B, 3, H, W) and targets (T, 6) at the size of global batch `batch`, with `--multi-scale`."""
+    config, stride = context.config, context.stride
+    if not config.multi_scale:
+        return images, targets
+    factor = scaled_size(config.seed, epoch, batch, context.imgsz, stride) / max(images.shape[2:])
+    height, width = (max(round(side * factor / stride), 1) * stride for side in images.shape[2:])
+    scale_y, scale_x = height / images.shape[2], width / images.shape[3]
+    scaled = F.interpolate(images, (height, width), mode="bilinear", align_corners=False)
+    return scaled, targets * torch.tensor((1, 1, scale_x, scale_y, scale_x, scale_y))

@@ -16,10 +16,8 @@ from tessera.utils.checkpoints.resume import dump_state
 from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.precision import Precision
-from tessera.utils.engine.state import Progress, TrainState
-from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.failures import StopSignals
 from tessera.utils.ranks.world import World

@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.head import Head
 from tessera.models.layers.blocks import Conv
-from tessera.models.model_yaml import find_model_yaml
+from tessera.models.model_yaml import find_model_yaml, read_model
 from tessera.utils.checkpoints import initial_model
 from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,
-    head_class,
     intersect_weights,
+    model_source,
     pretraining_of,
     with_frozen_layers,
 )
@@ -31,16 +32,21 @@ NAMES = ("cat", "dog")
 FILES = {"yolov5n.yaml": "Detect", "tessera-n.yaml": "DetectFree"}
 
 
+def head_class(config: TrainConfig, weights: Weights | None = None) -> type[Head]:
+    """The head of the model that a new run builds."""
+    return read_model(model_source(config, weights), {"nc": len(NAMES)}).head
+
+
 @pytest.mark.parametrize("cfg", FILES)
 def test_the_head_is_that_of_the_model_that_is_built(cfg: str) -> None:
     config = TrainConfig(cfg=cfg)
     built = build_model(config, HYP, NAMES)
-    assert head_class(config, NAMES) is type(built.head) and type(built.head).__name__ == FILES[cfg]
+    assert head_class(config) is type(built.head) and type(built.head).__name__ == FILES[cfg]
     weights = Weights(built.state_dict(), built.yaml, NAMES, "a file")
-    assert head_class(TrainConfig(weights="last.pt"), NAMES, weights) is type(built.head), "the weights bring the model"
+    assert head_class(TrainConfig(weights="last.pt"), weights) is type(built.head), "the weights bring the model"
     (other,) = FILES.keys() - {cfg}
     given = TrainConfig(cfg=other, weights="last.pt")
-    assert head_class(given, NAMES, weights).__name__ == FILES[other], "but --cfg wins"
+    assert head_class(given, weights).__name__ == FILES[other], "but --cfg wins"
 
 
 def test_only_a_known_start_keeps_the_anchors_of_the_weights() -> None:
@@ -78,11 +84,11 @@ def test_all_but_the_head_can_be_frozen(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_without_either_it_is_the_default_model() -> None:
     assert initial_model.model_source(TrainConfig()) == initial_model.DEFAULT_MODEL
-    assert isinstance(DetectionModel(initial_model.DEFAULT_MODEL, nc=2).head, head_class(TrainConfig(), NAMES))
+    assert isinstance(DetectionModel(initial_model.DEFAULT_MODEL, nc=2).head, head_class(TrainConfig()))
     (cfg,) = (f for f in dataclasses.fields(TrainConfig) if f.name == "cfg")
     assert f"else {initial_model.DEFAULT_MODEL})" in cfg.metadata["help"], "what --help says"
     with pytest.raises(ConfigError, match="yolov5q"):
-        head_class(TrainConfig(cfg="yolov5q.yaml"), NAMES)
+        head_class(TrainConfig(cfg="yolov5q.yaml"))
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,51 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tessera.utils.config import LOGGER_NAMES
 from tessera.utils.errors import ConfigError
-from tessera.utils.report.trackers import loggers
-from tessera.utils.report.trackers.loggers import TRACKERS, Loggers, import_tracker
-from tests.utils.report.fake_trackers import CONFIG, Recorder, install, use
+from tessera.utils.report import trackers
+from tessera.utils.report.trackers import TRACKERS, Loggers, import_tracker
 
-REMOTE = ("wandb", "mlflow", "clearml", "comet")
+CONFIG = {"project": "runs/train", "epochs": 3, "hyp": {"lr0": 0.01}}
+
+
+class Recorder:
+    """Stands for any object of a tracker's package; every call lands in one list as (name, args, kwargs)."""
+
+    def __init__(self, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]], path: str, **attributes: Any) -> None:
+        self.calls, self.path = calls, path
+        self.__dict__.update(attributes)
+
+    def __getattr__(self, name: str) -> Callable[..., Recorder]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*args: Any, **kwargs: Any) -> Recorder:
+            self.calls.append((f"{self.path}.{name}", args, kwargs))
+            return Recorder(self.calls, f"{self.path}.{name}()", id="id-1", info=SimpleNamespace(run_id="id-1"))
+
+        return call
+
+    def named(self, name: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+        return [(args, kwargs) for called, args, kwargs in self.calls if called == name]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, tracker: str, **members: Any) -> Recorder:
+    """Put a fake package where the import of `tracker` finds it."""
+    fake = Recorder([], tracker)
+    module = ModuleType(TRACKERS[tracker].module)
+    module.__getattr__ = lambda name: getattr(fake, name)  # type: ignore[method-assign]
+    module.__dict__.update(members)
+    monkeypatch.setitem(sys.modules, TRACKERS[tracker].module, module)
+    return fake
+
+
+def use(names: list[str], run: Path, picture: Path, *, resume: bool = False) -> None:
+    with closing(Loggers(names, run, CONFIG, resume=resume)) as log:
+        log.scalars({"train/box_loss": 0.5, "metrics/mAP_0.5:0.95": float("nan")}, 2)
+        log.image("val_batch0_pred", picture, 2)
+        log.checkpoint(run / "best.pt")
+
+
+REMOTE = ("wandb", "mlflow")
 
 
 def test_the_names_of_the_flag_are_the_trackers() -> None:
@@ -98,56 +138,6 @@ def test_mlflow(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, 
     assert len(fake.named(f"{client}.create_run")) == 1
 
 
-def test_clearml(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    fake = install(monkeypatch, "clearml", Task=Recorder(calls, "Task"))
-    fake.calls = calls
-    use(["clearml"], tmp_path, picture)
-    ((_, init),) = fake.named("Task.init")
-    assert (init["project_name"], init["task_name"]) == ("tessera", tmp_path.name)
-    assert init["continue_last_task"] is False and init["auto_connect_frameworks"] is False
-    assert init["reuse_last_task_id"] is False
-    assert fake.named("Task.init().connect") == [((CONFIG,), {"name": "config"})]
-    reports = "Task.init().get_logger()"
-    assert fake.named(f"{reports}.report_scalar") == [
-        ((), {"title": "train", "series": "box_loss", "value": 0.5, "iteration": 2})
-    ]
-    ((_, image),) = fake.named(f"{reports}.report_image")
-    assert (image["series"], image["iteration"], image["local_path"]) == ("val_batch0_pred", 2, str(picture))
-    ((_, upload),) = fake.named("Task.init().upload_artifact")
-    assert (upload["name"], upload["artifact_object"]) == ("best", str(tmp_path / "best.pt"))
-    assert len(fake.named("Task.init().close")) == 1
-    use(["clearml"], tmp_path, picture, resume=True)
-    resumed = fake.named("Task.init")[1][1]
-    assert resumed["reuse_last_task_id"] == "id-1"
-    assert resumed["continue_last_task"] == 0 and resumed["continue_last_task"] is not False, "a number: no offset"
-
-
-def test_comet(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Experiment(Recorder):
-        def get_key(self) -> str:
-            return "key-1"
-
-    def start(**kwargs: Any) -> Experiment:
-        fake.calls.append(("opened", (), kwargs))
-        return Experiment(fake.calls, "Experiment")
-
-    fake = install(monkeypatch, "comet", start=start, ExperimentConfig=lambda **kwargs: kwargs)
-    use(["comet"], tmp_path, picture)
-    opened = fake.named("opened")[0][1]
-    assert (opened["project_name"], opened["mode"], opened["experiment_key"]) == ("tessera", "create", None)
-    assert opened["experiment_config"]["name"] == tmp_path.name
-    assert fake.named("Experiment.log_parameters") == [((CONFIG,), {})]
-    assert fake.named("Experiment.log_metrics") == [(({"train/box_loss": 0.5},), {"step": 2, "epoch": 2})]
-    assert fake.named("Experiment.log_image") == [((str(picture),), {"name": "val_batch0_pred", "step": 2})]
-    assert fake.named("Experiment.log_model") == [(("weights", str(tmp_path / "best.pt")), {"overwrite": True})]
-    assert len(fake.named("Experiment.end")) == 1
-    use(["comet"], tmp_path, picture, resume=True)
-    resumed = fake.named("opened")[1][1]
-    assert (resumed["mode"], resumed["experiment_key"]) == ("get", "key-1")
-    assert len(fake.named("Experiment.log_parameters")) == 1
-
-
 @pytest.mark.parts_fail
 @pytest.mark.parametrize("name", REMOTE)
 def test_a_new_run_does_not_continue_one_whose_id_lies_there(
@@ -173,7 +163,7 @@ def test_a_tracker_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPa
     def fail(module: str) -> ModuleType:
         raise RuntimeError("protobuf is too new")
 
-    monkeypatch.setattr(loggers.importlib, "import_module", fail)
+    monkeypatch.setattr(trackers.importlib, "import_module", fail)
     with pytest.raises(ConfigError, match=r"cannot be imported \(RuntimeError: protobuf is too new\)"):
         import_tracker("wandb")
 
@@ -221,12 +211,12 @@ def test_a_tracker_that_hangs_or_falls_behind_is_switched_off_not_waited_for(
     monkeypatch, caplog = request.getfixturevalue("monkeypatch"), request.getfixturevalue("caplog")
     install(monkeypatch, "wandb", init=wall)
     if limit == "MOST_CALLS":
-        monkeypatch.setattr(loggers, limit, value)
+        monkeypatch.setattr(trackers, limit, value)
     started = time.monotonic()
     with closing(Loggers(["wandb"], tmp_path, CONFIG)) as log:
         log.scalars({"a": 1.0}, 0)
         assert active(log) == ["wandb"]
-        monkeypatch.setattr(loggers, limit, value)  # a busy machine may take longer until here
+        monkeypatch.setattr(trackers, limit, value)  # a busy machine may take longer until here
         time.sleep(0.51)
         for epoch in range(50):
             log.scalars({"a": 1.0}, epoch)
@@ -242,10 +232,10 @@ def test_closing_waits_a_bounded_time_for_all_trackers_together(
 ) -> None:
     monkeypatch, caplog = request.getfixturevalue("monkeypatch"), request.getfixturevalue("caplog")
     install(monkeypatch, "wandb", init=wall)
-    install(monkeypatch, "clearml", Task=SimpleNamespace(init=wall))
-    monkeypatch.setattr(loggers, limit, 0.3)
+    install(monkeypatch, "mlflow", MlflowClient=wall, is_tracking_uri_set=lambda: True)
+    monkeypatch.setattr(trackers, limit, 0.3)
     started = time.monotonic()
-    log = Loggers(["wandb", "clearml"], tmp_path, CONFIG)
+    log = Loggers(["wandb", "mlflow"], tmp_path, CONFIG)
     log.close(failed=failed)
     assert 0.3 <= time.monotonic() - started < 20
     log.close(failed=failed)
@@ -259,7 +249,7 @@ def test_a_tracker_that_hangs_anywhere_is_left_behind(
 ) -> None:
     calls: dict[str, Any] = {name: lambda *_, **__: None for name in ("log", "finish")} | {where: wall}
     install(monkeypatch, "wandb", init=calls.get("init", lambda **_: SimpleNamespace(id="id-1", **calls)))
-    monkeypatch.setattr(loggers, "CLOSE_S", 0.3)
+    monkeypatch.setattr(trackers, "CLOSE_S", 0.3)
     with closing(Loggers(["wandb", "tensorboard"], tmp_path, CONFIG)) as log:
         log.scalars({"a": 1.0}, 0)
     assert [text.partition(":")[0] for text in caplog.messages] == [OFF]
@@ -269,12 +259,49 @@ def test_a_tracker_that_hangs_anywhere_is_left_behind(
 def test_a_process_ends_though_a_tracker_hangs(tmp_path: Path) -> None:
     (tmp_path / "wandb.py").write_text("import time\ndef __getattr__(name):\n    time.sleep(600)\n")
     program = f"""
-import contextlib, pathlib, sys
-from tessera.utils.report.trackers import loggers
-loggers.CLOSE_S = 0.3
-with contextlib.closing(loggers.Loggers(["wandb"], pathlib.Path({str(tmp_path)!r}), {{}})) as log:
+import atexit, contextlib, pathlib, time
+from tessera.utils.report import trackers
+from tessera.utils import startup
+trackers.CLOSE_S = startup.END_S = 0.3
+atexit.register(time.sleep, 600)  # as a tracker's package may
+with contextlib.closing(trackers.Loggers(["wandb"], pathlib.Path({str(tmp_path)!r}), {{}})) as log:
     log.scalars({{"a": 1.0}}, 0)
 sys.exit(7)
 """
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     assert subprocess.run([sys.executable, "-c", program], env=environment, timeout=120, check=False).returncode == 7
+
+
+@pytest.mark.slow
+def test_mlflow_with_its_own_package(
+    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    run = tmp_path / "runs" / "exp"
+    run.mkdir(parents=True)
+    (run / "best.pt").write_bytes(b"weights")
+    for epochs in ((0, 1), (2,)):  # a run, and its resume
+        with closing(Loggers(["mlflow"], run, CONFIG, resume=epochs == (2,))) as log:
+            for epoch in epochs:
+                log.scalars({"train/box_loss": 0.5 - epoch / 10, "metrics/mAP_0.5:0.95": epoch / 10}, epoch)
+                log.image("predictions", picture, epoch)
+            log.image("results", picture, 0)  # of the best epoch, an earlier one
+            log.checkpoint(run / "best.pt")
+            (channel,) = log._channels
+        assert not channel._thread.is_alive()
+    assert "switched off" not in caplog.text
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'runs' / 'mlflow.db'}")
+    (kept_run,) = client.search_runs([client.get_experiment_by_name("tessera").experiment_id])
+    assert (kept_run.info.status, kept_run.info.run_name, kept_run.data.params["epochs"]) == ("FINISHED", "exp", "3")
+    history = client.get_metric_history(kept_run.info.run_id, "metrics/mAP_0.5-0.95")
+    assert [(point.step, point.value) for point in history] == [(0, 0), (1, 0.1), (2, 0.2)]
+    kept = {
+        file.path for folder in ("images", "weights") for file in client.list_artifacts(kept_run.info.run_id, folder)
+    }
+    assert kept == {"images/val_batch0_pred.jpg", "weights/best.pt"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "val_batch0_pred.jpg"], (
+        "nothing in the working folder"
+    )

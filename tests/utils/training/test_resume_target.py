@@ -1,7 +1,8 @@
-"""`--resume auto` and restarts: start, resume and finish a run."""
+"""Choice of the run to train, and its result, also after a restart by the launcher."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import shutil
 import time
@@ -10,6 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,10 +21,17 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.run_lock import RunLockedError, lock_run
 from tessera.utils.ranks.world import World
-from tessera.utils.report.run_recorder import RunRecorder
-from tessera.utils.training.resume_target import TrainTarget, resume_target
+from tessera.utils.report.trackers import Trackers
+from tessera.utils.training.resume_target import (
+    TrainingResult,
+    TrainTarget,
+    recall_result,
+    remember_result,
+    resume_target,
+)
 from tests.data.feed.another_process import another_process
 from tests.system.tiny import make_data
+from tests.utils.checkpoints.made_state import METRICS
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +83,7 @@ def test_a_run_killed_in_its_last_validation_is_validated_by_the_next_start(
 
     last, more = run / "weights" / "last.pt", command(data, run.parent, epochs=3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunRecorder, "finish", killed)  # after the plots
+        patch.setattr(Trackers, "end", killed)  # after the plots
         train.run(**more)
     before = last.read_bytes()
     assert load_checkpoint(last)["epoch"] == 3 and not (run / "errors.jsonl").exists()
@@ -275,3 +284,42 @@ def test_a_second_start_does_not_wait_for_a_run_that_it_would_replace(
             with pytest.raises(RunLockedError, match=remedy):
                 begin(given, World())
     assert sorted(run.rglob("*")) == files
+
+
+ARRAYS = ("class_ids", "per_class", "images_per_class", "objects_per_class", "class_confidences")
+MEASURED = dataclasses.replace(
+    METRICS,
+    precision=0.1 + 0.2,
+    map50=1 / 3,
+    class_ids=np.array([1]),
+    per_class=np.array([[0.3, 0.5, 1 / 3, 0.25]]),
+    losses=(0.5, float("nan")),
+    speed_ms=(1.0, 2.0, 0.1),
+    names=("cat", "dög"),
+)
+
+
+def test_the_result_of_a_training_is_recalled() -> None:
+    kept: dict[str, str] = {}
+
+    class Kept(World):
+        def remember(self, key: str, value: str) -> None:
+            kept[key] = value
+
+        def recall(self, key: str) -> str | None:
+            return kept.get(key)
+
+    assert recall_result(Kept()) is None
+    remember_result(TrainingResult(), Kept())
+    assert recall_result(Kept()) == TrainingResult(), "a search in which nothing was left to do"
+    for metrics in (MEASURED, dataclasses.replace(MEASURED, **{key: getattr(MEASURED, key)[:0] for key in ARRAYS})):
+        ended = TrainingResult(metrics, Path("runs/exp"), "shapes.yaml", 3, 2, False)
+        remember_result(ended, Kept())
+        found = recall_result(Kept())
+        assert found is not None and dataclasses.replace(found, metrics=metrics) == ended
+        recalled = found.metrics
+        assert recalled is not None and str(recalled) == str(metrics) and recalled.fitness == metrics.fitness
+        for field in dataclasses.fields(metrics):
+            was, now = getattr(metrics, field.name), getattr(recalled, field.name)
+            assert type(was) is type(now)
+            np.testing.assert_array_equal(was, now, strict=isinstance(was, np.ndarray))
