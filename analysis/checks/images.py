@@ -15,7 +15,6 @@ from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from tessera.utils.machine.host import usable_cpus
 from tqdm import tqdm
 
 from tessera.analysis.checks.results import DatasetCheck, NearDuplicates, SplitData, UnusualImage
@@ -25,6 +24,7 @@ from tessera.data.source.messages import most_undecodable
 from tessera.utils.bit_depth import DARK, PixelRule, Pixels, max_finite_level, to_uint8
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_plain
+from tessera.utils.machine.host import usable_cpus
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.text import first_of, plural
 
