@@ -13,7 +13,7 @@ EXTENSIONS = {
     "validation report": "tessera.analysis.validation_report",  # tables of errors, report.html; not with --noreport
     "label errors": "tessera.analysis.label_errors.candidates",  # --find-errors
     "search": "tessera.analysis.search.evolve",  # --evolve
-    "runtimes": "tessera.deploy.runtime.open_model",  # exported files as --weights
+    "runtimes": "tessera.deploy.runtime.runtimes",  # exported files as --weights
     "tiles": "tessera.deploy.runtime.pipeline",  # --tile
 }
 

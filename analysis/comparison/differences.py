@@ -30,10 +30,16 @@ from tessera.analysis.comparison.permutation_test import (
     student_quantile,
     student_tail,
 )
-from tessera.utils.evaluation.average_precision import Ranking, rank
-from tessera.utils.evaluation.bootstrap import ClassPrecisions, chunks, class_precisions, resampled
+from tessera.utils.evaluation.average_precision import (
+    ClassPrecisions,
+    Ranking,
+    chunks,
+    class_precisions,
+    rank,
+    resampled,
+)
 from tessera.utils.evaluation.curves import images_of_classes
-from tessera.utils.evaluation.matches import Matches
+from tessera.utils.evaluation.matching import Matches
 from tessera.utils.seeding import sample_rng
 
 ROUNDS = 1000  # of the bootstrap

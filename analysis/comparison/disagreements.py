@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind, pairwise_iou
+from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind, Matches, pairwise_iou
 from tessera.utils.types import DatasetIndex
 
 SHOWN = 8  # images that B worsens most, and as many that it improves most

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.analysis.report.page_data import ReportData
-from tessera.utils.evaluation.matches import CONFIDENCES
+from tessera.utils.evaluation.matching import CONFIDENCES
 
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without

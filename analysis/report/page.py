@@ -20,8 +20,7 @@ from tessera.analysis.report.tables import breakdowns, class_rows, confusion_tab
 from tessera.analysis.report.template import own_file, render_page
 from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.engine.learning import idle_losses
-from tessera.utils.evaluation.matches import CONFIDENCES
-from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
+from tessera.utils.evaluation.matching import CONFIDENCES, FALSE_KINDS, Kind
 from tessera.utils.flags.program import called
 from tessera.utils.text import one_line
 from tessera.utils.types import fitness

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tessera.analysis.error_analysis.files import ErrorItem
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.config import TrainConfig
-from tessera.utils.evaluation.bootstrap import Intervals
+from tessera.utils.evaluation.average_precision import Intervals
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.flags.program import started

@@ -16,7 +16,7 @@ from tessera.deploy.exporting.quantized.onnx_int8 import quantize_onnx
 from tessera.deploy.exporting.quantized.openvino_int8 import quantize_openvino
 from tessera.deploy.exporting.quantized.rounding import N_IMAGES, round_weights
 from tessera.deploy.exporting.raw_network import RawNetwork, network_graph
-from tessera.deploy.runtime.openvino import SECTION
+from tessera.deploy.runtime.runtimes import SECTION
 from tessera.utils.errors import UserError
 from tessera.utils.flags.version import __version__
 from tessera.utils.machine.optional_packages import import_extra

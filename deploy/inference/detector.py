@@ -17,14 +17,13 @@ from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.deploy.inference.sources.sources import BROKEN_OFF, Sources, open_sources
 from tessera.deploy.inference.tracking import NO_VIDEO, Tracking, check_trackable
-from tessera.deploy.runtime.open_model import open_model
-from tessera.deploy.runtime.pipeline import Pipeline, image_hw, nms_settings
+from tessera.deploy.runtime.pipeline import image_detector, image_hw, nms_settings
 from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.checkpoints.run_directory import newest_best_checkpoint
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.evaluation.backend import DEFAULT_IOU, Backend, ImageBackend
+from tessera.utils.evaluation.network import DEFAULT_IOU, ImageDetector, Network, open_model
 from tessera.utils.machine.choose_device import choose_accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_of, plural, shown
@@ -42,7 +41,7 @@ class Detector:
 
     Args:
         weights: a checkpoint, an exported file, or an open model; "" = best.pt of the newest run in runs/train.
-        trust_file: allow `weights` that are a program (.torchscript, .pt2), which can run anything.
+        trust_file: allow `weights` that are a program (.torchscript), which can run anything.
         imgsz: long side in pixels that images are resized to; None = the training size.
         conf_thres: confidence threshold. None = the one with the best mean F1 in validation, or 0.25 if unknown;
             "auto" = the one with the best F1 of each class.
@@ -69,7 +68,7 @@ class Detector:
 
     def __init__(
         self,
-        weights: str | Path | Backend | ImageBackend = "",
+        weights: str | Path | Network | ImageDetector = "",
         *,
         trust_file: bool = False,
         imgsz: int | None = None,
@@ -87,7 +86,7 @@ class Detector:
         _check(imgsz, conf_thres, iou_thres, max_det)
         if overlap != DEFAULT_OVERLAP and not tile:
             log.warning(f"overlap {overlap:g}: without effect, as images are not split into tiles. Give tile too.")
-        if isinstance(weights, (Backend, ImageBackend)):
+        if isinstance(weights, (Network, ImageDetector)):
             model = weights
         else:
             world = World(accelerator=choose_accelerator(device, Launch()))
@@ -99,7 +98,7 @@ class Detector:
         self.rules = nms_settings(
             model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs
         )
-        self.pipeline = Pipeline(model, self.imgsz, tile, overlap)
+        self.pipeline = image_detector(model, self.imgsz, tile, overlap)
         self._note = DarkImageWarning()
         each = class_thresholds(model.class_confidences, model.threshold) if conf_thres == "auto" else ()
         self._track_thresholds = each or (model.threshold,) * len(model.names)
@@ -152,7 +151,7 @@ class Detector:
 
     def read(self, image: Path | bytes) -> Pixels:
         """Read an image file with the `pixels` rule of the weights."""
-        return to_pixels(image, pixels=self.pipeline.backend.pixels, note=self._note)
+        return to_pixels(image, pixels=self.pipeline.pixels, note=self._note)
 
     def detect(self, frame: Frame, *, keep_image: bool = False, rules: NmsSettings | None = None) -> Result:
         """Detect objects in one frame; `rules` replace those of the detector."""
@@ -169,11 +168,11 @@ class Detector:
             frame.time_s,
             speed_ms,
             frame.pixels if keep_image else None,
-            self.pipeline.backend.pixels,
+            self.pipeline.pixels,
         )
 
     def _detect_images(self, images: Iterable[ImageInput], color: Color, keep: bool) -> Iterator[Result]:
-        rule = self.pipeline.backend.pixels
+        rule = self.pipeline.pixels
         for number, image in enumerate(map(content_of, images)):
             if isinstance(image, (str, Path)):
                 frame = Frame(self.read(image := Path(image)), str(image))
@@ -203,7 +202,7 @@ class Detector:
 
 
 def thresholds(
-    model: Backend | ImageBackend, conf_thres: Confidence, classes: tuple[int, ...] | None
+    model: Network | ImageDetector, conf_thres: Confidence, classes: tuple[int, ...] | None
 ) -> tuple[float, tuple[float, ...]]:
     """Return the confidence threshold and those of each class, () = the same."""
     best = model.threshold

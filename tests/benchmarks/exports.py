@@ -27,8 +27,8 @@ from tessera.deploy.exporting.parity.verify import Verifier
 from tessera.deploy.runtime import openvino
 from tessera.deploy.runtime.open_model import open_exported, open_model
 from tessera.deploy.runtime.pipeline import Pipeline, nms_settings
-from tessera.utils.evaluation.backend import Backend, ImageBackend
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.network import Backend, ImageBackend
+from tessera.utils.evaluation.evaluate import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tests.benchmarks.harness import indexed, parser, rounds, show

@@ -29,8 +29,8 @@ from tessera.utils.config import load_hyp
 from tessera.utils.engine.precision import Precision
 from tessera.utils.environment import Launch
 from tessera.utils.evaluation.evaluate import evaluate
-from tessera.utils.evaluation.networks import fused_copy
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.network import fused_copy
+from tessera.utils.evaluation.evaluate import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.choose_device import choose_accelerator
 from tessera.utils.machine.resource_limits import usable_cpus

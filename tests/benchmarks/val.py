@@ -25,10 +25,10 @@ from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import rank
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import evaluate
-from tessera.utils.evaluation.matches import Matches
+from tessera.utils.evaluation.matching import Matches
 from tessera.utils.evaluation.matching import ImageMatches, Kind
-from tessera.utils.evaluation.networks import fused_copy
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.network import fused_copy
+from tessera.utils.evaluation.evaluate import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import keep_malloc_memory
 from tessera.utils.ranks.world import World

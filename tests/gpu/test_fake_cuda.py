@@ -19,8 +19,8 @@ from tessera.models.model_yaml import MODELS_DIR
 from tessera.models.nms import NmsSettings, non_max_suppression, select_candidates
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.step import TrainStep
-from tessera.utils.evaluation.networks import TrainedNetwork, fused_copy
-from tessera.utils.evaluation.predictors import Settings, ShardEvaluation
+from tessera.utils.evaluation.network import TrainedNetwork, fused_copy
+from tessera.utils.evaluation.evaluate import Settings, ShardEvaluation
 from tessera.utils.machine.batch_norm import BatchNormParts, FusedBatchNormParts
 from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d

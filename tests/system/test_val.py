@@ -25,7 +25,7 @@ from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.evaluation_data import image_size, read_dataset
-from tessera.utils.evaluation.networks import TorchNetwork, TrainedNetwork, fused_copy
+from tessera.utils.evaluation.network import TorchNetwork, TrainedNetwork, fused_copy
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.machine.accelerator import Accelerator
 from tests.analysis.label_errors.planted import plant

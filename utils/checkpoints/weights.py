@@ -30,7 +30,6 @@ EXPORTED = {
     ".onnx": "ONNX Runtime",
     ".xml": "OpenVINO",
     ".torchscript": "torch",
-    ".pt2": "torch",
     ".param": "ncnn",
     ".tflite": "LiteRT",
 }

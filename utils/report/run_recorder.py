@@ -12,7 +12,7 @@ from tessera.analysis.error_analysis.files import ERRORS
 from tessera.utils.checkpoints.run_directory import write_flags, write_yaml
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, warn_on_error
-from tessera.utils.evaluation.predictors import DetectionCollector
+from tessera.utils.evaluation.evaluate import DetectionCollector
 from tessera.utils.files import remove_leftovers
 from tessera.utils.report.charts.labels import plot_labels
 from tessera.utils.report.charts.training import plot_results

@@ -24,8 +24,8 @@ from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.networks import fused_copy
-from tessera.utils.evaluation.predictors import Settings, ShardEvaluation
+from tessera.utils.evaluation.evaluate import Settings, ShardEvaluation
+from tessera.utils.evaluation.network import fused_copy, network_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex
@@ -183,8 +183,9 @@ class Trial:
         world, imgsz = self._context.world, self._context.imgsz
         accelerator = world.accelerator
         square = rect_val_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self._context.stride)
-        fused, index = fused_copy(state.ema.model, accelerator), synthetic_index(images, imgsz, self._model.names)
-        measurement = ShardEvaluation(fused, index, world, Settings(), self._criterion)
+        network = network_of(fused_copy(state.ema.model, accelerator), imgsz, accelerator)
+        index = synthetic_index(images, imgsz, self._model.names)
+        measurement = ShardEvaluation(network, index, world, Settings(), self._criterion)
         with accelerator.without_kernel_benchmark():
             measurement.add(accelerator.prefetch(synthetic_batch(images, int(square.max())) for _ in range(2)))
         accelerator.synchronize()

@@ -15,7 +15,6 @@ from tessera.analysis.report.page_data import RunInfo
 from tessera.analysis.search.trial import Pruned, TrialObserver
 from tessera.analysis.validation_report import report_errors, report_validation
 from tessera.data.feed.loader import ValLoader
-from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
 from tessera.utils.checkpoints.saver import Saver
@@ -24,9 +23,9 @@ from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import TrainState
 from tessera.utils.engine.stopping import START
-from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, evaluate
-from tessera.utils.evaluation.networks import TrainedNetwork, fused_copy
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, Settings, evaluate
+from tessera.utils.evaluation.network import ImageDetector, Network, fused_copy, network_of
+from tessera.utils.extensions import extension
 from tessera.utils.flags.program import started
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.signals import StopSignals
@@ -172,11 +171,12 @@ class Validation:
         return TrainingResult(metrics, self.run.folder, data, epochs, best, stopped)
 
     def _evaluate(self, model: DetectionModel, settings: Settings | None = None, **others: Any) -> Evaluation:
-        """Evaluate a fused copy of the model, with `--tile` in the pipeline of val.py; arguments as of `evaluate`."""
+        """Evaluate a fused copy of the model, with `--tile` as val.py does; arguments as of `evaluate`."""
         run, accelerator = self.run, self.run.world.accelerator
         work = f"a validation batch of {plural(run.val_batch_size, 'image')} a rank at {run.imgsz} px"
         with explain_out_of_memory(accelerator, work, OUT_OF_MEMORY_REMEDIES):
-            fused = fused_copy(model, accelerator)
-            tiling = TrainedNetwork(fused, run.imgsz, accelerator), run.imgsz, run.config.tile, run.config.overlap
-            used = Pipeline(*tiling) if run.config.tile else fused
-            return evaluate(used, self.loader, run.world, settings, **others)
+            evaluated: Network | ImageDetector = network_of(fused_copy(model, accelerator), run.imgsz, accelerator)
+            if run.config.tile:
+                tiles = run.imgsz, run.config.tile, run.config.overlap
+                evaluated = extension("tiles").image_detector(evaluated, *tiles)
+            return evaluate(evaluated, self.loader, run.world, settings, **others)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tessera.deploy.exporting.parity.difference import Difference
-from tessera.utils.evaluation.bootstrap import LEVEL, ROUNDS, bootstrap_interval, resampled
+from tessera.utils.evaluation.average_precision import LEVEL, ROUNDS, bootstrap_interval, resampled
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.seeding import sample_rng
 

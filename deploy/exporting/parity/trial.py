@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from tessera.deploy.exporting.parity.difference import Difference, Tolerance, compare, merged
-from tessera.deploy.runtime.pipeline import Pipeline, image_hw, letterbox_image, network_input, nms_settings
+from tessera.deploy.runtime.pipeline import image_detector, image_hw, letterbox_image, network_input, nms_settings
 from tessera.models.nms import NmsSettings, select_candidates, undo_letterbox
 from tessera.utils.bit_depth import Pixels
-from tessera.utils.evaluation.backend import Backend, ImageBackend
 from tessera.utils.evaluation.matching import pairwise_iou, to_host
+from tessera.utils.evaluation.network import ImageDetector, Network
 from tessera.utils.types import Detections
 
 
@@ -34,7 +34,7 @@ class Round(NamedTuple):
     max_det: int
     step: int = 1
 
-    def rules(self, backend: Backend | ImageBackend) -> NmsSettings:
+    def rules(self, backend: Network | ImageDetector) -> NmsSettings:
         return nms_settings(backend, conf=self.conf, iou=self.iou, max_det=self.max_det)
 
 
@@ -51,22 +51,22 @@ class Trial(NamedTuple):
 
 
 def run_trial(
-    backend: Backend | ImageBackend, images: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
+    backend: Network | ImageDetector, images: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
 ) -> Trial:
     """Run a network on the images; a UserError where it fails."""
-    pipeline, found_by_round, times = Pipeline(backend, imgsz), [], [0.0]  # the first round compiles for each shape
+    detect, found_by_round, times = image_detector(backend, imgsz), [], [0.0]  # the first round compiles for each shape
     for current in rounds:
         found, times, rules = [], [], current.rules(backend)
         for image in images[:: current.step]:
             started = time.perf_counter()
-            found.append(pipeline(image, rules).detections)
+            found.append(detect(image, rules).detections)
             times.append(1000 * (time.perf_counter() - started))
         found_by_round.append(tuple(found))
     return Trial(rounds, tuple(found_by_round), statistics.median(times))
 
 
 def trial_difference(
-    reference: Trial, other: Trial, images: Sequence[Pixels], imgsz: int, allowed: Tolerance, network: Backend
+    reference: Trial, other: Trial, images: Sequence[Pixels], imgsz: int, allowed: Tolerance, network: Network
 ) -> Difference:
     """Return the differences between the trials of a network and of a file, without NMS ties."""
     parts = []
@@ -91,7 +91,7 @@ class Candidates(NamedTuple):
     in_batch: Detections  # the same rows in pixels of the network input, unclipped, as NMS compares them
 
 
-def candidates_of(backend: Backend, rules: NmsSettings, imgsz: int, image: NDArray[np.uint8]) -> Candidates:
+def candidates_of(backend: Network, rules: NmsSettings, imgsz: int, image: NDArray[np.uint8]) -> Candidates:
     """Return all predictions above the confidence of `rules`."""
     canvas, placement = letterbox_image(image, imgsz, backend.stride, backend.size_hw)
     decoded = backend(network_input(canvas, backend.accelerator.device))

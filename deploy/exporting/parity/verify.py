@@ -17,14 +17,11 @@ from tessera.deploy.exporting.parity.sample_images import sample_images
 from tessera.deploy.exporting.parity.table import Row, accuracy, table
 from tessera.deploy.exporting.parity.trial import ROUNDS, UNSURE_ROUNDS, Round, Trial, run_trial, trial_difference
 from tessera.deploy.runtime.exported import MissingDevice
-from tessera.deploy.runtime.open_model import is_exported, open_model
 from tessera.deploy.runtime.pipeline import letterbox_image, network_input
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.backend import Backend, ImageBackend
-from tessera.utils.evaluation.evaluate import Evaluation, evaluate_split
-from tessera.utils.evaluation.networks import TorchNetwork
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.evaluate import Evaluation, Settings, evaluate_split
+from tessera.utils.evaluation.network import ImageDetector, Network, is_exported, network_of_weights, open_model
 from tessera.utils.machine.optional_packages import MissingExtra, explain_library_errors
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
@@ -73,7 +70,7 @@ def verify(
 class Evaluated(NamedTuple):
     """A network or file, its detections, and its evaluation; None = no dataset."""
 
-    backend: Backend | ImageBackend
+    backend: Network | ImageDetector
     findings: Trial
     evaluation: Evaluation | None
 
@@ -85,7 +82,7 @@ class Verifier:
         self, job: ExportJob, images: Sequence[Pixels], world: World, index: DatasetIndex | None, settings: Settings
     ) -> None:
         self._job, self._images, self._world, self._index, self._settings = job, images, world, index, settings
-        self._network = TorchNetwork(job.model, job.weights, world.accelerator)
+        self._network = network_of_weights(job.model, job.weights, world.accelerator)
         self._references: dict[tuple[int, int] | None, Evaluated] = {}
 
     def network(self) -> Row:
@@ -109,13 +106,13 @@ class Verifier:
             with explain_library_errors(str(path), (), ""):
                 row = replace(row, dtypes=precision_of(path))
             backend = open_model(str(path), self._world, end2end=end2end, trust_file=True)  # written just now
-            network, expected, reference = self.reference(backend.size_hw if isinstance(backend, Backend) else None)
+            network, expected, reference = self.reference(backend.size_hw)
             _, found, evaluation = self._evaluate(backend, expected.rounds)
         except (MissingExtra, MissingDevice) as error:
             return replace(row, unverified=str(error))
         except UserError as error:  # a damaged file, or invalid output
             return replace(row, failures=str(error))
-        assert isinstance(network, Backend)
+        assert isinstance(network, Network)
         allowed = INT8 if "int8" in row.dtypes else HALF if "float16" in row.dtypes else EXACT
         apart = trial_difference(expected, found, self._images, self._imgsz(network), allowed, network)
         failures, acc, most = [apart.exceeds(allowed)], None, self._job.config.max_drop
@@ -145,7 +142,7 @@ class Verifier:
             self._references[size_hw] = found
         return self._references[size_hw]
 
-    def _evaluate(self, backend: Backend | ImageBackend, rounds: tuple[Round, ...]) -> Evaluated:
+    def _evaluate(self, backend: Network | ImageDetector, rounds: tuple[Round, ...]) -> Evaluated:
         imgsz, evaluation = self._imgsz(backend), None
         findings = run_trial(backend, self._images, imgsz, rounds)
         if self._index is not None:
@@ -154,5 +151,5 @@ class Verifier:
             )
         return Evaluated(backend, findings, evaluation)
 
-    def _imgsz(self, backend: Backend | ImageBackend) -> int:
+    def _imgsz(self, backend: Network | ImageDetector) -> int:
         return backend.fixed_imgsz or self._job.imgsz

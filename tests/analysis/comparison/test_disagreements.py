@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.analysis.comparison.disagreements import SHOWN, ImageResult, detections_above, find_disagreements
-from tessera.utils.evaluation.matches import Matches
+from tessera.utils.evaluation.matching import Matches
 from tessera.utils.evaluation.matching import match_image
 from tessera.utils.types import Detections
 from tests.data.made_index import make_index

@@ -20,7 +20,7 @@ from PIL import Image
 
 from tessera.deploy.inference.detector import Detector, class_numbers
 from tessera.deploy.inference.results import Result
-from tessera.deploy.runtime.open_model import open_model
+from tessera.utils.evaluation.network import open_model
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.machine.accelerator import Accelerator

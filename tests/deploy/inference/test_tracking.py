@@ -27,7 +27,7 @@ from tessera.deploy.inference.tracking import Tracking
 from tessera.deploy.inference.video_writer import VideoWriter
 from tessera.models.nms import NmsSettings
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.backend import ImageBackend
+from tessera.utils.evaluation.network import ImageBackend
 from tessera.utils.types import Detections
 from tests.deploy.exporting.made import ANCHORED, checkpoint, picture
 

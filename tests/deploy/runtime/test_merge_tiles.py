@@ -20,7 +20,7 @@ from tessera.deploy.runtime.merge_tiles import join
 from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.models.nms import NmsSettings
 from tessera.utils.errors import ConfigError
-from tessera.utils.evaluation.backend import ImageBackend
+from tessera.utils.evaluation.network import ImageBackend
 from tessera.utils.types import Detections
 
 RULES = NmsSettings(0.25, 0.45)

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.evaluation.bootstrap import bootstrap_interval
+from tessera.utils.evaluation.average_precision import bootstrap_interval
 from tessera.utils.evaluation.curves import summarize
-from tessera.utils.evaluation.matches import CONFIDENCES
+from tessera.utils.evaluation.matching import CONFIDENCES
 from tessera.utils.evaluation.matching import IOU_THRESHOLDS, match_image, pairwise_iou
 from tessera.utils.types import Detections
 from tests.utils.evaluation.coco_oracle import NO_REGIONS, assert_equals_coco

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.utils.evaluation.average_precision import average_precision
-from tessera.utils.evaluation.bootstrap import ROUNDS, bootstrap_interval, resampled
+from tessera.utils.evaluation.average_precision import ROUNDS, bootstrap_interval, resampled
 from tessera.utils.evaluation.curves import summarize
 from tests.utils.evaluation.made_images import accumulate, random_images, random_regions
 

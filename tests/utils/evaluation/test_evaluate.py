@@ -17,7 +17,7 @@ from tessera.data.feed.loader import ValLoader
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import load_hyp
 from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, _voting, evaluate
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.evaluate import Settings
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch

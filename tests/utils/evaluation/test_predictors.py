@@ -17,9 +17,9 @@ from tessera.data.feed.image_sizes import rect_val_shapes
 from tessera.data.feed.loader import ValLoader, build_val_loader
 from tessera.models.detector import DetectionModel
 from tessera.models.nms import NmsSettings, non_max_suppression, undo_letterbox
-from tessera.utils.evaluation.backend import Backend, ImageBackend
+from tessera.utils.evaluation.network import Backend, ImageBackend
 from tessera.utils.evaluation.evaluate import Evaluation, evaluate
-from tessera.utils.evaluation.predictors import EvaluatedModel, Settings
+from tessera.utils.evaluation.evaluate import EvaluatedModel, Settings
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Detections, Sample

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tessera.utils.evaluation.matches import Matches
+from tessera.utils.evaluation.matching import Matches
 from tessera.utils.evaluation.result_files import (
     COCO_IDS,
     COCO_NAMES,

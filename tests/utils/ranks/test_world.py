@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tessera.utils.environment import Launch
-from tessera.utils.evaluation.predictors import Settings, ShardEvaluation
+from tessera.utils.evaluation.evaluate import Settings, ShardEvaluation
 from tessera.utils.ranks import world as world_module
 from tessera.utils.ranks.preflight import Host, advise
 from tessera.utils.ranks.world import World

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.curves import best_step
-from tessera.utils.evaluation.matches import CONFIDENCES
+from tessera.utils.evaluation.matching import CONFIDENCES
 from tessera.utils.report.charts import labels
 from tessera.utils.report.charts.labels import plot_labels
 from tessera.utils.report.charts.training import plot_results

@@ -20,7 +20,7 @@ from tessera.analysis.report.tables import most_confused
 from tessera.utils.evaluation.average_precision import RECALLS
 from tessera.utils.evaluation.curves import Curves
 from tessera.utils.evaluation.error_counts import ConfusionMatrix
-from tessera.utils.evaluation.matches import CONFIDENCES
+from tessera.utils.evaluation.matching import CONFIDENCES
 from tessera.utils.report.charts.figure import (
     BLUE,
     INK,

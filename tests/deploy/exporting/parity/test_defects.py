@@ -19,8 +19,8 @@ from tessera.deploy.exporting.parity.trial import run_trial, trial_difference
 from tessera.deploy.runtime.pipeline import Pipeline, image_hw, nms_settings
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
-from tessera.utils.evaluation.backend import Backend, ImageBackend
-from tessera.utils.evaluation.networks import TorchNetwork
+from tessera.utils.evaluation.network import Backend, ImageBackend
+from tessera.utils.evaluation.network import TorchNetwork
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.types import Detections
 

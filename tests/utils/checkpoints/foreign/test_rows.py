@@ -19,7 +19,7 @@ from tessera.models.detector import DetectionModel
 from tessera.utils.boxes import xyxy_to_cxcywh
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.backend import Backend
+from tessera.utils.evaluation.network import Backend
 from tessera.utils.machine.choose_device import accelerator_of
 from tessera.utils.ranks.world import World
 from tests import families
