@@ -34,8 +34,7 @@ if __name__ == "__main__":
 import numpy as np
 from tqdm import tqdm
 
-from tessera.deploy.inference.detector import Detector
-from tessera.deploy.inference.output_paths import OutputPaths
+from tessera.deploy.inference.detector import Detector, detect_ahead, prefetch
 from tessera.deploy.inference.outputs import (
     AnnotatedFiles,
     AutoLabelFiles,
@@ -45,9 +44,9 @@ from tessera.deploy.inference.outputs import (
     JsonLines,
     LabelFiles,
     Output,
+    OutputPaths,
     label_classes,
 )
-from tessera.deploy.inference.prefetch import detect_ahead, prefetch
 from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.deploy.inference.sources.source_arguments import Origin

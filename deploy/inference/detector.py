@@ -1,12 +1,15 @@
-"""Python API of detection: `for result in tessera.Detector("best.pt")(source): …`."""
+"""Python API of detection: `for result in tessera.Detector("best.pt")(source): …`; prefetching and concurrency."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -25,6 +28,7 @@ from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.evaluation.network import DEFAULT_IOU, ImageDetector, Network, open_model
 from tessera.utils.machine.choose_device import choose_accelerator
+from tessera.utils.machine.host import single_threaded_pool
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_of, plural, shown
 from tessera.utils.thresholds import LOWEST_CONF, class_thresholds
@@ -34,6 +38,10 @@ log = logging.getLogger(__name__)
 MAX_DET = 1000
 Confidence = float | Literal["auto"] | None
 Source = ImageInput | int | Iterable[ImageInput | int]
+T = TypeVar("T")
+R = TypeVar("R")
+_READY = 2  # most prefetched items
+_END = object()
 
 
 class Detector:
@@ -280,3 +288,49 @@ def _check(imgsz: int | None, conf_thres: Confidence, iou_thres: float, max_det:
         raise ConfigError(f"iou_thres: found {iou_thres}, allowed is 0 to 1.")
     if max_det < 1:
         raise ConfigError(f"max_det: found {max_det}, expected at least 1.")
+
+
+@contextmanager
+def prefetch(items: Iterable[T]) -> Iterator[Iterator[T]]:
+    """Iterate over `items` in a thread, which ends with the context; their errors are raised in order."""
+    with ThreadPoolExecutor(1, "prefetch") as pool:
+        try:
+            rest = iter(items)
+            begun: Iterator[Future[Any]] = (pool.submit(next, rest, _END) for _ in count())
+            yield takewhile(lambda item: item is not _END, _results(begun, _READY))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def detect_ahead(items: Iterable[T], detect: Callable[[T], R], threads: int) -> Iterator[Iterator[tuple[T, R]]]:
+    """Yield each item with `detect(item)`, in order; errors of both are raised in order.
+
+    `items` are iterated in the caller's thread, and `detect` is called in `threads` others, which end with the context;
+    with 1 in the caller's too.
+    """
+    if threads == 1:
+        yield ((item, detect(item)) for item in items)
+        return
+    with single_threaded_pool(threads, "detection") as pool:
+        yield _results(_begun(pool, items, detect), threads)
+
+
+def _begun(pool: ThreadPoolExecutor, items: Iterable[T], detect: Callable[[T], R]) -> Iterator[Future[tuple[T, R]]]:
+    try:
+        for item in items:
+            yield pool.submit(lambda item: (item, detect(item)), item)
+    except Exception as error:  # raised in order
+        failed = Future[tuple[T, R]]()
+        failed.set_exception(error)
+        yield failed
+
+
+def _results(begun: Iterator[Future[T]], ready: int) -> Iterator[T]:
+    """Yield results in order while `ready` more are computed."""
+    waiting = deque(islice(begun, ready + 1))
+    while waiting:
+        result = waiting.popleft().result()
+        yield result
+        del result  # frees memory while waiting
+        waiting.extend(islice(begun, 1))
