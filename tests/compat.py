@@ -125,7 +125,7 @@ def use(programs: Path, project: Path) -> None:
     image = min((project / "datasets" / "shapes" / "images" / "val").iterdir())
     ran(tessera, "val", "--weights", best, "--device", "cpu", "--workers", "1", cwd=project)
     ran(tessera, "detect", "--weights", best, "--source", str(image), "--device", "cpu", cwd=project)
-    ran(tessera, "export", "--weights", best, "--include", "onnx", "torchscript", "pt2", "--device", "cpu", cwd=project)
+    ran(tessera, "export", "--weights", best, "--include", "onnx", "torchscript", "--device", "cpu", cwd=project)
     ran(tessera, "compare", best, str(other / "weights" / "best.pt"), "--device", "cpu", "--workers", "1", cwd=project)
 
 

@@ -18,7 +18,7 @@ from tessera.deploy.inference.detector import Detector
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.weights import Weights, load_weights, save_safetensors
 from tests.deploy.exporting.made import ANCHORED, checkpoint
-from tests.deploy.runtime.attacks import PT2, WritesWhenLoaded, WritesWhenRun, write_script
+from tests.deploy.runtime.attacks import WritesWhenLoaded, WritesWhenRun, write_script
 from tests.deploy.runtime.made_files import (
     ANSWER,
     ROWS,
@@ -28,7 +28,6 @@ from tests.deploy.runtime.made_files import (
     write_broken_onnx,
     write_onnx,
     write_openvino,
-    write_pt2,
     write_rows,
     write_torchscript,
 )
@@ -39,7 +38,7 @@ CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 800, 16, 120, 3 * 2**30
 
 FIXED = {**STRINGS, "size_hw": "[64, 64]"}
 PICTURE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-PROGRAMS = (".torchscript", ".pt2")
+PROGRAMS = (".torchscript",)
 
 
 def prepare() -> None:
@@ -59,7 +58,6 @@ def good() -> dict[str, dict[str, bytes]]:
         write_onnx(folder / "raw.onnx", FIXED)
         write_openvino(folder / "raw.xml", FIXED)
         write_torchscript(folder / "raw.torchscript", FIXED)
-        write_pt2(folder / "raw.pt2", FIXED)
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
     found = {name: {name: content} for name, content in files.items() if not name.endswith(".bin")}
     found["raw.xml"]["raw.bin"] = files["raw.bin"]
@@ -131,7 +129,7 @@ def _description(rng: random.Random, folder: Path, trace: Path) -> Path:
     def strings(of: dict[str, str]) -> dict[str, str]:
         return {key: value for key, value in {**of, **change}.items() if key != lost}
 
-    match rng.randrange(6):
+    match rng.randrange(5):
         case 0:
             return write_onnx(folder / "best.onnx", strings(FIXED))
         case 1 if not any("\x1b" in value or "\x00" in value for value in change.values()):  # no XML holds them
@@ -141,8 +139,6 @@ def _description(rng: random.Random, folder: Path, trace: Path) -> Path:
         case 2:
             return write_torchscript(folder / "best.torchscript", strings(FIXED))
         case 3:
-            return write_pt2(folder / "best.pt2", strings(FIXED))
-        case 4:
             return write_rows(folder / "best.onnx", ROWS, strings(FIXED))
         case _:
             return write_answer(folder / "best.onnx", ANSWER, strings(WHOLE_STRINGS))
@@ -269,13 +265,8 @@ def _checkpoints_description(rng: random.Random, folder: Path, trace: Path) -> P
 
 def _program_that_attacks(rng: random.Random, folder: Path, trace: Path) -> Path:
     """A file that runs code, under any name."""
-    attack = rng.choice((*PT2, "loaded", "running"))
-    if attack in PT2:
-        path = _put(folder, good()["raw.pt2"])
-        PT2[attack](path, trace)
-    else:
-        module = WritesWhenLoaded(str(trace)) if attack == "loaded" else WritesWhenRun(str(trace))
-        path = write_script(folder / "best.torchscript", module)
+    module = rng.choice((WritesWhenLoaded, WritesWhenRun))(str(trace))
+    path = write_script(folder / "best.torchscript", module)
     if rng.random() < 0.5:
         path = path.rename(path.with_suffix(rng.choice((".pt", ".onnx", ".pth", ".safetensors"))))
     return path

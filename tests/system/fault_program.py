@@ -21,12 +21,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import tessera.utils.evaluation.predictors
+
 import tessera.analysis.search.study
 import tessera.data.feed.loader
 import tessera.models.heads.anchor.loss
 import tessera.utils.checkpoints.saver
 import tessera.utils.engine.step
-import tessera.utils.evaluation.predictors
 import tessera.utils.training.data
 import tessera.utils.training.validation
 from tessera.commands import train

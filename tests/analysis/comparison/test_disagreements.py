@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.analysis.comparison.disagreements import SHOWN, ImageResult, detections_above, find_disagreements
-from tessera.utils.evaluation.matching import Matches
-from tessera.utils.evaluation.matching import match_image
+from tessera.utils.evaluation.matching import Matches, match_image
 from tessera.utils.types import Detections
 from tests.data.made_index import make_index
 from tests.utils.evaluation.made_images import random_images, random_regions, share

@@ -20,9 +20,9 @@ from PIL import Image
 
 from tessera.deploy.inference.detector import Detector, class_numbers
 from tessera.deploy.inference.results import Result
-from tessera.utils.evaluation.network import open_model
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.evaluation.network import open_model
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tests.deploy.exporting.made import ANCHORED, FREE, NAMES, checkpoint, picture

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-
 from tessera.deploy.inference.prefetch import detect_ahead, prefetch
 
 

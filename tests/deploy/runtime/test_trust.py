@@ -12,14 +12,14 @@ from PIL import Image
 
 from tessera.commands import detect, val
 from tessera.deploy.inference.detector import Detector
-from tessera.deploy.runtime.open_model import open_exported
+from tessera.deploy.runtime.runtimes import open_exported
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
 from tests.deploy.runtime.attacks import attack_files
-from tests.deploy.runtime.made_files import NAMES, ROWS, STRINGS, write_pt2, write_rows, write_torchscript
+from tests.deploy.runtime.made_files import NAMES, ROWS, STRINGS, write_rows, write_torchscript
 from tests.system.tiny import make_data
 
-REFUSED = r"a \.(pt2|torchscript) file is a program; .* run anything .*--trust-file .*--include onnx"
+REFUSED = r"a \.torchscript file is a program; .* run anything .*--trust-file .*--include onnx"
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +45,9 @@ def test_attacks_leave_no_trace(tmp_path: Path, attacks: tuple[dict[str, Path], 
 
 def test_what_is_refused_is_not_even_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.jit, "load", lambda *a, **k: pytest.fail("opened"))
-    monkeypatch.setattr(torch.export, "load", lambda *a, **k: pytest.fail("opened"))
-    for name in ("empty.pt2", "empty.TorchScript"):
-        (tmp_path / name).touch()
-        with pytest.raises(UserError, match="is a program"):
-            open_exported(tmp_path / name, Accelerator())
+    (tmp_path / "empty.TorchScript").touch()
+    with pytest.raises(UserError, match="is a program"):
+        open_exported(tmp_path / "empty.TorchScript", Accelerator())
 
 
 @pytest.mark.parametrize("name", ["best.pt", "best.pth", "best.onnx", "best.xml", "best.safetensors"])
@@ -87,13 +85,12 @@ def test_a_file_that_is_trusted_is_used(tmp_path: Path) -> None:
     picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     Image.fromarray(picture).save(tmp_path / "picture.png")
     data = make_data(tmp_path, train=1, val=1)
-    fixed = {**STRINGS, "size_hw": "[64, 64]"}
-    for path in (write_torchscript(tmp_path / "a.torchscript", fixed), write_pt2(tmp_path / "a.pt2", fixed)):
-        (result,) = Detector(path, trust_file=True, conf_thres=0.01, device="cpu")(picture)
-        assert result.names == NAMES and 0.4 < result.scores.max() < 0.6  # the mean of a colour
-        found = detect.run(
-            weights=str(path), trust_file=True, source=[str(tmp_path / "picture.png")], nosave=True, device="cpu"
-        )
-        assert found.images == 1 and found.detections > 0
-        with pytest.raises(UserError, match="knows 3 classes"):  # opened and described
-            val.run(weights=str(path), trust_file=True, data=str(data), project=str(tmp_path / "val"), device="cpu")
+    path = write_torchscript(tmp_path / "a.torchscript", {**STRINGS, "size_hw": "[64, 64]"})
+    (result,) = Detector(path, trust_file=True, conf_thres=0.01, device="cpu")(picture)
+    assert result.names == NAMES and 0.4 < result.scores.max() < 0.6  # the mean of a colour
+    found = detect.run(
+        weights=str(path), trust_file=True, source=[str(tmp_path / "picture.png")], nosave=True, device="cpu"
+    )
+    assert found.images == 1 and found.detections > 0
+    with pytest.raises(UserError, match="knows 3 classes"):  # opened and described
+        val.run(weights=str(path), trust_file=True, data=str(data), project=str(tmp_path / "val"), device="cpu")

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.deploy.runtime.open_model import open_exported, open_model
+from tessera.deploy.runtime.runtimes import open_exported
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints import format
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.transfer import intersect_weights
 from tessera.utils.checkpoints.weights import EXPORTED, Weights, load_weights, save_safetensors
 from tessera.utils.errors import UserError
+from tessera.utils.evaluation.network import open_model
 from tessera.utils.ranks.world import World
 from tests.deploy.exporting.made import ANCHORED, NAMES, checkpoint
 from tests.deploy.runtime.made_files import write_torchscript

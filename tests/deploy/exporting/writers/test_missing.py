@@ -11,7 +11,7 @@ import pytest
 
 from tessera.commands import export
 from tessera.deploy.exporting.network_writers import append_metadata
-from tessera.deploy.runtime.open_model import open_exported
+from tessera.deploy.runtime.runtimes import open_exported
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.optional_packages import MissingExtra, import_extra

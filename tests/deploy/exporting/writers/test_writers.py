@@ -9,16 +9,16 @@ import torch
 
 from tessera.commands import export
 from tessera.deploy.exporting.parity.file_content import precision_of
-from tessera.deploy.runtime.exported import ExportedDetector, ExportedNetwork
-from tessera.deploy.runtime.open_model import open_exported
+from tessera.deploy.runtime.runtimes import open_exported
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import UserError
+from tessera.utils.evaluation.network import ImageDetector, Network
 from tessera.utils.machine.accelerator import Accelerator
 from tests.deploy.exporting.made import NAMES
 
 pytestmark = pytest.mark.slow  # five exports, and each tried on a score of images
 
-INCLUDED = ("openvino", "torchscript", "pt2", "safetensors")
+INCLUDED = ("openvino", "torchscript", "safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,10 @@ def written(made_pt: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 def test_each_says_what_it_is(written: dict[str, Path]) -> None:
-    assert {path.name for path in written.values()} == {"best.xml", "best.torchscript", "best.pt2", "best.safetensors"}
-    for suffix in (".xml", ".torchscript", ".pt2"):
+    assert {path.name for path in written.values()} == {"best.xml", "best.torchscript", "best.safetensors"}
+    for suffix in (".xml", ".torchscript"):
         opened = open_exported(written[suffix], Accelerator(), trust_file=True)
-        assert isinstance(opened, ExportedDetector if suffix == ".xml" else ExportedNetwork)
+        assert isinstance(opened, ImageDetector if suffix == ".xml" else Network)
         assert (opened.names, opened.stride, opened.confidence) == (NAMES, 16, 0.375)
         assert opened.imgsz == 96 and opened.class_confidences == (0.25, 0.375, 0.5)
         assert precision_of(written[suffix]).startswith("float32")
@@ -44,7 +44,7 @@ def test_each_says_what_it_is(written: dict[str, Path]) -> None:
 def test_networks_take_any_number_of_images_of_any_size(written: dict[str, Path], made_pt: Path) -> None:
     weights = load_weights(made_pt)
     model = model_of_weights(weights, "best.pt").eval()
-    for suffix in (".torchscript", ".pt2"):
+    for suffix in (".torchscript",):
         opened = open_exported(written[suffix], Accelerator(), trust_file=True)
         for shape in ((1, 3, 32, 96), (3, 3, 64, 48)):
             images = torch.rand(shape)
