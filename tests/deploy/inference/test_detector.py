@@ -8,6 +8,7 @@ import pickle
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.network import open_model
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
+from tessera.utils.thresholds import detection_threshold
 from tests.deploy.exporting.made import ANCHORED, FREE, NAMES, checkpoint, picture
 from tests.utils.machine.stand_in import StandIn
 
@@ -154,14 +156,14 @@ def test_thresholds(weights: Path, files: list[Path], tmp_path: Path, caplog: py
     assert scores(conf_thres=0.25, max_det=3) == low[:3]
     assert len(scores(conf_thres=0.25, agnostic_nms=True)) < len(low)
     assert scores(conf_thres=1) == []
-    unknown = open_model(str(weights), World(accelerator=Accelerator()))
-    unknown.confidence, unknown.class_confidences = None, ()
+    opened = open_model(str(weights), World(accelerator=Accelerator()))
+    unknown = replace(opened, confidence=None, class_confidences=(), threshold=detection_threshold(None))
     assert Detector(unknown).rules.conf == Detector(unknown, conf_thres="auto").rules.conf == 0.25
     assert "has no confidence of each class" in caplog.text
     # Weights of earlier versions store 0 where F1 is best from there on.
-    unknown.confidence, unknown.class_confidences = 0.0, (0.0, 0.4, 0.01)
-    assert Detector(unknown).rules.conf == 0.25
-    assert Detector(unknown, conf_thres="auto").rules.class_confs == (0.25, 0.4, 0.25)
+    old = replace(unknown, confidence=0.0, class_confidences=(0.0, 0.4, 0.01), threshold=detection_threshold(0.0))
+    assert Detector(old).rules.conf == 0.25
+    assert Detector(old, conf_thres="auto").rules.class_confs == (0.25, 0.4, 0.25)
     assert "using 0.25 for 2 classes whose best F1 is at a confidence below 0.05: circle, star." in caplog.text
 
 

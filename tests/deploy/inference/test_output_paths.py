@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tessera.deploy.inference.output_paths import OutputPaths, class_folders
 
+from tessera.deploy.inference.outputs import OutputPaths, class_folders
 from tessera.deploy.inference.sources.frames import Frame, Media, SourceEvent
 from tessera.utils.evaluation.result_files import name_key
 

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tessera.deploy.inference.prefetch import detect_ahead, prefetch
+
+from tessera.deploy.inference.detector import detect_ahead, prefetch
 
 
 def test_the_same_items_in_order_and_an_error_after_them() -> None:

@@ -200,34 +200,6 @@ def test_a_header_that_lies_ends_nothing_else(made: Path, tmp_path: Path, damage
     assert kinds(found) == ["opened", "damaged"] and frames(found)[-1].name.name == "b.jpg"
 
 
-def jpeg(height: int = 48, width: int = 64) -> bytearray:
-    return bytearray(cv2.imencode(".jpg", np.full((height, width, 3), 99, np.uint8))[1].tobytes())
-
-
-def test_frames_of_motion_jpeg_have_their_own_sizes(tmp_path: Path) -> None:
-    sizes = [(48, 64), (48, 64), (80, 30), (20, 100)]
-    (tmp_path / "a.mjpeg").write_bytes(b"".join(jpeg(*size) for size in sizes))
-    found = items(tmp_path / "a.mjpeg")
-    assert [frame.pixels.shape[:2] for frame in frames(found)] == sizes and kinds(found) == ["opened", "ended"]
-
-
-@pytest.mark.parametrize("lost", [0, 2])
-@pytest.mark.parametrize(("offset", "damage"), [(2, b"\0\0"), (5, b"\x0b\xb8\x0b\xb8"), (5, b"\xfd\xe8\xfd\xe8")])
-def test_a_frame_that_does_not_decode_or_states_a_size_that_it_has_not(
-    tmp_path: Path, offset: int, damage: bytes, lost: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 3,000 or 65,000 pixels a side: it is not filled with gigabytes, and ends no run."""
-    monkeypatch.setenv("TESSERA_MAX_PIXELS", "1000000")
-    jpegs = [jpeg() for _ in range(5)]
-    at = jpegs[lost].index(b"\xff\xc0") + offset
-    jpegs[lost][at : at + len(damage)] = damage
-    (tmp_path / "a.mjpeg").write_bytes(b"".join(jpegs))
-    found = items(tmp_path / "a.mjpeg")
-    assert [frame.frame for frame in frames(found)] == [n for n in range(5) if n != lost]
-    assert {frame.pixels.shape for frame in frames(found)} == {(48, 64, 3)} and kinds(found) == ["opened", "damaged"]
-    assert "1 of its 5 frames do not decode" in events(found)[1].message
-
-
 QUIET = """
 import sys
 from tessera.deploy.inference.sources.source_arguments import Origin
