@@ -8,7 +8,6 @@ Names that differ in case or in the Unicode form of accents count as equal.
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import logging
 import os
@@ -208,10 +207,7 @@ class LineFile(Output):
             raise unwritable(self._path, error) from error
 
     def close(self) -> None:
-        with self._file:
-            if os.fstat(self._file.fileno()).st_nlink == 0:
-                gone = OSError(errno.ENOENT, "it was removed while it was written")
-                raise unwritable(self._path, gone)
+        self._file.close()
 
 
 class CsvFile(LineFile):

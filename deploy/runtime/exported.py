@@ -75,19 +75,14 @@ def parse_metadata(text: str | bytes) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Description:
-    """Metadata of an exported file; the other attributes are those of `Model`."""
+    """Metadata of an exported file."""
 
     path: Path
     names: tuple[str, ...]
-    imgsz: int
-    stride: int
-    size_hw: tuple[int, int] | None
+    size_hw: tuple[int, int] | None  # fixed size of a bare network
     whole: bool  # a detector with pre- and postprocessing; else the bare network
     end2end: bool  # its rows predict each object once
-    data: str
-    confidence: float | None
-    class_confidences: tuple[float, ...]
-    pixels: PixelRule | None
+    fields: Mapping[str, Any]  # of `Model`
 
     @classmethod
     def read(cls, strings: Mapping[str, str], path: Path, looks_like: str = "") -> Description:
@@ -122,28 +117,24 @@ class Description:
         except (DamagedFile, KeyError, ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
             text = ("" if isinstance(error, DamagedFile) else f"{type(error).__name__}: ") + first_line(error)
             raise UserError(f"{path}: its metadata is damaged ({text}). Export again.") from error
-        whole, end2end = kind == WHOLE, strings.get("end2end", "").lower() in ("true", "1")
-        sizes, data = (imgsz, stride, size_hw), strings.get("data", "")
-        return cls(path, names, *sizes, whole, end2end, data, confidence, class_confidences, pixels)
+        fields = {
+            "source": path.name,
+            "names": names,
+            "imgsz": imgsz,
+            "stride": stride,
+            "imgsz_origin": f"was made for {imgsz}",
+            "confidence": confidence,
+            "class_confidences": class_confidences,
+            "threshold": DEFAULT_CONF if confidence is None else confidence,  # the export may have been given a low one
+            "pixels": pixels,
+            "data": strings.get("data", ""),
+        }
+        return cls(path, names, size_hw, kind == WHOLE, strings.get("end2end", "").lower() in ("true", "1"), fields)
 
     def of_model(self, runtime: str, enable_concurrency: Callable[[], int] | None) -> dict[str, Any]:
         """Return the fields of `Model` that networks and detectors share."""
-        source = self.path.name
-        return {
-            "source": source,
-            "names": self.names,
-            "imgsz": self.imgsz,
-            "stride": self.stride,
-            "describe": lambda imgsz: f"{source}: {runtime}",
-            "imgsz_origin": f"was made for {self.imgsz}",
-            "confidence": self.confidence,
-            "class_confidences": self.class_confidences,
-            # As it is: the export may have been given a low one.
-            "threshold": DEFAULT_CONF if self.confidence is None else self.confidence,
-            "pixels": self.pixels,
-            "data": self.data,
-            **({"enable_concurrency": enable_concurrency} if enable_concurrency else {}),
-        }
+        own = {"enable_concurrency": enable_concurrency} if enable_concurrency else {}
+        return {**self.fields, "describe": lambda imgsz: f"{self.path.name}: {runtime}", **own}
 
 
 def _check_sizes(names: tuple[str, ...], imgsz: int, stride: int, size_hw: tuple[int, int] | None) -> None:

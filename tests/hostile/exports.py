@@ -18,17 +18,19 @@ from tessera.deploy.inference.detector import Detector
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.weights import Weights, load_weights, save_safetensors
 from tests.deploy.exporting.made import ANCHORED, checkpoint
-from tests.deploy.runtime.attacks import WritesWhenLoaded, WritesWhenRun, write_script
 from tests.deploy.runtime.made_files import (
     ANSWER,
     ROWS,
     STRINGS,
     WHOLE_STRINGS,
+    WritesWhenLoaded,
+    WritesWhenRun,
     write_answer,
     write_broken_onnx,
     write_onnx,
     write_openvino,
     write_rows,
+    write_script,
     write_torchscript,
 )
 from tests.hostile.damages import cut, flipped, left_out, named, repeated, zeroed

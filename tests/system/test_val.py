@@ -18,7 +18,7 @@ from tessera import Detector
 from tessera.commands import export, train, val
 from tessera.commands.val import ignored_flags
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
-from tessera.deploy.runtime.exported import Description, exported_network
+from tessera.deploy.runtime.exported import BARE, Description, exported_network
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.engine.precision import Precision
@@ -192,9 +192,8 @@ def test_an_imgsz_is_one_size_for_checkpoints_and_exported_files(
     weights = Weights({}, {}, (), "best.pt", imgsz=trained)
     model = DetectionModel(FREE)
     network = network_of_weights(model, weights, Accelerator())
-    made_for = Description(
-        Path("a.torchscript"), ("box",), trained or 640, model.stride, None, False, False, "", None, (), None
-    )
+    stored = {"format": BARE, "names": '["box"]', "imgsz": str(trained or 640), "stride": str(model.stride)}
+    made_for = Description.read(stored, Path("a.torchscript"))
     exported = exported_network(made_for, "TorchScript", Accelerator(), np.asarray)
     with caplog.at_level(logging.INFO):
         found = [evaluation_imgsz(each, ValConfig(imgsz=asked)) for each in (network, exported)]

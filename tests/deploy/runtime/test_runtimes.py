@@ -1,31 +1,54 @@
-"""Tests of runtimes: an exported network computes what torch computes, and a wrong file is one message."""
+"""Tests of runtimes: a file computes what torch computes, a wrong one is one message, a program is not opened."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from tessera.commands import detect, val
+from tessera.deploy.inference.detector import Detector
 from tessera.deploy.runtime.runtimes import open_exported
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.network import Network
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.cuda import Cuda
 from tessera.utils.machine.optional_packages import import_extra
-from tests.deploy.runtime.made_files import NAMES, STRINGS, WRITERS, Cells, write_broken_onnx, write_onnx
+from tests.deploy.runtime.made_files import (
+    ANSWER,
+    NAMES,
+    ROWS,
+    STRINGS,
+    WHOLE_STRINGS,
+    WRITERS,
+    Cells,
+    attack_files,
+    write_answer,
+    write_broken_onnx,
+    write_onnx,
+    write_rows,
+    write_torchscript,
+)
+from tests.system.tiny import make_data
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
 
 CPU = Accelerator()
 NEEDED = {".onnx": "onnxruntime", ".xml": "openvino"}
 
 
 def made(folder: Path, suffix: str, strings: dict[str, str] = STRINGS) -> Path:
-    pytest.importorskip("onnx")
     if suffix in NEEDED:
         import_extra(NEEDED[suffix], "export", "a test")
     return WRITERS[suffix](folder / f"best{suffix}", strings)
@@ -67,8 +90,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str) -> None:
 def test_names_of_a_file_reach_no_terminal_raw(
     tmp_path: Path, operator: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("onnx")
-    import_extra("onnxruntime", "export", "a test")
     with pytest.raises(UserError, match="ONNX Runtime does not load it") as error:
         open_exported(write_broken_onnx(tmp_path / "best.onnx", "\x1b]0;x\x07", operator), CPU)
     assert "\x1b" not in f"{error.value}{capfd.readouterr()}"
@@ -137,3 +158,189 @@ def test_openvino_does_not_load_its_telemetry(tmp_path: Path) -> None:
     assert sys.modules.get("openvino_telemetry") is before
     from_openvino = sys.modules.get("openvino.tools.ovc.telemetry_utils")
     assert before or from_openvino is None or from_openvino.tm.__name__.endswith("telemetry_stub")
+
+
+REFUSED = r"a \.torchscript file is a program; .* run anything .*--trust-file .*--include onnx"
+
+
+@pytest.fixture(scope="module")
+def attacks(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Path], Path]:
+    """Files by what they do, and the file that they leave where it is done."""
+    folder = tmp_path_factory.mktemp("attacks")
+    return attack_files(folder, folder / "trace"), folder / "trace"
+
+
+@pytest.mark.parametrize("opener", ["detect", "val", "Detector"])
+def test_attacks_leave_no_trace(tmp_path: Path, attacks: tuple[dict[str, Path], Path], opener: str) -> None:
+    files, trace = attacks
+    for name, path in files.items():
+        with pytest.raises(UserError, match=REFUSED):
+            if opener == "detect":
+                detect.run(weights=str(path), source=[str(tmp_path)], device="cpu")
+            elif opener == "val":
+                val.run(weights=str(path), data="shapes.yaml", device="cpu")
+            else:
+                Detector(path, device="cpu")
+        assert not trace.exists(), name
+
+
+def test_what_is_refused_is_not_even_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.jit, "load", lambda *a, **k: pytest.fail("opened"))
+    (tmp_path / "empty.TorchScript").touch()
+    with pytest.raises(UserError, match="is a program"):
+        open_exported(tmp_path / "empty.TorchScript", Accelerator())
+
+
+@pytest.mark.parametrize("name", ["best.pt", "best.pth", "best.onnx", "best.xml", "best.safetensors"])
+def test_another_name_does_not_make_a_program_run(
+    tmp_path: Path, attacks: tuple[dict[str, Path], Path], name: str
+) -> None:
+    files, trace = attacks
+    (tmp_path / "best.bin").touch()
+    for attack, path in files.items():
+        shutil.copy(path, tmp_path / name)
+        with pytest.raises(UserError, match=rf"best\{Path(name).suffix}"):
+            Detector(tmp_path / name, trust_file=True, device="cpu")
+        assert not trace.exists(), attack
+
+
+@pytest.mark.parametrize("place", ["../secret", "{folder}/secret"])
+def test_an_onnx_file_reads_nothing_outside_of_its_folder(tmp_path: Path, place: str) -> None:
+    onnx = pytest.importorskip("onnx")
+    (tmp_path / "secret").write_bytes(ROWS.tobytes())
+    (tmp_path / "inside").mkdir()
+    path = write_rows(tmp_path / "inside" / "best.onnx", ROWS)
+    model = onnx.load(path)
+    (weights,) = model.graph.initializer
+    weights.ClearField("raw_data")
+    weights.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", place.format(folder=tmp_path)), ("length", str(ROWS.nbytes))):
+        weights.external_data.add(key=key, value=value)
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(UserError, match=r"best\.onnx: ONNX Runtime does not load it"):
+        list(Detector(path, device="cpu")(np.zeros((64, 64, 3), np.uint8)))
+
+
+def test_a_file_that_is_trusted_is_used(tmp_path: Path) -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(picture).save(tmp_path / "picture.png")
+    data = make_data(tmp_path, train=1, val=1)
+    path = write_torchscript(tmp_path / "a.torchscript", {**STRINGS, "size_hw": "[64, 64]"})
+    (result,) = Detector(path, trust_file=True, conf_thres=0.01, device="cpu")(picture)
+    assert result.names == NAMES and 0.4 < result.scores.max() < 0.6  # the mean of a colour
+    found = detect.run(
+        weights=str(path), trust_file=True, source=[str(tmp_path / "picture.png")], nosave=True, device="cpu"
+    )
+    assert found.images == 1 and found.detections > 0
+    with pytest.raises(UserError, match="knows 3 classes"):  # opened and described
+        val.run(weights=str(path), trust_file=True, data=str(data), project=str(tmp_path / "val"), device="cpu")
+
+
+PICTURE = np.zeros((64, 64, 3), np.uint8)
+NAN, DEEP = float("nan"), "[" * 100_000
+
+
+def found(path: Path) -> Any:
+    (result,) = Detector(path, conf_thres=0.1, device="cpu")(PICTURE)
+    return result
+
+
+def test_sound_outputs_are_the_detections(tmp_path: Path) -> None:
+    result = found(write_answer(tmp_path / "a.onnx", ANSWER))
+    np.testing.assert_array_equal(result.boxes_xyxy, ANSWER["boxes"])
+    np.testing.assert_array_equal(result.scores, ANSWER["scores"])
+    np.testing.assert_array_equal(result.classes, ANSWER["classes"])
+    assert found(write_rows(tmp_path / "b.onnx", ROWS)).classes.tolist() == [2, 0, 1]
+    nothing = {name: value[:0] for name, value in ANSWER.items()}
+    assert len(found(write_answer(tmp_path / "c.onnx", nothing)).scores) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"classes": np.array([-3, 0])}, "the class -3, expected 0 to 2"),
+        ({"classes": np.array([0, 999])}, "the class 999, expected 0 to 2"),
+        ({"classes": np.array([0.5, 1], np.float32)}, "the class 0.5, expected 0 to 2"),
+        ({"boxes": np.ones((2, 5), np.float32)}, r"shapes \(2, 5\), \(2\), \(2\), expected"),
+        ({"boxes": np.full((2, 4), NAN, np.float32)}, "boxes with numbers that are not finite"),
+        ({"boxes": np.array([[0, 0, 1e9, 9]] * 2, np.float32)}, "a box outside the image of 64 × 64"),
+        ({"boxes": np.array([[9, 9, 1, 1]] * 2, np.float32)}, "a box outside the image of 64 × 64"),
+        ({"scores": np.array([NAN, 0.5], np.float32)}, "scores with numbers that are not finite"),
+        ({"scores": np.array([5, 0.5], np.float32)}, "scores from 0.5 to 5, expected 0 to 1"),
+        ({"scores": np.array(["high", "low"])}, "scores of .*, expected numbers"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_impossible_outputs_of_a_detector(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    path = write_answer(tmp_path / "best.onnx", {**ANSWER, **change})
+    with pytest.raises(UserError, match=rf"best\.onnx: .*it computes .*{said}.* export it without"):
+        found(path)
+
+
+def test_more_boxes_than_were_asked_for(tmp_path: Path) -> None:
+    path = write_answer(tmp_path / "best.onnx", {name: value.repeat(20, 0) for name, value in ANSWER.items()})
+    (result,) = Detector(path, device="cpu")(PICTURE)
+    assert len(result.scores) == 40
+    with pytest.raises(UserError, match="it computes 40 boxes, expected 39 at most"):
+        list(Detector(path, max_det=39, device="cpu")(PICTURE))
+
+
+def test_an_output_that_is_missing_and_a_batch_that_no_network_has(tmp_path: Path) -> None:
+    path = write_answer(tmp_path / "best.onnx", {name: ANSWER[name] for name in ("boxes", "scores")})
+    with pytest.raises(UserError, match=r"best\.onnx: ONNX Runtime.* does not compute it \(.*classes.*\)\. Export"):
+        found(path)
+    for batch in (0, 10**9):
+        with pytest.raises(UserError, match=r"best\.onnx: "):
+            found(write_rows(tmp_path / "best.onnx", ROWS, batch=batch))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (ROWS[:, :, :6], r"rows of the shape \(1, 2, 6\), expected \(1, any, 7\)"),
+        (ROWS[0], r"rows of the shape \(2, 7\), expected"),
+        (ROWS.repeat(3, 0), r"rows of the shape \(3, 2, 7\), expected"),
+        (ROWS * NAN, "rows with numbers that are not finite"),
+        (ROWS + np.float32("inf"), "rows with numbers that are not finite"),
+        (ROWS > 0, "rows of bool, expected numbers"),
+    ],
+    ids=["columns", "sides", "images", "NaN", "infinite", "flags"],
+)
+def test_impossible_outputs_of_a_bare_network(tmp_path: Path, rows: Any, said: str) -> None:
+    with pytest.raises(UserError, match=rf"best\.onnx: .*it computes {said}"):
+        found(write_rows(tmp_path / "best.onnx", rows))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"names": '["red", "green"]'},  # two of three
+        {"names": '[["red"], "green", "blue"]'},
+        {"names": json.dumps(["x" * 10_000, "green", "blue"])},
+        {"names": DEEP},
+        {"names": "null"},
+        {"names": "[]"},
+        {"imgsz": "1000000000"},
+        {"imgsz": "x" * 100_000},
+        {"imgsz": "70"},
+        {"stride": "7"},
+        {"stride": "0"},
+        {"stride": "4096", "imgsz": "4096"},
+        {"size_hw": "[64, 63]"},
+        {"size_hw": "[1e999, 64]"},
+        {"conf": "NaN"},
+        {"conf": "[0.5]"},
+        {"conf_per_class": "[0.5, NaN, 0.5]"},
+        {"pixels": '{"range": [1, NaN]}'},
+    ],
+    ids=lambda change: "-".join(f"{key} {value[:20]}" for key, value in change.items()),
+)
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "bare"])
+def test_a_description_that_is_none(tmp_path: Path, change: dict[str, str], whole: bool) -> None:
+    if whole:
+        path = write_answer(tmp_path / "best.onnx", ANSWER, {**WHOLE_STRINGS, **change})
+    else:
+        path = write_rows(tmp_path / "best.onnx", ROWS, {**STRINGS, **change})
+    with pytest.raises(UserError, match=r"best\.onnx: (its metadata is damaged|damaged, or no sound export)") as caught:
+        found(path)
+    assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
