@@ -30,4 +30,4 @@ def extension(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not (error.name and module.startswith(error.name)):
             raise
-        raise UserError(f"The {name} are not part of this installation: {module} is missing.") from error
+        raise UserError(f"This installation lacks the {name}: {module} is missing.") from error

@@ -20,6 +20,7 @@ from tessera.commands.val import ignored_flags
 from tessera.data.source.annotations.coco_ids import COCO_NAMES
 from tessera.deploy.runtime.exported import BARE, Description, exported_network
 from tessera.models.detector import DetectionModel
+from tessera.utils import extensions
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import ConfigError, UserError
@@ -99,6 +100,18 @@ def test_tiles_have_the_detections_of_detect_in_tiles(trained: list[str], tmp_pa
     seen = np.array([[*row["bbox"], row["score"]] for row in rows])
     apart = np.abs(seen[:, None] - np.array(found)[None]).max(2)
     assert max(apart.min(0).max(), apart.min(1).max()) < 0.05, "pixels"
+
+
+def test_without_what_surrounds_the_core_only_the_metrics_are_printed(
+    trained: list[str], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(extensions.EXTENSIONS, "validation report", "tessera.gone")
+    outcome = command(val.main, *trained, "--project", str(tmp_path))
+    assert len(printed_metrics(outcome)) == 6 and "lacks the validation report" in outcome.err, outcome.said
+    assert not (tmp_path / "exp" / "report.html").exists()
+    monkeypatch.setattr(extensions, "EXTENSIONS", dict.fromkeys(extensions.EXTENSIONS, "tessera.gone"))
+    for args in (["--tile", "64"], ["--find-errors"], ["--weights", "best.onnx"]):
+        assert command(val.main, *trained, *args).code == 1
 
 
 @pytest.fixture(scope="module")

@@ -26,13 +26,7 @@ from tessera.utils.text import first_line, plural, shown, strict_json
 _SAFETENSORS, _SAFETENSORS_FORMAT = ".safetensors", "tessera-weights 1"
 _USUAL_IMGSZ = 640  # default for files without a training size
 # Suffixes of exported files, and their runtimes.
-EXPORTED = {
-    ".onnx": "ONNX Runtime",
-    ".xml": "OpenVINO",
-    ".torchscript": "torch",
-    ".param": "ncnn",
-    ".tflite": "LiteRT",
-}
+EXPORTED = {".onnx": "ONNX Runtime", ".xml": "OpenVINO", ".torchscript": "torch", ".param": "ncnn", ".tflite": "LiteRT"}
 
 
 class Weights(NamedTuple):
