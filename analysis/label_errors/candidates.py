@@ -23,7 +23,7 @@ from tessera.analysis.label_errors.evidence import (
     sizes_of,
     steps_of,
 )
-from tessera.utils.evaluation.matching import BACKGROUND_IOU, ImageMatches, Kind, match_image, pairwise_iou, to_host
+from tessera.utils.evaluation.matching import BACKGROUND_IOU, Kind, Matches, match_image, pairwise_iou, to_host
 from tessera.utils.types import Batch, DatasetIndex, Detections
 
 MIN_CONFIDENCE = 0.05  # of a detection that says anything about a label
@@ -50,7 +50,7 @@ class _Scene(NamedTuple):
         iou: float64 (D, G).
     """
 
-    matches: ImageMatches
+    matches: Matches
     scores: NDArray[np.float32]
     boxes: NDArray[np.float32]
     labels: Labels

@@ -25,7 +25,7 @@ from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.average_precision import rank
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import evaluate
-from tessera.utils.evaluation.matching import ImageMatches, Kind, Matches
+from tessera.utils.evaluation.matching import Kind, Matches
 from tessera.utils.evaluation.network import fused_copy, network_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import keep_malloc_memory
@@ -117,9 +117,10 @@ def made_matches(images: int, detections: int, nc: int) -> Matches:
         objects = np.concatenate([classes[good[:, 0]], rng.integers(0, nc, 3).astype(np.int32)])
         kinds = np.where(good[:, 0], Kind.CORRECT, Kind.BACKGROUND).astype(np.uint8)
         own = np.where(good[:, 0], np.cumsum(good) - 1, -1)
-        regions, boxes = np.zeros(len(scores), np.uint8), np.zeros((len(scores), 4), np.float32)
-        matches = ImageMatches(correct, scores, classes, objects, regions, kinds, own, boxes)
-        found.append(Matches.of_image(image, matches))
+        bits, none = correct @ (1 << np.arange(10, dtype=np.uint16)), np.zeros(detections, np.uint16)
+        counts = (np.array([count], np.int64) for count in (image, len(objects), detections))
+        boxes = np.zeros((detections, 4), np.float32)
+        found.append(Matches(*counts, objects, scores, classes, bits, none, kinds, own, boxes))
     return Matches.joined(found)
 
 

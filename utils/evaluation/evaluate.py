@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppressi
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.error_counts import Errors, count_errors
-from tessera.utils.evaluation.matching import ImageMatches, Matches, match_image
+from tessera.utils.evaluation.matching import Matches, match_image
 from tessera.utils.evaluation.network import ImageDetector, Network, network_nms
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import single_threaded_pool
@@ -271,13 +272,14 @@ class ShardEvaluation:
         """Match a batch's detections, in the order of its images."""
         images = batch.indices.tolist()
         results = list(apply(self._image, images, found()))
-        for image, (_, matches, seconds) in zip(images, results, strict=True):
-            self.matches.append(Matches.of_image(image, matches, keep_boxes=self.settings.errors))
+        for _, matches, seconds in results:
+            without = matches._replace(boxes_xyxy=np.zeros((len(matches.scores), 0), np.float32))
+            self.matches.append(matches if self.settings.errors else without)
             self.clock.add("nms", seconds)
         for collector in collectors:
             collector(batch, [detections for detections, *_ in results])
 
-    def _image(self, image: int, predict: Callable[[], Detections]) -> tuple[Detections, ImageMatches, float]:
+    def _image(self, image: int, predict: Callable[[], Detections]) -> tuple[Detections, Matches, float]:
         """Return detections and matches of one image, and seconds of NMS on the host.
 
         It may run in several threads and changes nothing.
@@ -289,7 +291,7 @@ class ShardEvaluation:
             own = self._class_of[found.classes]
             found = Detections(found.boxes_xyxy[own >= 0], found.scores[own >= 0], own[own >= 0])
         classes, boxes_xyxy = self._index.labels(image)
-        return found, match_image(found, boxes_xyxy, classes, self._index.ignored(image)), seconds
+        return found, match_image(found, boxes_xyxy, classes, self._index.ignored(image), image=image), seconds
 
     def _launch(self, model: Network | ImageDetector, batch: Batch) -> PendingDetections:
         """Start the computation of a batch."""

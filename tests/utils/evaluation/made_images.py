@@ -81,9 +81,12 @@ def accumulate(images: list[Image], regions: Sequence[Regions] = ()) -> Ranking:
 def share(images: list[Image], indices: Sequence[int] | None = None, regions: Sequence[Regions] = ()) -> Matches:
     """What a rank collects: all images, or those of `indices`."""
     chosen = range(len(images)) if indices is None else indices
-    return Matches.joined(
-        [Matches.of_image(i, match_image(*images[i], regions[i] if regions else None)) for i in chosen]
-    )
+    return Matches.joined([match_image(*images[i], regions[i] if regions else None, image=i) for i in chosen])
+
+
+def flags(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:
+    """Bits (D,) of `Matches` as (D, T)."""
+    return bits[:, None] >> np.arange(10) & 1 == 1
 
 
 def gathered(shares: Sequence[Matches]) -> Matches:

@@ -16,6 +16,7 @@ from tests.utils.evaluation.coco_oracle import NO_REGIONS, assert_equals_coco
 from tests.utils.evaluation.made_images import (
     accumulate,
     assert_same_bits,
+    flags,
     make_image,
     random_images,
     random_regions,
@@ -59,10 +60,10 @@ def test_equal_ious_take_the_later_object() -> None:
     """The first detection overlaps both objects by 2/3; it takes the second and leaves the first to the other."""
     left, middle, right = [0, 0, 10, 10], [2, 0, 12, 10], [4, 0, 14, 10]
     image = make_image([middle, left], [0.9, 0.8], [0, 0], [left, right], [0, 0])
-    correct = match_image(*image).correct
+    correct = flags(match_image(*image).correct)
     np.testing.assert_array_equal(correct[0], IOU_THRESHOLDS < 2 / 3)
     assert correct[1].all()
-    other = match_image(*make_image([middle, left], [0.9, 0.8], [0, 0], [right, left], [0, 0])).correct
+    other = flags(match_image(*make_image([middle, left], [0.9, 0.8], [0, 0], [right, left], [0, 0])).correct)
     np.testing.assert_array_equal(other[1], IOU_THRESHOLDS > 2 / 3)
     assert_equals_coco([image], 1)
 
@@ -90,8 +91,8 @@ def test_ranks_change_no_bit(seed: int, nc: int, coarse: bool, ranks: int) -> No
     assert metrics.objects_per_class.tolist() == [sum((m.target_classes == c).sum() for m in found) for c in range(nc)]
     assert metrics.images_per_class.tolist() == [sum(c in m.target_classes for m in found) for c in range(nc)]
     for row, c in enumerate(metrics.class_ids):
-        counts = [(m.classes == c) & (m.correct[:, 0] | (m.in_regions == 0)) for m in found]
-        hits = [own & m.correct[:, 0] for own, m in zip(counts, found, strict=True)]
+        counts = [(m.classes == c) & ~flags(m.ignored)[:, 0] for m in found]
+        hits = [own & flags(m.correct)[:, 0] for own, m in zip(counts, found, strict=True)]
         listed, correct = (
             sum((m.scores[own, None] >= CONFIDENCES).sum(0) for own, m in zip(rows, found, strict=True))
             for rows in (counts, hits)

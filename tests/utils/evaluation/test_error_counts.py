@@ -153,12 +153,12 @@ def test_equals_pycocotools(seed: int, n: int, nc: int, coarse: bool) -> None:
 def test_a_detection_takes_an_object_before_a_region() -> None:
     image = make_image([SMALL, [2, 2, 8, 8], [20, 20, 30, 30]], [0.9, 0.8, 0.7], [0, 0, 0], [SMALL], [0])
     found = match_image(*image, region([0], [[0, 0, 25, 30]]))
-    assert found.correct[0].all() and not found.correct[1:].any()
-    assert found.in_regions.tolist() == [10, 10, 1], "the whole box, the whole box, half of it"
+    assert found.correct.tolist() == [2**10 - 1, 0, 0]
+    assert found.ignored.tolist() == [0, 2**10 - 1, 1], "an object's, the whole box, half of it"
     other = match_image(*image, region([1], [[0, 0, 25, 30]]))
-    assert not other.in_regions.any(), "of another class"
+    assert not other.ignored.any(), "of another class"
     of_any = match_image(*image, region([-1, 1], [[0, 0, 25, 30], [0, 0, 90, 90]]))
-    assert of_any.in_regions.tolist() == found.in_regions.tolist()
+    assert of_any.ignored.tolist() == found.ignored.tolist()
 
 
 def test_precision_and_the_confusion_matrix_leave_out_what_is_in_a_region() -> None:
