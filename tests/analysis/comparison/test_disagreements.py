@@ -28,7 +28,7 @@ def test_results_are_the_matches_of_a_validation(seed: int) -> None:
         alone, own = match_image(kept, boxes, classes, regions[number]), results[number]
         correct = alone.correct & 1 == 1
         assert own.found.sum() == correct.sum() and len(own.found) == len(classes)
-        np.testing.assert_array_equal(own.wrong, ~correct & (alone.in_regions == 0))
+        np.testing.assert_array_equal(own.wrong, ~correct & (alone.ignored & 1 == 0))
         np.testing.assert_array_equal(own.boxes_xyxy, alone.boxes_xyxy)
 
 
