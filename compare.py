@@ -13,6 +13,7 @@ From Python: `tessera.compare("old.pt", "new.pt", data="my.yaml").map.difference
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 
 from tessera.analysis.comparison.flags import CompareConfig
 from tessera.utils.flags.signature import documented
-from tessera.utils.startup import check_command_line, end_process
+from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
     check_command_line(CompareConfig)
@@ -30,23 +31,29 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from tessera.analysis.comparison.comparison import Comparison, RunMetrics, median_run
-from tessera.analysis.comparison.console import report_comparison, write_disagreements
+from tessera.analysis.comparison.comparison import (
+    Comparison,
+    RunMetrics,
+    detections_above,
+    find_disagreements,
+    median_run,
+    report_comparison,
+    write_disagreements,
+)
 from tessera.analysis.comparison.differences import differences
-from tessera.analysis.comparison.disagreements import detections_above, find_disagreements
 from tessera.data.source.index import build_index, index_warnings
-from tessera.deploy.exporting.parity.file_content import size_of
+from tessera.deploy.runtime.exported import size_of
 from tessera.deploy.runtime.pipeline import image_detector
 from tessera.models.nms import NmsSettings
-from tessera.utils.checkpoints.resolve import resolve_run
 from tessera.utils.checkpoints.run_directory import new_run
+from tessera.utils.checkpoints.weights import resolve_run
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.evaluate import Evaluation, Settings, evaluate_split
 from tessera.utils.evaluation.evaluation_data import check_pixels, evaluation_imgsz, model_classes, read_dataset
 from tessera.utils.evaluation.network import DEFAULT_IOU, ImageDetector, Network, open_model
 from tessera.utils.files import sha256
 from tessera.utils.machine.accelerator import explain_out_of_memory
-from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
+from tessera.utils.ranks.consistency import data_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import PeerError, run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
@@ -70,13 +77,6 @@ class Opened(NamedTuple):
     model: Network | ImageDetector
 
 
-class EvaluatedRun(NamedTuple):
-    """A validated run of a side."""
-
-    metrics: RunMetrics
-    evaluation: Evaluation
-
-
 def compare(config: CompareConfig, world: World) -> Comparison:
     """Validate both sides; print and write the differences."""
     require_same_command(config, world)
@@ -87,7 +87,7 @@ def compare(config: CompareConfig, world: World) -> Comparison:
         index = build_index(spec, config.task, single_cls=config.single_cls, verified=verified)
     for text in index_warnings(index, config.max_det):
         log.warning(text)
-    require_agreement({**flags_fingerprint(config), **data_fingerprint({config.task: index})}, world)
+    require_agreement(data_fingerprint({config.task: index}), world)
     class_of = {
         run.called: model_classes(run.model.names, spec, run.called, single_cls=config.single_cls) for run in everyone
     }
@@ -98,20 +98,21 @@ def compare(config: CompareConfig, world: World) -> Comparison:
     with ExitStack() as stack:
         folder = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
         a, b = ([evaluate_run(run, index, class_of[run.called], config, world) for run in side] for side in opened)
-        rankings = [[run.evaluation.ranking for run in side] for side in (a, b)]
-        matches = (a[0].evaluation.matches, b[0].evaluation.matches) if len(a) == len(b) == 1 else None
-        one_a, one_b = (side[median_run([run.metrics.map for run in side])] for side in (a, b))
+        rankings = [[evaluation.ranking for _, evaluation in side] for side in (a, b)]
+        matches = (a[0][1].matches, b[0][1].matches) if len(a) == len(b) == 1 else None
+        medians = [side[median_run([metrics.map for metrics, _ in side])] for side in (a, b)]
 
         def joined() -> Comparison:
-            of_a, of_b = (detections_above(one.evaluation.matches, one.metrics.threshold) for one in (one_a, one_b))
+            thresholds = [metrics.threshold for metrics, _ in medians]
+            of_a, of_b = (detections_above(evaluation.matches, metrics.threshold) for metrics, evaluation in medians)
             found = Comparison(
-                tuple(run.metrics for run in a),
-                tuple(run.metrics for run in b),
+                tuple(metrics for metrics, _ in a),
+                tuple(metrics for metrics, _ in b),
                 str(spec.yaml_path),
                 config.task,
                 index.names,
                 differences(rankings[0], rankings[1], matches),
-                find_disagreements(of_a, of_b, index, one_a.metrics.threshold, one_b.metrics.threshold),
+                find_disagreements(of_a, of_b, index, *thresholds),
                 config.requirements,
             )
             write_disagreements(folder, index, found.disagreements, of_a, of_b)
@@ -125,14 +126,8 @@ def open_run(side: str, name: str, config: CompareConfig, world: World) -> Opene
     """Open a run of a side."""
     with about(side, name):
         file = world.run_on_main(lambda: resolve_run(name))
-        model = open_model(
-            str(file),
-            world,
-            augment=config.augment,
-            half=config.half,
-            end2end=config.end2end,
-            trust_file=config.trust_file,
-        )
+        flags = {"augment": config.augment, "half": config.half, "end2end": config.end2end}
+        model = open_model(str(file), world, **flags, trust_file=config.trust_file)
     digest, size = world.run_on_main(lambda: (sha256(file), size_of(file)))
     return Opened(f"--{side} {name}", file, digest, size / 1e6, model)
 
@@ -153,8 +148,7 @@ def about(side: str, name: str) -> Iterator[None]:
 def trained_on(runs: Sequence[Opened], config: CompareConfig) -> tuple[str, str]:
     """Return the name of a run and the dataset it was trained on; "" where no run names one.
 
-    Raises:
-        ConfigError: the runs were trained on different datasets, and `--data` does not choose one.
+    Different datasets are a ConfigError, unless `--data` chooses one.
     """
     datasets = {run.model.data: run.called for run in reversed(runs) if run.model.data}
     if len(datasets) > 1 and not config.data:
@@ -164,25 +158,20 @@ def trained_on(runs: Sequence[Opened], config: CompareConfig) -> tuple[str, str]
 
 
 def check_comparable(runs: Sequence[Opened], index: DatasetIndex) -> None:
-    """Refuse a dataset without objects; warn of runs that are the same file.
-
-    Raises:
-        UserError: the split has no object.
-    """
+    """Raise UserError for a dataset without objects; warn of runs that are the same file."""
     if len(index.classes) == 0:
         raise UserError(
             f"--data: no object in the labels of the {plural(len(index), 'image')} of {index.split!r}, so there is "
             "nothing to compare. Choose another split with --task, or check the labels with train.py --check-data."
         )
-    for number, run in enumerate(runs):
-        for other in runs[:number]:
-            if run.sha256 == other.sha256:
-                log.warning(f"{other.called} and {run.called} are the same file.")
+    for other, run in itertools.combinations(runs, 2):
+        if run.sha256 == other.sha256:
+            log.warning(f"{other.called} and {run.called} are the same file.")
 
 
 def evaluate_run(
     run: Opened, index: DatasetIndex, class_of: tuple[int, ...], config: CompareConfig, world: World
-) -> EvaluatedRun:
+) -> tuple[RunMetrics, Evaluation]:
     """Validate a run as val.py does; `class_of` as in Settings."""
     log.info(f"{run.called}:")
     imgsz = evaluation_imgsz(run.model, config)
@@ -190,33 +179,25 @@ def evaluate_run(
     work = f"{run.called}: a batch of {config.batch_size} images at {imgsz} px"
     with explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES):
         warm_up(run.model, imgsz, config.batch_size)
+        model = image_detector(run.model, imgsz, config.tile, config.overlap) if config.tile else run.model
+        thresholds = config.conf_thres, config.iou_thres, config.max_det
+        settings = Settings(*thresholds, class_of=class_of, threshold=config.threshold)
         evaluation = evaluate_split(
-            image_detector(run.model, imgsz, config.tile, config.overlap) if config.tile else run.model,
-            index,
-            world,
-            imgsz,
-            Settings(
-                config.conf_thres, config.iou_thres, config.max_det, class_of=class_of, threshold=config.threshold
-            ),
-            batch_size=config.batch_size,
-            workers=config.workers,
+            model, index, world, imgsz, settings, batch_size=config.batch_size, workers=config.workers
         )
-    found = evaluation.metrics
+    names = "map", "map50", "precision", "recall"
     metrics = RunMetrics(
         file=str(run.file),
         sha256=run.sha256,
         source=run.model.source,
         imgsz=imgsz,
         threshold=config.threshold.confidence if config.threshold else run.model.threshold,
-        map=found.map,
-        map50=found.map50,
-        precision=found.precision,
-        recall=found.recall,
-        ms=sum(found.speed_ms),
+        **{name: getattr(evaluation.metrics, name) for name in names},
+        ms=sum(evaluation.metrics.speed_ms),
         mb=run.mb,
         parameters=run.model.parameters,
     )
-    return EvaluatedRun(metrics, evaluation)
+    return metrics, evaluation
 
 
 def warm_up(model: Network | ImageDetector, imgsz: int, batch_size: int) -> None:
@@ -252,4 +233,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_process(main())
+    sys.exit(main())

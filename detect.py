@@ -26,7 +26,7 @@ from typing import Any
 from tessera.deploy.inference.flags import DetectConfig
 from tessera.utils.flags.program import called
 from tessera.utils.flags.signature import documented
-from tessera.utils.startup import check_command_line, end_process
+from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
     check_command_line(DetectConfig)
@@ -344,4 +344,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_process(main())
+    sys.exit(main())

@@ -27,15 +27,15 @@ from tessera.deploy.exporting.flags import ExportConfig
 from tessera.utils.environment import Launch
 from tessera.utils.flags.program import called
 from tessera.utils.flags.signature import documented
-from tessera.utils.startup import check_command_line, end_process
+from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
     check_command_line(ExportConfig)
 
 from tessera.deploy.exporting.formats import FORMATS, chosen
 from tessera.deploy.exporting.job import ExportJob
-from tessera.deploy.exporting.parity.file_content import size_of
-from tessera.deploy.exporting.parity.verify import Verified, verify
+from tessera.deploy.exporting.verify import Verified, verify
+from tessera.deploy.runtime.exported import size_of
 from tessera.utils.checkpoints.run_directory import newest_best_checkpoint
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.failures import run_command
@@ -117,4 +117,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_process(main())
+    sys.exit(main())

@@ -22,25 +22,22 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tessera.utils.config import Hyp, TrainConfig, given_hyp
 from tessera.utils.flags.program import called
 from tessera.utils.flags.signature import documented
-from tessera.utils.startup import check_command_line, end_process
+from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
     check_command_line(TrainConfig)
 
 from tessera.analysis.checks.run_checks import check_dataset
-from tessera.analysis.image_pages.dataset_page import write_data_page
-from tessera.analysis.search.evolve import evolve
-from tessera.analysis.search.space import unread_keys
-from tessera.analysis.search.trial import TrialObserver
+from tessera.analysis.report.data_page import write_data_page
+from tessera.analysis.search import TrialObserver, evolve, unread_keys
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.utils.checkpoints.initial_model import head_class, read_weights, start_kind
+from tessera.utils.checkpoints.initial_model import head_class, pretraining_of, read_weights
 from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.saver import Saver
 from tessera.utils.engine.divergence import DivergenceGuard
@@ -50,12 +47,10 @@ from tessera.utils.engine.schedule import Schedule
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import user_path
-from tessera.utils.ranks.consistency import require_same_command
+from tessera.utils.ranks.consistency import describe_call, require_same_command
 from tessera.utils.ranks.ddp import smart_DDP
-from tessera.utils.ranks.failures import run_command
+from tessera.utils.ranks.failures import StopSignals, run_command
 from tessera.utils.ranks.launch import open_world
-from tessera.utils.ranks.preflight import preflight
-from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import setup_logging
 from tessera.utils.report.epoch_bar import EpochBar
@@ -120,7 +115,7 @@ def train(
         stack.enter_context(world.advising(saver.resume_line if watch is None else str))
         stack.enter_context(saver)
         validation = Validation(run, state, val_loader, criterion, saver, recorder, profile, stop_signals, watch)
-        preflight(world, run.folder)
+        log.info(row("Device", world.describe()))
         log.info(row("Output", f"{run.folder} ({state.precision.name}, batch size {run.batch_size})"))
 
         validation.before_training()
@@ -178,8 +173,7 @@ def start(given: Mapping[str, Any]) -> TrainingResult:
     if config.overlap != TrainConfig.overlap and not (config.tile or config.resume):
         raise ConfigError("--overlap without --tile has no effect. Give --tile, or omit --overlap.")
     batch_size = 0 if config.resume else config.batch_size
-    call = repr(replace(config, device="", local_rank=-1, workers=0))  # equal on every host
-    with open_world(config.device, config.local_rank, batch_size, call) as world, ExitStack() as stack:
+    with open_world(config.device, config.local_rank, batch_size, describe_call(config)) as world, ExitStack() as stack:
         setup_logging(world.rank, world.size)
         require_same_command(config, world)
         if config.check_data:
@@ -207,7 +201,7 @@ def start_of_search(config: TrainConfig, world: World) -> tuple[TrainConfig, Hyp
     weights = weights or world.run_on_main(lambda: read_weights(config, None))
     names, images = data.train.names, data.images_per_epoch
     head = head_class(config, names, weights)
-    config, hyp = with_recipe(config, head, start_kind(config, names, weights), images)
+    config, hyp = with_recipe(config, head, pretraining_of(config, names, weights), images)
     return config, hyp, unread_keys(hyp, config, head, data.train, images)
 
 
@@ -254,4 +248,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_process(main())
+    sys.exit(main())

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from tessera.utils.flags.signature import documented
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.startup import check_command_line, end_process
+from tessera.utils.startup import check_command_line
 
 if __name__ == "__main__":
     check_command_line(ValConfig)
@@ -38,7 +38,7 @@ from tessera.utils.evaluation.network import DEFAULT_IOU, open_model
 from tessera.utils.evaluation.result_files import label_file_writer, results_ids, save_coco_results
 from tessera.utils.extensions import extension
 from tessera.utils.machine.accelerator import explain_out_of_memory
-from tessera.utils.ranks.consistency import data_fingerprint, flags_fingerprint, require_agreement, require_same_command
+from tessera.utils.ranks.consistency import data_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
@@ -97,7 +97,7 @@ def validate(config: ValConfig, world: World) -> Validated:
         index = build_index(spec, split, single_cls=config.single_cls, verified=verified)
     for text in index_warnings(index, config.max_det):
         log.warning(text)
-    require_agreement({**flags_fingerprint(config), **data_fingerprint({split: index})}, world)
+    require_agreement(data_fingerprint({split: index}), world)
     class_of = model_classes(model.names, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
 
@@ -209,4 +209,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    end_process(main())
+    sys.exit(main())

@@ -1,6 +1,7 @@
 """Train with a head and a loss of your own: an anchor-free head whose box loss is squared.
 
 uv run -m examples.custom_loss
+uv run train.py --head examples.custom_loss:DetectSquared --data shapes.yaml      # the same head in another run
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from pathlib import Path
 from torch import Tensor
 
 import tessera
-from tessera.models.heads.free.head import AnchorFreeLoss, DetectFree
-from tessera.models.model_yaml import HEADS, MODELS_DIR
-from tessera.utils.config import Hyp
+from tessera.models.heads.criterion import LossSettings
+from tessera.models.heads.free import AnchorFreeLoss, DetectFree
 
 
 class SquaredBoxLoss(AnchorFreeLoss):
@@ -24,22 +24,28 @@ class SquaredBoxLoss(AnchorFreeLoss):
 
 
 class DetectSquared(DetectFree):
-    """`DetectFree` that is trained with `SquaredBoxLoss`; a checkpoint names the head, so it needs this file too."""
+    """`DetectFree` that is trained with `SquaredBoxLoss`.
 
-    def criterion(
-        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> AnchorFreeLoss:
+    A checkpoint names its head, but no command imports it for that: --resume needs --head again, and val.py, detect.py
+    and export.py are called from Python, after `tessera.models.model_yaml.register_head(DetectSquared)`.
+    """
+
+    def criterion(self, settings: LossSettings) -> AnchorFreeLoss:
         """Return the loss that trains this head."""
-        return SquaredBoxLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
+        return SquaredBoxLoss(self, settings)
 
 
 def main(epochs: int = 20, project: Path = Path("runs/train")) -> None:
     """Train tessera-n with the new head on the synthetic shapes."""
-    HEADS["DetectSquared"] = DetectSquared
-    model = project / "tessera-n-squared.yaml"
-    project.mkdir(parents=True, exist_ok=True)
-    model.write_text((MODELS_DIR / "tessera-n.yaml").read_text().replace("DetectFree", "DetectSquared"))
-    tessera.train(cfg=model, data="shapes.yaml", imgsz=128, epochs=epochs, project=project, name="squared")
+    tessera.train(
+        head=DetectSquared,
+        cfg="tessera-n.yaml",
+        data="shapes.yaml",
+        imgsz=128,
+        epochs=epochs,
+        project=project,
+        name="squared",
+    )
 
 
 if __name__ == "__main__":

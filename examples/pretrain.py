@@ -19,14 +19,12 @@ from torch.nn import functional as F
 import tessera
 from tessera.data.source.synthetic_shapes import NAMES, write_shapes
 from tessera.models.detector import DetectionModel
-from tessera.models.heads.criterion import SumOverRanks, no_reduction
-from tessera.models.heads.free.head import AnchorFreeLoss, DetectFree
+from tessera.models.heads.criterion import LossSettings, SumOverRanks, no_reduction
+from tessera.models.heads.free import AnchorFreeLoss, DetectFree
 from tessera.models.heads.head import HeadSpec
-from tessera.models.model_yaml import HEADS, MODELS_DIR
+from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import load_weights, model_of_weights
-from tessera.utils.config import Hyp
+from tessera.utils.checkpoints.weights import load_weights, model_of_weights, resolve_weights
 from tessera.utils.environment import datasets_dir
 
 MAPS = {15: 17, 18: 20, 21: 23, 4: 4, 6: 6, 9: 9}  # layer of tessera: layer of the teacher, first those of the head
@@ -88,11 +86,9 @@ class DetectDistilled(DetectFree):
         ]
         return [*output, torch.stack(distances).mean()]
 
-    def criterion(
-        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> AnchorFreeLoss:
+    def criterion(self, settings: LossSettings) -> AnchorFreeLoss:
         """Return the loss that trains this head."""
-        return DistillationLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
+        return DistillationLoss(self, settings)
 
 
 def main(
@@ -105,7 +101,6 @@ def main(
 ) -> None:
     """Train model `name` on synthetic shapes at 192 px; save it without the teacher's parts in half precision."""
     teacher()  # fails early without its weights
-    HEADS["DetectDistilled"] = DetectDistilled
     run, root = project / f"pretrained-{name}", datasets_dir() / f"shapes-{images}"
     run.mkdir(parents=True, exist_ok=True)
     write_shapes(root, train=images, val=images // 50, size=192)
@@ -113,8 +108,9 @@ def main(
     data.write_text(f"path: {root.absolute()}\ntrain: images/train\nval: images/val\nnames: [{', '.join(NAMES)}]\n")
     before, row, after = (MODELS_DIR / f"{name}.yaml").read_text().partition("[[15, 18, 21], 1, DetectFree")
     assert row
-    model.write_text(f"{before}[{[*MAPS, IMAGES]}, 1, DetectDistilled{after}")
+    model.write_text(f"{before}[{[*MAPS, IMAGES]}, 1, DetectFree{after}")
     tessera.train(
+        head=DetectDistilled,
         cfg=model,
         data=data,
         imgsz=192,

@@ -14,9 +14,6 @@ from tessera.models.heads.head import Head, HeadSpec
 from tessera.models.layers import blocks
 from tessera.models.layers import yaml_arguments as read
 from tessera.models.layers.elan import AConv, ADown, ConvElan, Elan, RepElan
-from tessera.models.layers.ghost import C3Ghost, GhostBottleneck, GhostConv
-from tessera.models.layers.inverted_residual import ConvReLU6, InvertedResidual
-from tessera.models.layers.transformer import C3TR
 from tessera.models.model_yaml import IMAGE, LayerSpec, ModelSpec
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.text import one_line, plural, shown
@@ -59,16 +56,12 @@ LAYER_TYPES: dict[str, LayerType] = {
     "ADown": _layer(ADown),
     "Bottleneck": _layer(blocks.Bottleneck, **_BLOCK, conv=_CONV),
     "C3": _layer(blocks.C3, **_BLOCK, conv=_CONV, takes_repeats=True),
-    "C3Ghost": _layer(C3Ghost, **_BLOCK, takes_repeats=True),
-    "C3TR": _layer(C3TR, **_BLOCK, takes_repeats=True),
-    "ConvReLU6": _layer(ConvReLU6, kernel=read.count, stride=read.count),
+    "ConvReLU6": _layer(blocks.ConvReLU6, kernel=read.count, stride=read.count),
     "ConvElan": _layer(ConvElan, expansion=read.positive),
     "Elan": _layer(Elan, **_BLOCK, takes_repeats=True),
     "RepElan": _layer(RepElan, expansion=read.positive, takes_repeats=True),
-    "GhostBottleneck": _layer(GhostBottleneck, kernel=read.size, stride=read.count),
-    "GhostConv": _layer(GhostConv, kernel=read.size, stride=read.size, groups=read.count, act=read.flag),
     "InvertedResidual": _layer(
-        InvertedResidual, kernel=read.count, stride=read.count, expansion=read.count, takes_repeats=True
+        blocks.InvertedResidual, kernel=read.count, stride=read.count, expansion=read.count, takes_repeats=True
     ),
     "SPP": _layer(blocks.SPP, kernels=read.counts),
     "SPPF": _layer(blocks.SPPF, kernel=read.count),

@@ -1,4 +1,4 @@
-"""Detection model: layers from a YAML, ending in a head.
+"""Detection model: layers from a YAML, ending in a head; its size, and test-time augmentation.
 
 The last layer of the YAML selects the head, which defines decoding and loss (models/heads/head.py).
 """
@@ -12,15 +12,21 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tessera.models.build import build_layers
 from tessera.models.heads.head import Head
 from tessera.models.layers.blocks import SILU, Conv
-from tessera.models.layers.repconv import RepConv
+from tessera.models.layers.elan import RepConv
 from tessera.models.model_yaml import IMAGE, read_model
 from tessera.utils.errors import ConfigError
+from tessera.utils.types import FILL
 
 log = logging.getLogger(__name__)
+
+# Views of test-time augmentation: (scale, whether flipped left to right), as of YOLOv5's --augment
+VIEWS = ((1.0, False), (0.83, True), (0.67, False))
+_COUNTED = (nn.Conv2d, nn.Linear, nn.BatchNorm2d, nn.SyncBatchNorm)  # layers whose multiply-adds are counted
 
 
 class DetectionModel(nn.Module):
@@ -33,6 +39,7 @@ class DetectionModel(nn.Module):
         anchors: replacement of the YAML's, for a head with anchors: one row of w, h, w, h … (or of [w, h] pairs) in
             pixels per level, or a number of anchors per level for AutoAnchor. A YAML that has this number keeps its
             own.
+        head: type of the last layer, in place of the YAML's.
 
     Attributes:
         stride: the largest of all maps; sides of images must be multiples of it. The head may use finer maps only.
@@ -47,19 +54,20 @@ class DetectionModel(nn.Module):
         nc: int | None = None,
         names: Sequence[str] | Mapping[int, str] | None = None,
         anchors: Sequence[Any] | int | None = None,
+        head: type[Head] | None = None,
     ) -> None:
         super().__init__()
         if nc is None and names is not None:
             nc = len(names)
-        spec = read_model(cfg, {"nc": nc})
+        spec = read_model(cfg, {"nc": nc}, head)
         if anchors is not None:
             own = spec.head_keys.get("anchors")
             if (len(own[0]) // 2 if isinstance(own, list) else own) not in (None, anchors):
-                spec = read_model(cfg, {"nc": nc, "anchors": anchors})
+                spec = read_model(cfg, {"nc": nc, "anchors": anchors}, head)
         if names is not None and len(names) != spec.nc:
             raise ConfigError(f"{spec.name}: nc is {spec.nc}, but there are {len(names)} class names. They must agree.")
-        layers, head, self.stride = build_layers(spec)
-        self.model = nn.Sequential(*layers, head)  # parameter names begin with "model.<index>."
+        layers, last, self.stride = build_layers(spec)
+        self.model = nn.Sequential(*layers, last)  # parameter names begin with "model.<index>."
         self.name = spec.name  # such as "yolov5n"
         self.channels = spec.channels  # of the images
         self.names = tuple(str(c if names is None else names[c]) for c in range(spec.nc))
@@ -131,3 +139,86 @@ def check_imgsz(imgsz: int, stride: int) -> int:
 def round_imgsz(imgsz: int, stride: int) -> int:
     """Return the image size in pixels, rounded up to a multiple of the stride, and of 32 if the stride is smaller."""
     return -(-imgsz // max(stride, 32)) * max(stride, 32)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Count the parameters, including frozen ones."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_gflops(model: DetectionModel, imgsz: int = 640) -> float:
+    """Return the GFLOPs for one square image: twice the multiply-adds of convolutions, linear and norm layers.
+
+    Activations, pools, decoding and attention products are not counted. The counts are taken on an image of one cell of
+    the largest stride, and scaled by the area. The model keeps its mode.
+    """
+    multiply_adds = 0
+
+    def add(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        nonlocal multiply_adds
+        # Each output takes as many multiply-adds as one output channel has weights; one in a normalisation.
+        multiply_adds += output.numel() * cast(Tensor, module.weight)[0].numel()
+
+    parameter = next(model.parameters())
+    image = torch.zeros(1, model.channels, model.stride, model.stride, dtype=parameter.dtype, device=parameter.device)
+    modes = {module: module.training for module in model.modules()}
+    hooks = [module.register_forward_hook(add) for module in modes if isinstance(module, _COUNTED)]
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(image)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, training in modes.items():
+            module.training = training
+    return 2 * multiply_adds * (imgsz / model.stride) ** 2 / 1e9
+
+
+def summary(model: DetectionModel, imgsz: int = 640) -> str:
+    """Return a line such as "yolov5n: 214 layers, 1,872,157 parameters, 4.5 GFLOPs", for images of `imgsz` pixels."""
+    layers = sum(not isinstance(module, nn.Identity) for module in model.modules())
+    gflops = count_gflops(model, imgsz)
+    return (
+        f"{model.name}: {layers} layers, {count_parameters(model):,} parameters, "
+        f"{gflops:.{1 if gflops >= 1 else 2}f} GFLOPs"
+    )
+
+
+@torch.no_grad()
+def predict_augmented(model: DetectionModel, images: Tensor) -> Tensor:
+    """Predict on the images, on flipped ones at 0.83 and on ones at 0.67 of their size, in pixels of the original.
+
+    `images` are float (B, ch, H, W) in 0 … 1, sides multiples of the model's stride. The result is float32 (B, rows,
+    columns) like the model's predictions, view after view, ready for NMS. The first view omits the level of the largest
+    stride, the last view that of the smallest: these add little to the other views, and cost NMS a quarter more
+    candidates.
+    """
+    assert not model.training
+    predictions = []
+    for view, (scale, mirrored) in enumerate(VIEWS):
+        image, (ratio_x, ratio_y) = _resize(images.flip(-1) if mirrored else images, scale, model.stride)
+        decoded, _ = model(image)
+        rows = model.head.rows_per_level(image.shape[-2:])
+        if len(rows) > 1 and view == 0:
+            decoded = decoded[:, : -rows[-1]]
+        elif len(rows) > 1 and view == len(VIEWS) - 1:
+            decoded = decoded[:, rows[0] :]
+        x, y, w, h, scores = decoded.split((1, 1, 1, 1, decoded.shape[-1] - 4), -1)
+        # Python numbers: a tensor would be copied to the device, and synchronise.
+        x, y, w, h = x / ratio_x, y / ratio_y, w / ratio_x, h / ratio_y
+        if mirrored:
+            x = images.shape[-1] - x
+        predictions.append(torch.cat((x, y, w, h, scores), -1))
+    return torch.cat(predictions, 1)
+
+
+def _resize(images: Tensor, scale: float, stride: int) -> tuple[Tensor, tuple[float, float]]:
+    """Scale images, pad them right and bottom to multiples of the stride; also return the scales of x and y."""
+    if scale == 1:
+        return images, (1.0, 1.0)
+    height, width = images.shape[-2:]
+    new_height, new_width = round(height * scale), round(width * scale)
+    resized = F.interpolate(images, (new_height, new_width), mode="bilinear", align_corners=False)
+    padded = F.pad(resized, (0, -new_width % stride, 0, -new_height % stride), value=FILL / 255)
+    return padded, (new_width / width, new_height / height)

@@ -16,10 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from tessera.models.heads.anchor.head import Detect
-from tessera.models.heads.free.head import DetectFree
+from tessera.models.heads.anchor import Detect
+from tessera.models.heads.free import DetectFree, DetectYOLOv9
 from tessera.models.heads.head import Head
-from tessera.models.heads.yolov9 import DetectYOLOv9
 from tessera.models.heads.yolox import DetectYOLOX
 from tessera.models.layers.blocks import SiLU
 from tessera.models.layers.yaml_arguments import Reader, checked, count, is_whole, optional, positive
@@ -32,7 +31,7 @@ MODELS_DIR = Path(__file__).resolve().parent
 IMAGE = -1  # source index of the images
 MAX_LAYERS, MAX_REPEATS = 1000, 1000
 
-HEADS: dict[str, type[Head]] = {  # by their name in a model YAML
+HEADS: dict[str, type[Head]] = {  # by their name in a model YAML; `register_head` adds the user's own
     "Detect": Detect,
     "DetectFree": DetectFree,
     "DetectYOLOX": DetectYOLOX,
@@ -92,10 +91,26 @@ def find_model_yaml(cfg: str | Path) -> Path:
     )
 
 
-def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> ModelSpec:
+def register_head(head: type[Head]) -> type[Head]:
+    """Register a head of the user's own under its name, so that models and checkpoints that end in it load; return it.
+
+    Raises:
+        ConfigError: no subclass of Head, or the name of another one.
+    """
+    if not (isinstance(head, type) and issubclass(head, Head)):
+        raise ConfigError(f"--head: found {shown(str(head))}, expected a subclass of tessera.models.heads.head.Head.")
+    if HEADS.setdefault(head.__name__, head) is not head:
+        raise ConfigError(f"--head: {head.__module__}.{head.__name__} has the name of another head. Rename it.")
+    return head
+
+
+def read_model(
+    cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None, head: type[Head] | None = None
+) -> ModelSpec:
     """Read and validate a model description: a path, a name in models/, or a dictionary such as `ModelSpec.plain`.
 
-    `overrides` replace values by key; those that are None are ignored.
+    `overrides` replace values by key; those that are None are ignored. `head` replaces the type of the last row, whose
+    arguments it reads.
     """
     if isinstance(cfg, Mapping):
         plain = copy.deepcopy(dict(cfg))
@@ -107,7 +122,10 @@ def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]
         plain.setdefault("name", path.stem)
     plain.update({key: value for key, value in (overrides or {}).items() if value is not None})
 
-    named = HEADS.get(_last_module(plain))
+    last = _last_row(plain)
+    if head is not None and last:
+        last[2] = register_head(head).__name__
+    named = HEADS.get(str(last[2])) if last else None
     every = {key for head in HEADS.values() for key in head.yaml_keys}
     head_readers = named.yaml_keys if named else {}
     _check_keys(source, plain, (*_REQUIRED, *head_readers), _OPTIONAL if named else (*_OPTIONAL, *every))
@@ -128,11 +146,11 @@ def read_model(cfg: str | Path | Mapping[str, Any], overrides: Mapping[str, Any]
     )
 
 
-def _last_module(plain: Mapping[str, Any]) -> str:
-    """Return the module name in the last row of `head`; "" if there is none."""
+def _last_row(plain: Mapping[str, Any]) -> list[Any]:
+    """Return the last row of `head`; [] if it is none."""
     rows = plain.get("head")
     last = rows[-1] if isinstance(rows, list) and rows else None
-    return str(last[2]) if isinstance(last, list) and len(last) > 2 else ""
+    return last if isinstance(last, list) and len(last) > 2 else []
 
 
 def _check_keys(
@@ -154,10 +172,12 @@ def _check_keys(
 def _head(layers: tuple[LayerSpec, ...]) -> type[Head]:
     """Return the head of the last layer, after checking that it is the only one."""
     *others, last = layers
+    name = one_line(last.module, 40)
     if last.module not in HEADS:
         raise ConfigError(
             f"{last.where}: the last layer must be a detection head: {', '.join(HEADS)}."
-            f"{did_you_mean(last.module, HEADS)}"
+            f"{did_you_mean(last.module, HEADS)} One of your own is given with train.py --head module:{name}, in "
+            f"Python with tessera.models.model_yaml.register_head({name})."
         )
     for layer in others:
         if layer.module in HEADS:

@@ -8,7 +8,7 @@ import sys
 from tessera.utils.errors import did_you_mean
 from tessera.utils.flags.options import version_line
 from tessera.utils.flags.program import IS_CLONE
-from tessera.utils.streams import protect_streams
+from tessera.utils.startup import protect_streams
 from tessera.utils.text import shown
 
 COMMANDS = ("train", "val", "detect", "export", "compare")

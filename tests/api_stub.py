@@ -15,7 +15,7 @@ from tests.layers import ROOT
 STUB = ROOT / "tessera" / "__init__.pyi"
 HEAD = '''"""Types of the Python API. `python -m tests.api_stub` writes this file from the flags of the commands."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 

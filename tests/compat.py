@@ -25,14 +25,14 @@ JOBS = {
     ("wandb", "mlflow", "clearml", "comet"): ("tests/utils/report/test_real_trackers.py",),
     # torch 2.6 itself starts a process when it is imported.
     ("track",): ("tests/utils/inference/test_tracking.py", "-k", "not importing_the_packages"),
-    ("albumentations",): ("tests/data/augment/test_albumentations_filters.py",),
+    ("albumentations",): ("tests/data/augment/test_colours.py",),
     ("export", "openvino", "ncnn", "safetensors", "tune", "pretrained"): (
         "tests/utils/exporting/quantized/test_int8.py",
         "tests/utils/exporting/writers/test_missing.py",
         "tests/utils/runtime/test_backends.py",
         "tests/utils/checkpoints/test_weights.py",
-        "tests/utils/checkpoints/foreign/test_efficientnet_lite.py",
-        "tests/utils/search/test_evolve.py",
+        "tests/deploy/foreign/test_efficientnet_lite.py",
+        "tests/analysis/test_search.py",
     ),
 }
 PYTEST = ("-m", "pytest", "-p", "no:xdist", "-rs", "-o", "addopts=--strict-markers --import-mode=importlib -q")

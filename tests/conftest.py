@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.utils.environment import limit_openmp_spinning
-from tessera.utils.machine.resource_limits import usable_cpus
+from tessera.utils.environment import configure_command
+from tessera.utils.machine.host import usable_cpus
 from tests import families
 from tests.system.launch import PART_FAILED, Outcome
 
@@ -36,7 +36,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_configure() -> None:
     """Give each process of the suite one thread, since they share the cores."""
-    limit_openmp_spinning()
+    configure_command()
     if "PYTEST_XDIST_WORKER" in os.environ:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 

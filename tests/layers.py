@@ -18,18 +18,20 @@ PAGE = ROOT / "docs" / "architecture.md"
 # From the bottom up: a file imports from its own package and from those before it; data and models never import each
 # other.
 LAYERS = (
-    "tessera.utils",
-    "tessera.utils.machine",
-    "tessera.utils.ranks",
+    "tessera.utils.base",  # the modules of BASE
     "tessera.models.layers",
     "tessera.models.heads",
     "tessera.models",
+    "tessera.utils",
+    "tessera.utils.machine",
+    "tessera.utils.ranks",
     "tessera.utils.engine",
-    "tessera.data.source.annotations",
+    "tessera.data.labels",
     "tessera.data.source",
     "tessera.data.augment",
     "tessera.data.feed",
     "tessera.utils.checkpoints",
+    "tessera.deploy.foreign",
     "tessera.utils.evaluation",
     "tessera.utils.report",
     "tessera.utils.training",
@@ -38,16 +40,17 @@ LAYERS = (
     "tessera.deploy.inference.sources",
     "tessera.deploy.inference",
     "tessera.deploy",
-    "tessera.analysis.checks",
-    "tessera.analysis.error_analysis",
-    "tessera.analysis.label_errors",
-    "tessera.analysis.report",
-    "tessera.analysis.image_pages",
-    "tessera.analysis.comparison",
-    "tessera.analysis.search",
     "tessera.analysis",
+    "tessera.analysis.checks",
+    "tessera.analysis.report",
+    "tessera.analysis.comparison",
     "tessera.commands",
     "tessera",
+)
+# Modules of utils that models may import, and what these import.
+BASE = frozenset(
+    f"tessera.utils.{name}"
+    for name in ("bit_depth", "boxes", "errors", "files", "seeding", "text", "types", "yaml_file")
 )
 COMMANDS = sorted(ROOT.glob("[a-z]*.py"))
 PACKAGES = ("data", "models", "utils", "analysis", "deploy")
@@ -62,7 +65,9 @@ def module_of(path: Path) -> str:
 
 
 def layer_of(module: str) -> str:
-    """The innermost package that a first-party module lies in."""
+    """The innermost package that a first-party module lies in; for a module of BASE that layer."""
+    if module in BASE:
+        return LAYERS[0]
     return max((package for package in LAYERS if module == package or module.startswith(f"{package}.")), key=len)
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import tessera
-from examples import custom_augmentation, custom_loss, detect_folder, pretrain, train_and_evaluate
-from tessera.data.augment import albumentations_filters
-from tessera.models.model_yaml import HEADS
+from examples import custom_augmentation, custom_loss, detect_folder, model_alone, pretrain, train_and_evaluate
+from tessera.models import model_yaml
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.errors import ConfigError
 from tests.system.tiny import make_data
 
 
@@ -36,31 +36,49 @@ def test_train_evaluate_and_detect(data: Path, tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.count(" objects, the largest of ") == 4
 
 
-def test_augmentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(albumentations_filters, "open_filter", albumentations_filters.open_filter)
-    changed: list[bool] = []
-
-    def add_noise(image: np.ndarray, rng: np.random.Generator) -> None:
-        before = image.copy()
-        original(image, rng)
-        changed.append(bool((image != before).any()))
-
-    original = custom_augmentation.add_noise
-    monkeypatch.setattr(custom_augmentation, "add_noise", add_noise)
+def test_augmentation(tmp_path: Path) -> None:
     custom_augmentation.main(epochs=1, project=tmp_path)
-    assert changed and all(changed)
+    saved = torch.load(tmp_path / "noise" / "weights" / "last.pt", weights_only=True)
+    assert saved["config"]["transforms"] == ["examples.custom_augmentation:add_noise"]
+    with pytest.raises(ConfigError, match="give the same again"):
+        tessera.train(resume=tmp_path / "noise", epochs=2)
 
 
-def test_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HEADS, "DetectSquared", custom_loss.DetectSquared)  # removed afterwards
-    custom_loss.main(epochs=1, project=tmp_path)
-    saved = torch.load(tmp_path / "squared" / "weights" / "last.pt", weights_only=True)
-    assert "DetectSquared" in str(saved)
+def test_head_and_loss(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with a head of the user's own resumes exactly, and no command imports it unasked."""
+    monkeypatch.setattr(model_yaml, "HEADS", dict(model_yaml.HEADS))
+    monkeypatch.setattr(tessera, "train", partial(tessera.train, save_period=1, nosave=False), raising=False)
+    custom_loss.main(epochs=2, project=tmp_path)
+    folder, name = tmp_path / "squared" / "weights", "examples.custom_loss:DetectSquared"
+    last = torch.load(folder / "last.pt", weights_only=True)
+    assert last["model_yaml"]["head"][-1][2] == "DetectSquared" and last["config"]["head"] == name
+
+    del model_yaml.HEADS["DetectSquared"]
+    with pytest.raises(ConfigError, match=f"the run has --head {name}.* give the same again"):
+        tessera.train(resume=folder / "epoch0.pt")
+    with pytest.raises(
+        ConfigError, match=r"\(DetectSquared\): the last layer must be .*register_head\(DetectSquared\)"
+    ):
+        tessera.val(data=data, weights=folder / "best.pt", workers=0)
+    tessera.train(resume=folder / "epoch0.pt", head=name)
+    resumed = torch.load(folder / "last.pt", weights_only=True)
+    assert all(torch.equal(tensor, last["model"][name]) for name, tensor in resumed["model"].items())
+    metrics = tessera.val(data=data, weights=folder / "best.pt", workers=0, imgsz=64, project=tmp_path)
+    assert metrics.images == 4
+
+    for wrong, complaint in (("examples.custom_loss:Tensor", "expected a subclass"), ("x:y", "no module x")):
+        with pytest.raises(ConfigError, match=f"--head.*{complaint}"):
+            tessera.train(head=wrong)
+
+
+def test_model_alone() -> None:
+    loss = model_alone.main()
+    assert loss.isfinite() and float(loss) > 0
 
 
 @pytest.mark.slow
 def test_pretraining(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HEADS, "DetectDistilled", pretrain.DetectDistilled)
+    monkeypatch.setattr(model_yaml, "HEADS", dict(model_yaml.HEADS))
     monkeypatch.setenv("TESSERA_DATASETS", str(tmp_path))
     monkeypatch.chdir(shared / "weights")
     pretrain.main(images=50, epochs=1, project=tmp_path, results=tmp_path)

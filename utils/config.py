@@ -20,6 +20,7 @@ from tessera.utils.flags.objective import parse_objective
 from tessera.utils.flags.options import Options, option
 from tessera.utils.flags.program import HOME
 from tessera.utils.text import first_of, row, shown
+from tessera.utils.user_parts import part_name, placed_part_names
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = HOME / "data" / "hyps"
@@ -328,6 +329,9 @@ class TrainConfig(Options):
     cos_lr: bool = option(False, "cosine learning-rate schedule instead of a linear one", kind=bool)
     label_smoothing: float = option(0.0, "label smoothing epsilon", kind=float, low=0, high=0.999)
     patience: int = option(100, "stop after N epochs without improvement (0 = off)", kind=int, low=0)
+    head: str = option(
+        "", "head of your own, module:name of a class, in place of the last layer of the model YAML (docs/models.md)"
+    )
     freeze: tuple[int, ...] = option(
         (),
         "freeze the first N layers, or the listed ones (default: from the hyperparameters)",
@@ -344,6 +348,12 @@ class TrainConfig(Options):
     close_mosaic: int = option(
         -1, "disable mosaic and mixup for the last N epochs (-1 = from the hyperparameters)", kind=int, low=-1
     )
+    transforms: tuple[str, ...] = option(
+        (),
+        "own functions on each training sample: module:name (after all others) or module:name@stage (before mosaic, "
+        "mixup, hsv or albumentations)",
+        many=True,
+    )
     deterministic: bool = option(False, "use deterministic kernels, for bit-reproducible runs", kind=bool)
     profile: bool = option(False, "print times per epoch, and write a torch.profiler trace of a few steps", kind=bool)
     # --log is the older name. Under torchrun, which has flags of its own that begin with it, it cannot be typed.
@@ -359,6 +369,9 @@ class TrainConfig(Options):
             words = {k: json.dumps(v) if isinstance(v, Mapping) else v for k, v in hyp.items()}
             hyp = tuple(f"{key}={value}" for key, value in words.items())
         object.__setattr__(self, "hyp", hyp or ())  # "" in checkpoints of 0.1
+        head: Any = self.head or ""
+        object.__setattr__(self, "head", head if isinstance(head, str) else part_name(head, "head"))
+        object.__setattr__(self, "transforms", placed_part_names(self.transforms, "transforms"))
         super().__post_init__()
         if self.batch_size == 0:
             raise ConfigError("--batch-size 0: expected at least 1, or -1 for AutoBatch.")

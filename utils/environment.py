@@ -40,61 +40,46 @@ def max_pixels() -> int:
     raise ConfigError(f"TESSERA_MAX_PIXELS: found {shown(text)}, expected a number of pixels such as {_MAX_PIXELS}.")
 
 
-def limit_opencv_pixels() -> None:
-    """Set OpenCV's own pixel limit, for formats whose headers only OpenCV reads; call before OpenCV is imported."""
-    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(max_pixels()))
+def configure_libraries() -> bool:
+    """Set variables that libraries read when they are loaded, unless the user has set them.
 
-
-def silence_opencv() -> bool:
-    """Silence OpenCV and its FFmpeg, and return whether the user has set no log level; call before the import."""
+    Return whether OpenCV's log level was unset.
+    """
     is_unset = "OPENCV_LOG_LEVEL" not in os.environ
-    os.environ.setdefault("OPENCV_LOG_LEVEL", "FATAL")
-    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")  # AV_LOG_QUIET
+    for name, value in {
+        "OPENCV_IO_MAX_IMAGE_PIXELS": str(max_pixels()),  # for formats whose headers only OpenCV reads
+        "OPENCV_LOG_LEVEL": "FATAL",
+        "OPENCV_FFMPEG_LOGLEVEL": "-8",  # AV_LOG_QUIET
+        "MPLCONFIGDIR": str(cache_dir() / "matplotlib"),  # a list of fonts, by default in the home folder
+        "NO_ALBUMENTATIONS_UPDATE": "1",  # a request to a server
+        "ORT_DISABLE_TELEMETRY": "1",  # Linux and macOS, from ONNX Runtime 1.29
+        # A dump leaves a key in the launcher's store, by which torch aborts the ranks of the next start after 8 min.
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        # Non-blocking communicators, the default of torch 2.6 and 2.7.0, hung: pytorch #153960.
+        "TORCH_NCCL_USE_COMM_NONBLOCKING": "0",
+        # Sums by NVLink switches differ between equal calls (nccl #1497); a detector's gradients hardly gain by them.
+        "NCCL_NVLS_ENABLE": "0",
+    }.items():
+        os.environ.setdefault(name, value)
     return is_unset
 
 
-def keep_font_list() -> None:
-    """Put matplotlib's font list into our cache instead of the home folder; call before the import."""
-    os.environ.setdefault("MPLCONFIGDIR", str(cache_dir() / "matplotlib"))
+def configure_command() -> None:
+    """Set variables for a process that runs a command; call before torch is imported.
 
-
-def forbid_update_checks() -> None:
-    """Disable Albumentations' request to a server for its newest version; call before the import."""
-    os.environ.setdefault("NO_ALBUMENTATIONS_UPDATE", "1")
-
-
-def forbid_telemetry() -> None:
-    """Disable ONNX Runtime's telemetry (Linux and macOS, from 1.29); call before the import."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    torch's C++ log prints errors alone, without stacks of lost connections. Waiting OpenMP threads sleep soon, unless
+    the user has set how they wait. By default they spin for milliseconds. Beside another job, or loader workers, that
+    makes a step many times slower.
+    """
+    configure_libraries()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 def make_cublas_deterministic() -> None:
     """Set the fixed workspace of cuBLAS that deterministic kernels need; call before its first use."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
-def configure_nccl() -> None:
-    """Set torch's options for NCCL that restarts and torch 2.6 need; call before the process group is made."""
-    # A dump leaves a key in the launcher's store, by which torch aborts the ranks of the next start after 8 minutes.
-    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
-    # Non-blocking communicators, the default of torch 2.6 and 2.7.0, hung: pytorch #153960.
-    os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "0")
-    # Sums by NVLink switches differ between equal calls (nccl #1497); a detector's gradients hardly gain by them.
-    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
-
-
-def silence_torch() -> None:
-    """Restrict torch's C++ log to errors, without stacks of lost connections; call before the import."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-
-
-def limit_openmp_spinning() -> None:
-    """Let waiting OpenMP threads sleep soon, unless the user has set how they wait; call before torch is imported.
-
-    By default they spin for milliseconds. Beside another job, or loader workers, that makes a step many times slower.
-    """
-    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
 @contextmanager
@@ -220,16 +205,14 @@ def _sign_of_others(local_rank_flag: int) -> str:
     torchrun = "Start it with torchrun, which gives each process RANK, WORLD_SIZE and LOCAL_RANK."
     if "RANK" in env:
         return f"RANK={shown(env['RANK'])} without WORLD_SIZE. {torchrun}"
-    for name, most in (("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("PMIX_RANK", 0), ("SKYPILOT_NUM_NODES", 1)):
-        if _integer(name, 0) > most:
-            return f"{name}={env[name]} without RANK: this process is one of several. {torchrun}"
-    if local_rank_flag > 0:
-        return f"--local-rank {local_rank_flag} without RANK and WORLD_SIZE: this process is one of several. {torchrun}"
-    for name, hosts in (
-        ("PET_NNODES", env.get("PET_NNODES", "1").split(":")[-1]),
-        ("SM_HOSTS", env.get("SM_HOSTS", "")),
-    ):
-        if hosts.count(",") or (hosts.isdecimal() and hosts != "1"):
+    most = {"WORLD_SIZE": 1, "LOCAL_RANK": 0, "PMIX_RANK": 0, "SKYPILOT_NUM_NODES": 1}
+    numbers = {name: _integer(name, 0) for name in most}
+    numbers["--local-rank"], most["--local-rank"] = local_rank_flag, 0
+    if name := next((name for name in most if numbers[name] > most[name]), ""):
+        return f"{name}={numbers[name]} without RANK: this process is one of several. {torchrun}"
+    hosts = {"PET_NNODES": env.get("PET_NNODES", "1").split(":")[-1], "SM_HOSTS": env.get("SM_HOSTS", "")}
+    for name, found in hosts.items():
+        if "," in found or (found.isdecimal() and found != "1"):
             return f"{name}={shown(env[name])}: each host runs this command on its own. {torchrun}"
     if (tasks := _integer("SLURM_NTASKS", 1, low=1)) > 1:
         return f"SLURM_NTASKS={tasks}, but this process is no task of srun: start it with srun, or srun --ntasks 1."

@@ -10,7 +10,6 @@ import difflib
 import logging
 import re
 import textwrap
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +18,9 @@ from tessera.utils.text import escape_control
 
 log = logging.getLogger(__name__)
 
-_REPORT_S = 10.0
+# A launcher ends all ranks when the first one ends, which must not be one that has printed nothing. So after a mistake
+# that rank 0 sees and prints too, other ranks wait so many seconds.
+REPORT_S = 10.0
 
 
 class UserError(ValueError):
@@ -83,14 +84,6 @@ def with_notes(error: BaseException, message: str) -> str:
         message = "\n".join([message, *getattr(link, "__notes__", ())])
         link = link.__cause__ or link.__context__
     return message
-
-
-def rank_0_reports() -> None:
-    """Wait some seconds for the launcher to end this process, after a mistake that rank 0 sees and prints too.
-
-    A launcher ends all ranks when the first one ends, which must not be one that has printed nothing.
-    """
-    time.sleep(_REPORT_S)
 
 
 def exit_code_of(error: BaseException) -> int:

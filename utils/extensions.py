@@ -9,10 +9,13 @@ from tessera.utils.errors import UserError
 
 EXTENSIONS = {
     "dataset checks": "tessera.analysis.checks.run_checks",  # --check-data
-    "dataset page": "tessera.analysis.image_pages.dataset_page",  # --check-data --report
-    "validation report": "tessera.analysis.validation_report",  # tables of errors, report.html; not with --noreport
-    "label errors": "tessera.analysis.label_errors.candidates",  # --find-errors
-    "search": "tessera.analysis.search.evolve",  # --evolve
+    "dataset page": "tessera.analysis.report.data_page",  # --check-data --report
+    "validation report": "tessera.analysis.report.validation_report",  # error tables, report.html
+    "label errors": "tessera.analysis.label_errors",  # --find-errors
+    "search": "tessera.analysis.search",  # --evolve
+    "weights of other programs": "tessera.deploy.foreign.read",  # --weights yolov5n.pt
+    "ImageNet weights": "tessera.deploy.foreign.efficientnet_lite",  # --weights imagenet
+    "safetensors files": "tessera.deploy.foreign.safetensors_file",  # --weights x.safetensors
     "runtimes": "tessera.deploy.runtime.runtimes",  # exported files as --weights
     "tiles": "tessera.deploy.runtime.pipeline",  # --tile
 }

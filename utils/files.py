@@ -279,16 +279,12 @@ def suffix_of(name: str) -> str:
     return name[name.rfind(".") :].lower() if "." in name else ""
 
 
-def special_file_kind(path: Path) -> str:
+def special_file_kind(path: Path | str) -> str:
     """Return what a path names other than a plain file, such as "a folder"; "" for a plain file or nothing."""
     try:
-        return _kind(path.stat())
+        kind = stat.S_IFMT(Path(path).stat().st_mode)
     except OSError:
         return ""
-
-
-def _kind(found: os.stat_result) -> str:
-    kind = stat.S_IFMT(found.st_mode)
     return "" if kind == stat.S_IFREG else _KINDS.get(kind, "of an unknown kind")
 
 
@@ -298,23 +294,12 @@ def open_plain(path: Path | str, most: int | None = None) -> IO[bytes]:
     Raises:
         OSError: it cannot be opened, is no plain file, or has more than `most` bytes; `strerror` says what it is.
     """
-    _require_plain(Path(path).stat(), path)
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
-    try:
-        found = os.fstat(file.fileno())
-        _require_plain(found, path)  # it may have been replaced
-        if most is not None and found.st_size > most:
-            raise OSError(errno.EFBIG, f"it has {found.st_size:,} bytes, more than the limit of {most:,}", str(path))
-    except OSError:
-        file.close()
-        raise
-    return file
-
-
-def _require_plain(found: os.stat_result, path: Path | str) -> None:
-    if kind := _kind(found):
-        number = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
+    if kind := special_file_kind(path):
+        number = errno.EISDIR if kind == _KINDS[stat.S_IFDIR] else errno.EINVAL
         raise OSError(number, f"it is {kind}, expected a plain file", str(path))
+    if most is not None and (size := Path(path).stat().st_size) > most:
+        raise OSError(errno.EFBIG, f"it has {size:,} bytes, more than the limit of {most:,}", str(path))
+    return Path(path).open("rb")
 
 
 @dataclass(frozen=True)

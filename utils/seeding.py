@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_STREAMS = {"sample": 0, "order": 1, "size": 2, "anchors": 3, "evolve": 4, "bootstrap": 5, "sizes": 6}
+_STREAMS = {"sample": 0, "order": 1, "size": 2, "anchors": 3, "evolve": 4, "bootstrap": 5, "sizes": 6, "transform": 7}
 
 
 class ValFraction(NamedTuple):

@@ -1,26 +1,26 @@
-"""Start of a command before torch is imported, and its end: flags, `--help`, Ctrl-C, streams, exit code."""
+"""Start of a command before torch is imported: streams that tolerate errors, flags, `--help`, Ctrl-C."""
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import gc
+import io
 import os
 import signal
 import sys
-import threading
+import time
+from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import NoReturn
+from typing import Any, TextIO
 
-from tessera.utils.environment import Launch, keep_font_list, limit_openmp_spinning, max_pixels, silence_torch
-from tessera.utils.errors import ConfigError, Interrupted, UserError, explain_exception, rank_0_reports
+from tessera.utils.environment import Launch, configure_command, max_pixels
+from tessera.utils.errors import REPORT_S, ConfigError, Interrupted, UserError, explain_exception
 from tessera.utils.files import NO_DIRECTORY, working_directory
 from tessera.utils.flags.json_output import answer
 from tessera.utils.flags.options import Options
-from tessera.utils.streams import protect_streams
 from tessera.utils.text import first_line
 
 INTERRUPTED = 128 + signal.SIGINT
-END_S = 30.0  # for exit handlers of libraries
 
 
 def check_command_line(options: type[Options]) -> None:
@@ -32,8 +32,6 @@ def check_command_line(options: type[Options]) -> None:
     protect_streams()
     answer.open(options.program, sys.argv[1:])
     sys.excepthook = _print_mistake
-    silence_torch()
-    limit_openmp_spinning()
     is_main, prefix = True, ""
     try:
         launch = Launch.from_environment()
@@ -46,14 +44,14 @@ def check_command_line(options: type[Options]) -> None:
         options(**options.from_args(sys.argv[1:]))
         if is_main and (warning := options.warning(sys.argv[1:])):
             print(f"WARNING: {warning}", file=sys.stderr)
-        keep_font_list()
+        configure_command()
         if is_main and sys.stderr.isatty():
             print("Loading torch …", file=sys.stderr)  # takes seconds
     except ConfigError as error:
         if is_main or launch.may_have_own_flags:  # other ranks see the same mistake
             print(f"{prefix}error: {error}", file=sys.stderr)
         else:
-            rank_0_reports()
+            time.sleep(REPORT_S)
         answer.fail(error.kind, str(error), error.exit_code)
         sys.exit(error.exit_code)
 
@@ -67,28 +65,6 @@ def check_command_line(options: type[Options]) -> None:
     gc.disable()
 
 
-def end_process(exit_code: int) -> NoReturn:
-    """End this process as sys.exit does, without the second that freeing all objects takes; a command's last line.
-
-    Threads and exit handlers get at most `END_S` seconds: a tracker may wait for its server. Under another program,
-    such as a profiler or a debugger, raise SystemExit instead.
-    """
-    if sys._getframe(1).f_back is not None:
-        sys.exit(exit_code)
-    limit = threading.Timer(END_S, _end_at_once, (exit_code,))
-    limit.daemon = True
-    limit.start()
-    threading._shutdown()  # type: ignore[attr-defined]  # the interpreter's own first step
-    atexit._run_exitfuncs()
-    _end_at_once(exit_code)
-
-
-def _end_at_once(exit_code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
-
-
 def _print_mistake(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     mistake = explain_exception(error) or (error if isinstance(error, UserError) else None)
     if mistake is None:
@@ -97,3 +73,56 @@ def _print_mistake(kind: type[BaseException], error: BaseException, traceback: T
     else:
         print(f"error: {mistake}", file=sys.stderr)
         answer.fail(mistake.kind, str(mistake), 1)
+
+
+class FaultTolerantStream:
+    """A text stream that switches to the null device after a failed write, with a warning on the other stream."""
+
+    def __init__(self, stream: TextIO, name: str, other: TextIO) -> None:
+        self._stream, self._name, self._other = stream, name, other
+
+    def write(self, text: str) -> int:
+        """Write, or drop the text."""
+        self._try(self._stream.write, text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the buffer, or drop it; keep it while a non-blocking pipe is full."""
+        self._try(self._stream.flush)
+
+    def _try(self, call: Callable[..., object], *args: str) -> None:
+        try:
+            call(*args)
+        except BlockingIOError:
+            return  # a non-blocking pipe is full only for a moment
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+            with contextlib.suppress(OSError):  # both streams fail
+                self._other.write(
+                    f"WARNING: {self._name}: {error.strerror}; its output is lost from here on. The run continues, and "
+                    "its directory has all results.\n"
+                )
+                self._other.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def protect_streams() -> None:
+    """Make stdout and stderr tolerate errors; call this before the process opens a file.
+
+    A closed stream becomes the null device. Otherwise the next opened file, such as a checkpoint, would get its
+    descriptor, and with it what C libraries print.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, this one
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # for file names that its encoding lacks
+    out, err = (stream or os.fdopen(number, "w") for number, stream in ((1, sys.stdout), (2, sys.stderr)))
+    sys.stdout, sys.stderr = FaultTolerantStream(out, "stdout", err), FaultTolerantStream(err, "stderr", out)

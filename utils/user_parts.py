@@ -55,7 +55,21 @@ def part_name(part: Any, keyword: str) -> str:
     Raises:
         ConfigError: it has no such name, as a lambda, an instance, or a function inside a function.
     """
-    name = f"{getattr(part, '__module__', '')}:{getattr(part, '__qualname__', '')}"
+    module, path = getattr(part, "__module__", ""), getattr(part, "__qualname__", "")
+    spec = sys.modules["__main__"].__spec__ if module == "__main__" else None
+    if spec is not None:  # of `python -m examples.custom_loss`, which another process imports by its name
+        return f"{spec.name}:{path}"
+    name = f"{module}:{path}"
     if "<" in name or name.startswith(":") or name.endswith(":") or load_part(name, keyword) is not part:
         raise ConfigError(f"{keyword}: found {shown(str(part))}, expected a function or class at the top of a module.")
     return name
+
+
+def placed_part_names(parts: Any, keyword: str) -> tuple[str, ...]:
+    """Return `module:name` or `module:name@place` of parts given as names, functions or (function, place) pairs."""
+    found = []
+    for part in parts if isinstance(parts, (list, tuple)) else [parts]:
+        own, place = part if isinstance(part, (list, tuple)) and len(part) == 2 else (part, "")
+        name = own if isinstance(own, str) else part_name(own, keyword)
+        found.append(f"{name}@{place}" if place else name)
+    return tuple(found)

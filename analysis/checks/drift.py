@@ -10,6 +10,7 @@ Legend: N images, K fractions of a family, E entries.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +64,9 @@ def check_drift(check: DatasetCheck, parts: Sequence[SplitData]) -> None:
     for drift in check.drifts:
         if drift.changed:
             (train, other), family = drift.splits, drift.family
-            changed = [f"{name} {100 * a:.0f} % and {100 * b:.0f} %" for name, (a, b), _ in drift.changed]
+            changed = [
+                f"{one.name} {100 * one.fractions[0]:.0f} % and {100 * one.fractions[1]:.0f} %" for one in drift.changed
+            ]
             check.notes.append(
                 f"{other}: {family} differ significantly from {train} (p {drift.p:.3f}): {first_of(changed, 3)} "
                 f"({FAMILIES[family]}, in {train} and {other})"
@@ -112,8 +115,8 @@ def _corrected(drifts: Sequence[Drift]) -> list[Drift]:
     for rank, place in enumerate(order):
         drift, factor = drifts[place], len(drifts) - rank
         least = max(least, min(1.0, drift.p * factor))
-        certain = [one._replace(p=max(least, one.p * factor)) for one in drift.changed if one.p * factor <= LEVEL]
-        corrected[place] = drift._replace(p=least, changed=tuple(certain) if least <= LEVEL else ())
+        certain = [replace(one, p=max(least, one.p * factor)) for one in drift.changed if one.p * factor <= LEVEL]
+        corrected[place] = replace(drift, p=least, changed=tuple(certain) if least <= LEVEL else ())
     return [corrected[place] for place in range(len(drifts))]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,8 @@ class SplitData:
         return np.repeat(self.places, self.scanned.counts)
 
 
-class NearDuplicates(NamedTuple):
+@dataclass(frozen=True)
+class NearDuplicates:
     """A pair of similar images: splits, paths, names in messages, and different bits of 144."""
 
     splits: tuple[str, str]
@@ -46,7 +47,8 @@ class NearDuplicates(NamedTuple):
     bits: int
 
 
-class ChangedFraction(NamedTuple):
+@dataclass(frozen=True)
+class ChangedFraction:
     """A fraction, such as that of a class, that differs significantly between two splits."""
 
     name: str
@@ -54,7 +56,8 @@ class ChangedFraction(NamedTuple):
     p: float
 
 
-class Drift(NamedTuple):
+@dataclass(frozen=True)
+class Drift:
     """Comparison of a family of fractions, such as those of the classes, between two splits."""
 
     family: str
@@ -65,7 +68,8 @@ class Drift(NamedTuple):
     changed: tuple[ChangedFraction, ...]  # significant differences, by p-value
 
 
-class UnusualImage(NamedTuple):
+@dataclass(frozen=True)
+class UnusualImage:
     """An unusual image: kind, split, path, name in messages, and a measurement."""
 
     kind: str
@@ -75,7 +79,8 @@ class UnusualImage(NamedTuple):
     detail: str
 
 
-class SplitCounts(NamedTuple):
+@dataclass(frozen=True)
+class SplitCounts:
     """Counts of a split: images, images without an object, objects; images and objects by class."""
 
     split: str
@@ -124,13 +129,7 @@ class DatasetCheck:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values by name, for JSON."""
-        named = {
-            "counts": [one._asdict() for one in self.counts],
-            "near_duplicates": [one._asdict() for one in self.near_duplicates],
-            "drifts": [one._asdict() | {"changed": [part._asdict() for part in one.changed]} for one in self.drifts],
-            "unusual_images": [one._asdict() for one in self.unusual_images],
-        }
-        return dataclasses.asdict(self) | named
+        return dataclasses.asdict(self)
 
     def lines(self) -> list[str]:
         """Return all lines, the most serious first, and the verdict."""

@@ -1,4 +1,4 @@
-"""Differences B − A of mAP and of each class's AP, with confidence intervals and p-values.
+"""Differences B − A of mAP and of each class's AP, with confidence intervals and p-values, in NumPy.
 
 One run a side: results are swapped between the sides on a random half of the images (a permutation test; Fisher 1935,
 Good 2005). Interval and p-value come from the same rounds and agree: the interval excludes 0 where p is below 0.05. A
@@ -22,14 +22,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.analysis.comparison.permutation_test import (
-    LEVEL,
-    holm,
-    permutation_half_width,
-    permutation_p_value,
-    student_quantile,
-    student_tail,
-)
 from tessera.utils.evaluation.average_precision import (
     ClassPrecisions,
     Ranking,
@@ -42,13 +34,88 @@ from tessera.utils.evaluation.curves import images_of_classes
 from tessera.utils.evaluation.matching import Matches
 from tessera.utils.seeding import sample_rng
 
+LEVEL = 0.05  # of significance
+_COUNTED = 10  # extreme rounds from which on their fraction is the p-value
+_POINTS = 1001  # of an integral
+_TWO_SIDED, _FOUR_OF_FIVE = 1.959964, 0.841621  # quantiles of the normal distribution: 97.5 %, 80 %
+
+
+def permutation_p_value(observed: float, swapped: NDArray[np.float64], images: int) -> float:
+    """Return the two-sided p-value of a difference from those with random images swapped, (R,).
+
+    It is the fraction of rounds with as large a difference, the observed one included. Where they are too few to count,
+    the normal tail of the same variance is used, at least 2^(1 - images): no smaller value is possible if `images`
+    images can change the difference.
+    """
+    extreme = int((np.abs(swapped) >= abs(observed) - 1e-12).sum())
+    p = (1 + extreme) / (1 + len(swapped))
+    if extreme >= _COUNTED or not swapped.any():
+        return p
+    tail = math.erfc(abs(observed) / math.sqrt(2 * float((swapped**2).mean())))
+    return float(min(p, max(tail, 2.0 ** (1 - images))))
+
+
+def permutation_half_width(swapped: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far from 0 a difference (n,) must be for a p-value below `LEVEL`; `swapped` is (n, R)."""
+    extreme = math.ceil(LEVEL * (1 + swapped.shape[1])) - 2  # rounds that may be as far
+    return -np.partition(-np.abs(swapped), extreme, axis=1)[:, extreme]
+
+
+def holm(p: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Correct p-values (n,) for multiple comparisons (Holm 1979)."""
+    order = np.argsort(p, kind="stable")
+    corrected = np.empty_like(p)
+    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1.0)
+    return corrected
+
+
+def student_tail(t: float, freedom: int) -> float:
+    """Return the two-sided tail probability of Student's t with `freedom` degrees of freedom.
+
+    With t = √freedom · tan θ its density is proportional to cos θ ^ (freedom - 1) (Abramowitz and Stegun 26.7).
+    """
+    start = math.atan(abs(t) / math.sqrt(freedom))
+    return _integral(start, freedom) / _integral(0.0, freedom)
+
+
+def _integral(start: float, freedom: int) -> float:
+    """Integrate cos θ ^ (freedom - 1) from `start` to π/2, for freedom >= 1."""
+    # Nothing is left beyond twenty standard deviations: the points lie within them.
+    end = min(math.pi / 2, start + 20 / math.sqrt(freedom))
+    values = np.cos(np.linspace(start, end, _POINTS)).clip(0) ** (freedom - 1)
+    weights = np.ones(_POINTS)  # Simpson's rule
+    weights[1:-1:2], weights[2:-1:2] = 4, 2
+    return float(weights @ values) * (end - start) / (3 * (_POINTS - 1))
+
+
+def student_quantile(level: float, freedom: int) -> float:
+    """Return the t whose two-sided tail probability is `level`."""
+    low, high = 0.0, 1.0
+    while student_tail(high, freedom) > level:
+        high *= 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_tail(middle, freedom) > level else (low, middle)
+    return high
+
+
+def images_needed(difference: float, images: int, image_variance: float, seed_variance: float) -> int | None:
+    """Return how many images would show a difference, not 0, in four of five cases; None where no number would.
+
+    The variance of the difference by the choice of the `images` evaluated falls as their number grows; that by the
+    choice of trainings does not.
+    """
+    allowed = (difference / (_TWO_SIDED + _FOUR_OF_FIVE)) ** 2 - seed_variance
+    return math.ceil(images * image_variance / allowed) if allowed > 0 else None
+
+
 ROUNDS = 1000  # of the bootstrap
 PERMUTATIONS = 999  # with the observed one, a thousand
 
 Floats = NDArray[np.float64]
 
 
-class Difference(NamedTuple):
+class MetricDifference(NamedTuple):
     """A metric of both sides, means over their runs; b - a with its 95 % interval and two-sided p-value."""
 
     a: float
@@ -65,25 +132,19 @@ class ClassDifference(NamedTuple):
     class_id: int
     images: int
     objects: int
-    ap: Difference
+    ap: MetricDifference
     p_holm: float
 
 
 class Differences(NamedTuple):
-    """All differences; classes that have objects, ascending.
+    """All differences of a comparison."""
 
-    Attributes:
-        images: N.
-        image_variance: of the difference of mAP50-95, by the choice of images.
-        seed_variance: by the choice of trainings; 0 with one run a side.
-    """
-
-    map50: Difference
-    map: Difference
-    classes: tuple[ClassDifference, ...]
-    images: int
-    image_variance: float
-    seed_variance: float
+    map50: MetricDifference
+    map: MetricDifference
+    classes: tuple[ClassDifference, ...]  # that have objects, ascending
+    images: int  # N
+    image_variance: float  # of the difference of mAP50-95, by the choice of images
+    seed_variance: float  # by the choice of trainings; 0 with one run a side
 
 
 class _Spread(NamedTuple):
@@ -110,7 +171,7 @@ def differences(a: Sequence[Ranking], b: Sequence[Ranking], matches: tuple[Match
         spread = _of_several_runs(measured_a, measured_b, np.nanvar(moved, axis=1, ddof=1), counts)
     means = measured_a.mean(0), measured_b.mean(0)
     columns = (*means, means[1] - means[0], spread.low, spread.high, spread.p)
-    map50, overall, *classes = (Difference(*row) for row in np.stack(columns, 1).tolist())
+    map50, overall, *classes = (MetricDifference(*row) for row in np.stack(columns, 1).tolist())
     corrected = holm(spread.p[2:]).tolist()
     objects = np.diff(ranking.target_offsets).tolist()
     named = zip(ranking.class_ids.tolist(), images.tolist(), objects, classes, corrected, strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.analysis.error_analysis.files import NAMES
+from tessera.analysis.error_analysis import NAMES
 from tessera.utils.engine.learning import COLLAPSE_REMEDY, IDLE_REMEDY, has_collapsed
 from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.matching import Kind

@@ -1,4 +1,4 @@
-"""report.html: the page of a training or a validation."""
+"""report.html: the page of a training or a validation, with a gallery of the worst errors."""
 
 from __future__ import annotations
 
@@ -6,24 +6,38 @@ import math
 import os
 import platform
 import shlex
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
-from tessera.analysis.error_analysis.files import NAMES, background_line, explained
-from tessera.analysis.error_analysis.tide_gains import ERROR_KINDS
+from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, ErrorItem, background_line, explained
 from tessera.analysis.report import advice
-from tessera.analysis.report.curves import loss_names, threshold_curves, training_charts
-from tessera.analysis.report.error_gallery import gallery
-from tessera.analysis.report.page_data import ReportData
-from tessera.analysis.report.tables import breakdowns, class_rows, confusion_table, dataset, images_by_class, splits_of
-from tessera.analysis.report.template import own_file, render_page
-from tessera.utils.checkpoints.provenance import program_version
+from tessera.analysis.report.html_page import Crop, Subject, render_crops, render_page
+from tessera.analysis.report.page_data import (
+    MOST_CLASSES,
+    ReportData,
+    breakdowns,
+    class_rows,
+    confusion_table,
+    dataset,
+    images_by_class,
+    in_words,
+    most_confused,
+    scaled_sizes,
+    splits_of,
+    threshold_curves,
+    training_charts,
+)
+from tessera.data.source.scan import ImageLabels
 from tessera.utils.engine.learning import idle_losses
+from tessera.utils.evaluation.error_counts import Errors
 from tessera.utils.evaluation.matching import CONFIDENCES, FALSE_KINDS, Kind
-from tessera.utils.flags.program import called
+from tessera.utils.flags.program import called, program_version
 from tessera.utils.text import one_line
-from tessera.utils.types import fitness
+from tessera.utils.types import DatasetIndex, fitness
 
 NAME = "report.html"
 
@@ -36,7 +50,7 @@ def page(facts: ReportData) -> str:
     shown, classes = gallery(facts), class_rows(facts)
     most = max(*gains.values(), 1e-9)
     return render_page(
-        own_file(__package__, "page.html"),
+        "page.html",
         title=f"{facts.run.name}: {'training' if facts.results is not None else 'validation'} report",
         metrics=found.metrics,
         interval=facts.interval.map,
@@ -119,7 +133,8 @@ def _faults(facts: ReportData) -> list[str]:
     metrics, origin, results = facts.found.metrics, facts.origin, facts.results
     found = [""]
     if results is not None and origin.trained_on is not None:
-        last = {name: value for name in loss_names(results) for value in results[f"train/{name}_loss"].tail(1)}
+        losses = results.filter(regex="^train/.*_loss$").tail(1)
+        last = {str(name)[len("train/") : -len("_loss")]: value for name in losses for value in losses[name]}
         fitnesses = fitness(results["metrics/mAP_0.5"], results["metrics/mAP_0.5:0.95"]).to_numpy(float)
         found = [
             advice.idle(idle_losses(last, origin.unused_losses, len(origin.trained_on.classes))),
@@ -157,3 +172,101 @@ def _versions(facts: ReportData) -> dict[str, str]:
         "image size": f"{facts.origin.imgsz} pixels",
         "folder": one_line(str(facts.run), 200),
     }
+
+
+WORST = 60  # errors that are shown for their cost alone
+OF_A_KIND = 15  # that are shown beside them
+OF_A_CELL = 2  # of the confusion matrix that is shown
+MOST = 140
+_SIZES = ((32, "small"), (96, "medium"), (np.inf, "large"))  # COCO's, in the image as the model sees it
+
+Pair = tuple[int, int]
+
+
+def chosen(kinds: Sequence[int], cells: Sequence[Pair] = (), classes: Collection[int] = ()) -> list[int]:
+    """Select errors to show: the worst of all, of each kind and of each cell of the matrix; then the next worst.
+
+    `kinds` and `cells` are of the errors, the worst first; `classes` those of the matrix shown, and background.
+    """
+    taken = dict.fromkeys(range(min(WORST, len(kinds))))
+    shown = [frozenset(cell) <= frozenset(classes) for cell in cells] or [False] * len(kinds)
+    cells = cells or [(-1, -1)] * len(kinds)
+    of_kind, of_cell = Counter(kinds[: len(taken)]), Counter(cells[: len(taken)])
+    for row in range(len(taken), len(kinds)):
+        if of_kind[kinds[row]] < OF_A_KIND or (shown[row] and of_cell[cells[row]] < OF_A_CELL):
+            taken[row] = None
+            of_kind[kinds[row]] += 1
+            of_cell[cells[row]] += 1
+    taken |= dict.fromkeys(range(min(MOST, len(kinds))))
+    return sorted(list(taken)[:MOST])
+
+
+def cells_of(errors: Errors, items: Sequence[ErrorItem]) -> list[Pair]:
+    """Return the cell of the confusion matrix of each error: predicted and true class, -1 for background.
+
+    A pair of classes counts the most confident detection of another class on an object without a true positive.
+    """
+    places = dict(zip(errors.images.tolist(), errors.offsets[:-1].tolist(), strict=True))
+    confused: dict[Pair, int] = {}
+    for row in sorted(range(len(items)), key=lambda row: -items[row].score):
+        item = items[row]
+        own = places[item.image] + item.object
+        if item.kind is Kind.WRONG_CLASS and errors.outcomes[own] == Kind.WRONG_CLASS:
+            confused.setdefault((item.image, item.object), row)
+    pairs = set(confused.values())
+    cells = []
+    for row, item in enumerate(items):
+        predicted, true = (-1 if c is None else c for c in (item.predicted, item.true))
+        cells.append((predicted, true if row in pairs or item.kind is Kind.MISSED else -1))
+    return cells
+
+
+def gallery(facts: ReportData) -> list[dict[str, Any]]:
+    """Return the errors shown, by cost, as the macro `gallery` takes them."""
+    cells = cells_of(facts.found.errors, facts.items)
+    classes, _ = most_confused(facts.found.errors.confusion, MOST_CLASSES)
+    rows = chosen([item.kind for item in facts.items], cells, {-1, *classes.tolist()})
+    crops = render_crops(
+        facts.index, [Subject(item.image, item.true_box, item.box) for item in map(facts.items.__getitem__, rows)]
+    )
+    return [_entry(facts, row, cells[row], crop) for row, crop in zip(rows, crops, strict=True)]
+
+
+def _entry(facts: ReportData, row: int, cell: Pair, crop: Crop) -> dict[str, Any]:
+    item = facts.items[row]
+    predicted, true = ("" if c is None else facts.name(c) for c in (item.predicted, item.true))
+    box = item.box if item.true_box is None else item.true_box
+    assert box is not None, "an error has a box"
+    (side,) = scaled_sizes(facts.index, np.array([item.image]), np.array([box], np.float32), facts.origin.imgsz)
+    size = next(name for above, name in _SIZES if side < above)
+    figures = [f"confidence {item.score:.2f}", *([] if item.iou is None else [f"IoU {item.iou:.2f}"]), size]
+    also = "also " * (item.kind is Kind.WRONG_CLASS and cell[1] < 0)  # a more confident detection is in the cell
+    says = {
+        Kind.WRONG_CLASS: f"{true} {also}predicted as {predicted}",
+        Kind.LOCALIZATION: f"{predicted}, localization error",
+        Kind.BOTH: f"{predicted} near {true}",
+        Kind.DUPLICATE: f"{predicted} detected twice",
+        Kind.BACKGROUND: f"{predicted} where nothing is labelled",
+        Kind.MISSED: f"{true} not detected",
+    }
+    return {
+        "number": row + 1,
+        "kind": NAMES[item.kind],
+        "pair": f"{cell[0]} {cell[1]}",
+        "classes": in_words(*(None if c < 0 else facts.name(c) for c in cell)),
+        "size": size,
+        "says": says[item.kind],
+        "details": ", ".join(figures),
+        "crop": crop,
+        **place_of(facts.index, facts.labels, item.image, item.object),
+    }
+
+
+def place_of(index: DatasetIndex, labels: Mapping[int, ImageLabels], image: int, row: int) -> dict[str, str]:
+    """Return the file names of an image and of its labels, with the line or id of one label."""
+    place = ""
+    if image in labels:
+        line, own = labels[image].place(row)
+        place = one_line(labels[image].file, 200)
+        place += f":{line}" if line is not None else f", id {one_line(str(own))}" if own is not None else ""
+    return {"image": one_line(index.path(image).name, 100), "label": place}

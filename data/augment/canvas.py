@@ -12,53 +12,49 @@ that the labels follow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.augment.hsv import NO_JITTER, HsvJitter
-from tessera.data.augment.labels import CanvasLabels
-from tessera.data.augment.warp import HORIZON, Warp
+from tessera.data.augment.colours import NO_JITTER, Gains, jitter_hsv, jittered_fill
+from tessera.data.augment.geometry import HORIZON, CanvasLabels, Warp
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.types import FILL
 
 _SUBPIXEL_BITS = 4  # fixed-point fraction of the polygon vertices that OpenCV fills
 
 
-class PlacedImage(NamedTuple):
-    """An image, uint8 (H, W, 3), and the position of its corner on a canvas, which clips it."""
-
-    image: NDArray[np.uint8]
-    left: int
-    top: int
+Images = Sequence[NDArray[np.uint8]]
+Corners = Sequence[tuple[int, int]]  # left and top of each image on the canvas, which clips it
 
 
 def render(
-    placed: Sequence[PlacedImage],
+    images: Images,
+    corners: Corners,
     warp: Warp,
     out: NDArray[np.uint8],
-    colours: HsvJitter = NO_JITTER,
+    gains: Gains = NO_JITTER,
     pasted: CanvasLabels | None = None,
 ) -> None:
-    """Render the visible part of a canvas with the images `placed`, which do not overlap.
+    """Render the visible part of a canvas with images, uint8 (H, W, 3), which do not overlap.
 
     Args:
         out: uint8 (*warp.size_hw, 3), overwritten; pixels of a row must be contiguous.
-        colours: colour jitter of the images.
+        gains: HSV jitter of the images.
         pasted: labels whose polygons are filled from the mirrored canvas (copy-paste); None for none.
     """
     assert out.shape == (*warp.size_hw, 3), (out.shape, warp.size_hw)
     if pasted is not None or not warp.axis_aligned:
-        placed = [_compose(placed, warp, pasted)]
+        image, corner = _compose(images, corners, warp, pasted)
+        images, corners = [image], [corner]
     if warp.axis_aligned:
-        _resize_images(placed, warp, out, colours)
+        _resize_images(images, corners, warp, out, gains)
     else:
-        _warp_image(placed[0], warp, out)
-        colours(out)
+        _warp_image(images[0], corners[0], warp, out)
+        jitter_hsv(out, gains)
 
 
-def _resize_images(placed: Sequence[PlacedImage], warp: Warp, out: NDArray[np.uint8], colours: HsvJitter) -> None:
+def _resize_images(images: Images, corners: Corners, warp: Warp, out: NDArray[np.uint8], gains: Gains) -> None:
     height, width = warp.size_hw
     canvas_h, canvas_w = warp.canvas_hw
     (scale_x, _, shift_x), (_, scale_y, shift_y), _ = warp.matrix.tolist()
@@ -67,8 +63,8 @@ def _resize_images(placed: Sequence[PlacedImage], warp: Warp, out: NDArray[np.ui
         scale_x, shift_x = -scale_x, width - shift_x
     if warp.flip_ud:
         scale_y, shift_y = -scale_y, height - shift_y
-    out.fill(colours.grey)
-    for image, left, top in placed:
+    out.fill(jittered_fill(gains))
+    for image, (left, top) in zip(images, corners, strict=True):
         across = _visible_part(left, image.shape[1], canvas_w, scale_x, shift_x, width)
         down = _visible_part(top, image.shape[0], canvas_h, scale_y, shift_y, height)
         if across is None or down is None:
@@ -77,10 +73,10 @@ def _resize_images(placed: Sequence[PlacedImage], warp: Warp, out: NDArray[np.ui
         enlarged = target.size > seen.size  # the jitter is applied where there are fewer pixels
         if enlarged:
             seen = seen.copy()
-            colours(seen)
+            jitter_hsv(seen, gains)
         cv2.resize(seen, target.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
         if not enlarged:
-            colours(target)
+            jitter_hsv(target, gains)
     if warp.flip_lr or warp.flip_ud:
         cv2.flip(out, -1 if warp.flip_lr and warp.flip_ud else int(warp.flip_lr), dst=out)
 
@@ -98,30 +94,32 @@ def _visible_part(
     return slice(seen_low - start, seen_high - start), slice(target_low, target_high)
 
 
-def _warp_image(placed: PlacedImage, warp: Warp, out: NDArray[np.uint8]) -> None:
-    if placed.image.size == 0:
+def _warp_image(image: NDArray[np.uint8], corner: tuple[int, int], warp: Warp, out: NDArray[np.uint8]) -> None:
+    if image.size == 0:
         out.fill(FILL)
         return
     # OpenCV's coordinates are 0, 1, 2 … at pixel centres, half a pixel less than those of the matrix.
-    to_canvas = np.array([[1, 0, placed.left + 0.5], [0, 1, placed.top + 0.5], [0, 0, 1]])
+    to_canvas = np.array([[1, 0, corner[0] + 0.5], [0, 1, corner[1] + 0.5], [0, 0, 1]])
     to_centres = np.array([[1, 0, -0.5], [0, 1, -0.5], [0, 0, 1]])
     matrix = to_centres @ warp.matrix @ to_canvas
     size_wh = warp.size_hw[::-1]
     fill = (FILL, FILL, FILL)
     if warp.projective:
-        cv2.warpPerspective(placed.image, matrix, size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
+        cv2.warpPerspective(image, matrix, size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
     else:
-        cv2.warpAffine(placed.image, matrix[:2], size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
+        cv2.warpAffine(image, matrix[:2], size_wh, dst=out, flags=cv2.INTER_LINEAR, borderValue=fill)
 
 
-def _compose(placed: Sequence[PlacedImage], warp: Warp, pasted: CanvasLabels | None) -> PlacedImage:
-    """Compose the visible part of the canvas, with pasted objects, as one image."""
+def _compose(
+    images: Images, corners: Corners, warp: Warp, pasted: CanvasLabels | None
+) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """Compose the visible part of the canvas, with pasted objects, as one image; also return its corner."""
     canvas_w = warp.canvas_hw[1]
-    left, top, right, bottom = _window(warp)
+    left, top, right, bottom = _visible_canvas(warp)
     if pasted is not None:  # pasted objects come from the mirrored position
         left, right = min(left, canvas_w - right), max(right, canvas_w - left)
     canvas = np.full((max(bottom - top, 0), max(right - left, 0), 3), FILL, np.uint8)
-    for image, image_left, image_top in placed:
+    for image, (image_left, image_top) in zip(images, corners, strict=True):
         x0, x1 = max(image_left, left), min(image_left + image.shape[1], right)
         y0, y1 = max(image_top, top), min(image_top + image.shape[0], bottom)
         if x0 < x1 and y0 < y1:
@@ -134,10 +132,10 @@ def _compose(placed: Sequence[PlacedImage], warp: Warp, pasted: CanvasLabels | N
         for outline in np.split(pasted.points, np.cumsum(pasted.counts)[:-1]):
             cv2.fillPoly(mask, [np.rint((outline - origin) * unit).astype(np.int32)], 255, shift=_SUBPIXEL_BITS)
         cv2.copyTo(cv2.flip(canvas, 1), mask, canvas)
-    return PlacedImage(canvas, left, top)
+    return canvas, (left, top)
 
 
-def _window(warp: Warp) -> tuple[int, int, int, int]:
+def _visible_canvas(warp: Warp) -> tuple[int, int, int, int]:
     """Return left, top, right, bottom of the visible part of the canvas, with a margin for interpolation."""
     canvas_h, canvas_w = warp.canvas_hw
     height, width = warp.size_hw

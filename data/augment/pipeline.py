@@ -1,25 +1,23 @@
-"""Training samples: mosaic, copy-paste, warp, flips, HSV jitter and mixup; letterbox for validation and inference.
+"""Training samples, stage by stage (`train_sample`); letterbox for validation and inference.
 
-`letterbox` serves validation and inference, `train_sample` training. Functions are pure: they draw from the generator
-they get. Decisions that do not depend on pixels are drawn first, as a `Scene`, in constant order and number. It is then
-loaded and rendered into the batch's memory, with the geometry of warp.py.
+Functions are pure: they draw from the generator they get. Decisions that do not depend on pixels are drawn first, as a
+`Scene`, in constant order and number. It is then loaded and rendered into the batch's memory.
 
 Images are uint8 (H, W, 3) RGB; boxes are float32 (n, 4) xyxy in pixels of their image.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.augment.albumentations_filters import ColourFilter, no_filter
-from tessera.data.augment.canvas import PlacedImage, render
-from tessera.data.augment.hsv import NO_JITTER, HsvJitter
-from tessera.data.augment.labels import CanvasLabels, warp_labels
-from tessera.data.augment.warp import Warp
+from tessera.data.augment.canvas import render
+from tessera.data.augment.colours import NO_JITTER, Gains, filter_colours, jitter_hsv
+from tessera.data.augment.geometry import CanvasLabels, Warp, warp_labels
+from tessera.data.augment.transforms import OwnTransform, transforms_of
 from tessera.utils.config import Hyp
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.types import FILL, Draw, Sample
@@ -125,7 +123,7 @@ def render_scene(
     copy_paste: float,
     rng: np.random.Generator,
     out: NDArray[np.uint8],
-    colours: HsvJitter = NO_JITTER,
+    gains: Gains = NO_JITTER,
 ) -> Sample:
     """Load a scene's images and render it into `out`, uint8 (*size_hw, 3).
 
@@ -135,22 +133,21 @@ def render_scene(
     samples = [load(index) for index in scene.indices]
     if len(samples) == 1:
         samples = [_shrink_to_fit(samples[0], scene.warp.size_hw)[0]]
-    placed = _place(scene, samples)
-    labels = CanvasLabels.gather(samples, [(one.left, one.top) for one in placed], scene.warp.canvas_hw)
+    corners = _corners(scene, samples)
+    labels = CanvasLabels.gather(samples, corners, scene.warp.canvas_hw)
     pasted = choose_copy_paste(labels, copy_paste, scene.warp.canvas_hw[1], rng)
-    render(placed, scene.warp, out, colours, pasted)
+    render([sample.image for sample in samples], corners, scene.warp, out, gains, pasted)
     boxes, classes = warp_labels(labels if pasted is None else labels.joined(pasted), scene.warp)
     return Sample(out, boxes, classes)
 
 
-def _place(scene: Scene, samples: list[Sample]) -> list[PlacedImage]:
-    images = [sample.image for sample in samples]
-    if len(images) == 1:
-        return [PlacedImage(images[0], *_centred(samples[0], scene.warp.canvas_hw))]
+def _corners(scene: Scene, samples: list[Sample]) -> list[tuple[int, int]]:
+    """Return left and top of each image on the canvas."""
+    if len(samples) == 1:
+        return [_centred(samples[0], scene.warp.canvas_hw)]
     x, y = scene.centre_xy
-    lefts = x - images[0].shape[1], x, x - images[2].shape[1], x
-    tops = y - images[0].shape[0], y - images[1].shape[0], y, y
-    return list(map(PlacedImage, images, lefts, tops))
+    sizes = [sample.image.shape[:2] for sample in samples]
+    return [(x - sizes[0][1], y - sizes[0][0]), (x, y - sizes[1][0]), (x - sizes[2][1], y), (x, y)]
 
 
 def choose_copy_paste(
@@ -203,7 +200,7 @@ def mixup(sample: Sample, other: Sample, ratio: float) -> Sample:
     )
 
 
-def sample_hsv_gains(hyp: Hyp, rng: np.random.Generator) -> tuple[float, float, float]:
+def sample_hsv_gains(hyp: Hyp, rng: np.random.Generator) -> Gains:
     """Draw gains 1 + U(−1, 1) · range of hue, saturation and value; always three numbers from `rng`."""
     hue, saturation, value = rng.uniform(-1, 1, 3).tolist()
     return 1 + hue * hyp.hsv_h, 1 + saturation * hyp.hsv_s, 1 + value * hyp.hsv_v
@@ -215,29 +212,46 @@ def train_sample(
     hyp: Hyp,
     rng: np.random.Generator,
     out: NDArray[np.uint8],
-    colour: ColourFilter = no_filter,
+    transforms: Sequence[OwnTransform] = (),
+    seed: int = 0,
+    nc: int = 0,
 ) -> Sample:
     """Return one augmented training sample, with `out` as its image, boxes inside it, and no polygons.
 
-    `rng` is the sample's own generator. `out`, uint8 (*draw.size_hw, 3), such as one row of the batch, is overwritten.
-    `colour` is applied after the HSV jitter. Mosaic probability 0 also disables mixup.
+    The stages are mosaic (with copy-paste, warp and flips, which are rendered together), mixup, hsv, albumentations;
+    `own` applies the user's transforms that precede each. Mosaic probability 0 also disables mixup.
+
+    Args:
+        rng: the sample's own generator.
+        out: uint8 (*draw.size_hw, 3), such as one row of the batch; overwritten.
+        transforms: the user's own, whose generators follow from `seed`; of a dataset of `nc` classes.
     """
-    size_hw, copy_paste = draw.size_hw, hyp.copy_paste
-    jitter = HsvJitter(sample_hsv_gains(hyp, rng))
-    if not rng.random() < hyp.mosaic:
-        warp = sample_warp(size_hw, size_hw, hyp, rng)
-        scene = Scene((draw.index,), (size_hw[1] // 2, size_hw[0] // 2), warp)  # the image alone, letterboxed
-        sample = render_scene(scene, load, 0.0, rng, out, jitter)
-    elif not rng.random() < hyp.mixup:
-        scene = sample_mosaic(draw.index, draw.mosaic_candidates, size_hw, hyp, rng)
-        sample = render_scene(scene, load, copy_paste, rng, out, jitter)
-    else:
-        scene = sample_mosaic(draw.index, draw.mosaic_candidates, size_hw, hyp, rng)
-        sample = render_scene(scene, load, copy_paste, rng, out)
+    own = transforms_of(transforms, seed, draw, nc)
+    gains = sample_hsv_gains(hyp, rng)
+    is_mosaic = rng.random() < hyp.mosaic
+    is_mixup = is_mosaic and rng.random() < hyp.mixup
+    # With nothing between the two, the jitter is applied during rendering, where there are fewer pixels.
+    is_apart = is_mixup or any(transform.stage in ("mixup", "hsv") for transform in transforms)
+
+    def mosaic(index: int, out: NDArray[np.uint8]) -> Sample:
+        if is_mosaic:
+            scene = sample_mosaic(index, draw.mosaic_candidates, draw.size_hw, hyp, rng)
+        else:  # the image alone, letterboxed
+            height, width = draw.size_hw
+            scene = Scene((index,), (width // 2, height // 2), sample_warp(draw.size_hw, draw.size_hw, hyp, rng))
+        copy_paste = hyp.copy_paste if is_mosaic else 0.0
+        return render_scene(
+            scene, lambda i: own("mosaic", load(i)), copy_paste, rng, out, NO_JITTER if is_apart else gains
+        )
+
+    sample = own("mixup", mosaic(draw.index, out))
+    if is_mixup:
         (partner,) = sample_partners(draw.index, draw.mosaic_candidates, 1, rng)
-        scene = sample_mosaic(partner, draw.mosaic_candidates, size_hw, hyp, rng)
-        other = render_scene(scene, load, copy_paste, rng, np.empty_like(out))
+        other = own("mixup", mosaic(partner, np.empty_like(out)))
         sample = mixup(sample, other, float(rng.beta(MIXUP_BETA, MIXUP_BETA)))
-        jitter(out)
-    colour(out, rng)  # last, so that no other draw depends on whether the filters are installed
-    return sample
+    sample = own("hsv", sample)
+    if is_apart:
+        jitter_hsv(out, gains)
+    sample = own("albumentations", sample)
+    filter_colours(out, rng)  # last, so that no other draw depends on whether the package is installed
+    return own("end", sample)

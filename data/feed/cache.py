@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import IO
 
 from tessera.data.feed.image_store import FORMAT, ImageStore, Interpolation, image_store
-from tessera.data.feed.shared_memory import ShmBudget
 from tessera.utils.config import CacheMode
 from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
-from tessera.utils.files import SharedFile, atomic_write, remove_leftovers
-from tessera.utils.machine.resource_limits import available_memory
+from tessera.utils.files import SHARED_MEMORY, SharedFile, atomic_write, remove_leftovers
+from tessera.utils.machine.host import available_memory
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.text import gib
 from tessera.utils.types import DatasetIndex
@@ -130,3 +129,36 @@ def _fill(store: ImageStore, mode: CacheMode, file: IO[bytes], folder: Path, sho
             f"--cache {mode}: {folder} filled up while writing {gib(store.nbytes)} of {store.index.split} "
             f"{store.noun}. {remedy}"
         ) from error
+
+
+class ShmBudget:
+    """The budget of one run; all ranks open it together, and make the same reservations."""
+
+    def __init__(self, world: World) -> None:
+        self.folder = SHARED_MEMORY
+        self.reserved = 0  # bytes reserved so far on this node
+        self._world = world
+        # Measured before anything is used: reservations in use reduce the free space.
+        self._free_at_start = world.node_first(self._free())
+
+    @property
+    def exists(self) -> bool:
+        """Whether this system has /dev/shm."""
+        return self.folder.is_dir()
+
+    @property
+    def available(self) -> int:
+        """Bytes of this node that can still be reserved."""
+        return max(min(self._free_at_start - self.reserved, self._free()), 0)
+
+    @property
+    def available_per_rank(self) -> int:
+        """Equal part of `available` for each rank of the node."""
+        return self.available // self._world.local_size
+
+    def reserve_for_ranks(self, size: int) -> None:
+        """Reserve `size` bytes for this rank, and what the node's other ranks request; all ranks call this together."""
+        self.reserved += sum(self._world.node_gather(size))
+
+    def _free(self) -> int:
+        return shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from tessera.data.augment import albumentations_filters
-from tessera.data.augment.labels import append_ignored_regions
+from tessera.data.augment.geometry import append_ignored_regions
 from tessera.data.augment.pipeline import Placement, letterbox, train_sample
+from tessera.data.augment.transforms import OwnTransform
 from tessera.data.feed.decoded_cache import DecodedCache
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.source.decode import UndecodableImage
@@ -109,18 +109,24 @@ class TrainDataset(DetectionDataset):
     """Augmented samples, each a pure function of (seed, epoch, position); no mosaic from epoch `mosaic_epochs` on."""
 
     def __init__(
-        self, index: DatasetIndex, store: ImageStore | DecodedCache, hyp: Hyp, seed: int, mosaic_epochs: int
+        self,
+        index: DatasetIndex,
+        store: ImageStore | DecodedCache,
+        hyp: Hyp,
+        seed: int,
+        mosaic_epochs: int,
+        transforms: Sequence[OwnTransform] = (),
     ) -> None:
         super().__init__(index, store)
-        self.seed, self.mosaic_epochs = seed, mosaic_epochs
+        self.seed, self.mosaic_epochs, self._transforms = seed, mosaic_epochs, transforms
         self._hyp, self._hyp_without_mosaic = hyp, replace(hyp, mosaic=0.0)
-        self._colour = albumentations_filters.open_filter()
 
     def _render(self, draw: Draw, out: NDArray[np.uint8]) -> tuple[Sample, Placement]:
         rng = sample_rng(self.seed, draw.epoch, draw.position)
         hyp = self._hyp if draw.epoch < self.mosaic_epochs else self._hyp_without_mosaic
         with self.store.near(draw):
-            return train_sample(draw, self.sample, hyp, rng, out, self._colour), _NOT_INVERTIBLE
+            sample = train_sample(draw, self.sample, hyp, rng, out, self._transforms, self.seed, len(self.index.names))
+        return sample, _NOT_INVERTIBLE
 
 
 class ValDataset(DetectionDataset):

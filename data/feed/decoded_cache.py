@@ -3,7 +3,7 @@
 A mosaic loads four images, so about four samples need each image. The images of the last batches have slots in an
 unnamed memory file. The first process that needs an image decodes it into its slot, under a record lock on the byte of
 the slot's number; the kernel releases the lock when a process dies. An image without a free slot is decoded for one
-use. Hence the cache changes loading time, never a sample. Views of one image are decoded into their slots together.
+use. Hence the cache changes loading time, never a sample. Tiles of one image are decoded into their slots together.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.source.decode import UndecodableImage
 from tessera.utils.files import SharedFile
-from tessera.utils.machine.resource_limits import available_memory
+from tessera.utils.machine.host import available_memory
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Draw
 

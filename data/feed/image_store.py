@@ -22,7 +22,7 @@ from tessera.data.feed.tiles import TileIndex
 from tessera.data.source.decode import REDUCTIONS, UndecodableImage, read_image
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.files import SharedFile
-from tessera.utils.machine.resource_limits import usable_cpus
+from tessera.utils.machine.host import usable_cpus
 from tessera.utils.text import gib
 from tessera.utils.types import DatasetIndex, Draw
 
@@ -209,22 +209,22 @@ class ImageStore(AbstractContextManager["ImageStore"]):
 
 
 class TileStore(ImageStore):
-    """Views of images (see tiles.py), cropped from the pixels of the whole file."""
+    """Tiles of images (see tiles.py), cropped from the pixels of the whole file."""
 
     index: TileIndex
-    noun = "views"
+    noun = "tiles"
 
     @property
     def files(self) -> int:
-        """Number of files that the views come from."""
+        """Number of files that the tiles come from."""
         return len(self.index.whole_images)
 
     def of_file(self, index: int) -> range:
-        """Return the views of the image that view `index` belongs to."""
-        return self.index.views_of_image(index)
+        """Return the tiles of the image that tile `index` belongs to."""
+        return self.index.tiles_of_image(index)
 
     def load_together(self, images: Sequence[int]) -> Iterator[Pixels]:
-        """Yield views of one image, decoded once; for a store without a cache."""
+        """Yield tiles of one image, decoded once; for a store without a cache."""
         return self._decode(images)
 
     def _file_size(self, index: int) -> tuple[int, int]:
@@ -232,17 +232,17 @@ class TileStore(ImageStore):
         return height, width
 
     def _part(self, whole: Pixels, index: int) -> Pixels:
-        left, top, right, bottom = self.index.windows[index].tolist()
+        left, top, right, bottom = self.index.bounds[index].tolist()
         return np.ascontiguousarray(whole[top:bottom, left:right])
 
     def _reduction(self, side: int) -> int:
-        """Return 1: a window may need every pixel."""
+        """Return 1: a tile may need every pixel."""
         return 1
 
 
 def image_store(
     index: DatasetIndex, imgsz: int, interpolation: Interpolation, cache: IO[bytes] | None = None
 ) -> ImageStore:
-    """Return the store of an index, or of its views; arguments as of ImageStore."""
+    """Return the store of an index, or of its tiles; arguments as of ImageStore."""
     kind = TileStore if isinstance(index, TileIndex) else ImageStore
     return kind(index, imgsz, interpolation, cache)

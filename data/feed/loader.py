@@ -6,7 +6,9 @@ Legend: B images of this rank's batch, T objects of the batch.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
@@ -14,18 +16,26 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
+from tessera.data.augment.transforms import load_transforms
+from tessera.data.feed.cache import ShmBudget
 from tessera.data.feed.dataset import DetectionDataset, TrainDataset, ValDataset
 from tessera.data.feed.decoded_cache import DecodedCache, share_decoded_cache
 from tessera.data.feed.image_sizes import rect_train_shapes, rect_val_shapes
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.sampler import MOSAIC_BLOCK, EpochOrder, TrainSampler, ValSampler, mosaic_batches, repeat_factors
-from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.tiles import TileIndex
-from tessera.data.feed.workers import PREFETCH, WorkerWatchdog, ignore_killed_workers, init_worker, reserve_workers
+from tessera.data.feed.workers import (
+    PREFETCH,
+    batch_timeout,
+    ignore_killed_workers,
+    init_worker,
+    kill_workers,
+    reserve_workers,
+)
 from tessera.data.source.messages import most_undecodable
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, lost_worker_error
-from tessera.utils.ranks.signals import delay_signals
+from tessera.utils.ranks.failures import delay_signals
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex
 
@@ -57,7 +67,8 @@ class Loader(Generic[S]):
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
         )
-        self._stopped = WorkerWatchdog(world.rank)
+        self._workers: list[BaseProcess] = []
+        self._rank = world.rank
         self._stream: Iterator[Batch | UserError] = iter(())
         self._undecodable: set[int] = set()
         self._loaded: set[int] = set()
@@ -70,7 +81,7 @@ class Loader(Generic[S]):
             # These are the only references to torch's iterator, which joins its workers as it goes.
             self._stream = iter(())
             self._loader = None
-            self._stopped.close()
+            kill_workers(self._workers)
 
     def __enter__(self) -> Self:
         return self
@@ -81,12 +92,13 @@ class Loader(Generic[S]):
     def _start(self) -> None:
         """Start the workers at the sampler's next batch; batches prefetched before are dropped."""
         assert self._loader is not None, "the loader is closed"
-        with self._stopped.adding_started_workers():
-            self._stream = iter(self._loader)
+        before = multiprocessing.active_children()
+        self._stream = iter(self._loader)
+        self._workers += [worker for worker in multiprocessing.active_children() if worker not in before]
 
     def _take(self) -> Batch:
         try:
-            with self._stopped.waiting():
+            with batch_timeout(self._workers, self._rank):
                 item = next(self._stream)
         except (ConnectionError, EOFError) as error:  # a worker died with a batch ready
             raise lost_worker_error("its connection broke") from error
@@ -199,29 +211,29 @@ def build_train_loader(run: RunContext, store: ImageStore, memory: ShmBudget | N
         ConfigError: the batch size is not divisible by the number of ranks.
     """
     config, index, world = run.config, store.index, run.world
-    views = index if isinstance(index, TileIndex) else None
+    tiles = index if isinstance(index, TileIndex) else None
     repeats = repeat_factors(index) if config.sampling == "balanced" else None
     if repeats is not None:
-        own = repeats[views.of_epoch(config.seed, 0)] if views is not None else repeats
+        own = repeats[tiles.of_epoch(config.seed, 0)] if tiles is not None else repeats
         least, most = own.min() / own.mean(), own.max() / own.mean()
         log.info(f"--sampling balanced: each image is sampled {least:.2f} to {most:.2f} times per epoch")
     shapes_hw = rect_train_shapes(index.sizes_hw, run.imgsz, run.stride) if config.rect else None
-    order = EpochOrder(len(index), run.batch_size, config.seed, run.imgsz, shapes_hw, repeats, views)
+    order = EpochOrder(len(index), run.batch_size, config.seed, run.imgsz, shapes_hw, repeats, tiles)
     sampler = TrainSampler(order, world.rank, world.size)
     memory = memory or ShmBudget(world)
     batch_bytes = run.rank_batch_size * run.imgsz**2 * 3
     workers = reserve_workers(config.workers, batch_bytes, world, memory)
     images: ImageStore | DecodedCache = store
     if (run.mosaic_epochs > 0 or store.files < len(index)) and not store.is_cached:
-        # Batches that a mosaic takes images from, and those that the fastest worker may be ahead of the slowest. Views
-        # need the cache without mosaic too, because views of a batch share files.
+        # Batches that a mosaic takes images from, and those that the fastest worker may be ahead of the slowest. Tiles
+        # need the cache without mosaic too, because tiles of a batch share files.
         batches = mosaic_batches(run.batch_size) + workers * PREFETCH
         # Blocks may extend beyond the rank.
         node_images = min(run.rank_batch_size * world.local_size + 2 * MOSAIC_BLOCK, run.batch_size)
         images = share_decoded_cache(store, world, batch_size=run.batch_size, node_images=node_images, batches=batches)
     elif not store.is_cached:
         images = share_decoded_cache(store, world)
-    dataset = TrainDataset(index, images, run.hyp, config.seed, run.mosaic_epochs)
+    dataset = TrainDataset(index, images, run.hyp, config.seed, run.mosaic_epochs, load_transforms(config.transforms))
     return TrainLoader(dataset, sampler, run, workers)
 
 

@@ -24,7 +24,7 @@ from tessera.utils.types import DatasetIndex, Draw
 
 MOSAIC_BLOCK = 32  # adjacent positions of a batch whose images may share a mosaic
 MOSAIC_POOL = 128  # such images: those at the block's positions in this batch and preceding ones
-RUN = 4  # consecutive views of an image, which is decoded once for them
+RUN = 4  # consecutive tiles of an image, which is decoded once for them
 
 
 def balanced_order(
@@ -63,13 +63,13 @@ def bucket_by_aspect(
     return batches.reshape(-1), shapes_hw[batches].max(axis=1)
 
 
-def group_by_image(views: NDArray[np.int64], owners: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Group shuffled views, (n,), into runs of up to `RUN` views with the same owner, (n,), in random order."""
+def group_by_image(tiles: NDArray[np.int64], owners: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    """Group shuffled tiles, (n,), into runs of up to `RUN` tiles with the same owner, (n,), in random order."""
     by_owner = np.argsort(owners, kind="stable")
     _, starts, counts = np.unique(owners[by_owner], return_index=True, return_counts=True)
-    position = np.arange(len(views)) - np.repeat(starts, counts)  # within its image
+    position = np.arange(len(tiles)) - np.repeat(starts, counts)  # within its image
     run = np.cumsum(position % RUN == 0) - 1
-    return views[by_owner][np.argsort(rng.permutation(run[-1] + 1)[run], kind="stable")]
+    return tiles[by_owner][np.argsort(rng.permutation(run[-1] + 1)[run], kind="stable")]
 
 
 def mosaic_batches(batch_size: int) -> int:
@@ -111,7 +111,7 @@ class EpochOrder:
         imgsz: side of a sample in pixels.
         shapes_hw: int64 (N, 2), padded shape of each image, for rectangular batches (`--rect`); None = square.
         repeats: float64 (N,), positive, relative frequency of each image; None = each once.
-        views: index, if the images are views: an epoch has some of them, with views of one image side by side.
+        tiles: index, if the images are tiles: an epoch has some of them, with tiles of one image side by side.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class EpochOrder:
         imgsz: int,
         shapes_hw: NDArray[np.int64] | None = None,
         repeats: NDArray[np.float64] | None = None,
-        views: TileIndex | None = None,
+        tiles: TileIndex | None = None,
     ) -> None:
         assert length > 0 and batch_size > 0, (length, batch_size)
         self.length, self.batch_size, self.seed, self.imgsz = length, batch_size, seed, imgsz
-        self._shapes_hw, self._repeats, self._views = shapes_hw, repeats, views
+        self._shapes_hw, self._repeats, self._tiles = shapes_hw, repeats, tiles
         self._weights: NDArray[np.float64] | None = None
-        self._images_per_epoch = length if views is None else views.images_per_epoch
+        self._images_per_epoch = length if tiles is None else tiles.images_per_epoch
 
     def __len__(self) -> int:
         """Number of global batches of an epoch, K."""
@@ -152,16 +152,16 @@ class EpochOrder:
 
     def _order(self, epoch: int) -> NDArray[np.int64]:
         rng = sample_rng(self.seed, epoch, 0, "order")
-        views, weights = self._views, self._weights
-        images = np.arange(self.length) if views is None else views.of_epoch(self.seed, epoch)
+        tiles, weights = self._tiles, self._weights
+        images = np.arange(self.length) if tiles is None else tiles.of_epoch(self.seed, epoch)
         if weights is None:
             order = rng.permutation(images)
         else:
             order = rng.choice(images, len(images), p=weights[images] / weights[images].sum())
         if self._repeats is not None:
             order = balanced_order(order, self._repeats, rng)
-        if views is not None:
-            order = group_by_image(order, views.owners[order], rng)
+        if tiles is not None:
+            order = group_by_image(order, tiles.owners[order], rng)
         # np.resize repeats from the start, also if N < B.
         return np.resize(order, len(self) * self.batch_size)
 

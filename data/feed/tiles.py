@@ -1,12 +1,12 @@
-"""Index of tiled views of large images for training (`--tile`): clipped labels, and the views of each epoch.
+"""Index of the tiles of large images for training (`--tile`): clipped labels, and the tiles of each epoch.
 
-The views of an image are its tiles and the whole image, as in tiled detection. Each view is an image of its own for the
+The last tile of an image is the whole image, as in tiled detection. Each tile is an image of its own for the
 sampler, mosaics and statistics. Labels are clipped to a tile. An object of which a tile shows less than `MIN_VISIBLE`
 becomes an ignored region there, because a neighbouring tile shows more of it. Since most tiles are empty, an epoch has
-all views with objects, all whole images, and as many empty tiles as views with objects, resampled in each epoch.
+all tiles with objects, all whole images, and as many empty tiles as tiles with objects, resampled in each epoch.
 Tiles with ignored regions alone, such as the inside of a large object, are in no epoch.
 
-Legend: P images, N views; of one image w windows, m objects.
+Legend: P images, N tiles; of one image w tiles, m objects.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from tessera.data.augment.labels import MIN_SIDE, clip_polygons
-from tessera.data.feed.tile_grid import Tile, check_tiles, tile_windows
+from tessera.data.augment.geometry import MIN_SIDE, clip_polygons
+from tessera.data.feed.image_sizes import Tile, check_tiles, tile_windows
 from tessera.data.source.index import offsets_of
 from tessera.utils.boxes import clip_boxes
 from tessera.utils.errors import UserError
 from tessera.utils.seeding import sample_indices, sample_rng
 from tessera.utils.types import DatasetIndex
 
-MIN_VISIBLE = 0.3  # fraction of an object's area in the image (of its polygon, if any) that a view must show
+MIN_VISIBLE = 0.3  # fraction of an object's area in the image (of its polygon, if any) that a tile must show
 _PROGRESS_DELAY_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileIndex(DatasetIndex):
-    """Dataset index whose entries are views; sizes and labels are in pixels of the view."""
+    """Dataset index whose entries are tiles; sizes and labels are in pixels of the tile."""
 
     whole_images: DatasetIndex
-    view_offsets: NDArray[np.int64]  # (P + 1,), where the views of each image start
-    windows: NDArray[np.int32]  # (N, 4), left, top, right, bottom in pixels of the image
-    unseen: int  # objects that are ignored in all views
+    tile_offsets: NDArray[np.int64]  # (P + 1,), where the tiles of each image start
+    bounds: NDArray[np.int32]  # (N, 4), left, top, right, bottom in pixels of the image
+    unseen: int  # objects that are ignored in all tiles
 
     def path(self, index: int) -> Path:
-        """Return the path of the image of view `index`."""
+        """Return the path of the image of tile `index`."""
         return self.whole_images.path(int(self.owners[index]))
 
-    def views_of_image(self, index: int) -> range:
-        """Return all views of the image of view `index`."""
-        start, end = self.view_offsets[self.owners[index] :][:2].tolist()
+    def tiles_of_image(self, index: int) -> range:
+        """Return all tiles of the image of tile `index`."""
+        start, end = self.tile_offsets[self.owners[index] :][:2].tolist()
         return range(start, end)
 
     @cached_property
     def owners(self) -> NDArray[np.int64]:
-        """Image of each view, int64 (N,)."""
-        return np.repeat(np.arange(len(self.whole_images)), np.diff(self.view_offsets))
+        """Image of each tile, int64 (N,)."""
+        return np.repeat(np.arange(len(self.whole_images)), np.diff(self.tile_offsets))
 
     @cached_property
     def empty_tiles(self) -> NDArray[np.int64]:
@@ -67,39 +67,39 @@ class TileIndex(DatasetIndex):
 
     @cached_property
     def _always(self) -> NDArray[np.bool_]:
-        """Mask (N,) of the views in every epoch: those with objects, and the whole images."""
+        """Mask (N,) of the tiles in every epoch: those with objects, and the whole images."""
         found = np.diff(self.box_offsets) > 0
-        found[self.view_offsets[1:] - 1] = True
+        found[self.tile_offsets[1:] - 1] = True
         return found
 
     @property
     def with_objects(self) -> int:
-        """Number of views with objects."""
+        """Number of tiles with objects."""
         return int((np.diff(self.box_offsets) > 0).sum())
 
     @property
     def images_per_epoch(self) -> int:
-        """Number of views of an epoch."""
+        """Number of tiles of an epoch."""
         return int(self._always.sum()) + min(len(self.empty_tiles), self.with_objects)
 
     def of_epoch(self, seed: int, epoch: int) -> NDArray[np.int64]:
-        """Return the views of an epoch, ascending: a pure function of (seed, epoch)."""
+        """Return the tiles of an epoch, ascending: a pure function of (seed, epoch)."""
         chosen = sample_indices(self.with_objects, len(self.empty_tiles), sample_rng(seed, epoch, 2, "order"))
         return np.sort(np.concatenate((np.flatnonzero(self._always), self.empty_tiles[chosen])))
 
     def __str__(self) -> str:
         objects = len(self.whole_images.classes)
-        unseen = f"; {self.unseen:,} of {objects:,} objects are ignored in all views" if self.unseen else ""
+        unseen = f"; {self.unseen:,} of {objects:,} objects are ignored in all tiles" if self.unseen else ""
         return (
-            f"{self.split}: {len(self.whole_images):,} images split into {len(self):,} views "
-            f"({self.with_objects:,} with objects); {self.images_per_epoch:,} views per epoch{unseen}"
+            f"{self.split}: {len(self.whole_images):,} images split into {len(self):,} tiles "
+            f"({self.with_objects:,} with objects); {self.images_per_epoch:,} tiles per epoch{unseen}"
         )
 
 
-class _ImageViews(NamedTuple):
-    """Views of one image, with labels view by view: n labels, r ignored regions."""
+class _ImageTiles(NamedTuple):
+    """Tiles of one image, with labels tile by tile: n labels, r ignored regions."""
 
-    windows: Sequence[Tile]
+    bounds: Sequence[Tile]
     counts: NDArray[np.int64]  # (w,)
     classes: NDArray[np.int32]  # (n,)
     boxes_xyxy: NDArray[np.float32]  # (n, 4)
@@ -113,10 +113,10 @@ class _ImageViews(NamedTuple):
 def build_tile_index(
     images: DatasetIndex, tile: int, overlap: float, imgsz: int, *, show_progress: bool = False
 ) -> TileIndex:
-    """Build the view index of a dataset that has objects.
+    """Build the tile index of a dataset that has objects.
 
     Args:
-        tile: side in pixels; an image that is not larger is a single view.
+        tile: side in pixels; an image that is not larger is a single tile.
         overlap: smallest fraction of a tile that adjacent tiles share.
         imgsz: training size, at which labels of 2 px or less are dropped from tiles, as in augmentation.
 
@@ -133,77 +133,77 @@ def build_tile_index(
             f"side {np.median(sides):.0f} pixels). Use a --tile a few times as large as the objects, or omit it."
         )
     per_image = []
-    title, hidden = f"Splitting {images.split} into views", not show_progress or None
+    title, hidden = f"Splitting {images.split} into tiles", not show_progress or None
     sizes = tqdm(images.sizes_hw.tolist(), title, unit="image", delay=_PROGRESS_DELAY_S, disable=hidden)
     for image, (height, width) in enumerate(sizes):
-        windows = tile_windows((height, width), tile, overlap)
-        per_image.append(_tile_views(images, image, windows, imgsz) if len(windows) > 1 else _whole_view(images, image))
-    spans = np.array([window for views in per_image for window in views.windows], np.int32)
-    outlines = [outline for views in per_image for outline in views.outlines]
-    unseen = sum(views.unseen for views in per_image)
+        bounds = tile_windows((height, width), tile, overlap)
+        per_image.append(_cut_image(images, image, bounds, imgsz) if len(bounds) > 1 else _whole_image(images, image))
+    spans = np.array([bounds for tiles in per_image for bounds in tiles.bounds], np.int32)
+    outlines = [outline for tiles in per_image for outline in tiles.outlines]
+    unseen = sum(tiles.unseen for tiles in per_image)
     if unseen == len(images.classes):
         raise UserError(
-            f"--tile {tile}: no view of {images.split} has an object: at --imgsz {imgsz} each is {MIN_SIDE:g} pixels "
+            f"--tile {tile}: no tile of {images.split} has an object: at --imgsz {imgsz} each is {MIN_SIDE:g} pixels "
             "or less. Use a larger --imgsz or a smaller --tile."
         )
     key = f"{tile} {overlap!r} {MIN_VISIBLE}"
-    any_ignored = any(len(views.ignored_classes) for views in per_image)
-    views = TileIndex(
+    any_ignored = any(len(tiles.ignored_classes) for tiles in per_image)
+    tiles = TileIndex(
         split=images.split,
         names=images.names,
         path_bytes=images.path_bytes,
         path_offsets=images.path_offsets,
         sizes_hw=spans[:, [3, 2]] - spans[:, [1, 0]],
-        box_offsets=offsets_of(np.concatenate([views.counts for views in per_image])),
-        classes=np.concatenate([views.classes for views in per_image]),
-        boxes_xyxy=np.concatenate([views.boxes_xyxy for views in per_image]),
+        box_offsets=offsets_of(np.concatenate([tiles.counts for tiles in per_image])),
+        classes=np.concatenate([tiles.classes for tiles in per_image]),
+        boxes_xyxy=np.concatenate([tiles.boxes_xyxy for tiles in per_image]),
         segment_offsets=offsets_of([*map(len, outlines)]) if outlines else images.segment_offsets,
         segment_points=np.concatenate(outlines) if outlines else images.segment_points,
         digest=_hash(f"{images.digest} {key}"),
         problems=images.problems,
         notes=images.notes,
-        ignored_offsets=offsets_of(np.concatenate([views.ignored_counts for views in per_image]))
+        ignored_offsets=offsets_of(np.concatenate([tiles.ignored_counts for tiles in per_image]))
         if any_ignored
         else images.ignored_offsets,
-        ignored_classes=np.concatenate([views.ignored_classes for views in per_image]),
-        ignored_boxes_xyxy=np.concatenate([views.ignored_boxes_xyxy for views in per_image]),
+        ignored_classes=np.concatenate([tiles.ignored_classes for tiles in per_image]),
+        ignored_boxes_xyxy=np.concatenate([tiles.ignored_boxes_xyxy for tiles in per_image]),
         pixels=images.pixels,
         whole_images=images,
-        view_offsets=offsets_of([len(views.windows) for views in per_image]),
-        windows=spans,
+        tile_offsets=offsets_of([len(tiles.bounds) for tiles in per_image]),
+        bounds=spans,
         unseen=unseen,
     )
-    return replace(views, stored_hash=_hash(f"{views.content_hash()} {key}")[:16])  # labels depend on imgsz too
+    return replace(tiles, stored_hash=_hash(f"{tiles.content_hash()} {key}")[:16])  # labels depend on imgsz too
 
 
-def _whole_view(images: DatasetIndex, image: int) -> _ImageViews:
-    """Return the single view of an image that is not larger than a tile."""
+def _whole_image(images: DatasetIndex, image: int) -> _ImageTiles:
+    """Return the single tile of an image that is not larger than a tile."""
     height, width = images.sizes_hw[image].tolist()
     (classes, boxes), (ignored, regions) = images.labels(image), images.ignored(image)
     counts, ignored_counts = np.array([len(classes)]), np.array([len(ignored)])
     outlines, whole = images.segments(image), [Tile(0, 0, width, height)]
-    return _ImageViews(whole, counts, classes, boxes, outlines, ignored_counts, ignored, regions, 0)
+    return _ImageTiles(whole, counts, classes, boxes, outlines, ignored_counts, ignored, regions, 0)
 
 
-def _tile_views(images: DatasetIndex, image: int, windows: Sequence[Tile], imgsz: int) -> _ImageViews:
-    """Return the views of an image that is larger than a tile: tiles of one size, then the whole."""
-    spans = np.array(windows, np.float64)
+def _cut_image(images: DatasetIndex, image: int, bounds: Sequence[Tile], imgsz: int) -> _ImageTiles:
+    """Return the tiles of an image that is larger than a tile: tiles of one size, then the whole."""
+    spans = np.array(bounds, np.float64)
     classes, boxes = images.labels(image)
     parts, visible = _clip_objects(boxes, spans)
     outlines = images.segments(image)
-    cut_outlines = _clip_polygons_to_views(outlines, spans, parts, visible) if any(map(len, outlines)) else {}
+    cut_outlines = _clip_polygons_to_tiles(outlines, spans, parts, visible) if any(map(len, outlines)) else {}
     scale = imgsz / (spans[:, 2:] - spans[:, :2]).max(1)
     sizes = (parts[..., 2:] - parts[..., :2]) * scale[:, None, None]
     keep = (visible >= MIN_VISIBLE) & (sizes.min(2) > MIN_SIDE)
-    views, objects = np.nonzero(keep)
+    tiles, objects = np.nonzero(keep)
     regions = _clip_regions(*images.ignored(image), spans, parts, (visible > 0) & ~keep)
     none = np.zeros((0, 2), np.float32)
-    return _ImageViews(
-        windows,
+    return _ImageTiles(
+        bounds,
         keep.sum(1),
         classes[objects],
-        (parts[keep] - spans[views][:, [0, 1, 0, 1]]).astype(np.float32),
-        [cut_outlines.get(pair, none) for pair in zip(views.tolist(), objects.tolist(), strict=True) if outlines],
+        (parts[keep] - spans[tiles][:, [0, 1, 0, 1]]).astype(np.float32),
+        [cut_outlines.get(pair, none) for pair in zip(tiles.tolist(), objects.tolist(), strict=True) if outlines],
         *regions,
         int((~keep.any(0)).sum()),
     )
@@ -216,14 +216,14 @@ def _clip_regions(
     parts: NDArray[np.float64],
     is_ignored: NDArray[np.bool_],
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
-    """Clip r ignored regions to the windows, and add parts of objects that become ignored, as in `_ImageViews`.
+    """Clip r ignored regions to the tiles, and add parts of objects that become ignored, as in `_ImageTiles`.
 
     `parts`, (w, m, 4), are the visible parts of the objects; `is_ignored`, (w, m), selects those that become ignored.
     """
     region_parts, visible = _clip_objects(boxes, spans)
     shown = np.concatenate((visible > 0, is_ignored), 1)
-    views, rows = np.nonzero(shown)
-    found = np.concatenate((region_parts, parts), 1)[shown] - spans[views][:, [0, 1, 0, 1]]
+    tiles, rows = np.nonzero(shown)
+    found = np.concatenate((region_parts, parts), 1)[shown] - spans[tiles][:, [0, 1, 0, 1]]
     any_class = np.full(is_ignored.shape[1], -1, np.int32)
     return shown.sum(1), np.concatenate((classes, any_class))[rows], found.astype(np.float32)
 
@@ -231,7 +231,7 @@ def _clip_regions(
 def _clip_objects(
     boxes: NDArray[np.float32], spans: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Clip boxes (m, 4) to windows (w, 4), of which the last is the whole image, in pixels of the image.
+    """Clip boxes (m, 4) to tiles (w, 4), of which the last is the whole image, in pixels of the image.
 
     Return the parts, (w, m, 4), and the visible fraction of each box, (w, m): 0 for a box without area.
     """
@@ -243,16 +243,16 @@ def _clip_objects(
     return np.concatenate((low, high), 2), visible
 
 
-def _clip_polygons_to_views(
+def _clip_polygons_to_tiles(
     outlines: Sequence[NDArray[np.float32]],
     spans: NDArray[np.float64],
     parts: NDArray[np.float64],
     visible: NDArray[np.float64],
 ) -> dict[tuple[int, int], NDArray[np.float32]]:
-    """Clip m polygons (k, 2), in pixels of the image, to the windows; k = 0 for an object without polygon.
+    """Clip m polygons (k, 2), in pixels of the image, to the tiles; k = 0 for an object without polygon.
 
     `spans`, `parts` and `visible` are as in `_clip_objects`. The last two are overwritten for objects with a polygon.
-    Return (window, object) → the clipped polygon, in pixels of the window.
+    Return (tile, object) → the clipped polygon, in pixels of the tile.
     """
     whole = _clip_polygons_to_size(outlines, spans[-1, 2:])
     areas = [_area(points) for points in whole]
@@ -263,17 +263,17 @@ def _clip_polygons_to_views(
     seen = (visible > 0) & outlined
     visible[:, outlined] = 0
     pairs = np.argwhere(seen & ~within).tolist()
-    moved = [whole[obj] - spans[view, :2] for view, obj in pairs]
+    moved = [whole[obj] - spans[tile, :2] for tile, obj in pairs]
     found = {}
     clipped = _clip_polygons_to_size(moved, spans[0, 2:] - spans[0, :2])  # tiles are of one size
-    for (view, obj), points in zip(pairs, clipped, strict=True):
+    for (tile, obj), points in zip(pairs, clipped, strict=True):
         if len(points):
-            visible[view, obj] = _area(points) / areas[obj]
-            parts[view, obj] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[view, :2], 2)
-            found[view, obj] = points.astype(np.float32)
-    for view, obj in np.argwhere(seen & within).tolist():
-        visible[view, obj], parts[view, obj] = 1, around[obj]
-        found[view, obj] = (whole[obj] - spans[view, :2]).astype(np.float32)
+            visible[tile, obj] = _area(points) / areas[obj]
+            parts[tile, obj] = np.concatenate((points.min(0), points.max(0))) + np.tile(spans[tile, :2], 2)
+            found[tile, obj] = points.astype(np.float32)
+    for tile, obj in np.argwhere(seen & within).tolist():
+        visible[tile, obj], parts[tile, obj] = 1, around[obj]
+        found[tile, obj] = (whole[obj] - spans[tile, :2]).astype(np.float32)
     return found
 
 

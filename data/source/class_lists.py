@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from tessera.data.source.annotations.classes import LONGEST_CLASS_NAME, parse_classes
-from tessera.data.source.annotations.label_files import NO_CLASS_LIMIT
-from tessera.data.source.annotations.voc import object_names
-from tessera.data.source.annotations.yolo_labels import parse_labels
+from tessera.data.labels.classes import LONGEST_CLASS_NAME, parse_classes
+from tessera.data.labels.label_files import NO_CLASS_LIMIT
+from tessera.data.labels.voc import object_names
+from tessera.data.labels.yolo_labels import parse_labels
 from tessera.data.source.dataset_root import DatasetRoot
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.files import open_plain, suffix_of

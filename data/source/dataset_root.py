@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from tessera.data.source.archives import unpack
-from tessera.data.source.download import fetch, locked
+from tessera.data.source.download import fetch, locked, unpack
 from tessera.data.source.synthetic_shapes import write_shapes
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES
 from tessera.utils.environment import datasets_dir

@@ -16,8 +16,8 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from tessera.data.source.annotations.classes import Classes, parse_classes, parse_coco_classes
-from tessera.data.source.annotations.coco_file import read_category_names
+from tessera.data.labels.classes import Classes, parse_classes, parse_coco_classes
+from tessera.data.labels.coco import read_category_names
 from tessera.data.source.class_lists import offered_names
 from tessera.data.source.dataset_root import GENERATORS, DatasetRoot, absolute, expand_entry
 from tessera.data.source.split_files import list_images, stats

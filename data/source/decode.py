@@ -25,15 +25,16 @@ from tessera.data.source.image_header import (
     KIND_BYTES,
     LARGE,
     PNG_START,
+    TIFF_STARTS,
     Header,
     Size,
     has_8_bits,
     most_bytes,
     read_file_header,
     read_header,
+    read_tiff,
     require_decodable_size,
 )
-from tessera.data.source.tiff import TIFF_STARTS, read_tiff
 from tessera.utils.bit_depth import (
     READS_HEIC,
     UNREAD_SUFFIXES,
@@ -45,8 +46,8 @@ from tessera.utils.bit_depth import (
 )
 from tessera.utils.errors import LFS_POINTER, ConfigError, UserError, is_lfs_pointer
 from tessera.utils.files import is_address, open_plain, suffix_of
+from tessera.utils.machine.host import capture_library_output
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.streams import capture_library_output
 from tessera.utils.text import first_line
 
 log = logging.getLogger(__name__)

@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.class_matching import SINGLE_CLASS
-from tessera.data.source.annotations.coco_ids import result_ids
-from tessera.data.source.annotations.yolo_labels import ALL_CLASSES
-from tessera.data.source.holdout import select_images
+from tessera.data.labels.classes import SINGLE_CLASS
+from tessera.data.labels.coco import result_ids
+from tessera.data.labels.yolo_labels import ALL_CLASSES
 from tessera.data.source.messages import (
     beyond_max_det,
     check_usable,
@@ -32,7 +31,7 @@ from tessera.data.source.messages import (
     without_objects,
 )
 from tessera.data.source.scan import ClassNames, Scan, scan
-from tessera.data.source.split_files import CachedCocoListing, Listing, list_images
+from tessera.data.source.split_files import CachedCocoListing, Listing, list_images, select_images
 from tessera.utils.environment import cache_dir, max_pixels
 from tessera.utils.errors import UserError
 from tessera.utils.files import atomic_write, open_plain, remove_leftovers

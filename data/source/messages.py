@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, MAX_OVERSHOOT
+from tessera.data.labels.yolo_labels import ALL_CLASSES, MAX_OVERSHOOT
 from tessera.data.source.scan import Scan, more_rows
 from tessera.data.source.split_files import MISSING, Listing
 from tessera.utils.errors import UserError, did_you_mean

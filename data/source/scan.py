@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.coco_annotations import parse_coco
-from tessera.data.source.annotations.label_files import LONGEST, NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
-from tessera.data.source.annotations.voc import parse_voc
-from tessera.data.source.annotations.yolo_labels import ALL_CLASSES, ParsedLabels, check_stated_size, parse_labels
+from tessera.data.labels.coco import parse_coco
+from tessera.data.labels.label_files import LONGEST, NO_CLASS_LIMIT, UNBOUNDED, AnyClassName
+from tessera.data.labels.voc import parse_voc
+from tessera.data.labels.yolo_labels import ALL_CLASSES, ParsedLabels, check_stated_size, parse_labels
 from tessera.data.source.decode import UnusableImage, image_size
-from tessera.data.source.image_header import Size, read_file_header
+from tessera.data.source.image_header import Size, extra_pages_message, read_file_header
 from tessera.data.source.split_files import Listing, list_images
-from tessera.data.source.tiff import extra_pages_message
 from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.files import open_plain
 from tessera.utils.machine.host import in_chunks

@@ -1,40 +1,64 @@
-"""Listing of a split: its images and their label files, unread; COCO files are read with their annotations."""
+"""Listing of a split: its images and their label files, unread; COCO files are read with their annotations.
+
+`val: 0.2` holds out a part of train (`select_images`). Images listed by paths of another machine are relocated.
+"""
 
 # Paths are strings: 100,000 Path objects would cost seconds at each start.
-# ruff: noqa: PTH110, PTH112, PTH114, PTH116, PTH118, PTH120, PTH122
+# ruff: noqa: PTH110, PTH112, PTH113, PTH114, PTH116, PTH118, PTH119, PTH120, PTH122
 from __future__ import annotations
 
+import hashlib
 import itertools
+import logging
 import os
+import re
 import stat
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import compress, takewhile
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.source.annotations.coco_file import CocoImage, read_coco
-from tessera.data.source.annotations.label_files import label_path, match_label_files, normalized_stem
-from tessera.data.source.annotations.moved_images import relocate_images
-from tessera.data.source.annotations.voc_folder import voc_folder
+from tessera.data.labels.coco import CocoImage, read_coco
+from tessera.data.labels.label_files import label_path, match_label_files, normalized_stem, voc_folder
 from tessera.data.source.class_lists import contradictions
 from tessera.data.source.dataset_root import expand_entry, images_and_xmls, list_base_dir, read_path_list, stem_of
 from tessera.utils.bit_depth import IMAGE_SUFFIXES, UNREAD_SUFFIXES, unread_images
+from tessera.utils.environment import cache_dir
 from tessera.utils.errors import UserError
-from tessera.utils.files import LONGEST_PATH, files_below, is_address, suffix_of, working_directory
-from tessera.utils.machine.host import in_chunks
+from tessera.utils.files import (
+    LONGEST_PATH,
+    cached_content,
+    files_below,
+    is_address,
+    open_plain,
+    suffix_of,
+    working_directory,
+)
+from tessera.utils.machine.host import in_chunks, usable_cpus
 from tessera.utils.text import first_of, one_line, plural, shown
 from tessera.utils.types import DatasetSpec
 
 Stat = tuple[int, int, int]  # size in bytes; times of modification, which archives set, and of change, in ns
 MISSING: Stat = (-1, -1, -1)
 NOT_PLAIN: Stat = (-2, -2, -2)  # a folder, FIFO, device, socket or broken link
-OFFER = "`val: 0.2` holds out a fifth of train, with near-duplicates on one side."
+OFFER = "`val: 0.2` holds out a fifth of train, with copies of a file on one side."
+_SPLIT = re.compile(  # folder names such as val2017, valid, images_train or obj_train_data
+    r"(?:(?:data|images?|imgs?|obj)[-_]?)?(train|val|test)(?:id|idation|ing)?(?:[-_]?(?:\d{4}|data|images?|imgs?|set))?",
+    re.IGNORECASE,
+)
+_SHOWN, _LONGEST = 3, 120  # images to name, and characters of each
 _PROBLEMS = 3  # to name if there is no image
 _FILES_AT_A_TIME = 1024
 _IMAGES = IMAGE_SUFFIXES | UNREAD_SUFFIXES
 _SLOW_S = 0.0001  # a file; from memory it takes a thirtieth of that
+log = logging.getLogger(__name__)
+
 CachedCocoListing = Mapping[str, tuple[Stat, Sequence[str]]]
 
 
@@ -359,3 +383,154 @@ def _other_files(entry: Path) -> str:
 def _suffix(path: str) -> str:
     """Return the suffix of an image path or URL."""
     return suffix_of(path.partition("?")[0] if is_address(path) else path)
+
+
+def select_images(spec: DatasetSpec, split: str, listing: Listing) -> Listing:
+    """Return the images of `split`: all listed ones, unless a fraction of train is held out.
+
+    Then "val" has the images with the lowest hashes of content and `split_seed`: the same ones on all ranks and hosts,
+    wherever the files are. Copies of a file stay on one side, near-duplicates need not.
+    """
+    if spec.held_out is None or split not in ("train", "val"):
+        return listing
+    fraction, seed = spec.held_out
+    salt = (seed % 2**128).to_bytes(16, "little")
+    keys = [hashlib.blake2b(own, digest_size=16, salt=salt).digest() for own in _content_hashes(spec, listing)]
+    count = len(keys)
+    left = min(max(round(count * fraction), 1), count - 1)
+    chosen = set()
+    for key, copies in sorted(Counter(keys).items()):
+        if copies <= left:
+            chosen.add(key)
+            left -= copies
+    is_val = np.array([key in chosen for key in keys])
+    if not chosen:
+        raise UserError(
+            f"{spec.yaml_path}: val: {fraction:g}: train has too few different images ({count:,} files) to hold out "
+            "that fraction. Set `val:` to a folder of other images."
+        )
+    if split == "val":
+        log.info(
+            f"val: {fraction:g} of train with split_seed {seed}: {int(is_val.sum()):,} of {count:,} images. "
+            "--check-data lists near-duplicates in train."
+        )
+    return listing.subset(is_val == (split == "val"))
+
+
+def _content_hashes(spec: DatasetSpec, listing: Listing) -> list[bytes]:
+    """Return the hash of each image file, from the cache if no file has changed; of its path if it is unreadable."""
+
+    def hashed(path: str) -> bytes:
+        try:
+            with open_plain(path) as file:
+                return hashlib.blake2b(file.read(), digest_size=16).digest()
+        except OSError:  # training will skip it
+            return hashlib.blake2b(os.fsencode(listing.shown(path)), digest_size=16).digest()
+
+    def every() -> bytes:
+        with ThreadPoolExecutor(usable_cpus()) as pool:
+            return b"".join(pool.map(hashed, listing.images))
+
+    key = "\0".join([str(spec.root), *map(str, spec.splits["train"])]).encode("utf-8", "surrogateescape")
+    path = cache_dir() / "index" / f"{spec.name}-contents-{hashlib.blake2b(key, digest_size=10).hexdigest()}"
+    state = "\0".join(listing.images).encode("utf-8", "surrogateescape") + listing.image_stats.tobytes()
+    content = cached_content(path, state, every)
+    return [content[at : at + 16] for at in range(0, len(content), 16)]
+
+
+def relocate_images(
+    split: str, images: Sequence[str], is_missing: Sequence[bool], folders: Sequence[str]
+) -> tuple[dict[str, str], str]:
+    """Locate images that do not exist at their listed paths.
+
+    A missing image whose folder exists was deleted: it is not searched for, as other folders may reuse its name.
+
+    Args:
+        split: split of the images.
+        images: listed paths, absolute, or URLs; relative paths start in one of `folders`.
+        is_missing: whether each file is missing.
+        folders: folders that are searched recursively.
+
+    Returns:
+        Listed path → new path, {} unless every image has exactly one match; and a note on the result.
+    """
+    missing = list(compress(images, is_missing))
+    taken = set(images).difference(missing) if missing else set[str]()
+    of_present = {os.path.dirname(path) for path in taken}
+    lost = [path for path in missing if _is_spelled_otherwise(path) or not _is_here(path, folders, of_present)]
+    if not lost:
+        return {}, ""
+    by_name: dict[str, dict[str, str]] = {}  # file name → path of each such image → its path below the folder
+    try:
+        for folder in dict.fromkeys(folders):
+            for path in files_below(folder, IMAGE_SUFFIXES):
+                by_name.setdefault(os.path.basename(path), {}).setdefault(path, path[len(folder) + 1 :])
+    except UserError:  # with an unreadable folder, no match is known to be unique
+        return {}, ""
+    found = {path: _match_path_end(path, split, folders, by_name) for path in lost}
+    places = {path: paths[0] for path, (paths, _) in found.items() if len(paths) == 1}
+    if len(places) == len(lost) and not taken & set(places.values()) and len(set(places.values())) == len(lost):
+        pair = f"{_shown_path(places[lost[0]], folders)} is used instead of {_shown_path(lost[0], folders)}"
+        count = plural(len(lost), "image")
+        return places, f"{split}: {count} missing at the listed path, relocated by the end of the path: {pair}"
+    if not any(map(any, found.values())):
+        return {}, ""
+    several = {path: paths for path, paths in found.items() if len(paths[0]) != 1} or found
+    named = []
+    for path, candidates in several.items():
+        own, of_others = (first_of([_shown_path(at, folders) for at in paths], _SHOWN, " or ") for paths in candidates)
+        where = own or (f"only {of_others}, in the folder of another split" if of_others else "nowhere")
+        named.append(f"{_shown_path(path, folders)} ({where})")
+    note = f"{split}: {plural(len(lost), 'image')} missing at the listed path, without a unique match for each"
+    return {}, f"{note}: {first_of(named, _SHOWN)}"
+
+
+def _is_here(path: str, folders: Sequence[str], of_present: set[str]) -> bool:
+    """Return whether the folder of a listed image exists in the dataset."""
+    above = os.path.dirname(path.replace("\\", "/"))
+    return above in of_present or (_inside(above, folders) is not None and os.path.isdir(above))
+
+
+def _is_spelled_otherwise(path: str) -> bool:
+    """Return whether the file exists without backslashes or URL escapes in its path."""
+    slashed = path.replace("\\", "/")
+    return any(form != path and os.path.isfile(form) for form in (slashed, unquote(slashed)))
+
+
+def _shown_path(path: str, folders: Sequence[str]) -> str:
+    """Return a path for messages, relative to the first folder."""
+    return one_line(_inside(path, folders[:1]) or path, _LONGEST)
+
+
+def _inside(path: str, folders: Sequence[str]) -> str | None:
+    """Return the path relative to the longest matching folder; None if it is in none."""
+    above = max((folder for folder in folders if f"{path}/".startswith(f"{folder}/")), key=len, default=None)
+    return None if above is None else path[len(above) + 1 :]
+
+
+def _match_path_end(
+    listed: str, split: str, folders: Sequence[str], by_name: dict[str, dict[str, str]]
+) -> tuple[list[str], list[str]]:
+    """Return the images with the longest matching path ending, and matches in folders of other splits.
+
+    The file name alone may match. The expected split is that of the listed path, else `split`. On a tie, images in a
+    folder of the expected split win.
+    """
+    path = (listed.partition("?")[0] if is_address(listed) else listed).replace("\\", "/")
+    path = path if os.path.basename(path) in by_name else unquote(path)
+    inside = None if is_address(listed) else _inside(path, folders)
+    stated = path if inside is None else inside
+    parts, wanted = stated.split("/")[::-1], _split_of(stated) or split
+    found: dict[tuple[int, bool], list[str]] = {}
+    of_others: list[str] = []
+    for place, below in by_name.get(parts[0], {}).items():
+        own, ends = _split_of(below), below.split("/")[::-1]
+        common = len([*takewhile(lambda pair: pair[0] == pair[1], zip(parts, ends, strict=False))])
+        (of_others if own not in ("", wanted) else found.setdefault((common, own == wanted), [])).append(place)
+    return sorted(found[max(found)]) if found else [], sorted(of_others)
+
+
+def _split_of(path: str) -> str:
+    """Return the split that the folders of a path name last; "" if they name none."""
+    named = [match[1].lower() for folder in path.split("/")[:-1] if (match := _SPLIT.fullmatch(folder))]
+    return named[-1] if named else ""

@@ -1,34 +1,39 @@
-"""The export job: checkpoint, flags, sizes and calibration images shared by all formats."""
+"""The export job: checkpoint, flags, sizes, calibration images and metadata shared by all formats."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.source.annotations.class_matching import SINGLE_CLASS
+from tessera.data.labels.classes import SINGLE_CLASS
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.decode import UndecodableImage, read_image
 from tessera.data.source.index import build_index
 from tessera.deploy.exporting.flags import ExportConfig
-from tessera.deploy.exporting.quantized.sensitivity import N_IMAGES, sensitive_layers
+from tessera.deploy.exporting.quantisation import SENSITIVITY_IMAGES, sensitive_layers
+from tessera.deploy.runtime.exported import BARE, WHOLE
 from tessera.deploy.runtime.pipeline import letterbox_image, network_input
 from tessera.models.detector import DetectionModel, check_imgsz
 from tessera.models.layers.blocks import Conv
 from tessera.utils.bit_depth import Pixels
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights
+from tessera.utils.checkpoints.weights import Weights, load_weights, model_of_weights, resolve_weights
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.evaluation_data import model_classes
 from tessera.utils.files import sha256, user_path
+from tessera.utils.flags.model_zoo import licence_of, published_weights
 from tessera.utils.flags.options import parsed_confidence
+from tessera.utils.flags.program import program_version
+from tessera.utils.text import one_line, strict_json
 from tessera.utils.thresholds import class_thresholds, detection_threshold
 from tessera.utils.types import DatasetIndex
 
@@ -40,30 +45,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExportJob:
-    """A checkpoint to export.
-
-    Attributes:
-        path, sha256: of the checkpoint.
-    """
+    """A checkpoint to export."""
 
     path: Path
-    sha256: str
+    sha256: str  # of the file at `path`
     model: DetectionModel  # unfused, in training mode on the CPU; its head is reduced to inference
     weights: Weights  # the other content of the checkpoint
     config: ExportConfig
     imgsz: int  # long side in pixels that images are resized to, a multiple of the stride
     size_hw: tuple[int, int] | None  # fixed height and width of the bare network; None = any
     conf: float  # recommended confidence, written to the metadata
-    class_confs: tuple[float, ...]  # that of each class; () = unknown
 
     @classmethod
     def read(cls, config: ExportConfig) -> ExportJob:
-        """Load `--weights` and derive sizes and thresholds.
-
-        Raises:
-            UserError: the checkpoint is missing or cannot be exported, a size does not fit the model, or there are no
-                calibration images.
-        """
+        """Load `--weights` and derive sizes and thresholds; a UserError where one does not fit."""
         path = resolve_weights(config.weights)
         weights = load_weights(path)
         model = model_of_weights(weights, str(path))
@@ -79,8 +74,8 @@ class ExportJob:
                 f"--conf-thres: the best F1 of {path} is at {weights.confidence:.3g}, too low to detect with; the "
                 f"default of the export is {best:g}."
             )
-        conf, class_confs = best if asked is None else asked, class_thresholds(weights.class_confidences, best)
-        job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf, class_confs)
+        conf = best if asked is None else asked
+        job = cls(path, sha256(path), model, weights, config, imgsz, size_hw, conf)
         if config.int8:
             _ = job.training  # raises before any work
         return job
@@ -99,12 +94,9 @@ class ExportJob:
         return self.folder / ("-".join(words) + suffix)
 
     def images(self, split: str) -> tuple[DatasetIndex | None, tuple[int, ...]]:
-        """Return a split of `--data`, or of the training dataset where that exists here, and the classes of val.
+        """Return a split of `--data`, or of the training dataset where that exists here, and `model_classes` of val.
 
-        The classes are those of `model_classes`; other splits have (). Nothing is downloaded without `--data`.
-
-        Raises:
-            UserError: `--data` is missing, invalid, or has none of the model's classes.
+        Nothing is downloaded without `--data`. A UserError where that is invalid or has none of the model's classes.
         """
         given, single_cls = self.config.data, self.weights.names == (SINGLE_CLASS,)
         if not (given or self.weights.data):
@@ -133,11 +125,7 @@ class ExportJob:
 
     def raw_calibration_images(self, count: int = CALIBRATION) -> Iterator[Pixels]:
         """Yield at most `count` training images, uint8 (H, W, 3) RGB."""
-        index = self.training
-        chosen = np.unique(np.linspace(0, len(index) - 1, min(count, len(index))).round().astype(int))
-        for image in chosen.tolist():
-            with suppress(UndecodableImage):  # `--check-data` reports it
-                yield read_image(index.path(image), rule=index.pixels)
+        return decoded_images(self.training, np.arange(len(self.training)), count)
 
     def calibration_images(self, count: int = CALIBRATION) -> Iterator[Tensor]:
         """Yield calibration images as network input, float32 (1, 3, h, w)."""
@@ -148,7 +136,7 @@ class ExportJob:
     @cached_property
     def float_layers(self) -> tuple[int, ...]:
         """Layers that an 8-bit file computes in float32, as the model YAML counts them."""
-        layers = sensitive_layers(self.model, self.calibration_images(N_IMAGES))
+        layers = sensitive_layers(self.model, self.calibration_images(SENSITIVITY_IMAGES))
         log.info(f"--int8: layers in float32: {', '.join(map(str, layers))}")
         return layers
 
@@ -174,6 +162,13 @@ class ExportJob:
         return weights
 
 
+def decoded_images(index: DatasetIndex, order: NDArray[np.integer[Any]], count: int) -> Iterator[Pixels]:
+    """Yield at most `count` images, uint8 (H, W, 3) RGB, spread evenly over the numbers in `order`."""
+    for place in np.unique(np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)).tolist():
+        with suppress(UndecodableImage):  # `--check-data` reports it
+            yield read_image(index.path(int(order[place])), rule=index.pixels)
+
+
 def _fixed_size(config: ExportConfig, model: DetectionModel) -> tuple[int, int] | None:
     if not config.raw or not config.imgsz:
         return None
@@ -185,3 +180,55 @@ def _fixed_size(config: ExportConfig, model: DetectionModel) -> tuple[int, int] 
             f"{near[0]} {near[1]}."
         )
     return height, width
+
+
+_GRAPH_LICENSE = "Apache-2.0 (what Tessera adds)"
+
+
+def describe(job: ExportJob, *, whole: bool) -> dict[str, str]:
+    """Return the metadata of a file, flat strings, the same in every format; others than strings are JSON.
+
+    `whole`: a detector with pre- and postprocessing, else the bare network.
+    """
+    weights, state = job.weights, job.weights.checkpoint or {}
+    class_confs = class_thresholds(weights.class_confidences, detection_threshold(weights.confidence))
+    values: dict[str, Any] = {
+        "names": list(job.model.names),
+        "format": WHOLE if whole else BARE,
+        "color": "RGB",
+        "imgsz": job.imgsz,  # long side in pixels that images are resized to
+        "stride": job.model.stride,  # of which their padded sides are multiples
+        "size_hw": None if whole else job.size_hw,  # of a bare network with a fixed size
+        "batched": whole and job.config.batched,  # takes a batch of images of one size
+        "float_layers": job.float_layers if job.config.int8 else None,
+        "end2end": not job.model.head.needs_nms,
+        "conf": job.conf,  # recommended thresholds
+        "iou": job.config.iou_thres,
+        "max_det": job.config.max_det,
+        "conf_per_class": list(class_confs) or None,  # with the best F1 of each class
+        "metrics": state.get("metrics"),  # of the weights in a validation
+        "pixels": state.get("pixels"),  # the conversion of images with more than 8 bits
+        "weights_sha256": job.sha256,
+        "data": weights.data,
+        "data_hash": state.get("dataset_hash", ""),  # of the training images
+        **program_version(),  # of the exporting program
+        "torch_version": torch.__version__,
+        "license": job.config.license or f"{_GRAPH_LICENSE}; {_of_weights(weights.family, state)}",
+    }
+    return {key: value if isinstance(value, str) else strict_json(value) for key, value in values.items()}
+
+
+def _of_weights(family: str, state: Mapping[str, Any]) -> str:
+    """Return what is known about the licence of the weights."""
+    if family:
+        return f"weights: a file of {_published_by(family)}"
+    text, given = "weights: as their trainer says", state.get("config", {}).get("weights")  # a small file has no flags
+    if not given or not isinstance(given, str):
+        return text
+    name = Path(given).name
+    of = f", the name of a file of {_published_by(known.family)}" if (known := published_weights(name)) else ""
+    return f"{text}; from {one_line(name, 80)}{of}"
+
+
+def _published_by(family: str) -> str:
+    return f"{family} (published weights of {family}: {licence_of(family)}; NOTICE goes with them)"

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
-from tessera.data.feed.tile_grid import DEFAULT_OVERLAP
+from tessera.data.feed.image_sizes import DEFAULT_OVERLAP
 from tessera.data.source.image_header import is_truncated
 from tessera.deploy.inference.input_images import Color, DarkImageWarning, ImageInput, content_of, to_pixels
 from tessera.deploy.inference.results import Result
@@ -27,7 +27,7 @@ from tessera.utils.checkpoints.run_directory import newest_best_checkpoint
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.evaluation.network import DEFAULT_IOU, ImageDetector, Network, open_model
-from tessera.utils.machine.choose_device import choose_accelerator
+from tessera.utils.machine.accelerator import choose_accelerator
 from tessera.utils.machine.host import single_threaded_pool
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_of, plural, shown

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import SourceEvent
 from tessera.deploy.inference.sources.source_arguments import Origin
-from tessera.utils.environment import keep_font_list
 from tessera.utils.errors import ConfigError
 from tessera.utils.machine.optional_packages import import_extra
 
@@ -68,7 +67,6 @@ class Tracking:
 
 def tracking_packages() -> tuple[Any, Any]:
     """Import `trackers` and `supervision`."""
-    keep_font_list()
     with warnings.catch_warnings():  # the packages install filters
         return import_extra("trackers", "track", "--track"), import_extra("supervision", "track", "--track")
 

@@ -16,8 +16,8 @@ from tessera.deploy.inference.sources.video import Capture
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_temporary
+from tessera.utils.machine.host import capture_library_output
 from tessera.utils.machine.opencv import cv2, utf8_path
-from tessera.utils.streams import capture_library_output
 from tessera.utils.text import shown
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import PixelRule
-from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
-from tessera.utils.checkpoints.schema import MAX_IMGSZ, check_detector
+from tessera.utils.checkpoints.archive import DamagedFile
+from tessera.utils.checkpoints.format import MAX_IMGSZ, check_detector
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.network import ImageDetector, Network, TimedDetections
 from tessera.utils.flags.program import called
@@ -38,6 +38,17 @@ METADATA = "tessera.json"  # metadata file of archives
 _MULTIPLE, _WIDEST_STRIDE, _LARGEST_BATCH = 32, 1024, 4096
 _BEYOND = 1.0  # pixels beyond the image that rounding may cause
 _ABOVE = 1e-3  # above a score of 1 that rounding may cause
+
+
+def files_of(path: Path) -> tuple[Path, ...]:
+    """Return an exported file and its companions."""
+    beside = {".xml": (".bin",), ".param": (".bin", ".json")}.get(path.suffix, ())
+    return path, *(path.with_suffix(suffix) for suffix in beside)
+
+
+def size_of(path: Path) -> int:
+    """Return the size in bytes, companions included."""
+    return sum(one.stat().st_size for one in files_of(path))
 
 
 class MissingDevice(UserError):

@@ -23,8 +23,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tessera.data.augment.pipeline import Placement, letterbox
-from tessera.data.feed.image_sizes import rect_val_shapes, resized, resized_sizes
-from tessera.data.feed.tile_grid import DEFAULT_OVERLAP, Tile, check_tiles, tile_windows
+from tessera.data.feed.image_sizes import (
+    DEFAULT_OVERLAP,
+    Tile,
+    check_tiles,
+    rect_val_shapes,
+    resized,
+    resized_sizes,
+    tile_windows,
+)
 from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppression, select_candidates, undo_letterbox
 from tessera.utils.evaluation.network import ImageDetector, Model, Network, TimedDetections, network_nms
 from tessera.utils.machine.accelerator import Accelerator

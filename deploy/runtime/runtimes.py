@@ -35,10 +35,8 @@ from tessera.utils.evaluation.network import ImageDetector, Network
 from tessera.utils.files import open_plain, reachable_path
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
-from tessera.utils.machine.host import MOST_AT_ONCE
+from tessera.utils.machine.host import MOST_AT_ONCE, capture_library_output
 from tessera.utils.machine.optional_packages import import_extra
-from tessera.utils.ranks.signals import default_signal_handlers
-from tessera.utils.streams import capture_library_output
 
 PRECISION = "f32"  # OpenVINO's default is bfloat16 on some processors, with other boxes
 SECTION = "tessera"  # section of an OpenVINO model's rt_info with the metadata
@@ -77,7 +75,6 @@ def open_exported(name: str | Path, accelerator: Accelerator, *, trust_file: boo
         _LOADING,
         runtime_errors(EXPORTED[suffix], path, "load"),
         explain_out_of_memory_loading(path, accelerator),
-        default_signal_handlers(),  # a runtime may hang on a file
         capture_library_output(_NOTHING),
     ):
         return _OPENERS[suffix](path, accelerator)

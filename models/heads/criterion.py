@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,6 +23,35 @@ from torch import Tensor
 
 # Starts to sum a tensor over the ranks, in place; the returned function waits for the sum. See `World.begin_sum`.
 SumOverRanks = Callable[[Tensor], Callable[[], Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class LossSettings:
+    """Gains and other settings of a head's assignment and loss; a head reads some of them (`Head.loss_hyps`)."""
+
+    box: float  # gains of the losses
+    cls: float
+    obj: float = 1.0
+    dfl: float = 1.5
+    cls_pw: float = 1.0  # weights of positives
+    obj_pw: float = 1.0
+    fl_gamma: float = 0.0  # exponent of the focal loss; 0 = off
+    anchor_t: float = 4.0  # largest ratio of the sides of an object and its anchor
+    topk: float = 10.0  # task-aligned assignment: cells per object, exponents of the class probability and of the IoU
+    alpha: float = 0.5
+    beta: float = 6.0
+    imgsz: int = field(default=640, kw_only=True)  # training size in pixels
+    label_smoothing: float = field(default=0.0, kw_only=True)  # ε of the class targets
+    class_weights: Tensor | None = field(default=None, kw_only=True)  # as of `Criterion`
+
+    @classmethod
+    def of(cls, hyp: object, **others: Any) -> LossSettings:
+        """Return the settings that hyperparameters have as attributes, and others by name."""
+        return cls(**{name: getattr(hyp, name) for name in LOSS_HYPS}, **others)
+
+
+# Hyperparameters that only heads and their losses read.
+LOSS_HYPS = frozenset(f.name for f in fields(LossSettings) if not f.kw_only)
 
 
 def no_reduction(tensor: Tensor) -> Callable[[], Tensor]:

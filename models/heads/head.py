@@ -15,17 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tessera.models.heads.criterion import Criterion
+from tessera.models.heads.criterion import LOSS_HYPS, Criterion, LossSettings
 from tessera.models.layers.yaml_arguments import Reader
-from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
-from tessera.utils.ranks.world import World
 
 Output = list[Tensor] | tuple[Tensor, list[Tensor]]  # raw outputs in training mode, (decoded, raw) in evaluation mode
-# Hyperparameters that only heads and their losses read.
-LOSS_HYPS = frozenset(
-    {"box", "cls", "cls_pw", "obj", "obj_pw", "iou_t", "anchor_t", "fl_gamma", "dfl", "topk", "alpha", "beta"}
-)
 OBJECTS, OBJECTS_PX = 8, 640  # assumed objects per image, and its side in pixels
 
 
@@ -122,18 +116,20 @@ class Head(nn.Module, ABC):
         return copies
 
     @abstractmethod
-    def criterion(
-        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> Criterion[Any]:
-        """Return the loss that trains this head at `imgsz` pixels; `label_smoothing` is the ε of the class targets."""
+    def criterion(self, settings: LossSettings) -> Criterion[Any]:
+        """Return the loss that trains this head."""
 
-    def prepare(self, labels_wh: NDArray[np.floating], config: TrainConfig, hyp: Hyp, world: World) -> None:
-        """Adapt the head to a dataset, in place, such as anchors; by default nothing.
+    def prepare(
+        self, labels_wh: NDArray[np.floating], settings: LossSettings, rng: np.random.Generator | None
+    ) -> dict[str, Tensor]:
+        """Return buffers of this head that fit a dataset better, such as anchors, by name; by default none.
 
-        Every rank of a new run calls this once, before the model is on its device; a resumed run does not. `labels_wh`,
-        (M, 2), are sizes of training labels in pixels at the training size: a sample of a large dataset.
+        Args:
+            labels_wh: (M, 2), sizes of training labels in pixels at the training size: a sample of a large dataset.
+            settings: of the loss.
+            rng: generator of the search; None = keep the model's.
         """
-        return
+        return {}
 
     def strip_for_inference(self, *, end2end: bool) -> None:
         """Remove what only training needs; `end2end`: decode the branch that predicts each object once, without NMS.

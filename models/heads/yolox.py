@@ -1,6 +1,6 @@
 """YOLOX's detection head (Ge et al., arXiv 2107.08430): layers, decoding and loss, with task-aligned assignment.
 
-Legend: B images, L levels, A cells of an image over all levels, C classes, S slots (see free/task_aligned_loss.py).
+Legend: B images, L levels, A cells of an image over all levels, C classes, S slots (see task_aligned.py).
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from tessera.models.heads.criterion import gather_rows
-from tessera.models.heads.free.head import START_STD, DetectFree
-from tessera.models.heads.free.task_aligned_loss import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
+from tessera.models.heads.criterion import LossSettings, gather_rows
+from tessera.models.heads.free import START_STD, DetectFree
 from tessera.models.heads.grid import Grid, cells_last, make_grid
 from tessera.models.heads.head import Head, HeadSpec, Output, object_prior
+from tessera.models.heads.task_aligned import Slots, SoftCrossEntropy, TaskAlignedLoss, class_losses
 from tessera.models.layers.blocks import CONVS, Conv, ConvClass
 from tessera.models.layers.yaml_arguments import class_of, one_of, read_arguments
 from tessera.utils.boxes import complete_iou, cxcywh_to_xyxy, xyxy_to_cxcywh
-from tessera.utils.config import Hyp
 
 START_SIDE = 4.0  # strides
 LARGEST_LOG = 16.0  # of a side in strides; squares of larger sides are not finite
@@ -108,10 +107,8 @@ class DetectYOLOX(Head):
             (xy * grid.strides + (grid.centres - grid.strides / 2), wh.clamp(max=LARGEST_LOG).exp() * grid.strides), -1
         )
 
-    def criterion(
-        self, hyp: Hyp, *, imgsz: int, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> YoloxLoss:
-        return YoloxLoss(self, hyp, label_smoothing=label_smoothing, class_weights=class_weights)
+    def criterion(self, settings: LossSettings) -> YoloxLoss:
+        return YoloxLoss(self, settings)
 
 
 def _pair(width: int, conv: ConvClass) -> tuple[nn.Module, nn.Module]:
@@ -137,11 +134,9 @@ class YoloxLoss(TaskAlignedLoss):
 
     _head: DetectYOLOX
 
-    def __init__(
-        self, head: DetectYOLOX, hyp: Hyp, *, label_smoothing: float = 0.0, class_weights: Tensor | None = None
-    ) -> None:
-        gains = {"box": hyp.box, "obj": hyp.obj, "cls": hyp.cls}
-        super().__init__(head, hyp, gains, (4, 1, head.nc), label_smoothing, class_weights)
+    def __init__(self, head: DetectYOLOX, settings: LossSettings) -> None:
+        gains = {"box": settings.box, "obj": settings.obj, "cls": settings.cls}
+        super().__init__(head, settings, gains, (4, 1, head.nc))
 
     def _boxes(self, raw: Tensor, grid: Grid) -> Tensor:
         return cxcywh_to_xyxy(self._head.boxes(_bounded(raw), grid))

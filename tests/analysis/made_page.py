@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tessera.analysis.error_analysis.files import error_items
-from tessera.analysis.error_analysis.tide_gains import error_gains
+from tessera.analysis.error_analysis import error_gains, error_items
 from tessera.analysis.report.page_data import ReportData, RunInfo
 from tessera.utils.config import TrainConfig
 from tessera.utils.evaluation.average_precision import bootstrap_interval

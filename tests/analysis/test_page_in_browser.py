@@ -11,14 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tessera.analysis.image_pages.dataset_page import data_page
-from tessera.analysis.image_pages.label_errors_page import label_errors_page
+from tessera.analysis.report.data_page import data_page
 from tessera.analysis.report.page import page
 from tessera.analysis.report.page_data import ReportData
+from tessera.analysis.report.validation_report import label_errors_page
 from tessera.utils.types import DatasetSpec
-from tests.analysis.image_pages.test_data_page import made_check
-from tests.analysis.image_pages.test_label_errors_page import ORIGIN, made_label_errors
 from tests.analysis.made_page import HOSTILE, made_report_data, trained
+from tests.analysis.test_image_pages import ORIGIN, made_check, made_label_errors
 from tests.browser import NODE_MODULES, Tab, opened
 
 pytestmark = pytest.mark.slow

@@ -15,14 +15,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.analysis.report import advice
-from tessera.analysis.report import crops as crops_module
-from tessera.analysis.report.curves import POINTS, line_chart, threshold_curves
-from tessera.analysis.report.error_gallery import cells_of, gallery
-from tessera.analysis.report.page import answers, page
-from tessera.analysis.report.page_data import ReportData
-from tessera.analysis.report.tables import MOST_CLASSES, breakdowns, class_rows, confusion_table
-from tessera.analysis.report.template import format_commands
+from tessera.analysis.report import advice, html_page
+from tessera.analysis.report.html_page import format_commands
+from tessera.analysis.report.page import answers, cells_of, gallery, page
+from tessera.analysis.report.page_data import (
+    MOST_CLASSES,
+    POINTS,
+    ReportData,
+    breakdowns,
+    class_rows,
+    confusion_table,
+    line_chart,
+    threshold_curves,
+)
 from tessera.utils.engine.stopping import START
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tests.analysis.made_page import HEBREW, HOSTILE, assert_safe, made_report_data, trained
@@ -66,11 +71,11 @@ def test_crops_have_a_budget(facts: ReportData, monkeypatch: pytest.MonkeyPatch)
     whole = gallery(facts)
     sizes = [len(error["crop"].uri) for error in whole]
     assert min(sizes) > 0
-    monkeypatch.setattr(crops_module, "BYTES", sum(sizes) // 2)
+    monkeypatch.setattr(html_page, "BYTES", sum(sizes) // 2)
     some = gallery(facts)
     kept = sum(len(error["crop"].uri) for error in some)
     assert len(some) == len(whole) and sum(sizes) // 4 < kept < sum(sizes)
-    monkeypatch.setattr(crops_module, "DECODED", 0)
+    monkeypatch.setattr(html_page, "DECODED", 0)
     assert not any(error["crop"].uri for error in gallery(facts))
 
 
@@ -87,10 +92,12 @@ def test_crops_show_the_boxes(facts: ReportData) -> None:
     for error in gallery(facts):
         item = facts.items[error["number"] - 1]
         boxes = {"true": item.true_box, "found": item.box}
-        assert [mark.kind for mark in error["crop"].marks] == [kind for kind, box in boxes.items() if box is not None]
+        assert [mark["kind"] for mark in error["crop"].marks] == [
+            kind for kind, box in boxes.items() if box is not None
+        ]
         for mark in error["crop"].marks:
-            x1, y1, x2, y2 = boxes[mark.kind] or (0, 0, 0, 0)
-            assert mark.width / mark.height == pytest.approx((x2 - x1) / (y2 - y1), rel=0.05)
+            x1, y1, x2, y2 = boxes[mark["kind"]] or (0, 0, 0, 0)
+            assert mark["width"] / mark["height"] == pytest.approx((x2 - x1) / (y2 - y1), rel=0.05)
 
 
 def test_each_error_is_in_the_cell_that_counts_it(facts: ReportData) -> None:
@@ -279,11 +286,8 @@ def test_commands_and_flags_are_set_as_such_and_names_are_text() -> None:
     )
 
 
-def test_a_line_has_gaps_where_nothing_is_known() -> None:
+def test_lines_have_gaps_and_are_thinned_and_keep_their_ends() -> None:
     chart = line_chart("epoch", np.arange(3), {"a": np.array([0.12345678, NAN, np.inf])})
     assert chart["x"] == [0, 1, 2] and chart["series"] == [["a", [0.12346, None, None]]]
-
-
-def test_long_lines_are_thinned_and_keep_their_ends() -> None:
     chart = line_chart("x", np.arange(100_001), {"a": np.arange(100_001)})
     assert len(chart["x"]) == POINTS and (chart["x"][0], chart["x"][-1]) == (0, 1e5)

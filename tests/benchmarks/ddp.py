@@ -9,26 +9,18 @@ OMP_NUM_THREADS; torchrun gives it one.
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
-from pathlib import Path
 
 import torch
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.config import TrainConfig, load_hyp
-from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.ema import ModelEMA
-from tessera.utils.engine.optimizer import build_optimizer
-from tessera.utils.engine.precision import Precision
-from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.step import TrainStep
-from tessera.utils.engine.stopping import EarlyStopping
-from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
 from tests.benchmarks.harness import indexed, machine, parser
-from tests.benchmarks.step import made_batch
+from tests.benchmarks.step import Case, made_batch, train_step
 
 
 def main() -> None:
@@ -43,24 +35,14 @@ def main() -> None:
     ).parse_args()
     with open_world("cpu") as world:
         index = world.run_on_main(lambda: indexed(given.data))
-        hyp = load_hyp("hyp.scratch-low.yaml")
-        batch = made_batch(index, given.batch, given.imgsz)
+        torch.manual_seed(0)
+        model = DetectionModel(given.cfg, names=index.names).to(memory_format=torch.channels_last).train()
+        case = Case(model, made_batch(index, given.batch, given.imgsz), given.imgsz, world.accelerator)
 
-        def trainer(together: bool) -> TrainStep:
-            torch.manual_seed(0)
-            model = DetectionModel(given.cfg, names=index.names).to(memory_format=torch.channels_last).train()
-            optimizer = build_optimizer(model, "SGD", hyp, given.batch * world.size)
-            wrapped = smart_DDP(model, sync_bn=given.sync_bn) if together else model
-            precision, progress = (
-                Precision(world.accelerator, torch.float32),
-                Progress(torch.zeros(3, device=world.device)),
-            )
-            state = TrainState(model, ModelEMA(model), optimizer, precision, EarlyStopping(0), progress)
-            ranks, batch_size = world if together else World(), given.batch * world.size
-            context = RunContext(TrainConfig(weights="", batch_size=batch_size), hyp, ranks, given.imgsz, 32, Path())
-            return TrainStep(wrapped, state, model.head.criterion(hyp, imgsz=given.imgsz), context)
+        def trainer(ranks: World, **options: bool) -> TrainStep:
+            return train_step(copy.deepcopy(model), case, torch.float32, world=ranks, **options)
 
-        rivals = {"together": trainer(True), "alone": trainer(False)}
+        rivals = {"together": trainer(world, sync_bn=given.sync_bn), "alone": trainer(World())}
         seconds: dict[str, list[float]] = {name: [] for name in rivals}
         assert world._heartbeat is not None
         messages = world._heartbeat.messages
@@ -69,7 +51,7 @@ def main() -> None:
                 world.barrier()
                 started = time.perf_counter()
                 for _ in range(5):
-                    step([batch], 1)
+                    step([case.batch], 1)
                 if round_ >= 2:
                     seconds[name].append((time.perf_counter() - started) / 5)
         messages = world._heartbeat.messages - messages - 2 * (given.rounds + 2)

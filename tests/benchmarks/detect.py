@@ -1,6 +1,6 @@
-"""Latency of a Detector per image, its fraction outside the network, and memory over many frames.
+"""Latency of a Detector per image, and its fraction outside the network.
 
-uv run python -m tests.benchmarks.detect [--weights yolov5n.pt] [--source images/] [--imgsz 640] [--frames 5000]
+uv run python -m tests.benchmarks.detect [--weights yolov5n.pt] [--source images/] [--imgsz 640]
 
 Without --source the images are drawn, 480 x 640 pixels. Milliseconds are medians over the images, each predicted three
 times after a first round; seconds of CPU are printed too, for a machine that does other work as well.
@@ -8,21 +8,15 @@ times after a first round; seconds of CPU are printed too, for a machine that do
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import cv2
-import numpy as np
 
 from tessera.data.source.synthetic_shapes import write_shapes
 from tessera.deploy.inference.detector import Detector
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tests.benchmarks.harness import machine, parser
-from tests.benchmarks.memory import MIB, pss
 
 ROUNDS = 3
 STAGES = ("reading", "preprocessing", "inference", "NMS")
@@ -47,27 +41,8 @@ def latency(detector: Detector, paths: list[Path]) -> None:
     print(f"  {1000 * wall_s / len(rows):.1f} ms of wall clock and {1000 * cpu_s / len(rows):.1f} ms of CPU an image")
 
 
-def memory(detector: Detector, frames: int) -> None:
-    held = {}
-    for number, pixels in enumerate(drawn(frames), 1):
-        for result in detector(pixels):
-            assert result.pixels is None
-        if number in (100, frames // 5, frames):
-            held[number] = pss([os.getpid()], "Rss:") / MIB
-    print("  " + ", ".join(f"after {number:,} {size:.1f} MiB" for number, size in held.items()))
-
-
-def drawn(count: int) -> Iterator[np.ndarray]:
-    rng = np.random.default_rng(0)
-    for number in range(count):
-        size_wh = (320 + 16 * (number % 7), 240 + 16 * (number % 5))
-        yield cv2.resize(rng.integers(0, 256, (12, 16, 3), np.uint8), size_wh, interpolation=cv2.INTER_CUBIC)
-
-
 def main() -> None:
-    args = parser(
-        __doc__, weights="yolov5n.pt", source="", imgsz=640, device="cpu", images=32, frames=5000
-    ).parse_args()
+    args = parser(__doc__, weights="yolov5n.pt", source="", imgsz=640, device="cpu", images=32).parse_args()
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
         source = Path(args.source)
@@ -78,8 +53,6 @@ def main() -> None:
         detector = Detector(args.weights, imgsz=args.imgsz, device=args.device)
         print(f"{args.weights} at {args.imgsz} px, {len(paths)} images, {detector.rules.conf:g} confidence")
         latency(detector, paths)
-    print(f"Memory over {args.frames:,} frames at 128 px")
-    memory(Detector(args.weights, imgsz=128, device=args.device), args.frames)
 
 
 if __name__ == "__main__":

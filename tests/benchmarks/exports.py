@@ -21,9 +21,7 @@ import torch
 from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.exporting.formats import Format, chosen
 from tessera.deploy.exporting.job import ExportJob
-from tessera.deploy.exporting.parity.sample_images import sample_images
-from tessera.deploy.exporting.parity.table import table
-from tessera.deploy.exporting.parity.verify import Verifier
+from tessera.deploy.exporting.verify import Verifier, sample_images, table
 from tessera.deploy.runtime import runtimes
 from tessera.deploy.runtime.pipeline import image_detector, nms_settings
 from tessera.deploy.runtime.runtimes import open_exported

@@ -30,9 +30,8 @@ from tessera.utils.engine.precision import Precision
 from tessera.utils.environment import Launch
 from tessera.utils.evaluation.evaluate import evaluate
 from tessera.utils.evaluation.network import fused_copy, network_of
-from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.choose_device import choose_accelerator
-from tessera.utils.machine.resource_limits import usable_cpus
+from tessera.utils.machine.accelerator import Accelerator, choose_accelerator
+from tessera.utils.machine.host import usable_cpus
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
 from tests.benchmarks.budget import count_step, rates

@@ -1,4 +1,4 @@
-"""Training samples per second in one process, from memory and from JPEG files, and images decoded by more workers.
+"""Training samples per second in one process, from memory and from JPEG files.
 
 uv run python -m tests.benchmarks.loader --data coco128.yaml
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from unittest import mock
 
 import cv2
 import numpy as np
@@ -16,11 +15,9 @@ from tessera.data.feed.cache import open_images
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_train_loader
 from tessera.utils.config import Hyp, load_hyp
-from tessera.utils.ranks import world as world_module
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
 from tests.benchmarks.harness import indexed, parser, repeated, rounds, show
-from tests.data.counted import CountedStore
 from tests.data.made_run import made_run
 
 FILL = 114
@@ -103,18 +100,6 @@ def plain_rivals(index: DatasetIndex, imgsz: int, hyp_name: str):  # type: ignor
     )
 
 
-def decodes_a_sample(index: DatasetIndex, imgsz: int, hyp: str, workers: int) -> float:
-    """Images decoded over samples of two epochs, with `workers` whatever the processors."""
-    run = made_run(load_hyp(hyp), imgsz=imgsz, batch_size=16, epochs=2, workers=workers)
-    store = CountedStore(index, imgsz, "linear")
-    with (
-        mock.patch.object(world_module, "cpus_of_process", lambda *_: workers),
-        build_train_loader(run, store) as batches,
-    ):
-        samples = sum(len(batch) for epoch in range(2) for batch in batches.batches(epoch))
-    return store.decoded / samples
-
-
 def main() -> None:
     given = parser(
         __doc__,
@@ -153,13 +138,6 @@ def main() -> None:
     store = ImageStore(index, given.imgsz, "linear")
     rates = rounds({"plain, from files": plain(from_files), "Tessera, from files": ours(store)}, given.rounds)
     show(rates, "plain, from files")
-    small = indexed(given.data)
-    for workers in (1, 2, 4, 8):
-        many, few = (decodes_a_sample(of, given.imgsz, given.hyp, workers) for of in (index, small))
-        print(
-            f"  decoded a sample in two epochs with {workers} workers: {many:.2f} images of {len(index)}, "
-            f"{few:.2f} of {len(small)}"
-        )
 
 
 if __name__ == "__main__":

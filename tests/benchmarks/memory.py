@@ -1,4 +1,4 @@
-"""Memory: of the image cache over ranks and workers, of a training over time, of a step.
+"""Memory: of the image cache over ranks and workers, of a step.
 
 uv run python -m tests.benchmarks.memory --data coco128.yaml
 """
@@ -10,11 +10,8 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from tessera.data.feed.cache import open_images
@@ -97,28 +94,6 @@ def cache_of(data: str, times: int, imgsz: int, cache: str, ranks: int) -> tuple
     return total, mapped
 
 
-def training_over_time(data: str) -> None:
-    """Memory of a whole training, sampled while it runs: what its processes hold, without the files they map."""
-    command = [sys.executable, "train.py", "--data", data, "--imgsz", "64", "--epochs", "50", "--batch", "16"]
-    command += ["--cfg", "yolov5n.yaml"]
-    epochs, held = [], []
-    with tempfile.TemporaryDirectory() as project:
-        command += ["--workers", "1", "--cache", "ram", "--loggers", "none", "--project", project]
-        results = Path(project) / "exp" / "results.csv"
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None:
-            pids = descendants(process.pid)
-            epochs.append(len(results.read_text().splitlines()) - 1 if results.is_file() else -1)
-            held.append((pss(pids, "Pss_Anon:") + pss(pids, "Pss_Shmem:")) / MIB)
-            time.sleep(0.25)
-    assert process.returncode == 0
-    epoch, memory = np.array(epochs), np.array(held)
-    for first, last in ((1, 20), (20, 50)):  # in row 50 the end of the run begins: plots and the best epoch's metrics
-        settled = (epoch >= first) & (epoch < last)
-        slope = np.polyfit(epoch[settled], memory[settled], 1)[0]
-        print(f"  epochs {first} to {last}: {np.median(memory[settled]):.0f} MiB, slope {slope:+.2f} MiB an epoch")
-
-
 def peak_of(which: str, data: str, cfg: str) -> float:
     """Largest resident size of a process that does nothing but steps, in MiB."""
     command = [sys.executable, "-m", "tests.benchmarks.memory", "--peak-program", which, "--data", data]
@@ -165,7 +140,6 @@ def main() -> None:
         )
     one, two = (cache_of(given.data, given.times, given.imgsz, "none", ranks)[0] / MIB for ranks in (1, 2))
     print(f"  without a cache: {one:.0f} MiB in all processes of 1 rank, {two:.0f} of 2 ({two / one:.2f} x)")
-    training_over_time(given.data)
     peaks = {which: peak_of(which, given.data, given.cfg) for which in ("plain", "fp32", "bf16")}
     said = ", ".join(f"{which} {peak:.0f} MiB ({peak / peaks['plain']:.2f} x)" for which, peak in peaks.items())
     print(f"  peak of a process that trains {given.cfg}, 320 pixels, batch 16: {said}")

@@ -22,7 +22,7 @@ from PIL import Image
 
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_train_loader
-from tessera.data.source.annotations.label_files import label_path
+from tessera.data.labels.label_files import label_path
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.config import load_hyp

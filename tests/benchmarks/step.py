@@ -19,6 +19,7 @@ from torch import nn
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_train_loader
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
@@ -29,8 +30,7 @@ from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.environment import Launch
-from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.choose_device import choose_accelerator
+from tessera.utils.machine.accelerator import Accelerator, choose_accelerator
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex
@@ -65,7 +65,7 @@ def plain_step(
     device = accelerator.device
     model = copy.deepcopy(case.model).to(device, memory_format=layout).train()  # type: ignore[call-overload]
     average = copy.deepcopy(model).eval()
-    criterion = model.head.criterion(case.hyp, imgsz=case.imgsz)
+    criterion = model.head.criterion(LossSettings.of(case.hyp, imgsz=case.imgsz))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, nesterov=True, foreach=False)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     chw = batch.images.permute(0, 3, 1, 2).contiguous(memory_format=layout)
@@ -98,11 +98,17 @@ def plain_step(
 
 
 def train_step(
-    model: DetectionModel, case: Case, dtype: torch.dtype, stages: NoProfile | None = None, compile: bool = False
+    model: DetectionModel,
+    case: Case,
+    dtype: torch.dtype,
+    stages: NoProfile | None = None,
+    world: World | None = None,
+    **options: bool,
 ) -> TrainStep:
-    """The step of train.py for a copy of the case's model on its device."""
-    accelerator, images = case.accelerator, len(case.batch)
-    criterion = case.model.head.criterion(case.hyp, imgsz=case.imgsz)
+    """The step of train.py for a copy of the case's model on its device; `options` are those of `smart_DDP`."""
+    world = world or World(accelerator=case.accelerator)
+    accelerator, images = case.accelerator, len(case.batch) * world.size
+    criterion = case.model.head.criterion(LossSettings.of(case.hyp, imgsz=case.imgsz))
     state = TrainState(
         model,
         ModelEMA(model),
@@ -111,9 +117,8 @@ def train_step(
         EarlyStopping(0),
         Progress(torch.zeros(len(criterion.names), device=accelerator.device)),
     )
-    world = World(accelerator=accelerator)
     context = RunContext(TrainConfig(weights="", batch_size=images), case.hyp, world, case.imgsz, model.stride, Path())
-    return TrainStep(smart_DDP(model, compile=compile, world=world), state, criterion, context, profile=stages)
+    return TrainStep(smart_DDP(model, world=world, **options), state, criterion, context, profile=stages)
 
 
 def our_step(
@@ -128,7 +133,7 @@ def our_step(
     accelerator.activate()
     model = copy.deepcopy(case.model)
     model.to(accelerator.device, memory_format=accelerator.memory_format).train()  # type: ignore[call-overload]
-    step = train_step(model, case, dtype, stages, compile)
+    step = train_step(model, case, dtype, stages, compile=compile)
     source = batch.pin_memory() if accelerator.pins_memory else batch
     for _ in range(WARM_UP):
         step([dataclasses.replace(source, images=accelerator.send(source.images))], 1)

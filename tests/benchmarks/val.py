@@ -1,4 +1,4 @@
-"""Validation: images per second, NMS of an untrained model's candidates, and metrics of a large dataset.
+"""Validation: images per second.
 
 uv run python -m tests.benchmarks.val --data coco128.yaml --weights yolov5n.pt --imgsz 640
 """
@@ -6,7 +6,6 @@ uv run python -m tests.benchmarks.val --data coco128.yaml --weights yolov5n.pt -
 from __future__ import annotations
 
 import copy
-import time
 
 import cv2
 import numpy as np
@@ -17,15 +16,10 @@ from tessera.data.feed.image_sizes import rect_val_shapes
 from tessera.data.feed.image_store import ImageStore
 from tessera.data.feed.loader import build_val_loader
 from tessera.models.detector import DetectionModel
-from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.boxes import cxcywh_to_xyxy
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import load_weights
+from tessera.utils.checkpoints.weights import load_weights, resolve_weights
 from tessera.utils.engine.precision import Precision
-from tessera.utils.evaluation.average_precision import rank
-from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import evaluate
-from tessera.utils.evaluation.matching import Kind, Matches
 from tessera.utils.evaluation.network import fused_copy, network_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import keep_malloc_memory
@@ -95,35 +89,6 @@ def our_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, batch
     return run
 
 
-def untrained(images: int, size: int, nc: int) -> torch.Tensor:
-    """What a model gives early in training: everything everywhere a little likely, decoded (B, A, 5 + C)."""
-    rows = 3 * sum((size // stride) ** 2 for stride in (8, 16, 32))
-    generator = torch.Generator().manual_seed(0)
-    centre = torch.rand(images, rows, 2, generator=generator) * size
-    sides = torch.rand(images, rows, 2, generator=generator) * size / 4 + 4
-    likely = torch.rand(images, rows, 1 + nc, generator=generator) * 0.1
-    return torch.cat([centre, sides, likely], 2)
-
-
-def made_matches(images: int, detections: int, nc: int) -> Matches:
-    """Random matches of a large set."""
-    rng = np.random.default_rng(0)
-    found = []
-    for image in range(images):
-        good = rng.random((detections, 1)) < 0.03  # each has an object of its own; three more are missed
-        correct = good & (np.linspace(0.5, 0.95, 10) < rng.random((detections, 1)) + 0.5)
-        scores = -np.sort(-rng.random(detections)).astype(np.float32)
-        classes = rng.integers(0, nc, detections).astype(np.int32)
-        objects = np.concatenate([classes[good[:, 0]], rng.integers(0, nc, 3).astype(np.int32)])
-        kinds = np.where(good[:, 0], Kind.CORRECT, Kind.BACKGROUND).astype(np.uint8)
-        own = np.where(good[:, 0], np.cumsum(good) - 1, -1)
-        bits, none = correct @ (1 << np.arange(10, dtype=np.uint16)), np.zeros(detections, np.uint16)
-        counts = (np.array([count], np.int64) for count in (image, len(objects), detections))
-        boxes = np.zeros((detections, 4), np.float32)
-        found.append(Matches(*counts, objects, scores, classes, bits, none, kinds, own, boxes))
-    return Matches.joined(found)
-
-
 def main() -> None:
     given = parser(__doc__, data="coco128.yaml", rounds=7, weights="yolov5n.pt", imgsz=640, batch=32).parse_args()
     index = indexed(given.data, "val")
@@ -138,24 +103,6 @@ def main() -> None:
         "Tessera, bf16": OwnProcess(our_validation, *common, Precision(cpu, torch.bfloat16)),
     }
     show(rounds(rivals, given.rounds), "plain: channels first, fp32")
-
-    decoded = untrained(4, given.imgsz, 80)
-
-    def plain() -> int:
-        plain_nms(decoded)
-        return len(decoded)
-
-    def ours() -> int:
-        non_max_suppression(decoded, NmsSettings(0.001, 0.6))
-        return len(decoded)
-
-    print("NMS, untrained model:")
-    show(rounds({"plain": plain, "Tessera": ours}, 5), "plain")
-
-    found = made_matches(5000, 300, 80)
-    started = time.perf_counter()
-    summarize(rank(found), 80)
-    print(f"Metrics of 5,000 images with 300 detections each: {time.perf_counter() - started:.2f} s")
 
 
 if __name__ == "__main__":

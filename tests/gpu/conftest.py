@@ -19,8 +19,7 @@ import yaml
 import tessera.utils.ranks.launch
 from tessera.commands import train
 from tessera.utils.engine.step import TrainStep
-from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.cuda import Cuda
+from tessera.utils.machine.accelerator import Accelerator, Cuda
 from tessera.utils.types import Batch, Metrics
 from tests.system.tiny import make_data
 from tests.utils.engine.trainer import FREE, TINY, YOLOV9, YOLOX, Trainer

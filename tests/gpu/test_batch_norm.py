@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.utils.machine.batch_norm import BatchNormParts, FusedBatchNormParts
+from tessera.utils.machine.accelerator import BatchNormParts, FusedBatchNormParts
 
 
 @pytest.mark.gpu

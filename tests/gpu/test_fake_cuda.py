@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from tessera.deploy.inference.detector import Detector
+from tessera.models.heads.criterion import LossSettings
 from tessera.models.layers.blocks import concat
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.models.nms import NmsSettings, non_max_suppression, select_candidates
@@ -21,9 +22,9 @@ from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.evaluation.evaluate import Settings, ShardEvaluation
 from tessera.utils.evaluation.network import fused_copy, network_of
-from tessera.utils.machine.batch_norm import BatchNormParts, FusedBatchNormParts
-from tessera.utils.ranks.collectives import Collectives
-from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
+from tessera.utils.machine.accelerator import BatchNormParts, FusedBatchNormParts
+from tessera.utils.ranks.ddp import SyncBatchNorm2d
+from tessera.utils.ranks.world import Collectives
 from tessera.utils.training.autobatch import synthetic_batch, synthetic_index
 from tests.gpu.conftest import HEADS as SHARED_HEADS
 from tests.utils.engine.trainer import FREE, SIZE, Trainer, made_batch
@@ -89,7 +90,7 @@ def test_a_step_waits_for_nothing(
     """With class weights, ignored regions, the focal loss, two batches a step, and batches without objects."""
     trainer = Trainer(device, dtype, optimizer, HEADS[head], fl_gamma=1.5, obj_pw=2.0, cls_pw=2.0)
     weights = device.send(torch.tensor([0.5, 2.0]))
-    criterion = trainer.model.head.criterion(trainer.context.hyp, imgsz=SIZE, class_weights=weights)
+    criterion = trainer.model.head.criterion(LossSettings.of(trainer.context.hyp, imgsz=SIZE, class_weights=weights))
     context = replace(trainer.context, config=replace(trainer.context.config, multi_scale=multi_scale))
     trainer.step = TrainStep(trainer.model, trainer.state, criterion, context)
     step(device, trainer)

@@ -13,10 +13,8 @@ from torch import nn
 
 from tessera.commands import export
 from tessera.utils.engine.step import RunningStatistics
-from tessera.utils.ranks.collectives import Collectives
-from tessera.utils.ranks.ddp import DataParallel, average_statistics
-from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
-from tessera.utils.ranks.world import World
+from tessera.utils.ranks.ddp import DataParallel, SyncBatchNorm2d, average_statistics
+from tessera.utils.ranks.world import Collectives, World
 from tests.deploy.exporting.made import ANCHORED, checkpoint
 from tests.gpu.conftest import TOLERANCE, Gate, made_trainer, pinned
 from tests.system.jobs import train

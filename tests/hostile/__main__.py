@@ -14,7 +14,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tessera.utils.environment import limit_opencv_pixels
+from tessera.utils.environment import configure_libraries
 from tests.hostile.campaign import Subject, run_cases, subject_names
 
 
@@ -28,7 +28,7 @@ def main() -> int:
     parser.add_argument("--fast", action="store_true", help="the few cases of the default suite")
     parser.add_argument("--jobs", type=int, default=2, help="cases at a time")
     asked = parser.parse_args()
-    limit_opencv_pixels()  # as the commands do, before a subject imports it from elsewhere
+    configure_libraries()  # as the commands do, before a subject imports it from elsewhere
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # a case is forked, and threads are not
 
     rows: list[tuple[str, str, str, str]] = []

@@ -9,8 +9,8 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from tessera.data.source import archives
-from tessera.data.source.archives import unpack
+from tessera.data.source import download
+from tessera.data.source.download import unpack
 from tests.hostile.damages import cut, flipped, left_out, named, zeroed
 from tests.hostile.expect import Message, message_or_result
 
@@ -18,7 +18,7 @@ CASES, FAST_CASES, TIME_LIMIT_S, MEMORY = 2000, 24, 60, 2**29
 
 FILES = {f"set/{kind}/{n:03}.{end}": random.Random(n).randbytes(n * 37) for n in range(20)
          for kind, end in (("images", "jpg"), ("labels", "txt"))}  # fmt: skip
-archives.MAX_UNPACKED_BYTES, archives.MAX_MEMBERS = 10 << 20, 500
+download.MAX_UNPACKED_BYTES, download.MAX_MEMBERS = 10 << 20, 500
 
 
 def trial(rng: random.Random, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""Hostile checkpoints: truncated, flipped, repacked, or with other values."""
+"""Hostile checkpoints: truncated, flipped, repacked, or with other values; and files of YOLOX and YOLOv9."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.format import WEIGHTS_KEYS, load_any_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
-from tessera.utils.checkpoints.training_state import dump_state
+from tessera.utils.checkpoints.format import WEIGHTS_KEYS, describe_metrics, describe_run, load_any_checkpoint
+from tessera.utils.checkpoints.resume import dump_state
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.ema import ModelEMA
@@ -28,11 +27,13 @@ from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.training.resume_target import resume_target
+from tests.conftest import SHARED
+from tests.deploy.foreign.made import small_yolox, v9_t
 from tests.hostile.damages import cut, flipped, left_out, named, pickle_changed, repacked
 from tests.hostile.expect import Message, message_or_result
 from tests.utils.checkpoints.made_state import assert_equal
 
-CASES, FAST_CASES = 3000, 30
+CASES, FAST_CASES = 4000, 40
 
 NAMES = ("circle", "square")
 ARCHITECTURE = {
@@ -42,10 +43,13 @@ ARCHITECTURE = {
     "head": [[[0], 1, "Detect", ["nc", "anchors"]]],
 }
 HYP = "hyp.scratch-low.yaml"
+FAMILIES = ("YOLOX", "YOLOv9")
 
 
 def prepare() -> None:
     whole()
+    for family in FAMILIES if SHARED.is_dir() else ():
+        foreign(family)
 
 
 def trial(rng: random.Random, folder: Path) -> str:
@@ -63,8 +67,10 @@ def trial(rng: random.Random, folder: Path) -> str:
 
 
 def take_weights(path: Path) -> str:
+    """A model with the file's weights; all of them are numbers."""
     weights = load_weights(path)
-    model_of_weights(weights, str(path))
+    model = model_of_weights(weights, str(path))
+    assert all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values())
     return weights.source
 
 
@@ -102,6 +108,11 @@ def content() -> dict[str, Any]:
 @functools.cache
 def whole() -> bytes:
     return file_of(content())
+
+
+@functools.cache
+def foreign(family: str) -> bytes:
+    return file_of({"model": small_yolox(SHARED)} if family == "YOLOX" else v9_t(SHARED))
 
 
 def file_of(state: Any) -> bytes:
@@ -174,9 +185,14 @@ def _confuse(rng: random.Random, original: Any) -> Any:
     return state
 
 
+def _damaged_foreign(rng: random.Random) -> bytes:
+    return rng.choice([*_OF_BYTES.values()])(rng, foreign(rng.choice(FAMILIES)))
+
+
 _OF_BYTES = named(flipped, cut, left_out, pickle_changed)
 _MADE = {
     **named(_compressed, _directory_changed, _bomb, _weights_alone, _newer_version),
     "confused value": lambda rng: file_of(_confuse(rng, content())),
+    **({"foreign": _damaged_foreign} if SHARED.is_dir() else {}),
 }
 _ALWAYS_FOUND = frozenset({"cut", "left out", "compressed", "bomb"})

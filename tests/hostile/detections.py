@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import tempfile
+import unicodedata
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -16,12 +17,11 @@ import numpy as np
 from tessera.commands import detect
 from tessera.deploy.inference.sources.video import Capture
 from tessera.models.detector import DetectionModel
-from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
+from tessera.utils.checkpoints.format import describe_metrics, describe_run, save_checkpoint
 from tessera.utils.errors import UserError
 from tessera.utils.machine.opencv import cv2
 from tests.deploy.exporting.made import ANCHORED, checkpoint, lively
-from tests.hostile.expect import checked
+from tests.hostile.expect import checked, raw_characters
 
 _kept = ExitStack()
 FLAGS: dict[str, Any] = {"device": "cpu", "imgsz": 64, "max_det": 4}
@@ -94,6 +94,23 @@ def require_whole(folder: Path) -> dict[str, int]:
             assert image is not None, f"{path!r} does not decode"
             counts["crops" if top == "crops" else "pictures"] += 1
     return counts
+
+
+def require_all(outcome: detect.DetectionSummary) -> tuple[dict[str, int], list[dict[str, Any]]]:
+    """Make sure that each result has its files and each failure is one clean line; counts, and lines with results."""
+    assert outcome.folder is not None, outcome
+    counts = require_whole(outcome.folder)
+    lines = [json.loads(line) for line in (outcome.folder / "predictions.jsonl").read_text().splitlines()][1:]
+    results = [line for line in lines if "detections" in line]
+    boxes = sum(len(line["detections"]) for line in results)
+    assert counts["lines"] == counts["labels"] == outcome.images == len(results), (counts, outcome)
+    assert counts["crops"] == counts["rows"] == outcome.detections == boxes, (counts, boxes)
+    # On a file system that takes these names for one, none may meet either.
+    paths = [str(path.relative_to(outcome.folder)) for path in outcome.folder.rglob("*") if path.is_file()]
+    assert len({unicodedata.normalize("NFC", path.casefold()) for path in paths}) == len(paths), paths
+    for message in outcome.failures:
+        assert len(message.splitlines()) == 1 and len(message) < 1000 and not raw_characters(message), message
+    return counts, results
 
 
 def frames_of(path: Path) -> int:

@@ -13,9 +13,9 @@ from tessera.analysis.checks.run_checks import check_dataset
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.types import DatasetIndex
+from tests.data.labels.test_voc import voc as voc_text
+from tests.data.labels.test_voc import voc_object
 from tests.data.make import write_image
-from tests.data.source.annotations.test_voc import voc as voc_text
-from tests.data.source.annotations.test_voc import voc_object
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, checked, message_or_result
 from tests.hostile.pictures import make_special

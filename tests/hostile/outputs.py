@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import random
 import resource
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from tessera.commands import detect
-from tessera.deploy.inference.outputs import AnnotatedFiles
 from tessera.utils.machine.opencv import cv2
-from tessera.utils.streams import protect_streams
+from tessera.utils.startup import protect_streams
 from tests.deploy.exporting.made import picture
 from tests.hostile.campaign import may_mount
 from tests.hostile.damages import named
 from tests.hostile.detections import found, require_whole, weights, write_video
-from tests.hostile.expect import checked
 from tests.system.launch import ROOT
 
 CASES, FAST_CASES = 300, 3
@@ -124,30 +121,6 @@ def judged(outcome: detect.DetectionSummary | str, runs: Path) -> str:
     return ", enough"
 
 
-def _vanished(rng: random.Random, folder: Path) -> str:
-    """Somebody removes the folder of results, or makes a file of it, while the run goes on."""
-    seen, at, how = [0], rng.randrange(6), rng.choice(("gone", "gone", "a file"))
-    add = AnnotatedFiles.add
-
-    def removing(self: AnnotatedFiles, *given: Any) -> None:
-        seen[0] += 1
-        if seen[0] == at + 1:
-            shutil.rmtree(folder / "runs" / "exp")
-            if how == "a file":
-                (folder / "runs" / "exp").write_text("x")
-        add(self, *given)
-
-    AnnotatedFiles.add = removing  # type: ignore[method-assign]
-    flags = {**_flags(rng), "nosave": False}
-    outcome = found(source=str(folder / "in"), project=str(folder / "runs"), **flags)
-    if isinstance(outcome, str):
-        checked(outcome)
-        return ", refused"
-    if seen[0] > at:
-        assert how == "gone" and not flags["save_csv"] and not flags["save_json"], "lost, and nothing says so"
-    return ", went on"
-
-
 def _unwritable(rng: random.Random, folder: Path) -> str:
     """Something else lies where results should."""
     run = folder / "runs" / "exp"
@@ -167,23 +140,4 @@ def _unwritable(rng: random.Random, folder: Path) -> str:
     return ", not met"
 
 
-def _links(rng: random.Random, folder: Path) -> str:
-    """Links lie in the folder of results; what they lead to stays as it is."""
-    run, mine, nothing = folder / "runs" / "exp", folder / "mine", folder / "nothing"
-    (run / "labels").mkdir(parents=True)
-    mine.write_text("precious")
-    mine.chmod(0o600)
-    names = [".lock", "predictions.csv", "predictions.jsonl", *(f"{stem}{end}" for stem in _STEMS[:4] for end in _ENDS)]
-    for name in rng.sample(names, rng.randint(1, len(names))):
-        how = rng.choice(("link", "link", "dangling", "hard"))
-        (run / name).hardlink_to(mine) if how == "hard" else (run / name).symlink_to(mine if how == "link" else nothing)
-    outcome = found(source=str(folder / "in"), project=str(folder / "runs"), exist_ok=True, **_flags(rng))
-    assert mine.read_text() == "precious" and mine.stat().st_mode & 0o777 == 0o600 and not nothing.exists()
-    if isinstance(outcome, str):
-        assert "is a link" in outcome, outcome
-        return ", refused"
-    return ""
-
-
-_ENDS = (".jpg", ".png", ".mp4")
-_KINDS = named(_links, _mixed, _limited, _full_disk, _vanished, _unwritable)
+_KINDS = named(_mixed, _limited, _full_disk, _unwritable)

@@ -1,23 +1,19 @@
-"""Hostile dataset, hyperparameter and model YAMLs, and search journals."""
+"""Hostile dataset, hyperparameter and model YAMLs."""
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tessera.analysis.search.evolve import evolve
 from tessera.data.source.dataset_root import GENERATORS
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.synthetic_shapes import write_shapes
 from tessera.models.detector import DetectionModel
-from tessera.utils.config import HYPS_DIR, TrainConfig, load_hyp
+from tessera.utils.config import HYPS_DIR, load_hyp
 from tessera.utils.environment import datasets_dir
 from tessera.utils.flags.program import HOME
-from tessera.utils.ranks.world import World
-from tests.analysis.search.searches import curve
 from tests.data.make import write_image
 from tests.hostile.damages import named
 from tests.hostile.expect import Message, message_or_result
@@ -45,13 +41,13 @@ def trial(rng: random.Random, folder: Path) -> str:
     write_image(folder / "pets" / "images" / "train" / "a.jpg")
     subject, damage = rng.choice([*_SUBJECTS]), rng.choice([*_DAMAGES])
     text, read = _SUBJECTS[subject](folder)
-    path = folder / ("search/journal.log" if subject == "journal" else "a.yaml")
+    path = folder / "a.yaml"
     path.write_bytes(_DAMAGES[damage](rng, text).encode("utf-8", "surrogatepass"))
     before = _files(folder.parent)
     used = message_or_result(lambda: read(path))
     planted = [path for path in _files(folder.parent) - before if datasets_dir() not in (path, *path.parents)]
     assert not planted, f"{damage} in {subject} wrote {planted}"
-    if damage in _ALWAYS_FOUND and subject != "journal":
+    if damage in _ALWAYS_FOUND:
         assert isinstance(used, Message), f"{damage} in {subject} was read as {used}"
     return f"{subject}, {damage}"
 
@@ -60,22 +56,10 @@ def _files(folder: Path) -> set[Path]:
     return {path for path in folder.rglob("*") if path.name not in ("printed", "failure", "kind")}
 
 
-def _journal(folder: Path) -> tuple[str, Callable[[Path], object]]:
-    config, start = TrainConfig(evolve=1, project=str(folder), name="search"), load_hyp("hyp.scratch-low.yaml")
-
-    def search(config: TrainConfig) -> None:
-        evolve(config, start, frozenset(), World(), curve)
-
-    search(config)
-    path = folder / "search" / "journal.log"
-    return path.read_text(), lambda path: search(dataclasses.replace(config, resume=str(path)))
-
-
 _SUBJECTS: dict[str, Callable[[Path], tuple[str, Callable[[Path], object]]]] = {
     "data": lambda folder: (DATA.format(folder=folder), load_spec),
     "hyp": lambda _: ((HYPS_DIR / "hyp.scratch-high.yaml").read_text(), load_hyp),
     "model": lambda _: ((HOME / "models" / "yolov5n.yaml").read_text(), DetectionModel),
-    "journal": _journal,
 }
 
 

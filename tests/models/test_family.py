@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
-from tessera.models.detector import DetectionModel
-from tessera.models.heads.free.head import DetectFree
+from tessera.models.detector import DetectionModel, count_gflops, count_parameters, summary
+from tessera.models.heads.free import DetectFree, DetectYOLOv9
 from tessera.models.heads.head import Head
-from tessera.models.heads.yolov9 import DetectYOLOv9
 from tessera.models.heads.yolox import DetectYOLOX
-from tessera.models.layers.repconv import RepConv
+from tessera.models.layers.elan import RepConv
 from tessera.models.model_yaml import MODELS_DIR
-from tessera.models.summary import count_gflops, count_parameters, summary
-from tessera.utils.checkpoints.initial_model import build_model
-from tessera.utils.checkpoints.weights import load_weights
-from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.config import load_hyp
 from tessera.utils.yaml_file import read_yaml
 
 HYP = load_hyp("hyp.short.yaml")
@@ -30,17 +23,6 @@ FAMILY = {
     "tessera-m": (24_379_296, 75.36),
     "tessera-l": (42_029_296, 160.82),
     "tessera-x": (65_620_672, 250.93),
-    "yolov5n-free": (2_036_240, 5.61),
-    "yolov5s-free": (8_063_600, 21.39),
-    "yolov5m-free": (23_182_608, 60.31),
-    "yolov5l-free": (50_219_312, 129.60),
-    "yolov5x-free": (92_568_272, 237.89),
-    "yolox-nano-free": (1_086_480, 3.49),
-    "yolox-tiny-free": (4_574_208, 12.53),
-    "yolox-s-free": (8_104_816, 21.91),
-    "yolox-m-free": (23_367_696, 62.68),
-    "yolox-l-free": (50_712_368, 135.90),
-    "yolox-x-free": (93_594_832, 251.01),
     "yolox-nano": (912_159, 2.51),
     "yolox-tiny": (5_055_855, 15.22),
     "yolox-s": (8_968_255, 26.75),
@@ -54,7 +36,6 @@ FAMILY = {
 }
 AT_3_CLASSES = {  # and 320 px
     "tessera-n": (2_523_609, 1.64),
-    "yolov5n-free": (2_021_225, 1.38),
     "yolox-nano": (897_144, 0.61),
     "yolov9-t": (2_412_825, 2.44),
 }
@@ -91,7 +72,7 @@ def head_of(name: str) -> type[Head]:
     """The head that a model's name stands for."""
     if name.startswith("yolov9"):
         return DetectYOLOv9
-    return DetectYOLOX if name.startswith("yolox") and not name.endswith("-free") else DetectFree
+    return DetectYOLOX if name.startswith("yolox") else DetectFree
 
 
 ROWS = [(80, 640, *row) for row in FAMILY.items()] + [(3, 320, *row) for row in AT_3_CLASSES.items()]
@@ -122,28 +103,6 @@ def test_sizes_differ_in_multiples_and_in_channels_of_the_deepest_stage() -> Non
         for part in ("backbone", "head"):
             expected = [[*row[:3], [cap if value == 1024 else value for value in row[3]]] for row in first[part]]
             assert values[part] == expected
-
-
-@pytest.mark.parametrize(
-    "name", [*(f"yolov5{size}" for size in "nsmlx"), *(f"yolox-{size}" for size in ("nano", "tiny", *"smlx"))]
-)
-def test_the_free_variants_differ_in_their_last_row_and_have_no_anchors(name: str) -> None:
-    free, plain = (read_yaml(MODELS_DIR / f"{name}{end}.yaml", "").values for end in ("-free", ""))
-    convs = ["DepthwiseSeparableConv"] if name == "yolox-nano" else []
-    head = ["Detect", ["nc", "anchors"]] if plain.pop("anchors", None) else ["DetectYOLOX", ["nc", *convs]]
-    assert plain["head"].pop() == [[17, 20, 23], 1, *head]
-    assert free["head"].pop() == [[17, 20, 23], 1, "DetectFree", ["nc"]]
-    assert free == plain
-
-
-def test_original_weights_fit_all_of_the_body_of_a_free_variant(shared: Path) -> None:
-    path = shared / "weights" / "yolov5n.pt"
-    weights = load_weights(path)
-    model = build_model(TrainConfig(cfg="yolov5n-free.yaml", weights=str(path)), HYP, COCO_NAMES, weights)
-    assert isinstance(model.head, DetectFree)
-    body = {key: value for key, value in model.state_dict().items() if not key.startswith("model.24.")}
-    assert len(body) == sum(not key.startswith("model.24.") for key in weights.state_dict) > 300
-    assert [key for key, value in body.items() if not torch.equal(value, weights.state_dict[key].to(value))] == []
 
 
 def test_summary_line_and_that_the_model_stays_as_it_was() -> None:

@@ -22,9 +22,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from tessera.data.feed.shared_memory import ShmBudget
+from tessera.data.feed.cache import ShmBudget
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.checkpoints.initial_model import build_model, read_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
@@ -69,7 +70,9 @@ def run(words: list[str], world: World) -> None:
         model = build_model(config, hyp, index.names, weights).to(memory_format=torch.channels_last)
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())
         loader = open_train_loader(context, index, ShmBudget(world), stack)
-        criterion = model.head.criterion(hyp, imgsz=config.imgsz, class_weights=class_weights(hyp, index))
+        criterion = model.head.criterion(
+            LossSettings.of(hyp, imgsz=config.imgsz, class_weights=class_weights(hyp, index))
+        )
         optimizer = build_optimizer(model, context.optimizer, hyp, config.batch_size)
         schedule = Schedule(hyp, 100, loader.batches_per_epoch, config.batch_size)
         ema = ModelEMA(model, hyp.ema_fraction)

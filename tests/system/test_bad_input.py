@@ -18,9 +18,9 @@ import yaml
 from tessera.commands import compare, detect, export, train, val
 from tessera.utils.training import data
 from tests.deploy.exporting.made import ANCHORED, checkpoint, dataset
+from tests.deploy.foreign.made import Marking, with_at
 from tests.system.launch import ROOT, Command, torchrun
 from tests.system.tiny import FLAGS, flags
-from tests.utils.checkpoints.foreign.made import Marking, with_at
 
 GOOD = {  # what each command line begins with; % is the folder
     train: ["--data", "%/tiny.yaml", "--project", "%/runs", "--epochs", "1", *FLAGS],

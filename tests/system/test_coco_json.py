@@ -15,7 +15,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from tessera.commands import val
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tests.system.tiny import describe_coco128

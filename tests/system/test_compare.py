@@ -10,8 +10,9 @@ import pytest
 
 import tessera
 from tessera.commands import compare, train
+from tessera.deploy.foreign.safetensors_file import save_safetensors
 from tessera.utils.checkpoints.initial_model import build_model
-from tessera.utils.checkpoints.weights import load_weights, save_safetensors
+from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tests.system.launch import ROOT, Command, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data

@@ -50,7 +50,7 @@ def test_control_messages(said: Lines) -> None:
 
 
 def test_collectives_are_freed_by_the_calling_thread(said: Lines) -> None:
-    """Otherwise a worker forked meanwhile may never start; see utils/ranks/collectives.py."""
+    """Otherwise a worker forked meanwhile may never start; see utils/ranks/world.py."""
     assert [line["entered"] for line in said("foreign_threads")] == [0, 0]
 
 

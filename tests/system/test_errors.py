@@ -10,13 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.analysis.error_analysis.files import NAMES
-from tessera.analysis.error_analysis.tide_gains import ERROR_KINDS, error_gains
+from tessera.analysis.error_analysis import ERROR_KINDS, NAMES, error_gains
 from tessera.commands import val
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.utils.evaluation.result_files import COCO_IDS
-from tests.analysis.error_analysis.test_tide_gains import hotcoco_gains, tide_gains, tide_run
+from tests.analysis.test_error_analysis import hotcoco_gains, tide_gains, tide_run
 from tests.system.launch import Command
 from tests.system.tiny import describe_coco128
 from tests.utils.evaluation.made_images import Image, accumulate, make_image

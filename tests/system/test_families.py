@@ -20,7 +20,8 @@ import torch
 import yaml
 
 from tessera.commands import detect, export, train, val
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
+from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.report.results_csv import read_results, result_columns
 
@@ -113,7 +114,9 @@ def test_the_backbone_of_yolox_is_loaded_whole_under_the_free_head_and_stays_whe
 ) -> None:
     file = family_files("yolox_nano")
     with caplog.at_level(logging.INFO):
-        wanted: dict[str, Any] = {"cfg": "yolox-nano-free.yaml", "freeze": [10], "project": str(tmp_path)}
+        cfg, plain = tmp_path / "yolox-nano-free.yaml", (MODELS_DIR / "yolox-nano.yaml").read_text()
+        cfg.write_text(plain.replace("DetectYOLOX, [nc, DepthwiseSeparableConv]", "DetectFree, [nc]"))
+        wanted: dict[str, Any] = {"cfg": str(cfg), "freeze": [10], "project": str(tmp_path)}
         train.run(data=str(few), weights=str(file), **wanted, **FEW)
     original = load_weights(file).state_dict
     trained = torch.load(tmp_path / "exp" / "weights" / "last.pt", weights_only=True)["model"]

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.slow
 
 JOIN = """
 import os, signal, sys
-from tessera.utils.environment import silence_torch
-silence_torch()
+from tessera.utils.environment import configure_command
+configure_command()
 from tessera.utils.ranks import launch
 from tessera.utils.ranks.failures import run_rank
 

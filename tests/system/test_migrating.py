@@ -20,7 +20,7 @@ import pytest
 
 from tessera.data.source.synthetic_shapes import write_shapes
 from tessera.deploy.inference.flags import DetectConfig
-from tessera.utils.checkpoints.resolve import resolve_weights
+from tessera.utils.checkpoints.weights import resolve_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import UserError
 from tessera.utils.flags.options import Options

@@ -2,20 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from tessera.utils.ranks.run_lock import LOCK, RunLock
-from tests.system.launch import ROOT, run_python, torchrun
-from tests.system.tiny import flags, make_data
+from tessera.utils.report.results_csv import read_results
+from tests.system.jobs import Job
+from tests.system.launch import ROOT, python_command, run_python, torchrun, torchrun_command
+from tests.system.tiny import assert_same_checkpoint, flags, losses, make_data
 
 pytestmark = pytest.mark.slow
 
 
-def test_pairs_of_starts_train_each_epoch_once() -> None:
-    outcome = run_python("-m", "tests.system.pairs", "6", timeout=580)
-    assert outcome.code == 0 and "6 pairs, 0 of them broken" in outcome.out, outcome.said
+@pytest.mark.parametrize(("end", "ranks"), [("killed", 1), ("killed", 2), ("waits", 2), ("refused", 1)])
+def test_pairs_of_starts_train_each_epoch_once(tmp_path: Path, end: str, ranks: int) -> None:
+    """The second start waits for the first one, on `ranks` ranks, and resumes where it was killed."""
+    words = flags(make_data(tmp_path), tmp_path, "--epochs", "3", "--save-steps", "1", "--sync-bn")
+    words += ["--resume", "auto", "--name"]
+    program, run = ROOT / "train.py", tmp_path / "run"
+    alone = python_command(program, *words, "run")
+    command = torchrun_command(program, *words, "run", ranks=ranks) if ranks > 1 else alone
+
+    def holder() -> int:
+        with contextlib.suppress(OSError, IndexError):
+            return int((run / LOCK).read_text().split()[1])
+        return 0
+
+    with Job(command, tmp_path / "first") as first:
+        first.until(holder)
+        with Job(alone, tmp_path / "second", {"TESSERA_LOCK_TIMEOUT": "1" if end == "refused" else "120"}) as second:
+            if end == "killed":
+                first.until((run / "weights" / "last.pt").is_file)
+                os.kill(holder(), signal.SIGKILL)
+            outcomes = [job.wait() for job in (first, second)]
+    said = "\n".join(outcome.said for outcome in outcomes)
+    assert [outcome.code == 0 for outcome in outcomes] == [end != "killed", end != "refused"], said
+    assert ("is still being written by process" in outcomes[1].err) == (end == "refused"), said
+    assert ("is finished, after" in outcomes[1].said) == (end == "waits"), said
+    assert read_results(run / "results.csv")["epoch"].tolist() == [0, 1, 2]
+    if end == "killed":
+        undisturbed = run_python(program, *words, "alone")
+        assert undisturbed.code == 0, undisturbed.said
+        files = [{path.relative_to(one) for path in one.rglob("*")} for one in (run, tmp_path / "alone")]
+        assert files[0] == files[1]
+        if ranks == 1:
+            assert_same_checkpoint(run / "weights" / "last.pt", tmp_path / "alone" / "weights" / "last.pt")
+            assert losses(run).equals(losses(tmp_path / "alone"))
 
 
 def test_no_rank_waits_for_the_first_one_longer_than_for_a_control_message(tmp_path: Path) -> None:

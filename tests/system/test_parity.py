@@ -75,7 +75,6 @@ CASES = {
     ),
     "yolox": Case(flags=("--cfg", "yolox-tiny.yaml"), hyp=FREE),
     "yolox-nano": Case(flags=("--cfg", "yolox-nano.yaml"), hyp=FREE),
-    "yolox-nano-free": Case(flags=("--cfg", "yolox-nano-free.yaml"), hyp=FREE),
     "yolov9": Case(head="DetectYOLOv9, [nc, 64]", hyp=FREE),
     "partial-batch": Case(images=20),
     "rect": Case(flags=("--rect",)),

@@ -37,16 +37,16 @@ def test_a_run_in_tiles_evaluates_whole_images_as_val_does(data: Path, tmp_path:
     evaluated = command(val.main, *words)
     labels = (data.parent / "shapes" / "labels" / "val").glob("*.txt")
     objects = sum(len(label.read_text().splitlines()) for label in labels)
-    assert metrics(trained)[1:3] == ["3", str(objects)], "images and objects, not views"
+    assert metrics(trained)[1:3] == ["3", str(objects)], "images and objects, not tiles"
     assert metrics(trained) == metrics(evaluated)
-    assert "--tile 64: train: 5 images split into 50 views" in trained.err
+    assert "--tile 64: train: 5 images split into 50 tiles" in trained.err
     assert "--source … --tile 64 --overlap 0.25" in trained.out
     assert yaml.safe_load((run / "opt.yaml").read_text()).items() >= {"tile": 64, "overlap": 0.25}.items()
     table = read_results(run / "results.csv")
     assert table.filter(regex="^(train|metrics)/").notna().all().all()
     assert table.filter(regex="^val/").isna().all().all(), "a whole image has no loss"
     checked = command(train.main, "--data", str(data), "--check-data", *TILES)
-    assert "5 images split into 50 views" in checked.err, checked.said
+    assert "5 images split into 50 tiles" in checked.err, checked.said
 
 
 @pytest.mark.slow

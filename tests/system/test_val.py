@@ -17,7 +17,7 @@ import yaml
 from tessera import Detector
 from tessera.commands import export, train, val
 from tessera.commands.val import ignored_flags
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
 from tessera.deploy.runtime.exported import BARE, Description, exported_network
 from tessera.models.detector import DetectionModel
 from tessera.utils import extensions
@@ -28,7 +28,7 @@ from tessera.utils.evaluation.evaluation_data import evaluation_imgsz, read_data
 from tessera.utils.evaluation.network import fused_copy, network_of, network_of_weights
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.machine.accelerator import Accelerator
-from tests.analysis.label_errors.planted import plant
+from tests.analysis.planted import plant
 from tests.deploy.exporting.made import ANCHORED, FREE, checkpoint, dataset
 from tests.system.launch import ROOT, Command, Outcome, torchrun
 from tests.system.tiny import describe_coco128, flags, make_data

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 import yaml
 
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
 from tessera.data.source.synthetic_shapes import NAMES, write_shapes
 from tessera.utils.report.results_csv import read_results
 

@@ -1,9 +1,8 @@
-"""Downloads from hostile servers: slow ones, endless ones, and answers that are not HTTP."""
+"""Downloads from hostile servers: silent ones, and answers that are not HTTP."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,56 +14,30 @@ from tessera.utils.http_client import NetworkLimits
 from tests.raw_server import raw_server
 
 OK = b"HTTP/1.1 200 OK\r\n"
-TRICKLE = [b"x", 0.05] * 1000
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(2, 0.01, 2.0, least_speed=1e5, slack_s=0.3))
+    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(2, 0.01, 0.5))
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [
-        [OK + b"Content-Length: 1000\r\n\r\n", *TRICKLE],
-        [OK + b"\r\n", *TRICKLE],
-        [OK + b'ETag: "a"\r\nContent-Length: 1000\r\n\r\n', b"x", 60.0],
-        [OK + b"Transfer-Encoding: chunked\r\n\r\n", *[b"0", 0.05] * 1000],
-        [OK + b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n", *[b"A: b\r\n", 0.05] * 1000],
-        [OK + b"X: ", *TRICKLE],
-        [*TRICKLE],
-    ],
-    ids=["body", "body of any length", "silence", "length of a chunk", "trailers", "header", "status"],
-)
-def test_a_server_that_trickles_is_given_up(
-    tmp_path: Path, pieces: list[bytes | float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http_client, "LIMITS", replace(http_client.LIMITS, head_s=0.3))
+def test_a_silent_server_times_out(tmp_path: Path) -> None:
     with (
-        raw_server(pieces) as server,
-        pytest.raises(UserError, match=r"less than 100,000 bytes a second|timed out|not there after 0.3 s") as error,
+        raw_server([OK + b'ETag: "a"\r\nContent-Length: 1000\r\n\r\n', b"x", 60.0]) as server,
+        pytest.raises(UserError, match=r"timed out.*command again to resume"),
     ):
         fetch(server.url, tmp_path / "data.zip")
-    is_named = isinstance(pieces[0], bytes) and b"ETag" in pieces[0]  # else a later request could be for another file
-    assert ("command again to resume" in str(error.value)) == is_named
     assert len(server.requests) <= 4
-
-
-def test_the_total_time_is_bounded_by_the_size(tmp_path: Path) -> None:
-    """One new byte a connection is progress each time."""
-    with raw_server([OK + b"Content-Length: 30000\r\n\r\nx"]) as server, pytest.raises(UserError, match="connection"):
-        fetch(server.url, tmp_path / "data.zip")
-    assert server.requests
 
 
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (b"HTTP/1.1 302 Found\r\nLocation: http://[\r\n\r\n", "not an address|Invalid IPv6"),
-        (b"HTTP/1.1 302 Found\r\nLocation: http://a:99999999/\r\n\r\n", "Port out of range"),
-        (b"HTTP/1.1 302 Found\r\nLocation: http://" + b"a" * 64 + b"/\r\n\r\n", "not an address"),
-        (b"HTTP/1.1 302 Found\r\nLocation: ftp://a/b\r\n\r\n", "starts with http|which is not|not allowed"),
-        (b"HTTP/1.1 302 Found\r\nLocation: SELF?" + b"x" * 5000 + b"\r\n\r\n", "at most 4,096"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://[\r\n\r\n", "redirects to no address"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://a:99999999/\r\n\r\n", "redirects to no address"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://" + b"a" * 64 + b"/\r\n\r\n", "redirects to no address"),
+        (b"HTTP/1.1 302 Found\r\nLocation: ftp://a/b\r\n\r\n", "redirects to no address"),
+        (b"HTTP/1.1 302 Found\r\nLocation: SELF?" + b"x" * 5000 + b"\r\n\r\n", "more than 10 times"),
         (b"HTTP/1.1 302 Found\r\nLocation: SELF\r\n\r\n", "more than 10 times"),
         (b"HTTP/1.1 302 Found\r\nLocation: SELF\r\nContent-Length: 99999999\r\n\r\n" + bytes(999), "than 10 times"),
         (b"HTTP/1.1 404 \x1b[31m" + b"x" * 9999 + b"\r\n\r\n", r"404 \\x1b\[31mxxx.*Check the address"),

@@ -13,7 +13,7 @@ import tessera
 from tessera.utils.config import TrainConfig
 from tessera.utils.flags import options, program
 from tessera.utils.flags.program import git_revision
-from tessera.utils.machine.choose_device import default_device
+from tessera.utils.machine.accelerator import default_device
 
 
 def test_git_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,7 @@ import torch
 
 from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.inference.flags import DetectConfig
-from tessera.models.detector import DetectionModel
-from tessera.models.summary import count_parameters
+from tessera.models.detector import DetectionModel, count_parameters
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.flags.model_zoo import (

@@ -1,4 +1,4 @@
-"""Start of a command before torch is imported, and its end."""
+"""Start of a command before torch is imported; full, closed and broken stdout and stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tessera.utils import startup
 from tessera.utils.config import TrainConfig
-from tessera.utils.environment import limit_openmp_spinning
+from tessera.utils.environment import configure_command
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCHRUN = {"WORLD_SIZE": "4", "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -70,7 +70,7 @@ def test_a_wrong_flag_is_printed_once_for_each_command_line(
     monkeypatch.setattr(startup, "protect_streams", lambda: None)
     monkeypatch.setattr(sys, "argv", ["train.py", "--imgsz", "-1"])
     waited: list[bool] = []  # of a rank that says nothing: its end must not be the job's before another one has spoken
-    monkeypatch.setattr(startup, "rank_0_reports", lambda: waited.append(True))
+    monkeypatch.setattr(startup.time, "sleep", lambda _: waited.append(True))
     with pytest.raises(SystemExit, match="2"):
         startup.check_command_line(TrainConfig)
     found = capsys.readouterr().err
@@ -103,36 +103,65 @@ def test_waiting_threads_sleep_soon_unless_the_user_has_set_how_they_wait(
     given: dict[str, str], spins: str | None
 ) -> None:
     with patch.dict(os.environ, given, clear=True):
-        limit_openmp_spinning()
+        configure_command()
         assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
-def test_a_process_ends_with_its_code_once_threads_and_what_is_registered_are_done() -> None:
-    program = """
-import atexit, sys, threading, time
-from concurrent.futures import ThreadPoolExecutor
-from tessera.utils.startup import end_process
-
-class Late:
-    def __del__(self):
-        print("freed")
-
-late = Late()
-ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.3), sys.stdout.write("pool done\\n")))  # never shut down
-threading.Thread(target=lambda: (time.sleep(0.3), sys.stdout.write("thread done\\n"))).start()
-atexit.register(print, "registered")
-sys.stderr.write("said")
-end_process(7)
+PROGRAM = """
+import os, sys
+from tessera.utils.startup import protect_streams
+protect_streams()
+with open(sys.argv[1], "w") as file:
+    for _ in range(3):
+        print("out", flush=True)
+        print("err", file=sys.stderr, flush=True)
+    os.write(1, b"from C\\n")
+    os.write(2, b"from C\\n")
+    print("kept back until the end")
+    file.write("done")
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (7, "said")
-    assert sorted(done.stdout.split("\n")) == ["", "pool done", "registered", "thread done"]
 
 
-def test_a_program_that_runs_the_command_has_the_last_word(tmp_path: Path) -> None:
-    """os._exit lost the statistics of `python -m cProfile -o out train.py`."""
-    command, out = tmp_path / "command.py", tmp_path / "out"
-    command.write_text("from tessera.utils.startup import end_process\nend_process(7)\n")
-    profiled = [sys.executable, "-m", "cProfile", "-o", str(out), str(command)]
-    subprocess.run(profiled, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60, check=False)
-    assert out.stat().st_size > 0
+FULL_FOR_A_MOMENT = """
+import os, sys
+from tessera.utils.startup import protect_streams
+reader, writer = os.pipe()
+os.set_blocking(reader, False)
+os.set_blocking(writer, False)
+os.dup2(writer, 1)
+protect_streams()
+for _ in range(300):
+    print("x" * 1000, flush=True)
+while len(os.read(reader, 1 << 20)) == 1 << 20:
+    pass
+print("afterwards", flush=True)
+assert b"afterwards" in os.read(reader, 1 << 20)
+for _ in range(300):  # full again, at the end
+    print("x" * 1000)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("streams", ["", ">/dev/full", "2>/dev/full", ">/dev/full 2>&1", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_program_goes_on_and_its_files_are_its_own(tmp_path: Path, streams: str) -> None:
+    words = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-c", PROGRAM, str(tmp_path / "file")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "file").read_text() == "done"
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    if streams == ">/dev/full":
+        assert done.stderr.splitlines()[0].startswith("WARNING: stdout: No space left on device")
+        assert done.stderr.count("WARNING") == 1 and done.stderr.count("err\n") == 3
+    if streams == "2>/dev/full":
+        assert "WARNING: stderr: No space left" in done.stdout and done.stdout.count("out\n") == 3
+    if not streams:
+        assert done.stdout == "out\nout\nout\nfrom C\nkept back until the end\n"
+        assert done.stderr == "err\nerr\nerr\nfrom C\n"
+
+
+def test_a_pipe_that_is_full_for_a_moment_loses_what_is_printed_then_and_nothing_later() -> None:
+    """Who reads may have made the pipe non-blocking; a write to a full one fails instead of waiting."""
+    command = [sys.executable, "-c", FULL_FOR_A_MOMENT]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # it would hide the error
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr

@@ -1,26 +1,44 @@
-"""Resuming a run from a loaded checkpoint: merged flags, compatibility checks, restored state."""
+"""Training state in checkpoints, and resuming from it: merged flags, compatibility checks, restored state."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.data.source.annotations.class_matching import reordered_classes
-from tessera.utils.checkpoints.training_state import restore_state
+import numpy as np
+import torch
+from torch import Tensor
+
+from tessera.data.labels.classes import reordered_classes
+from tessera.utils.checkpoints.weights import tensor_differences
 from tessera.utils.config import Hyp, TrainConfig, complete_hyp
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
-from tessera.utils.text import one_line, plural, shown
+from tessera.utils.text import first_line, one_line, plural, shown
 
 log = logging.getLogger(__name__)
 
+OWN_PARTS = ("head", "transforms")  # flags that name parts of the user's own
 
-class Difference(NamedTuple):
+# Errors of torch and Python for states of another kind or shape than they have saved.
+_UNFIT = (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError)
+# Moments that an optimizer keeps for each parameter, each of the parameter's shape.
+_MOMENTS = {
+    torch.optim.SGD: {"momentum_buffer"},
+    torch.optim.Adam: {"exp_avg", "exp_avg_sq"},
+    torch.optim.AdamW: {"exp_avg", "exp_avg_sq"},
+}
+_ADAM = {"Adam", "AdamW"}  # which have equal states
+
+
+class Conflict(NamedTuple):
     """Flag with which a run cannot be resumed."""
 
     now: str  # as given: "--freeze 2"
@@ -83,7 +101,7 @@ def run_of_checkpoint(
     world: World,
     *,
     restarted: bool = False,
-    others: Sequence[Difference] = (),
+    others: Sequence[Conflict] = (),
 ) -> tuple[TrainConfig, Hyp, ResumedRun]:
     """Return the run of a checkpoint: its saved configuration, overridden by the given flags.
 
@@ -91,7 +109,7 @@ def run_of_checkpoint(
         given: flags by name.
         path, checkpoint, world: file, its content, and the ranks.
         restarted: by the launcher or by `--resume auto`; AutoBatch's batch size then stays if the ranks divide it.
-        others: differences found before.
+        others: conflicts found before.
 
     Raises:
         UserError: this version does not know the saved flags.
@@ -99,7 +117,16 @@ def run_of_checkpoint(
     """
     now = {flag: value for flag, value in given.items() if flag not in ("project", "name", "weights", "cfg")}
     before = saved_config(checkpoint, path)
-    config = dataclasses.replace(before, **{**now, "resume": str(path)})
+    none = {name: getattr(TrainConfig, name) for name in OWN_PARTS}
+    config = dataclasses.replace(before, **{**none, **now, "resume": str(path)})
+    for name in OWN_PARTS:
+        if (own := getattr(before, name)) != getattr(config, name):
+            had = f"--{name} {own if isinstance(own, str) else ' '.join(own)}" if own else f"no --{name}"
+            raise ConfigError(
+                f"--resume {path}: the run has {had}. A part of your own is imported only if the command names it: "
+                f"{'give the same again' if own else f'omit --{name}'}, or start a new run from the checkpoint with "
+                "--weights."
+            )
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:
         config = dataclasses.replace(config, batch_size=before.batch_size)
     saved_hyp = Hyp.from_dict(checkpoint["hyp"], str(path))
@@ -108,9 +135,9 @@ def run_of_checkpoint(
         words, hyp = complete_hyp(config.hyp, before.hyp, saved_hyp)
         config = dataclasses.replace(config, hyp=words)
         hyp = dataclasses.replace(hyp, fixed_norms=saved_hyp.fixed_norms)  # determined with the initial weights
-    if differing := [*others, *_differences(before, saved_hyp, config, hyp)]:
-        flags = ", ".join(dict.fromkeys(difference.now for difference in differing))
-        has = ", ".join(difference.was + f" ({difference.why})" * bool(difference.why) for difference in differing)
+    if conflicts := [*others, *_conflicts(before, saved_hyp, config, hyp)]:
+        flags = ", ".join(dict.fromkeys(conflict.now for conflict in conflicts))
+        has = ", ".join(f"{conflict.was} ({conflict.why})" if conflict.why else conflict.was for conflict in conflicts)
         resume_flag, remedy = "--resume", f"Omit {flags}, or start a new run from the checkpoint with --weights."
         if given.get("resume") == "auto":
             resume_flag, remedy = "--resume auto", "Give another --name for a new run, or the flags of this one."
@@ -118,26 +145,26 @@ def run_of_checkpoint(
     return config, hyp, ResumedRun(path.parent.parent, checkpoint)
 
 
-def _differences(before: TrainConfig, saved_hyp: Hyp, config: TrainConfig, hyp: Hyp) -> Iterator[Difference]:
+def _conflicts(before: TrainConfig, saved_hyp: Hyp, config: TrainConfig, hyp: Hyp) -> Iterator[Conflict]:
     """Yield the flags and hyperparameters that differ from those of the run and cannot change."""
     had, has = before.optimizer or saved_hyp.optimizer, config.optimizer or hyp.optimizer
     by_hyp = f"--hyp {shown(' '.join(config.hyp))}"
-    if (had == "SGD") != (has == "SGD"):  # Adam and AdamW have equal states
+    if had != has and not {had, has} <= _ADAM:
         now = f"--optimizer {config.optimizer}" if config.optimizer else by_hyp
-        yield Difference(now, f"the optimizer {had}", f"its state does not fit {has}")
+        yield Conflict(now, f"the optimizer {had}", f"its state does not fit {has}")
     if set(before.frozen_layers) != set(config.frozen_layers):
         now, was = (f"--freeze {' '.join(map(str, c.freeze or (0,)))}" for c in (config, before))
-        yield Difference(now, was, "the optimizer has a state for trained layers alone")
+        yield Conflict(now, was, "the optimizer has a state for trained layers alone")
     for in_words, why in (
         (lambda c: f"--tile {c.tile} --overlap {c.overlap:g}", "its epochs and metrics would differ"),
         (lambda c: "--image-weights" if c.image_weights else f"--sampling {c.sampling}", "its epochs would differ"),
         (lambda c: "--single-cls" if c.single_cls else "several classes", "the model has as many outputs"),
     ):
         if in_words(config) != in_words(before):
-            yield Difference(in_words(config), in_words(before), why)
+            yield Conflict(in_words(config), in_words(before), why)
     if config.weights and (hyp.layer_decay == 1) != (saved_hyp.layer_decay == 1):
         why = f"with {hyp.layer_decay:g} the optimizer would have other parameter groups"
-        yield Difference(by_hyp, f"layer_decay {saved_hyp.layer_decay:g}", why)
+        yield Conflict(by_hyp, f"layer_decay {saved_hyp.layer_decay:g}", why)
 
 
 def saved_config(checkpoint: Mapping[str, Any], path: Path) -> TrainConfig:
@@ -151,3 +178,137 @@ def saved_config(checkpoint: Mapping[str, Any], path: Path) -> TrainConfig:
             f"--resume {path}: this version does not accept the flags of the run ({one_line(str(error), 150)}). Update "
             "the program, or start a new run from the checkpoint with --weights."
         ) from error
+
+
+# ---------------------------------------------------------------------------------------------- training state
+
+
+def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) -> dict[str, Any]:
+    """Return the training state of a checkpoint: live tensors, not copies, and the losses of every rank."""
+    progress = state.progress
+    return {
+        "model": state.model.state_dict(),
+        "ema": state.ema.model.state_dict(),
+        "ema_updates": state.ema.updates,
+        "optimizer": state.optimizer.state_dict(),
+        "scaler": state.precision.scaler.state_dict(),
+        "epoch": progress.epoch,
+        "step": progress.step,
+        "step_in_epoch": progress.batch_in_epoch,
+        "epoch_losses": torch.stack([losses.cpu() for losses in losses_by_rank or [progress.losses]]),
+        "epoch_skipped": progress.skipped_batches,
+        "skipped_steps": progress.skipped_steps,
+        "class_maps": list(progress.class_maps),
+        "best_fitness": state.stopper.best_fitness,
+        "stopper": state.stopper.state_dict(),
+        "rng": rng_state(state.precision.accelerator),
+    }
+
+
+def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int = 0, size: int = 1) -> None:
+    """Restore the state of this rank in place.
+
+    Each rank restores its own part of the epoch's losses, or rank 0 the sum if the number of ranks has changed. Rank 0
+    alone restores the process's generators, which must differ between ranks.
+
+    Raises:
+        UserError: weights, optimizer state, losses or generator states do not fit.
+    """
+    for name, module in (("model", state.model), ("ema", state.ema.model)):
+        different = tensor_differences(module.state_dict(), saved[name])
+        if different:
+            raise UserError(
+                f"The checkpoint does not fit the model ({name}: {different}). Resume with the architecture and the "
+                "classes of the run."
+            )
+        module.load_state_dict(saved[name])
+    state.ema.updates = saved["ema_updates"]
+    _restore_optimizer(state.optimizer, saved["optimizer"])
+    if saved["scaler"]:  # empty from a run without loss scaling
+        try:
+            state.precision.scaler.load_state_dict(saved["scaler"])
+        except _UNFIT as error:
+            raise _damaged("state of the loss scale", error) from error
+    state.stopper.load_state_dict(saved["stopper"])
+    progress = state.progress
+    progress.epoch, progress.step, progress.skipped_steps = saved["epoch"], saved["step"], saved["skipped_steps"]
+    progress.batch_in_epoch, progress.skipped_batches = saved["step_in_epoch"], saved["epoch_skipped"]
+    progress.class_maps = tuple(saved["class_maps"])
+    parts = saved["epoch_losses"]
+    if parts.shape[1] != len(progress.losses):
+        raise UserError(
+            f"The checkpoint does not fit the model: it has {parts.shape[1]} losses, the model {len(progress.losses)}."
+        )
+    if len(parts) != size:
+        parts = torch.cat((parts.sum(0, keepdim=True), parts.new_zeros(size - 1, parts.shape[1])))
+    progress.losses = parts[rank].to(progress.losses.device, copy=True)
+    if rank == 0:
+        set_rng_state(saved["rng"], state.precision.accelerator)
+
+
+def _damaged(what: str, error: BaseException) -> UserError:
+    return UserError(f"The checkpoint is damaged: invalid {what} ({first_line(error)}). Use another one.")
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Restore moments and counters; keep the rates and the decay of this optimizer."""
+    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    try:
+        # torch compares only the number of parameters.
+        if any(("betas" in group) != ("betas" in own[0]) for group in saved["param_groups"]):
+            raise ValueError("SGD and Adam have different states")
+        # torch places the step counters as the group of the file says: on the device for fused kernels.
+        groups = [{**group, "fused": own[0].get("fused")} for group in saved["param_groups"]]
+        optimizer.load_state_dict({**saved, "param_groups": groups})
+        _check_moments(optimizer)
+    except _UNFIT as error:
+        raise UserError(
+            f"The optimizer's state in the checkpoint does not fit ({first_line(error)}). Resume with the --optimizer "
+            "and the --freeze of the run."
+        ) from error
+    for group, values in zip(optimizer.param_groups, own, strict=True):
+        group.update(values)
+    for parameter, slots in optimizer.state.items():
+        for name, value in slots.items():
+            # Fused kernels expect moments in the memory layout of their parameter.
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                slots[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _check_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for moments of another kind or shape, which torch accepts and then fails in the first step."""
+    if (wanted := _MOMENTS.get(type(optimizer))) is None:  # the user's own
+        return
+    has_counters = "betas" in optimizer.param_groups[0]
+    for parameter, slots in optimizer.state.items():
+        moments = {name: value for name, value in slots.items() if name != "step" and value is not None}
+        if not isinstance(parameter, Tensor) or not moments.keys() <= wanted or has_counters != ("step" in slots):
+            raise ValueError(f"it has {', '.join(map(shown, slots))}")
+        if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
+            raise ValueError("its moments have other shapes than the parameters")
+        if has_counters and not (isinstance(slots["step"], (int, float)) or slots["step"].numel() == 1):
+            raise ValueError("a parameter has several numbers of steps")
+
+
+def rng_state(accelerator: Accelerator) -> dict[str, Any]:
+    """Return the states of this process's generators (Python, NumPy, torch, CUDA) as plain values."""
+    algorithm, keys, position, has_gauss, gauss = np.random.get_state()  # noqa: NPY002 - the process-level generator
+    return {
+        "python": random.getstate(),
+        "numpy": (str(algorithm), np.asarray(keys).tolist(), int(position), int(has_gauss), float(gauss)),
+        "torch": torch.get_rng_state(),
+        "cuda": accelerator.rng_state(),
+    }
+
+
+def set_rng_state(saved: Mapping[str, Any], accelerator: Accelerator) -> None:
+    """Restore this process's generators from `rng_state`, or raise UserError."""
+    try:
+        version, internal, gauss = saved["python"]
+        random.setstate((version, tuple(internal), gauss))
+        algorithm, keys, *rest = saved["numpy"]
+        np.random.set_state((algorithm, np.array(keys, np.uint32), *rest))  # noqa: NPY002
+        torch.set_rng_state(saved["torch"].cpu())
+        accelerator.set_rng_state(saved["cuda"])
+    except (*_UNFIT, RuntimeError) as error:
+        raise _damaged("states of random generators", error) from error

@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from tessera.deploy.inference.flags import DetectConfig
-from tessera.utils.checkpoints.provenance import program_version
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import absolute_path, atomic_write, remove_leftovers
 from tessera.utils.flags.model_zoo import PUBLISHED
-from tessera.utils.flags.val import EvaluationConfig
+from tessera.utils.flags.program import program_version
 from tessera.utils.ranks.run_lock import RunLock, lock_run
 from tessera.utils.ranks.world import World
 from tessera.utils.text import shown
@@ -27,14 +25,21 @@ from tessera.utils.yaml_file import dump_yaml
 log = logging.getLogger(__name__)
 
 
+class RunFlags(Protocol):
+    """Flags of a command that writes into a run directory."""
+
+    @property
+    def project(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def exist_ok(self) -> bool: ...
+
+
 @contextmanager
-def new_run(
-    flags: TrainConfig | EvaluationConfig | DetectConfig,
-    world: World,
-    files: Iterable[str | Path] = (),
-    *,
-    waits: bool = True,
-) -> Iterator[Path]:
+def new_run(flags: RunFlags, world: World, files: Iterable[str | Path] = (), *, waits: bool = True) -> Iterator[Path]:
     """Create the run directory `project/name`, or the first free one of `name2`, `name3`, …; every rank enters this.
 
     Rank 0 alone touches the disk; all ranks get the absolute path, which may not exist on other hosts. Leftover
@@ -58,7 +63,7 @@ def new_run(
         yield run
 
 
-def run_path(flags: TrainConfig | EvaluationConfig | DetectConfig) -> Path:
+def run_path(flags: RunFlags) -> Path:
     """Return the directory `project/name`, which may not exist yet."""
     return absolute_path(Path(flags.project).expanduser()) / flags.name
 
@@ -76,25 +81,16 @@ def require_outside(run: Path, files: Iterable[str | Path]) -> None:
 
 # Paths are strings here: 100,000 Path objects take seconds.
 def inside_test(folder: Path) -> Callable[[str | Path], bool]:
-    """Return a test whether a file lies in a directory or below it, also through links and bind mounts."""
-    try:
-        wanted = folder.stat()
-    except OSError:  # does not exist yet
-        return lambda file: False
+    """Return a test whether a file lies in a directory or below it, also through links."""
+    wanted = os.path.realpath(folder)
 
     @cache
-    def is_below(real: str) -> bool:
-        above = os.path.dirname(real)  # noqa: PTH120
-        with suppress(OSError):
-            if os.path.samestat(os.stat(real), wanted):  # noqa: PTH116
-                return True
-        return above != real and is_below(above)
-
-    real = cache(os.path.realpath)
+    def is_below(directory: str) -> bool:
+        return f"{os.path.realpath(directory)}/".startswith(f"{wanted}/")
 
     def lies_there(file: str | Path) -> bool:
         path = os.path.realpath(file) if os.path.islink(file) else os.fspath(file)  # noqa: PTH114
-        return is_below(real(os.path.dirname(path)))  # noqa: PTH120
+        return is_below(os.path.dirname(path))  # noqa: PTH120
 
     return lies_there
 

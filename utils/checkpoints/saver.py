@@ -8,26 +8,32 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.bit_depth import PixelRule
-from tessera.utils.checkpoints.format import WEIGHTS_KEYS, copy_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
-from tessera.utils.checkpoints.training_state import dump_state
+from tessera.utils.checkpoints.format import (
+    WEIGHTS_KEYS,
+    copy_checkpoint,
+    describe_metrics,
+    describe_run,
+    save_checkpoint,
+)
+from tessera.utils.checkpoints.resume import dump_state
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import Interrupted
 from tessera.utils.flags.program import git_revision, started
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.ranks.signals import StopSignals
+from tessera.utils.ranks.failures import StopSignals
 from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
-_Files = Sequence[tuple[Sequence[str], Mapping[str, Any]]]  # names and content of each file
+_Files = dict[str, Mapping[str, Any]]  # content of each file by name; equal files share one object
 
 
 class Saver(AbstractContextManager["Saver"]):
@@ -146,14 +152,25 @@ class Saver(AbstractContextManager["Saver"]):
         if is_best or config.nosave:
             self.best = self.folder / ("best.pt" if is_best else "last.pt")
         ends = interrupted or done
-        whole = [f"epoch{epoch}.pt"] * due(epoch + 1, config.save_period) + ["last.pt"] * (ends or metrics is None)
+        whole = []
+        if due(epoch + 1, config.save_period):
+            whole.append(f"epoch{epoch}.pt")
+        if ends or metrics is None:
+            whole.append("last.pt")
         if whole or is_best:
             self._save(whole, metrics, is_best=is_best, wait=ends)
         if interrupted:
             self._interrupt(f"the end of epoch {epoch}")
 
     def _save(self, whole: Sequence[str], metrics: Metrics | None = None, *, is_best: bool = False, wait: bool) -> bool:
-        """Save the state of the last step, whole files and best.pt; return whether a stop was requested by then."""
+        """Save the state of the last step; return whether a stop was requested by then.
+
+        Args:
+            whole: names of complete checkpoints.
+            metrics: of the weights.
+            is_best: save best.pt too.
+            wait: for the files; a write before that failed is then repeated, not raised.
+        """
         world = self._context.world
         world.set_activity("saving a checkpoint")
         stop = self._flush_steps()
@@ -162,14 +179,15 @@ class Saver(AbstractContextManager["Saver"]):
         def write() -> None:
             content = self._content(losses, metrics)
             missing = self._finish_writing(raises=not wait)
-            content = content if whole else _weights(content)
+            if not whole:
+                content = _weights(content)
             if not (wait and world.accelerator.is_host):  # a file names no device
                 content = snapshot(content, world.accelerator)
-            files = [(["best.pt"], _weights(content))] * is_best + [(whole, content)] * bool(whole)
+            files: _Files = {"best.pt": _weights(content)} if is_best else {}
+            files.update(dict.fromkeys(whole, content))
             if wait:
-                new = {name for names, _ in files for name in names}
-                left = [([name for name in names if name not in new], before) for names, before in missing]
-                self._write([*files, *((names, before) for names, before in left if names)])
+                self._write(files)
+                self._write({name: before for name, before in missing.items() if name not in files})
             else:
                 self._writing = files, self._thread.submit(self._write, files)
 
@@ -197,24 +215,27 @@ class Saver(AbstractContextManager["Saver"]):
         return {**dump_state(self._state, losses), **describe_metrics(metrics), **description}
 
     def _write(self, files: _Files) -> None:
-        for names, content in files:
-            first, *others = (self.folder / name for name in names)
-            save_checkpoint(first, content)
-            for path in others:
-                copy_checkpoint(first, path)
-            if "last.pt" in names:
-                self._saved = True
-                self._context.world.remember("saved", "yes")
+        written: dict[int, Path] = {}  # by identity of the content, which is serialised once
+        for name, content in files.items():
+            path = self.folder / name
+            if id(content) in written:
+                copy_checkpoint(written[id(content)], path)
+            else:
+                save_checkpoint(path, content)
+                written[id(content)] = path
+        if "last.pt" in files:
+            self._saved = True
+            self._context.world.remember("saved", "yes")
 
     def _finish_writing(self, *, raises: bool = True) -> _Files:
         """Wait for the files being written. After a failure raise it, or warn and return these files."""
         writing, self._writing = self._writing, None
         if writing is None:
-            return []
+            return {}
         files, done = writing
         failure = done.exception()
         if failure is None:
-            return []
+            return {}
         if raises:
             raise failure
         log.warning(f"The last checkpoint was not written: {failure}")

@@ -1,32 +1,47 @@
-"""Loading of weights (checkpoints, other programs' files, safetensors), models of them, safetensors writing."""
+"""Files of `--weights`: their lookup or download, loading, and a detector with their weights."""
 
 from __future__ import annotations
 
-import json
+import logging
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from torch import Tensor
 
+from tessera.data.source.download import fetch
 from tessera.models.detector import DetectionModel
+from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils.bit_depth import PixelRule
-from tessera.utils.checkpoints.foreign.read import import_foreign
-from tessera.utils.checkpoints.format import WEIGHTS_KEYS, checked_checkpoint, read_content
-from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
-from tessera.utils.checkpoints.schema import check_detector, check_finite
-from tessera.utils.checkpoints.transfer import tensor_differences
-from tessera.utils.errors import UserError
-from tessera.utils.files import atomic_write
+from tessera.utils.checkpoints.archive import DamagedFile
+from tessera.utils.checkpoints.format import (
+    WEIGHTS_KEYS,
+    check_detector,
+    check_finite,
+    checked_checkpoint,
+    is_own,
+    read_content,
+)
+from tessera.utils.config import OWN_WEIGHTS
+from tessera.utils.environment import cache_dir
+from tessera.utils.errors import UserError, did_you_mean
+from tessera.utils.extensions import extension
+from tessera.utils.files import absolute_path, reachable_path, sha256, special_file_kind
+from tessera.utils.flags.model_zoo import PublishedWeights, published_weights, suggestion
 from tessera.utils.flags.program import called
 from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory_loading
-from tessera.utils.machine.optional_packages import import_extra
-from tessera.utils.text import first_line, plural, shown, strict_json
+from tessera.utils.text import first_of, one_line, plural, shown
 
-_SAFETENSORS, _SAFETENSORS_FORMAT = ".safetensors", "tessera-weights 1"
-_USUAL_IMGSZ = 640  # default for files without a training size
+log = logging.getLogger(__name__)
+
+IMAGENET = "imagenet"  # value of --weights: the backbone of a classifier
+MAX_WEIGHTS_BYTES = 4 << 30
 # Suffixes of exported files, and their runtimes.
 EXPORTED = {".onnx": "ONNX Runtime", ".xml": "OpenVINO", ".torchscript": "torch", ".param": "ncnn", ".tflite": "LiteRT"}
+_USUAL_IMGSZ = 640  # default for files without a training size
+_TERMS = {"AGPL-3.0": " Check its terms before you distribute what you make with it; --list-weights shows others."}
 
 
 class Weights(NamedTuple):
@@ -43,6 +58,7 @@ class Weights(NamedTuple):
     pixels: PixelRule | None = None  # conversion of images with more than 8 bits
     family: str = ""  # other program: "YOLOv5", "YOLOX", "YOLOv9" or "EfficientNet-Lite"
     checkpoint: Mapping[str, Any] | None = None  # `WEIGHTS_KEYS` of a checkpoint of this program
+    is_backbone: bool = False  # of a classifier, without a detector's neck and head
 
     @property
     def default_imgsz(self) -> int:
@@ -72,13 +88,14 @@ def load_weights(path: Path) -> Weights:
 
 
 def _read(path: Path) -> Weights:
-    if path.suffix.lower() == _SAFETENSORS:
-        return _read_safetensors(path)
+    if path.suffix.lower() == ".safetensors":
+        weights: Weights = extension("safetensors files").read_safetensors(path)
+        return weights
     content, length = read_content(path)
-    if foreign := import_foreign(path, content):
-        family, imported = foreign
-        source = f"{path.name} (original {family})"
-        return Weights(imported.state_dict, imported.model_yaml, imported.names, source, family=family)
+    if not is_own(content):
+        foreign: Weights | None = extension("weights of other programs").import_foreign(path, content)
+        if foreign is not None:
+            return foreign
     state = checked_checkpoint(path, content, length)
     epoch = state["epoch"]
     done = f"in epoch {epoch}" if state.get("step_in_epoch") else f"after {plural(epoch, 'epoch')}"
@@ -96,39 +113,6 @@ def _read(path: Path) -> Weights:
         pixels=PixelRule.from_plain(state["pixels"], f"{path}: pixels"),
         checkpoint={key: state[key] for key in WEIGHTS_KEYS},
     )
-
-
-def _read_safetensors(path: Path) -> Weights:
-    module = import_extra("safetensors", "safetensors", str(path))
-    try:
-        with module.safe_open(path, "pt") as file:
-            found = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (module.SafetensorError, OSError) as error:
-        raise UserError(
-            f"{path}: not a valid safetensors file ({first_line(error)}). Copy or export it again."
-        ) from error
-    if found.get("format") != _SAFETENSORS_FORMAT:
-        raise UserError(
-            f"{path}: found format {shown(found.get('format'))}, expected {_SAFETENSORS_FORMAT!r}. A file of another "
-            "program does not describe its model. Give an exported file, or the checkpoint."
-        )
-    try:
-        imgsz, confidence = json.loads(found["trained_imgsz"]), json.loads(found["confidence"])
-        return Weights(
-            {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()},
-            model_yaml=dict(json.loads(found["model_yaml"])),
-            names=tuple(json.loads(found["names"])),
-            source=path.name,
-            data=found["data"],
-            imgsz=None if imgsz is None else int(imgsz),
-            confidence=None if confidence is None else float(confidence),
-            class_confidences=tuple(float(one) for one in json.loads(found["class_confidences"])),
-            pixels=PixelRule.from_plain(json.loads(found["pixels"]), f"{path}: pixels"),
-        )
-    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
-        problem = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"{path}: its header is damaged ({problem}). Export it again.") from error
 
 
 def model_of_weights(weights: Weights, given: str) -> DetectionModel:
@@ -151,31 +135,122 @@ def model_of_weights(weights: Weights, given: str) -> DetectionModel:
     return model
 
 
-def save_safetensors(path: Path, weights: Weights, described: Mapping[str, str], *, half: bool = False) -> None:
-    """Write weights as safetensors atomically, floats as float16 if `half`; `described` adds strings to the header.
+def tensor_differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], most: int = 4) -> str:
+    """Describe missing, reshaped and surplus tensors of a checkpoint; "" if there are none."""
+    lines = [
+        f"{name} is {tuple(tensor.shape)}, in the checkpoint {tuple(found[name].shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    lines += [f"{name} is not in the checkpoint" for name in expected if name not in found]
+    lines += [
+        f"{one_line(name, 60)} of the checkpoint has no place in the model" for name in found if name not in expected
+    ]
+    return first_of(lines, most, "; ")
+
+
+# ------------------------------------------------------------------------------------------ lookup and download
+
+
+def resolve_weights(name: str) -> Path:
+    """Return the path of the file that `--weights` names.
+
+    The bare name of a published file, such as "yolox_s.pth" or "yolox_s", is searched in the working directory, then in
+    the cache, and is downloaded otherwise. "tessera-n" comes with the program.
 
     Raises:
-        UserError: the package is missing, or the file cannot be written.
+        UserError: there is no such file, the download fails, or the file is not the published one.
     """
-    module = import_extra("safetensors.torch", "safetensors", str(path))
-    tensors = {
-        name: (tensor.half() if half and tensor.is_floating_point() else tensor).detach().cpu().contiguous().clone()
-        for name, tensor in weights.state_dict.items()
-    }
-    own = {
-        "format": _SAFETENSORS_FORMAT,
-        "model_yaml": strict_json(weights.model_yaml),
-        "names": strict_json(list(weights.names)),
-        "data": weights.data,
-        "trained_imgsz": strict_json(weights.imgsz),
-        "confidence": strict_json(weights.confidence),
-        "class_confidences": strict_json(list(weights.class_confidences)),
-        "pixels": strict_json(None if weights.pixels is None else weights.pixels.as_dict()),
-    }
-    try:
-        with atomic_write(path) as file:
-            file.write(module.save(tensors, {**described, **own}))
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot write the export: {error.strerror or error}. Free space, or make the directory writable."
-        ) from error
+    if not name:
+        raise UserError("--weights is empty, expected a checkpoint, such as runs/train/exp/weights/best.pt.")
+    given = reachable_path(name, "--weights")
+    if given.is_file():
+        return given
+    bare = given.name == name
+    own = MODELS_DIR / f"{name.removesuffix('.pt')}.pt"
+    if bare and own.is_file():
+        return own
+    known = published_weights(name) if bare and not given.exists() else None
+    if known is not None:
+        here = Path(known.name)
+        return here if here.is_file() else _published_file(known)
+    cached = cache_dir() / "weights" / given.name
+    if bare and cached.is_file():
+        return cached
+    if kind := special_file_kind(given):
+        best = reachable_path(given / "weights" / "best.pt", "--weights")
+        none = f" There is no {best} either." if given.is_dir() else ""
+        hint = f" Its best checkpoint is --weights {best}." if best.is_file() else none
+        raise UserError(f"--weights {name}: found {kind}, expected a checkpoint file.{hint}")
+    raise _missing(name, given, f"{absolute_path(given)}" + (f" and {cached}" if bare else ""))
+
+
+def resolve_run(name: str) -> Path:
+    """Return the best checkpoint of a run directory, else the result of `resolve_weights`."""
+    best = reachable_path(Path(name) / "weights" / "best.pt", "--weights")
+    return best if name and best.is_file() else resolve_weights(name)
+
+
+def _missing(name: str, given: Path, tried: str) -> UserError:
+    if name == IMAGENET:
+        return UserError(
+            f"--weights {name}: the backbone of a classifier, which only {called('train.py')} accepts. Give a "
+            "detector, such as runs/train/exp/weights/best.pt."
+        )
+    bare, model = given.name == name, given.stem if given.suffix in (".pt", ".pth", ".yaml") else given.name
+    if bare and not published_weights(model) and (MODELS_DIR / f"{model}.yaml").is_file() and model != OWN_WEIGHTS:
+        return UserError(
+            f"--weights {name}: no such file; tried {tried}. No weights of {model} are published. Train it from "
+            f"scratch with --cfg {model}.yaml and without --weights, or give a checkpoint of a run."
+        )
+    beside = [path.name for path in given.parent.glob("*.pt")] if given.parent.is_dir() else []
+    beside.append(OWN_WEIGHTS)
+    hint = suggestion(name, beside) if bare else did_you_mean(given.name, beside)
+    return UserError(
+        f"--weights {name}: no such file; tried {tried}.{hint} Expected a checkpoint, or the name of a published file "
+        "(--list-weights)."
+    )
+
+
+def _published_file(known: PublishedWeights) -> Path:
+    """Return the cached file; download it first if the cache lacks it."""
+    cached = cache_dir() / "weights" / known.name
+    if cached.is_file():
+        if known.sha256 and (digest := sha256(cached)) != known.sha256:
+            raise UserError(
+                f"--weights {known.name}: {cached} is not the published file: its SHA-256 is '{digest}', expected "
+                f"'{known.sha256}'. Delete it to download it again, or give its path as --weights to use it as it is."
+            )
+        return cached
+    arrived: list[str] = []
+    fetch(
+        known.url,
+        cached,
+        max_bytes=MAX_WEIGHTS_BYTES,
+        accept=lambda part: arrived.append(_checked_digest(known, part, cached)),
+    )
+    if arrived:  # otherwise another process has downloaded and logged it
+        parts, size = urlsplit(known.url), cached.stat().st_size
+        pinned = "" if known.sha256 else " (not pinned: no digest of this file is known)"
+        log.info(
+            f"{known.name}: {size / 1e6:.1f} MB from {parts.netloc}{parts.path.rpartition('/')[0]}, {known.licence}, "
+            f"SHA-256 {arrived[0]}{pinned}, cached as {cached}.{_TERMS.get(known.licence, '')}"
+        )
+    return cached
+
+
+def _checked_digest(known: PublishedWeights, part: Path, cached: Path) -> str:
+    """Return the digest of a download; raise UserError if it is not the published file."""
+    size, digest = part.stat().st_size, sha256(part)
+    plausible = known.size is None or abs(size - known.size) <= 0.2 * known.size
+    if digest == known.sha256 or (not known.sha256 and plausible and zipfile.is_zipfile(part)):
+        return digest
+    with part.open("rb") as file:
+        begins = shown(file.read(40).decode(errors="replace"))
+    about = "" if known.size is None else f" of about {known.size / 1e6:.1f} MB"
+    expected = f"SHA-256 {known.sha256}" if known.sha256 else f"a checkpoint{about}"
+    raise UserError(
+        f"Cannot use {one_line(known.url, 200)}: the server sent {size:,} bytes that begin with {begins}, SHA-256 "
+        f"{digest}, expected {expected}. Nothing was saved. Check the address in a browser; put the "
+        f"published file at {shown(cached)}, or give a local file as --weights."
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tessera.utils.config import Hyp, OptimizerName, TrainConfig
 from tessera.utils.ranks.world import World
-from tessera.utils.types import Start
+from tessera.utils.types import Pretraining
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class RunContext:
     imgsz: int  # training size in pixels, a multiple of `stride`
     stride: int  # largest of the model, in pixels
     folder: Path  # on rank 0's host
-    start: Start = "scratch"
+    pretraining: Pretraining = "scratch"
     resumed: bool = False
 
     @property

@@ -54,7 +54,6 @@ def _kinds(layer: nn.Module) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     for module in layer.modules():
         for key, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad:
-                # C3TR has an in_proj_bias.
                 kind = 0 if key.endswith("bias") else 2 if isinstance(module, _NORMS) else WEIGHTS
                 kinds[kind].append(parameter)
     return kinds

@@ -11,11 +11,11 @@ from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ema_decay
 from tessera.utils.engine.schedule import Schedule, accumulation
 from tessera.utils.text import one_line, plural, row
-from tessera.utils.types import Start
+from tessera.utils.types import Pretraining
 
 log = logging.getLogger(__name__)
 
-_STARTS: dict[Start, str] = {
+_PRETRAININGS: dict[Pretraining, str] = {
     "scratch": "from scratch",
     "known": "from weights that know all of these classes",
     "new": "from weights of other classes, of unnamed classes, or of another model",
@@ -30,16 +30,18 @@ RATE_RATIO = 3  # ratio of learning rates; files for one kind of optimizer diffe
 GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head differ by more
 
 
-def recipe_file(head: type[Head], start: Start, batches: int) -> str:
+def recipe_file(head: type[Head], pretraining: Pretraining, batches: int) -> str:
     """Return the hyperparameter file for a head's models and a run of `batches` batches."""
     by_length = head.recipes.long if batches >= LONG_RUN else head.recipes.short
-    return {"known": head.recipes.known, "backbone": head.recipes.backbone}.get(start, by_length)
+    return {"known": head.recipes.known, "backbone": head.recipes.backbone}.get(pretraining, by_length)
 
 
-def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int) -> tuple[TrainConfig, Hyp]:
+def with_recipe(
+    config: TrainConfig, head: type[Head], pretraining: Pretraining, images: int
+) -> tuple[TrainConfig, Hyp]:
     """Choose the hyperparameters that `--hyp` leaves out; return the run's completed flags and all values."""
     batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
-    file = recipe_file(head, start, config.epochs * -(-images // batch_size))
+    file = recipe_file(head, pretraining, config.epochs * -(-images // batch_size))
     words, hyp = complete_hyp(config.hyp, (file,), load_hyp(file))
     return dataclasses.replace(config, hyp=words), hyp
 
@@ -64,10 +66,12 @@ def pretrained_hint(config: TrainConfig, images: int) -> str:
 
 def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
     """Log the recipe and its schedule, and warn if they do not suit this run."""
-    reason = _STARTS[run.start]
-    if run.start in ("scratch", "new"):
+    reason = _PRETRAININGS[run.pretraining]
+    if run.pretraining in ("scratch", "new"):
         reason += f", {'from' if schedule.iterations >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
-    is_usual = not run.resumed and run.config.hyp[:1] == (recipe_file(type(head), run.start, schedule.iterations),)
+    is_usual = not run.resumed and run.config.hyp[:1] == (
+        recipe_file(type(head), run.pretraining, schedule.iterations),
+    )
     chosen = f" ({reason})" if is_usual else ""
     log.info(row("Recipe", _words(run) + chosen))
     log.info(row("Schedule", schedule_summary(run, schedule)))
@@ -106,7 +110,7 @@ def schedule_summary(run: RunContext, schedule: Schedule) -> str:
 def recipe_warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
     """Return warnings about the hyperparameters in this run, each with a remedy."""
     found: list[str] = []
-    own = recipe_file(type(head), run.start, schedule.iterations)
+    own = recipe_file(type(head), run.pretraining, schedule.iterations)
     gain = load_hyp(own).box
     if not gain / GAIN_RATIO <= run.hyp.box <= gain * GAIN_RATIO:
         found.append(
@@ -120,7 +124,7 @@ def recipe_warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str
     if not run.resumed and (few or mostly_warm):
         helps = ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
         if accumulation(run.hyp, run.batch_size) > 1:
-            short = recipe_file(type(head), run.start, 0)
+            short = recipe_file(type(head), run.pretraining, 0)
             helps = [f"--hyp {short}, which makes a step of every batch (docs/recipes.md)", *helps]
         elif mostly_warm:
             helps += ["a lower warmup_epochs in --hyp"]

@@ -19,8 +19,7 @@ from tessera.utils.engine.optimizer import step_where
 from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.ranks.ddp import average_statistics, gradients_stay_local
-from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
+from tessera.utils.ranks.ddp import SyncBatchNorm2d, average_statistics, gradients_stay_local
 from tessera.utils.types import Batch
 
 

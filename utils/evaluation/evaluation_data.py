@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from tessera.data.source.annotations.class_matching import match_classes, renamed_classes
+from tessera.data.labels.classes import match_classes, renamed_classes
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.evaluation.network import Model

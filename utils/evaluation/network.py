@@ -19,13 +19,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tessera.models.detector import DetectionModel, check_imgsz, round_imgsz
+from tessera.models.detector import (
+    DetectionModel,
+    check_imgsz,
+    count_parameters,
+    predict_augmented,
+    round_imgsz,
+    summary,
+)
 from tessera.models.nms import NmsSettings
-from tessera.models.summary import count_parameters, summary
-from tessera.models.tta import predict_augmented
 from tessera.utils.bit_depth import PixelRule
-from tessera.utils.checkpoints.resolve import resolve_weights
-from tessera.utils.checkpoints.weights import EXPORTED, Weights, load_weights, model_of_weights
+from tessera.utils.checkpoints.weights import EXPORTED, Weights, load_weights, model_of_weights, resolve_weights
 from tessera.utils.engine.precision import Precision, half_precision
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.extensions import extension

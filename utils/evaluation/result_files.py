@@ -14,7 +14,7 @@ from pathlib import Path, PurePath
 import numpy as np
 import torch
 
-from tessera.data.source.annotations.coco_ids import COCO_NAMES
+from tessera.data.labels.coco import COCO_NAMES
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.boxes import xyxy_to_cxcywh
 from tessera.utils.evaluation.evaluate import DetectionCollector

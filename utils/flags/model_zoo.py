@@ -6,7 +6,6 @@ if projects that pin the file agree on it.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -94,11 +93,6 @@ def published_weights(name: str) -> PublishedWeights | None:
     return known.get(stem)
 
 
-# Prefixes of a family's names, in lower case, without - and _; and its models that cannot be read.
-_BEGINNINGS = {"YOLOX": ("yolox",), "YOLOv9": ("yolov9", "yolo9", "v9"), "YOLOv5": ("yolov5", "yolo5", "v5")}
-_NOT_READ = {"YOLOX": ("darknet",), "YOLOv9": ("e",), "YOLOv5": ()}
-
-
 def licence_of(family: str) -> str:
     """Return the SPDX licence identifier of a family's published weights."""
     return next(weights.licence for weights in PUBLISHED if weights.family == family)
@@ -110,25 +104,22 @@ def suggestion(name: str, beside: Iterable[str] = ()) -> str:
     Only weights of the same family are suggested, as users choose a family for its licence; and the user's files
     `beside`.
     """
-    family, size = _family_and_size(name)
-    sizes = {_family_and_size(weights.name)[1]: weights.name for weights in PUBLISHED if weights.family == family}
-    if size in sizes:
-        return f" Did you mean '{sizes[size]}'?"
-    listed = f" Published ones of {family}: {', '.join(sizes.values())}."
-    if family and size in _NOT_READ[family]:
-        return f" {family}-{size} cannot be read.{listed}"
-    if near := did_you_mean(name, [file for file in beside if _family_and_size(file)[0] == family]):
-        return near
-    close = difflib.get_close_matches(size[:100], sizes, n=1, cutoff=0.6)
-    return f" Did you mean '{sizes[close[0]]}'?" if close else listed if family else ""
+    family = _family(name)
+    published = [weights.name for weights in PUBLISHED if weights.family == family]
+    if plain := [other for other in published if _plain(other) == _plain(name)]:
+        return f" Did you mean '{plain[0]}'?"
+    near = did_you_mean(name, [file for file in beside if _family(file) == family])
+    return near or (f" Published ones of {family}: {', '.join(published)}." if family else "")
 
 
-def _family_and_size(name: str) -> tuple[str, str]:
-    """Return ("YOLOX", "tiny") for "YOLOX-Tiny.pth", ("", …) for an unknown family."""
-    plain = re.sub(r"[-_ ]", "", re.sub(r"\.(pth?|yaml)$", "", name.casefold()))
-    begun = ((family, start) for family, starts in _BEGINNINGS.items() for start in starts if plain.startswith(start))
-    family, start = next(begun, ("", ""))
-    return family, plain.removeprefix(start)
+def _plain(name: str) -> str:
+    """Return "yoloxtiny" for "YOLOX-Tiny.pth", "v9t" for "yolov9-t"."""
+    return re.sub(r"[-_ ]|\.(pth?|yaml)$", "", name.casefold()).replace("yolov9", "v9")
+
+
+def _family(name: str) -> str:
+    known = {"yolox": "YOLOX", "v9": "YOLOv9", "yolov5": "YOLOv5"}
+    return next((family for begin, family in known.items() if _plain(name).startswith(begin)), "")
 
 
 _ABOUT_TABLE = (

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NoReturn
 
 import yaml
 
-from tessera.utils.environment import cache_dir, silence_torch
+from tessera.utils.environment import cache_dir, configure_command
 from tessera.utils.errors import ConfigError, did_you_mean
 from tessera.utils.files import atomic_write, check_path, suffix_of, user_path
 from tessera.utils.flags.json_output import FLAG
@@ -361,8 +361,8 @@ def _add_flag(parser: argparse._ArgumentGroup, f: dataclasses.Field[Any]) -> Non
 
 def version_line() -> str:
     """Return the versions of Tessera (with its git revision), Python and torch, and the default device."""
-    silence_torch()
-    choose = import_module("tessera.utils.machine.choose_device")
+    configure_command()
+    choose = import_module("tessera.utils.machine.accelerator")
     revision = git_revision()
     program = f"tessera {__version__}" + (f" (git {revision})" if revision else "")
     torch = import_module("torch").__version__

@@ -6,6 +6,8 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
+from tessera.utils.flags.version import __version__
+
 HOME = Path(__file__).resolve().parents[2]  # parent of data, models and utils
 IS_CLONE = (HOME / "train.py").is_file()
 BASE = HOME if IS_CLONE else Path()  # datasets lie below it; nothing is written into a package
@@ -43,6 +45,11 @@ def git_revision() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{commit}-dirty" if changed else commit
+
+
+def program_version() -> dict[str, str | None]:
+    """Return the program's version and git commit, under the names that its files use."""
+    return {"tessera_version": __version__, "git": git_revision()}
 
 
 def _git(*words: str) -> str:

@@ -15,8 +15,10 @@ _TEXT = ("name", "objective", "loggers", "license", "include", "require")  # not
 _TYPES = {
     "conf_thres": "float | str",
     "device": "str | int",
+    "head": "str | type[Any]",
     "hyp": "str | Path | Mapping[str, Any] | Sequence[str | Path]",
     "data": "str | Path | Mapping[str, Any]",
+    "transforms": "str | Callable[..., Any] | Sequence[str | Callable[..., Any] | tuple[Callable[..., Any], str]]",
     "source": "str | Path | int | Sequence[str | Path]",
     "classes": "int | str | Sequence[int | str]",
 }

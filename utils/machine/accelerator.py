@@ -1,4 +1,10 @@
-"""Accelerator interface and CPU implementation: device, dtypes, copies, memory. Only accelerators know device types."""
+"""Accelerators: all that differs between the CPU, CUDA and Metal; and the choice of one by `--device`.
+
+Only this module knows device types.
+
+Legend: x, dy float (B, C, H, W), dy the gradient of the output; x̂ = (x − μ) / σ; all else (C,): μ mean and σ standard
+deviation float32, sums of the widest type.
+"""
 
 from __future__ import annotations
 
@@ -8,56 +14,135 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from tessera.utils.errors import UserError
-from tessera.utils.machine.batch_norm import BatchNormParts
+from tessera.utils.environment import Launch, configure_libraries, make_cublas_deterministic
+from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.machine.host import cpuinfo, keep_malloc_memory
-from tessera.utils.text import gib
+from tessera.utils.text import gib, plural
 from tessera.utils.types import Batch
 
 T = TypeVar("T")
 
+# Messages of NCCL, cuBLAS and cuDNN; older cuDNN reports that no kernel has a workspace that fits.
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "cudaErrorMemoryAllocation",
+    "Failed to CUDA ",
+    "_STATUS_ALLOC_FAILED",
+    "_ALLOCATION_FAILED",
+    "nable to find a valid cuDNN algorithm",
+    "nable to find an engine to execute this computation",
+)
 
-class Accelerator:
-    """The CPU, and the interface of all devices.
 
-    Attributes:
-        device: torch device.
-        kind: "cpu", "cuda" or "mps".
-        backend: of torch.distributed, for gradients and counts.
-        group_waits_for_all: destroying the process group waits for every rank.
-        batch_norm: computations of a synchronised BatchNorm.
-        queue_depth: steps that the device runs behind the host: batches are copied this many ahead, and flags of a step
-            are read this many steps later.
-        pins_memory: copies to the device need page-locked memory.
-        fused_optimizers: torch has fused optimizer kernels, which can skip a step by a flag on the device.
-        measures_memory: its memory functions return numbers other than 0.
-        computes_fp16: natively.
-        memory_format: of images and weights in training.
-        widest: widest float type.
-        is_host: it is the CPU.
-        onnx_providers: execution providers of ONNX Runtime; the first is required.
-        openvino_device: device name of OpenVINO; "" = not supported.
+class BatchNormParts:
+    """Plain torch, for any device; `widest` is the widest float type of the device.
+
+    Sums are taken per image in float32, and over images in the widest type: rounding to float32 hides their order, and
+    so the number of ranks. Otherwise an error in the last digit of activations becomes one in the third digit of
+    gradients early in training.
     """
 
-    kind = "cpu"
-    backend = "gloo"
-    group_waits_for_all = False
-    batch_norm = BatchNormParts()
+    def __init__(self, widest: torch.dtype = torch.float64) -> None:
+        self.widest = widest
+
+    def statistics(self, x: Tensor, shift: Tensor) -> Tensor:
+        """Return Σ (x − shift), then Σ (x − shift)², (2C,)."""
+        variances, means = (t.to(self.widest) for t in torch.var_mean(x.float(), (2, 3), correction=0))
+        offsets = means - shift
+        return torch.cat((offsets.sum(0), (variances + offsets.square()).sum(0))) * (x.shape[2] * x.shape[3])
+
+    def normalise(self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inv_std: Tensor) -> Tensor:
+        """Return x̂ · weight + bias, of x's type."""
+        gain = inv_std * weight
+        return torch.addcmul(_wide(bias - mean * gain), x.float(), _wide(gain)).to(x.dtype)
+
+    def sums(
+        self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return Σ dy, Σ dy x̂, and what `gradient` takes as `kept`."""
+        dy32, normal = dy.float(), (x.float() - _wide(mean)) * _wide(inv_std)
+        by_image = dy32.sum((2, 3)), (dy32 * normal).sum((2, 3))
+        sum_dy, sum_dyx = (t.to(self.widest).sum(0) for t in by_image)
+        return sum_dy, sum_dyx, normal
+
+    def gradient(
+        self, dy: Tensor, kept: Tensor, statistics: tuple[Tensor, Tensor], weight: Tensor, means: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Return the gradient of x, of dy's type: weight/σ (dy − mean(dy) − x̂ mean(dy x̂)).
+
+        `statistics` are μ and 1/σ, `means` float32 of dy and dy x̂ over all ranks.
+        """
+        mean_dy, mean_dyx = map(_wide, means)
+        return ((dy.float() - mean_dy - kept * mean_dyx) * _wide(statistics[1] * weight)).to(dy.dtype)
+
+
+class FusedBatchNormParts(BatchNormParts):
+    """torch's CUDA kernels, which read dense inputs once, in their own type, and compute in float32."""
+
+    def statistics(self, x: Tensor, shift: Tensor) -> Tensor:
+        mean, inv_std = torch.batch_norm_stats(_dense(x), 0.0)
+        var = inv_std.pow(-2).nan_to_num_(0.0, posinf=0.0)  # 0 = a constant channel
+        offset = mean.to(self.widest) - shift
+        return torch.cat((offset, var + offset.square())) * (x.shape[0] * x.shape[2] * x.shape[3])
+
+    def normalise(self, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inv_std: Tensor) -> Tensor:
+        return torch.batch_norm_elemt(_dense(x), weight, bias, mean, inv_std, 0.0)
+
+    def sums(
+        self, dy: Tensor, x: Tensor, mean: Tensor, inv_std: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        x = _dense(x)
+        dy = dy.contiguous(memory_format=_format(x))
+        sum_dy, sum_dy_xmu, _, _ = torch.batch_norm_backward_reduce(dy, x, mean, inv_std, weight, True, False, False)
+        return sum_dy.to(self.widest), (sum_dy_xmu * inv_std).to(self.widest), x
+
+    def gradient(
+        self, dy: Tensor, kept: Tensor, statistics: tuple[Tensor, Tensor], weight: Tensor, means: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        (mean, inv_std), (mean_dy, mean_dyx) = statistics, means
+        dy = dy.contiguous(memory_format=_format(kept))
+        one = torch.ones(1, dtype=torch.int32, device=dy.device)  # means are sums over one pixel
+        return torch.batch_norm_backward_elemt(dy, kept, mean, inv_std, weight, mean_dy, mean_dyx / inv_std, one)
+
+
+def _format(x: Tensor) -> torch.memory_format:
+    is_channels_last = x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if is_channels_last else torch.contiguous_format
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=_format(x))
+
+
+def _wide(channels: Tensor) -> Tensor:
+    return channels.view(1, -1, 1, 1)
+
+
+class Accelerator:
+    """The CPU, and the interface of all devices."""
+
+    kind = "cpu"  # or "cuda", "mps"
+    backend = "gloo"  # of torch.distributed, for gradients and counts
+    group_waits_for_all = False  # destroying the process group waits for every rank
+    group_device: torch.device | None = None  # that the process group is bound to
+    batch_norm = BatchNormParts()  # computations of a synchronised BatchNorm
+    # Steps that the device runs behind the host: batches are copied this many ahead, and flags of a step are read this
+    # many steps later.
     queue_depth = 0
-    pins_memory = False
-    fused_optimizers = True
-    measures_memory = False
-    computes_fp16 = False
-    memory_format = torch.channels_last
-    widest = torch.float64
-    is_host = True
-    onnx_providers: tuple[str, ...] = ("CPUExecutionProvider",)
-    openvino_device = "CPU"
+    pins_memory = False  # copies to the device need page-locked memory
+    fused_optimizers = True  # torch has fused optimizer kernels, which can skip a step by a flag on the device
+    measures_memory = False  # its memory functions return numbers other than 0
+    computes_fp16 = False  # natively
+    memory_format = torch.channels_last  # of images and weights in training
+    widest = torch.float64  # widest float type
+    is_host = True  # it is the CPU
+    onnx_providers: tuple[str, ...] = ("CPUExecutionProvider",)  # of ONNX Runtime; the first is required
+    openvino_device = "CPU"  # device name of OpenVINO; "" = not supported
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device(self.kind)
@@ -80,11 +165,6 @@ class Accelerator:
     def identity(self) -> str:
         """Unique name of the device; "" = ranks may share it."""
         return ""
-
-    @property
-    def group_device(self) -> torch.device | None:
-        """Device that the process group is bound to."""
-        return None
 
     def set_deterministic(self, on: bool) -> None:
         """Choose bit-reproducible kernels, or the fastest ones."""
@@ -232,6 +312,239 @@ class Accelerator:
         """Return whether `error` means exhausted memory of the device or the host."""
         texts = "DefaultCPUAllocator", "Failed to allocate memory for requested buffer"  # torch's, ONNX Runtime's
         return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
+
+
+class Cuda(Accelerator):
+    """An NVIDIA GPU, or another device that torch presents as CUDA."""
+
+    kind = "cuda"
+    backend = "nccl"
+    group_waits_for_all = True
+    batch_norm = FusedBatchNormParts()
+    queue_depth = 1
+    pins_memory = True
+    measures_memory = True
+    computes_fp16 = True
+    is_host = False
+    onnx_providers = ("CUDAExecutionProvider", "CPUExecutionProvider")
+    openvino_device = ""
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        super().__init__(device)
+        self.group_device = self.device
+        self._copies: torch.cuda.Stream | None = None
+
+    def activate(self) -> None:
+        torch.cuda.set_device(self.device)
+        configure_libraries()
+
+    @property
+    def onnx_options(self) -> dict[str, str]:
+        return {"device_id": str(self.device.index or 0), "use_tf32": "0"}
+
+    @property
+    def name(self) -> str:
+        return torch.cuda.get_device_name(self.device)
+
+    @property
+    def identity(self) -> str:
+        return str(torch.cuda.get_device_properties(self.device).uuid)
+
+    def set_deterministic(self, on: bool) -> None:
+        """As in Accelerator; kernels without a deterministic version raise RuntimeError."""
+        if on:
+            make_cublas_deterministic()
+        super().set_deterministic(on)
+        torch.use_deterministic_algorithms(on)
+
+    @property
+    def native_dtype(self) -> torch.dtype:
+        is_ampere = torch.cuda.get_device_capability(self.device) >= (8, 0)
+        return torch.bfloat16 if is_ampere else torch.float16
+
+    @property
+    def half_dtype(self) -> torch.dtype:
+        return torch.float16
+
+    @contextmanager
+    def full_float32(self) -> Iterator[None]:
+        """As in Accelerator: without TF32, torch's default for convolutions, which has 10 bits of fraction."""
+        cudnn: Any = torch.backends.cudnn
+        matmul: Any = torch.backends.cuda.matmul
+        parts, name, full = [cudnn, matmul], "allow_tf32", cast(Any, False)
+        try:
+            before = [getattr(part, name) for part in parts]
+        except RuntimeError:  # the program has used the newer settings, beside which these cannot be read
+            parts, name, full = [cudnn.conv, cudnn.rnn, matmul], "fp32_precision", "ieee"
+            before = [getattr(part, name) for part in parts]
+        for part in parts:
+            setattr(part, name, full)
+        try:
+            yield
+        finally:
+            for part, value in zip(parts, before, strict=True):
+                setattr(part, name, value)
+
+    def rng_state(self) -> Tensor | None:
+        return torch.cuda.get_rng_state(self.device)
+
+    def set_rng_state(self, state: Tensor | None) -> None:
+        if state is not None:
+            torch.cuda.set_rng_state(state.cpu(), self.device)
+
+    def upload(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """As in Accelerator, on a separate stream."""
+        if self._copies is None:  # one for all epochs: the allocator reserves memory per stream
+            self._copies = torch.cuda.Stream(self.device)
+        stream = self._copies
+        with torch.cuda.stream(stream):
+            sent = tensor.to(self.device, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record(stream)
+
+        def arrived() -> Tensor:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(copied)
+            sent.record_stream(current)  # its memory must not be reused before the current stream is done
+            return sent
+
+        return arrived
+
+    def _send(self, tensor: Tensor) -> Tensor:
+        # A copy from pageable memory would block the host.
+        pinned = tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+        return pinned.to(self.device, non_blocking=True)
+
+    def read_back(self, tensor: Tensor) -> Callable[[], Tensor]:
+        host = self.to_host(tensor)
+        copied = torch.cuda.Event()
+        copied.record(torch.cuda.current_stream(self.device))
+
+        def arrived() -> Tensor:
+            copied.synchronize()
+            return host
+
+        return arrived
+
+    def to_host(self, tensor: Tensor) -> Tensor:
+        host = torch.empty_like(tensor, device="cpu", pin_memory=True)  # same strides
+        return host.copy_(tensor.detach(), non_blocking=True)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def record_event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def elapsed_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        end.synchronize()  # elapsed_time raises for an event that is not complete
+        return start.elapsed_time(end) / 1000
+
+    def profiler_activities(self) -> list[torch.profiler.ProfilerActivity]:
+        return [*super().profiler_activities(), torch.profiler.ProfilerActivity.CUDA]
+
+    def free_memory(self) -> int:
+        free_blocks = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        return torch.cuda.mem_get_info(self.device)[0] + free_blocks
+
+    def allocated_memory(self) -> int:
+        return torch.cuda.memory_allocated(self.device)
+
+    def reserved_memory(self) -> int:
+        return torch.cuda.memory_reserved(self.device)
+
+    def peak_memory(self) -> int:
+        return torch.cuda.max_memory_reserved(self.device)
+
+    def reset_peak_memory(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        if isinstance(error, torch.OutOfMemoryError) or super().is_out_of_memory(error):
+            return True
+        return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+class Metal(Accelerator):
+    """The GPU of a Mac, without float64 and without optimizer kernels that skip a step by a flag on the device."""
+
+    kind = "mps"
+    batch_norm = BatchNormParts(torch.float32)
+    fused_optimizers = False
+    widest = torch.float32
+    is_host = False
+    onnx_providers = ("CoreMLExecutionProvider", "CPUExecutionProvider")
+    openvino_device = ""
+
+    @property
+    def native_dtype(self) -> torch.dtype:
+        return torch.float32  # autocast on Metal lacks the checks that training relies on
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def reserved_memory(self) -> int:
+        return torch.mps.driver_allocated_memory()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return super().is_out_of_memory(error) or (isinstance(error, RuntimeError) and "out of memory" in str(error))
+
+
+def choose_accelerator(device: str, launch: Launch) -> Accelerator:
+    """Return the device of this rank; raise ConfigError for an unknown or missing one, or several for one process."""
+    word = device.strip().lower().replace("cuda:", "").replace(" ", "")
+    if word == "mps":
+        if not torch.backends.mps.is_available():
+            raise ConfigError("--device mps: no Metal device here. Use --device cpu.")
+        return Metal()
+    present = _cuda_devices()
+    if word == "cpu" or (word in ("", "cuda") and present == 0):
+        if word == "cuda":
+            raise ConfigError("--device cuda: torch detects no CUDA device. Use --device cpu, or fix the driver.")
+        return Accelerator()
+    try:
+        numbers = [int(part) for part in word.split(",")] if word not in ("", "cuda") else list(range(present))
+    except ValueError:
+        raise ConfigError(f"--device {device}: expected cpu, mps, or numbers such as 0 or 0,1.") from None
+    if launch.size == 1 and len(numbers) > 1 and word not in ("", "cuda"):
+        raise ConfigError(
+            f"--device {device}: one process uses one device. Give one, or for train, val and compare start a process "
+            f"per device: torchrun --standalone --nproc-per-node {len(numbers)} …"
+        )
+    missing = [number for number in numbers if not 0 <= number < present]
+    if missing:
+        others = f", or numbers from 0 to {present - 1}" if present else ""
+        raise ConfigError(
+            f"--device {device}: there is no CUDA device {missing[0]}; torch detects {present}. Use --device "
+            f"cpu{others}."
+        )
+    # With `srun --gpus-per-task=1` each task sees one device, its own; `require_own_devices` compares them.
+    place = 0 if launch.size == 1 or len(numbers) == 1 else launch.local_rank
+    if place >= len(numbers):
+        raise ConfigError(
+            f"local rank {place} has no device: this node has {plural(len(numbers), 'device')}. Start at most "
+            f"{plural(len(numbers), 'rank')} per node, or use --device cpu.",
+            reporter=launch.rank,  # other ranks have devices
+        )
+    return Cuda(torch.device("cuda", numbers[place]))
+
+
+def default_device() -> str:
+    """Return the device of a run without `--device`, for `--help`; no device is initialised."""
+    present = _cuda_devices()
+    return f"cuda ({present} present)" if present else "cpu"
+
+
+def _cuda_devices() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def accelerator_of(device: torch.device) -> Accelerator:
+    """Return the accelerator of a torch device."""
+    return {"cpu": Accelerator, "cuda": Cuda, "mps": Metal}[device.type](device)
 
 
 def _arrived(batch: Batch, copy: Callable[[], Tensor]) -> Batch:

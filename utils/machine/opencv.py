@@ -10,12 +10,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tessera.utils.environment import limit_opencv_pixels, silence_opencv
+from tessera.utils.environment import configure_libraries
 from tessera.utils.errors import UserError
 from tessera.utils.text import first_line
 
-limit_opencv_pixels()
-_is_level_unset = silence_opencv()
+_is_level_unset = configure_libraries()
 try:
     import cv2 as cv2
 except ImportError as error:

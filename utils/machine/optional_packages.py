@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
-from tessera.utils.environment import forbid_telemetry
+from tessera.utils.environment import configure_libraries
 from tessera.utils.errors import UserError, explain_exception
 from tessera.utils.flags.program import installed_by
 from tessera.utils.text import first_line
@@ -31,7 +31,7 @@ def import_extra(module: str, extra: str, what: str) -> Any:
 
     `extra` of pyproject.toml installs it; `what` needs it, such as "best.onnx", for the message.
     """
-    forbid_telemetry()
+    configure_libraries()
     sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     try:
         return importlib.import_module(module)

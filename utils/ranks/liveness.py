@@ -1,12 +1,19 @@
-"""Watchdog over calls that may hang, and heartbeats by which ranks detect lost ranks.
+"""Liveness of ranks: the job's store, heartbeats by which ranks detect lost ranks, a watchdog over calls that may hang.
 
-Both are threads, so they work while the main thread waits in a collective. `open_world` owns both. The watchdog starts
-before the first call to the job's store, and ends after the process group.
+Heartbeat and watchdog are threads, so they work while the main thread waits in a collective. `open_world` owns both.
+
+Rank 0 or torchrun serves the store (launch.py). torchrun's store outlives the ranks that it restarts. Keys:
+
+    rendezvous/…            launch.py; overwritten by the next start of the ranks
+    default/SESSION/…       torch's process groups of one start of the ranks
+    tessera/SESSION/…       of one start: heartbeat/RANK, failure, device/RANK (launch.py), zero_first/… (world.py)
+    tessera/kept/CALL/…     texts of `World.remember`
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
@@ -21,8 +28,7 @@ from torch._C._distributed_c10d import Store
 
 from tessera.utils.environment import peer_timeout_s
 from tessera.utils.machine.host import namespace
-from tessera.utils.ranks.failures import FirstFailure, exit_immediately, print_nonblocking
-from tessera.utils.ranks.store import Backoff
+from tessera.utils.ranks.failures import exit_immediately, print_nonblocking
 
 INTERVAL_S = 1.0  # of both threads
 NOTICE_S = 5.0
@@ -32,17 +38,43 @@ _SILENT_INTERVALS = 2.5  # a living rank publishes once in each
 _ENDED = -1  # tick of a rank that has left the job
 
 
-class AwakeClock:
-    """Clock of the time in which this process was running, not stopped or on a suspended machine."""
+def read(store: Store, key: str) -> str | None:
+    """Return the text of `key`; None without one."""
+    return store.get(key).decode() if store.check([key]) else None
+
+
+class Backoff:
+    """Growing pauses between two polls of the store, which serves hundreds of ranks."""
+
+    _SHORTEST_S, _LONGEST_S, _GROWTH = 0.01, 1.0, 1.25
 
     def __init__(self) -> None:
-        self._last = time.monotonic()
+        self.reset()
 
-    def passed(self, interval_s: float) -> float:
-        """Return the seconds since the last call, at most three times `interval_s`, the planned interval."""
-        passed = time.monotonic() - self._last
-        self._last += passed
-        return min(passed, 3 * interval_s)
+    def reset(self) -> None:
+        """Poll quickly again."""
+        self._seconds = self._SHORTEST_S
+
+    def wait(self, most_s: float = math.inf) -> None:
+        """Sleep, at most `most_s` seconds."""
+        time.sleep(min(self._seconds, most_s))
+        self._seconds = min(self._seconds * self._GROWTH, self._LONGEST_S)
+
+
+class FirstFailure(NamedTuple):
+    """The first failure of a job. Its methods raise RuntimeError or OSError without a reachable store."""
+
+    reporter: str  # "rank 1", or "heartbeat 1" for that rank's heartbeat thread
+    exit_code: int  # of all ranks
+
+    @property
+    def rank(self) -> int:
+        """The rank that reports it."""
+        return int(self.reporter.split()[-1])
+
+    def claim(self, store: Store) -> FirstFailure:
+        """Record this as the job's first failure, unless there is one; return the recorded one."""
+        return FirstFailure(*json.loads(store.compare_set("failure", "", json.dumps(self))))
 
 
 @dataclass(eq=False)  # calls with equal fields are still different calls
@@ -60,7 +92,7 @@ class Watchdog:
 
     Watched calls must release the interpreter lock. `server` names the server of the job's store, as the subject of a
     message; `server_pid` is its process id on this machine, which is killed when it does not answer. `advice` returns
-    the last line of the message.
+    the last line of each message by which a thread ends this process.
     """
 
     def __init__(self, rank: int, server: str) -> None:
@@ -92,6 +124,10 @@ class Watchdog:
         """Return `store` with every call watched: the store's own timeout does not cover a frozen server."""
         return cast(Store, _WatchedStore(store, self))
 
+    def advised(self, message: str) -> str:
+        """Return a message with the line of `advice`."""
+        return f"{message}\n{self.advice()}".rstrip()
+
     def _run(self) -> None:
         clock = AwakeClock()
         while not self._closed.wait(INTERVAL_S):
@@ -104,9 +140,8 @@ class Watchdog:
                 if call.waited_s > call.timeout_s:
                     if not call.peer and self.server_pid is not None:
                         _kill(self.server_pid)
-                    peer = call.peer or self._server
-                    message = f"{peer} has not answered for {call.waited_s:.0f} s: stopped, cut off or gone."
-                    exit_immediately(self._rank, _advised(message, self.advice), 1)
+                    message = f"{call.peer or self._server} has not answered for {call.waited_s:.0f} s"
+                    exit_immediately(self._rank, self.advised(f"{message}: stopped, cut off or gone."), 1)
                     return
 
 
@@ -124,6 +159,19 @@ class _WatchedStore:
         return call
 
 
+class AwakeClock:
+    """Clock of the time in which this process was running, not stopped or on a suspended machine."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def passed(self, interval_s: float) -> float:
+        """Return the seconds since the last call, at most three times `interval_s`, the planned interval."""
+        passed = time.monotonic() - self._last
+        self._last += passed
+        return min(passed, 3 * interval_s)
+
+
 class Status(NamedTuple):
     """A rank's heartbeat message."""
 
@@ -133,11 +181,6 @@ class Status(NamedTuple):
     activity: str
     pid: int
     namespace: str  # of the process id; see `tessera.utils.machine.host.namespace`
-
-    @classmethod
-    def decode(cls, line: bytes) -> Status:
-        """Parse a status from JSON."""
-        return cls(*json.loads(line))
 
     @property
     def pid_here(self) -> int | None:
@@ -166,15 +209,13 @@ class Heartbeat:
         activity: what the rank is doing.
         messages: number of control messages that it has started.
         first: the job's first failure, once this thread has read it.
-        advice: returns the last line of a message.
     """
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, watchdog: Watchdog) -> None:
         self.activity = "starting"
         self.messages = 0
         self.first: FirstFailure | None = None
-        self.advice: Callable[[], str] = str
-        self._store, self._rank, self._size = store, rank, size
+        self._store, self._rank, self._size, self._watchdog = store, rank, size, watchdog
         self._me = FirstFailure(f"heartbeat {rank}", 1)
         self._timeout_s = peer_timeout_s()
         self._tick, self._process = 0, (os.getpid(), namespace("pid"))
@@ -197,14 +238,14 @@ class Heartbeat:
     def statuses(self) -> list[Status | None]:
         """Return every rank's latest status; None where it never published one."""
         keys = [f"heartbeat/{rank}" for rank in range(self._size)]
-        if self._store.check(keys):
-            return [Status.decode(line) for line in self._store.multi_get(keys)]
+        if self._store.check(keys):  # one call for hundreds of ranks
+            return [Status(*json.loads(line)) for line in self._store.multi_get(keys)]
         return [self.status_of(rank) for rank in range(self._size)]
 
     def status_of(self, rank: int) -> Status | None:
         """Return the latest status of a rank; None where it never published one."""
-        key = f"heartbeat/{rank}"
-        return Status.decode(self._store.get(key)) if self._store.check([key]) else None
+        line = read(self._store, f"heartbeat/{rank}")
+        return None if line is None else Status(*json.loads(line))
 
     def silent_ranks(self) -> list[tuple[int, Status]]:
         """Return the ranks that no longer publish and have not left the job; takes a few seconds."""
@@ -229,55 +270,40 @@ class Heartbeat:
                 silence_s += clock.passed(INTERVAL_S)
                 self._tick += 1
                 self._publish()
-                first = FirstFailure.read(self._store)
-                if first is not None and first.reporter != f"rank {self._rank}":
-                    self.first, self._tick = first, _ENDED
-                    self._publish()  # now the rank that serves the store may leave
-                    self._end_after_grace("", first.exit_code)  # silently: another rank reports it
-                    return
+                if failure := read(self._store, "failure"):
+                    first = FirstFailure(*json.loads(failure))
+                    if first.reporter != f"rank {self._rank}":
+                        self.first, self._tick = first, _ENDED
+                        self._publish()  # now the rank that serves the store may leave
+                        self._end_after_grace("", first.exit_code)  # silently: another rank reports it
+                        return
                 previous, status = status, self.status_of(neighbour)
                 silence_s = silence_s if status == previous else 0.0
                 if status is not None and status.is_dead():
                     status = self.status_of(neighbour)  # it may have left the job meanwhile
                     if status is not None and status.tick != _ENDED:
-                        self._report_dead(neighbour, status)
+                        self._report(lost_ranks_message([(neighbour, status)]))
                         return
                 elif silence_s > self._timeout_s and (status is None or status.tick != _ENDED):
-                    self._report_silent(neighbour, status, silence_s)
+                    if status is not None and (number := status.pid_here) is not None:
+                        _kill(number)
+                    name = describe_rank(neighbour, status)
+                    self._report(f"{name} has not answered for {silence_s:.0f} s. The job is ended.")
                     return
         except (RuntimeError, OSError):
             self._end_after_grace(STORE_LOST, 1)
 
-    def _report_dead(self, rank: int, status: Status) -> None:
-        """Report a killed rank, unless a failure is reported already, and end this process."""
+    def _report(self, message: str) -> None:
+        """Report a lost rank, unless a failure is reported already, and end this process."""
         first = self._me.claim(self._store)
         if first == self._me:
-            message = _advised(lost_ranks_message([(rank, status)]), self.advice)
-            print_nonblocking(f"rank {self._rank}: error: {message}")
+            print_nonblocking(f"rank {self._rank}: error: {self._watchdog.advised(message)}")
         self._end_after_grace("", first.exit_code)
-
-    def _report_silent(self, rank: int, status: Status | None, seconds: float) -> None:
-        """Report a silent rank, unless a failure is reported already, and end this process; kill it on this machine."""
-        first = self._me.claim(self._store)
-        if status is None:
-            message = f"rank {rank} has sent no heartbeat for {seconds:.0f} s since all ranks joined. The job is ended."
-        else:
-            if (number := status.pid_here) is not None:
-                _kill(number)
-            message = (
-                f"rank {rank} on {status.host} has not answered for {seconds:.0f} s; its last activity: "
-                f"{status.activity}. The job is ended."
-            )
-        exit_immediately(self._rank, _advised(message, self.advice) if first == self._me else "", first.exit_code)
 
     def _end_after_grace(self, message: str, exit_code: int) -> None:
         """End the process by force if the main thread does not end it in time."""
         if not self._closed.wait(GRACE_S):
-            exit_immediately(self._rank, _advised(message, self.advice) if message else "", exit_code)
-
-
-def _advised(message: str, advice: Callable[[], str]) -> str:
-    return f"{message}\n{advice()}".rstrip()
+            exit_immediately(self._rank, self._watchdog.advised(message) if message else "", exit_code)
 
 
 def _is_here(status: Status | None) -> bool:

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from io import FileIO
@@ -59,10 +59,11 @@ class RunLock:
             try:
                 self.run.mkdir(parents=True)
                 self._made = True
-            except FileExistsError:
-                _require_targets(self.run.parents if new else (self.run, *self.run.parents))
-                if new:
+            except FileExistsError as error:
+                if new and self.run.exists():
                     return "an earlier run"
+                if not self.run.is_dir():
+                    raise NotADirectoryError(errno.ENOTDIR, "a part of it is a file, or a link to nothing") from error
             with contextlib.suppress(FileNotFoundError):  # it is made below
                 if _key(self._path.stat()) in _HELD:
                     return "this process"
@@ -74,16 +75,13 @@ class RunLock:
                 stack.enter_context(file)
                 if holder := self._refusal(file):
                     return holder
-                found = os.fstat(file.fileno())
-                if found.st_nlink == 1:  # a hard link may be of a user's file
-                    file.truncate(0)
-                    since = datetime.now().astimezone().isoformat(" ", "seconds")
-                    file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
-                    with contextlib.suppress(OSError):  # a file of another user, or a file system without modes
-                        mode = 0o600 | self.run.stat().st_mode & 0o666  # who may write there may lock
-                        os.fchmod(file.fileno(), mode)
+                file.truncate(0)
+                since = datetime.now().astimezone().isoformat(" ", "seconds")
+                file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n".encode())
+                with contextlib.suppress(OSError):  # a file of another user, or a file system without modes
+                    os.fchmod(file.fileno(), 0o600 | self.run.stat().st_mode & 0o666)  # who may write there may lock
                 self._file = file
-                _HELD.add(_key(found))
+                _HELD.add(_key(os.fstat(file.fileno())))
                 stack.pop_all()
         except OSError as error:
             raise UserError(
@@ -124,13 +122,6 @@ class RunLock:
 
 def _key(found: os.stat_result) -> tuple[int, int, int]:
     return os.getpid(), found.st_dev, found.st_ino
-
-
-def _require_targets(paths: Iterable[Path]) -> None:
-    """Raise OSError where one of the paths is a dangling link."""
-    for path in paths:
-        if path.is_symlink() and not path.exists():
-            raise FileNotFoundError(errno.ENOENT, f"the link {path} leads to {path.readlink()}, which is not there")
 
 
 def remove_if_empty(run: Path) -> None:

@@ -8,12 +8,15 @@ for all ranks, such as the failure of one.
 from __future__ import annotations
 
 import json
+import pickle
 import socket
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
@@ -22,13 +25,134 @@ from torch.distributed.distributed_c10d import _get_default_store
 from tessera.utils.environment import Launch, control_timeout_s
 from tessera.utils.errors import Interrupted, UserError, exit_code_of
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.resource_limits import affinity, cpu_quota, cpus_of_process
-from tessera.utils.ranks.collectives import Collectives
+from tessera.utils.machine.host import affinity, cpu_quota, cpus_of_process
 from tessera.utils.ranks.failures import PeerError
-from tessera.utils.ranks.liveness import Heartbeat, Watchdog, describe_rank
-from tessera.utils.ranks.store import Backoff, RestartMemory, read
+from tessera.utils.ranks.liveness import Backoff, Heartbeat, Watchdog, describe_rank, read
+from tessera.utils.text import plural
 
 T = TypeVar("T")
+
+
+class CollectiveError(RuntimeError):
+    """A collective failed: the other end of a connection is gone, or did not answer in time.
+
+    gloo raises RuntimeError for that, as torch does for every bug.
+    """
+
+
+class Collectives:
+    """Collectives over all ranks; `control` is the gloo group that carries picklable values.
+
+    Each is referenced until gloo has released it. gloo runs a collective in its own thread; if that thread holds the
+    last reference, it enters the interpreter to free the tensors. A fork at that moment deadlocks the child before
+    CPython 3.12 (`_PyThreadState_DeleteExcept`), and a loader worker never starts. torch's object collectives release
+    theirs immediately.
+    """
+
+    _HOLD_S = 1.0  # longer than gloo needs
+
+    def __init__(self, control: dist.ProcessGroup | None = None) -> None:
+        self._control = control
+        self._held: deque[tuple[float, dist.Work]] = deque()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Collectives:
+        return self  # a copy of a model sums over the same ranks
+
+    def close(self) -> None:
+        """Release the referenced collectives, which keep the process groups alive."""
+        self._held.clear()
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum `tensor` over the ranks, in place, and return it."""
+        return self.begin_all_reduce(tensor)() if dist.is_initialized() else tensor
+
+    def begin_all_reduce(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Start to sum `tensor` over the ranks, in place; the returned function waits for the result."""
+        return self._result(dist.all_reduce(tensor, async_op=True), tensor)
+
+    def begin_broadcast(self, tensor: Tensor, source: int) -> Callable[[], Tensor]:
+        """Start to replace `tensor` by that of rank `source`; the returned function waits for the result."""
+        return self._result(dist.broadcast(tensor, source, async_op=True), tensor)
+
+    def _result(self, work: dist.Work | None, tensor: Tensor) -> Callable[[], Tensor]:
+        def wait() -> Tensor:
+            self._wait(work)
+            return tensor
+
+        return wait
+
+    def broadcast(self, value: T, source: int) -> T:
+        """Return the value of rank `source` on every rank."""
+        is_source = dist.get_rank() == source
+        text = pickle.dumps(value) if is_source else b""
+        length = torch.tensor([len(text)])
+        self._wait(dist.broadcast(length, source, group=self._control, async_op=True))
+        data = _bytes(text, int(length))
+        self._wait(dist.broadcast(data, source, group=self._control, async_op=True))
+        received = value if is_source else _unpickled(data)
+        _empty(data)
+        return received
+
+    def all_gather(self, value: T) -> list[T]:
+        """Return every rank's value, by rank, on every rank."""
+        text = pickle.dumps(value)
+        lengths = list(torch.zeros(dist.get_world_size(), 1, dtype=torch.int64))
+        self._wait(dist.all_gather(lengths, torch.tensor([len(text)]), group=self._control, async_op=True))
+        data = _bytes(text, max(map(int, lengths)))
+        rows = [torch.empty_like(data) for _ in lengths]
+        self._wait(dist.all_gather(rows, data, group=self._control, async_op=True))
+        values = [_unpickled(row) for row in rows]
+        for tensor in (data, *rows):
+            _empty(tensor)
+        return values
+
+    def gather(self, value: T) -> list[T]:
+        """Return every rank's value, by rank, on rank 0; [] on the others.
+
+        Values are sent one by one, so that rank 0 holds one message beside them. gloo's gather pads all messages to the
+        longest and holds everything twice.
+        """
+        try:
+            if dist.get_rank() > 0:
+                dist.send_object_list([value], 0, group=self._control)
+                return []
+            values = [value]
+            for source in range(1, dist.get_world_size()):
+                received: list[Any] = [None]
+                dist.recv_object_list(received, source, group=self._control)
+                values += received
+        except RuntimeError as error:
+            raise CollectiveError(str(error)) from error
+        return values
+
+    def _wait(self, work: dist.Work | None) -> None:
+        """Wait for a collective, and reference it for a while."""
+        assert work is not None, "this rank is not in the group"
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise CollectiveError(str(error)) from error
+        finally:
+            now = time.monotonic()
+            self._held.append((now, work))
+            while now - self._held[0][0] > self._HOLD_S:
+                self._held.popleft()
+
+
+def _bytes(text: bytes, length: int) -> Tensor:
+    """Return a uint8 tensor (`length`,) that begins with `text`."""
+    data = torch.empty(length, dtype=torch.uint8)
+    data.numpy().data[: len(text)] = text
+    return data
+
+
+def _unpickled(data: Tensor) -> Any:
+    return pickle.loads(data.numpy().data)  # from a rank of this job; it may be longer than the value
+
+
+def _empty(data: Tensor) -> None:
+    """Free the memory of a tensor that a collective still references."""
+    data.set_(torch.UntypedStorage())
 
 
 class World:
@@ -51,7 +175,7 @@ class World:
         collectives: Collectives | None = None,
         store: Store | None = None,
         heartbeat: Heartbeat | None = None,
-        memory: RestartMemory | None = None,
+        memory: Store | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
         launch = launch or Launch()
@@ -63,23 +187,26 @@ class World:
         self.store = store
         self._heartbeat, self._memory, self._watchdog = heartbeat, memory, watchdog
         mine = affinity()
-        hosts, local_ranks, affinities = zip(
+        self._hosts, local_ranks, affinities = zip(
             *self.all_gather((socket.gethostname(), self.local_rank, mine)), strict=True
         )
         firsts = [rank for rank, local in enumerate(local_ranks) if local == 0]
-        node_firsts = [_first_of_node(rank, hosts, firsts) for rank in range(self.size)]
+        node_firsts = [_first_of_node(rank, self._hosts, firsts) for rank in range(self.size)]
         self.first_of_node = node_firsts[self.rank]
         self.node = firsts.index(self.first_of_node)
         self._node_ranks = [rank for rank, first in enumerate(node_firsts) if first == self.first_of_node]
         self.local_size = len(self._node_ranks)
         self.cpus = cpus_of_process(mine, [affinities[rank] for rank in self._node_ranks], cpu_quota())
-        if memory is not None:
-            memory.agree(self.broadcast)
 
     @property
     def is_main(self) -> bool:
         """Whether this is rank 0, which writes and prints."""
         return self.rank == 0
+
+    def describe(self) -> str:
+        """Return the ranks of each host and this rank's device, such as "3 ranks (2 on a, 1 on b), cpu"."""
+        ranks = ", ".join(f"{count} on {host}" for host, count in Counter(self._hosts).items())
+        return f"{plural(self.size, 'rank')} ({ranks}), {self.accelerator.name}"
 
     # Control messages: any picklable value, over gloo.
 
@@ -108,7 +235,7 @@ class World:
         started = time.monotonic()
         try:
             yield
-        except RuntimeError as error:
+        except CollectiveError as error:
             waited, number = time.monotonic() - started, self._heartbeat.messages
             if waited < control_timeout_s() * 0.9:
                 raise  # a peer is gone: its own rank or the launcher reports it
@@ -128,26 +255,25 @@ class World:
     @contextmanager
     def advising(self, advice: Callable[[], str]) -> Iterator[None]:
         """Let each failure in the body end with the line that `advice` returns, whichever thread reports it."""
-        threads = [thread for thread in (self._heartbeat, self._watchdog) if thread is not None]
-        for thread in threads:
-            thread.advice = advice
+        if self._watchdog is not None:
+            self._watchdog.advice = advice
         try:
             yield
         except BaseException as error:
             if line := advice():
                 error.add_note(line)
             raise  # a thread may still report it
-        for thread in threads:
-            thread.advice = str
+        if self._watchdog is not None:
+            self._watchdog.advice = str
 
     def remember(self, key: str, text: str) -> None:
-        """Store rank 0's text for this call over restarts by the launcher; see RestartMemory."""
+        """Store rank 0's text for this call of `open_world` in torchrun's store, over restarts of the ranks."""
         if self.is_main and self._memory is not None:
-            self._memory.keep(key, text)
+            self._memory.set(key, text)
 
     def recall(self, key: str) -> str | None:
         """Return the text that rank 0 stored for this call, on every rank; None without one."""
-        return self.broadcast(self._memory.find(key) if self.is_main and self._memory is not None else None)
+        return self.broadcast(read(self._memory, key) if self.is_main and self._memory is not None else None)
 
     def node_first(self, value: T) -> T:
         """Return the value of the first rank on this node."""

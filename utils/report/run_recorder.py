@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.analysis.error_analysis.files import ERRORS
+from tessera.analysis.error_analysis import ERRORS
 from tessera.utils.checkpoints.run_directory import write_flags, write_yaml
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError, warn_on_error

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.data.feed.cache import open_images
+from tessera.data.feed.cache import ShmBudget, open_images
 from tessera.data.feed.image_store import Interpolation
 from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from tessera.data.feed.sampler import image_weights
-from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.tiles import TileIndex, build_tile_index
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings

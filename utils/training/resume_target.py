@@ -10,9 +10,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.analysis.error_analysis.files import ERRORS
+from tessera.analysis.error_analysis import ERRORS
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
-from tessera.utils.checkpoints.resume import Difference, ResumedRun, run_of_checkpoint, saved_config
+from tessera.utils.checkpoints.resume import Conflict, ResumedRun, run_of_checkpoint, saved_config
 from tessera.utils.checkpoints.run_directory import new_run, newest_last_checkpoint, run_path
 from tessera.utils.config import AUTO, Hyp, TrainConfig, given_hyp
 from tessera.utils.engine.stopping import EarlyStopping
@@ -34,7 +34,7 @@ class ResumeCheckpoint(NamedTuple):
 
     path: Path  # of last.pt or its replacement, on the host that has it
     checkpoint: dict[str, Any]
-    others: Sequence[Difference] = ()  # given flags that name other files than the run's
+    others: Sequence[Conflict] = ()  # given flags that name other files than the run's
 
 
 class TrainTarget(NamedTuple):
@@ -180,14 +180,14 @@ def _own_checkpoint(run: Path, given: Mapping[str, Any], flags: TrainConfig, wor
     return found
 
 
-def _other_files(given: Mapping[str, Any], flags: TrainConfig, before: TrainConfig) -> list[Difference]:
+def _other_files(given: Mapping[str, Any], flags: TrainConfig, before: TrainConfig) -> list[Conflict]:
     """Return the given flags that name another model, weights or dataset than those of the run."""
     found = []
     for flag in ("weights", "cfg", "data"):
         now, was = getattr(flags, flag), getattr(before, flag)
         resolved = [name and user_path(name, f"--{flag}").resolve() for name in (now, was)]
         if flag in given and (flag, now) != ("weights", AUTO) and resolved[0] != resolved[1]:
-            found.append(Difference(f"--{flag} {shown(now)}", f"--{flag} {shown(was)}", ""))
+            found.append(Conflict(f"--{flag} {shown(now)}", f"--{flag} {shown(was)}", ""))
     return found
 
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from tessera.models.detector import DetectionModel, check_imgsz
-from tessera.models.heads.criterion import Criterion
-from tessera.models.summary import summary
+from tessera.models.detector import DetectionModel, check_imgsz, summary
+from tessera.models.heads.criterion import Criterion, LossSettings
 from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,
     head_class,
+    own_head,
+    pretraining_of,
     read_weights,
-    start_kind,
     with_frozen_layers,
 )
 from tessera.utils.checkpoints.resume import ResumedRun
@@ -36,6 +36,7 @@ from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
 from tessera.utils.ranks.world import World
 from tessera.utils.report.trackers.loggers import import_tracker
+from tessera.utils.seeding import sample_rng
 from tessera.utils.text import plural, row
 from tessera.utils.training.autobatch import Trial, auto_batch_size
 from tessera.utils.training.class_weights import class_weights
@@ -69,6 +70,7 @@ def open_run(
     with explain_out_of_memory(accelerator, building, OUT_OF_MEMORY_REMEDIES):
         world.run_on_main(lambda: all(map(import_tracker, flags.logger_names)))  # modules cannot be sent
         # Check the flags before reading the dataset, which may take minutes.
+        own_head(flags)
         folder = folder or stack.enter_context(new_run(flags, world))
         weights = world.run_on_main(lambda: read_weights(flags, resumed))
         data = load_data(flags, world)
@@ -81,9 +83,9 @@ def open_run(
         weights = weights or world.run_on_main(lambda: read_weights(config, resumed))
         images = f"{plural(len(data.images), 'training image')}, {plural(len(data.val), 'validation image')}"
         log.info(row("Data", f"{flags.data}: {images}, {plural(len(names), 'class')}"))
-        start = start_kind(config, names, weights)
+        pretraining = pretraining_of(config, names, weights)
         if hyp is None:
-            config, hyp = with_recipe(config, head_class(config, names, weights), start, data.images_per_epoch)
+            config, hyp = with_recipe(config, head_class(config, names, weights), pretraining, data.images_per_epoch)
         if not resumed and (offer := pretrained_hint(config, len(data.images))):
             log.info(offer)
         config = config if resumed else with_frozen_layers(config, hyp)
@@ -91,17 +93,20 @@ def open_run(
         model = build_model(config, hyp, names, weights, resumed)
         hyp = freeze_bn_of_first_layers(model, config, hyp, weights)
         del weights  # frees memory for AutoBatch
-        require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
+        require_agreement(run_fingerprint(hyp, {"train": data.train, "val": data.val}, model), world)
         imgsz = check_imgsz(config.imgsz, model.stride)
-        if not resumed and (start != "known" or hyp.anchors):  # trained anchors stay
-            model.head.prepare(box_sizes(data.train, imgsz), config, hyp, world)
+        by_class = None if by_class is None else by_class.to(world.device)
+        settings = LossSettings.of(hyp, imgsz=imgsz, label_smoothing=config.label_smoothing, class_weights=by_class)
+        if not resumed and (pretraining != "known" or hyp.anchors):  # trained anchors stay
+            rng = None if config.noautoanchor else sample_rng(config.seed, 0, 0, "anchors")
+            model.head.load_state_dict(
+                world.run_on_main(lambda: model.head.prepare(box_sizes(data.train, imgsz), settings, rng)), strict=False
+            )
         model.to(world.device).to(memory_format=accelerator.memory_format)
         log.info(row("Model", summary(model, imgsz)))
         precision = choose_precision(config.amp, world, model, torch.rand(1, 3, imgsz, imgsz, device=world.device))
-        by_class = None if by_class is None else by_class.to(world.device)
-        smoothing = config.label_smoothing
-        criterion = model.head.criterion(hyp, imgsz=imgsz, label_smoothing=smoothing, class_weights=by_class)
-        run = RunContext(config, hyp, world, imgsz, model.stride, folder, start, resumed is not None)
+        criterion = model.head.criterion(settings)
+        run = RunContext(config, hyp, world, imgsz, model.stride, folder, pretraining, resumed is not None)
         largest = largest_size(imgsz, model.stride) if config.multi_scale else imgsz
         if run.batch_size <= 0:
             trial = Trial(run, model, criterion, precision, largest)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from tessera.analysis.report.page_data import RunInfo
-from tessera.analysis.search.trial import Pruned, TrialObserver
-from tessera.analysis.validation_report import report_errors, report_validation
+from tessera.analysis.report.validation_report import report_errors, report_validation
+from tessera.analysis.search import Pruned, TrialObserver
 from tessera.data.feed.loader import ValLoader
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
@@ -28,7 +28,7 @@ from tessera.utils.evaluation.network import ImageDetector, Network, fused_copy,
 from tessera.utils.extensions import extension
 from tessera.utils.flags.program import started
 from tessera.utils.machine.accelerator import explain_out_of_memory
-from tessera.utils.ranks.signals import StopSignals
+from tessera.utils.ranks.failures import StopSignals
 from tessera.utils.report.console import table_header, validation_line
 from tessera.utils.report.results_csv import read_results
 from tessera.utils.report.run_recorder import RunRecorder
@@ -59,7 +59,7 @@ class Validation:
     def before_training(self) -> None:
         """Validate the initial weights if they know all classes: they may stay the best."""
         run = self.run
-        if run.start != "known" or run.resumed or run.config.noval or run.config.nosave:
+        if run.pretraining != "known" or run.resumed or run.config.noval or run.config.nosave:
             return
         run.world.set_activity("validating the initial weights")
         self.loader.begin()

@@ -10,11 +10,12 @@ import cv2
 import numpy as np
 from hypothesis import strategies as st
 
-from tessera.data.augment.labels import CanvasLabels
-from tessera.data.augment.pipeline import Scene, render_scene
-from tessera.data.augment.warp import Warp
+from tessera.data.augment.geometry import CanvasLabels, Warp
+from tessera.data.augment.pipeline import Scene, render_scene, train_sample
+from tessera.data.augment.transforms import OwnTransform
 from tessera.utils.config import Hyp
-from tessera.utils.types import FILL, Sample
+from tessera.utils.seeding import sample_rng
+from tessera.utils.types import FILL, Draw, Sample
 from tests.data.augment.mosaic_oracle import plain_image
 
 SIZES = st.tuples(st.sampled_from([32, 64, 96]), st.sampled_from([32, 64, 96]))
@@ -121,6 +122,36 @@ def scenes(draw: st.DrawFn, outlines: bool, aligned: bool = False) -> tuple[Scen
 def rendered(scene: Scene, source: ListSource) -> Sample:
     out = np.full((*scene.warp.size_hw, 3), 255, np.uint8)
     return render_scene(scene, source.sample, 0.0, np.random.default_rng(0), out)
+
+
+def dataset_of_shapes(seed: int, outlines: bool = True, size: int = 64) -> ListSource:
+    """Six images of long side `size`, of several shapes; the last has no object."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for i, (height, width) in enumerate([(1, 0.6), (0.7, 1), (1, 1), (0.05, 1), (1, 0.3), (0.8, 1)]):
+        height, width = round(height * size), round(width * size)
+        boxes = random_boxes(4 if i < 5 else 0, height, width, rng)
+        segments = [star(box, rng) if k % 2 else np.zeros((0, 2), np.float32) for k, box in enumerate(boxes)]
+        classes = rng.integers(0, 5, len(boxes)).astype(np.int32)
+        samples.append(Sample(smooth_image(height, width, rng), boxes, classes, segments if outlines else []))
+    return ListSource(samples)
+
+
+def trained(
+    source: ListSource,
+    hyp: Hyp,
+    seed: int = 0,
+    size_hw: tuple[int, int] = (64, 64),
+    *,
+    mosaic: bool = True,
+    transforms: Sequence[OwnTransform] = (),
+) -> Sample:
+    out = np.full((*size_hw, 3), 7, np.uint8)
+    draw = Draw(seed % len(source), seed, 0, size_hw, dict.fromkeys(range(len(source)), 0))
+    hyp = hyp if mosaic else dataclasses.replace(hyp, mosaic=0.0)
+    sample = train_sample(draw, source.sample, hyp, sample_rng(1, 0, seed), out, transforms, 1, 80)
+    assert np.shares_memory(sample.image, out)
+    return sample
 
 
 def share_outside(image: np.ndarray, canvas: np.ndarray, warp: Warp, tolerance: int = 2) -> float:

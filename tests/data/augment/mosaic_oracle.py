@@ -12,8 +12,8 @@ import cv2
 import numpy as np
 from matplotlib.path import Path as Outline
 
+from tessera.data.augment.geometry import Warp
 from tessera.data.augment.pipeline import Scene
-from tessera.data.augment.warp import Warp
 from tessera.utils.types import Sample
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from tessera.data.augment.canvas import PlacedImage, render
-from tessera.data.augment.hsv import HsvJitter
+from tessera.data.augment.canvas import render
+from tessera.data.augment.colours import jitter_hsv, jittered_fill
+from tessera.data.augment.geometry import Warp
 from tessera.data.augment.pipeline import Scene
-from tessera.data.augment.warp import Warp
 from tessera.utils.types import FILL, Sample
 from tests.data.augment.made_scenes import ListSource, horizon_in_sight, rendered, scenes, share_outside, smooth_image
 from tests.data.augment.mosaic_oracle import plain_scene
@@ -47,10 +47,10 @@ def test_pixels_on_real_images_with_regions(shared, zoom: float, degrees: float)
 
 
 def test_empty_canvas_view_is_grey() -> None:
-    tile = PlacedImage(np.zeros((10, 10, 3), np.uint8), 0, 0)
+    image = np.zeros((10, 10, 3), np.uint8)
     for degrees in (0.0, 20.0):
         out = np.zeros((32, 32, 3), np.uint8)
-        render([tile], Warp((64, 64), (32, 32), degrees=degrees, shift_xy=(9.0, 9.0)), out)
+        render([image], [(0, 0)], Warp((64, 64), (32, 32), degrees=degrees, shift_xy=(9.0, 9.0)), out)
         assert (out == FILL).all()
 
 
@@ -58,23 +58,22 @@ def test_empty_canvas_view_is_grey() -> None:
 @pytest.mark.parametrize("perspective", [0.0, 1e-4])
 def test_writes_into_a_view_and_nowhere_else(degrees: float, perspective: float) -> None:
     batch = np.zeros((3, 32, 64, 3), np.uint8)
-    tile = PlacedImage(np.full((64, 128, 3), 200, np.uint8), 0, 0)
     warp = Warp((64, 128), (32, 64), degrees=degrees, perspective_xy=(perspective, 0.0), flip_lr=True, flip_ud=True)
-    render([tile], warp, batch[1])
+    render([np.full((64, 128, 3), 200, np.uint8)], [(0, 0)], warp, batch[1])
     assert (batch[1] == 200).all() and not batch[0].any() and not batch[2].any()
 
 
 @pytest.mark.parametrize("zoom", [0.6, 1.0, 1.4])
 def test_colours_change_before_or_after_a_resize_wherever_there_are_fewer_pixels(zoom: float) -> None:
     rng = np.random.default_rng(1)
-    tile = PlacedImage(smooth_image(64, 64, rng), 20, 30)
+    image = smooth_image(64, 64, rng)
     warp = Warp((128, 128), (96, 96), zoom=zoom, flip_lr=True)
-    jitter = HsvJitter((1.01, 0.8, 1.3))
+    gains = (1.01, 0.8, 1.3)
     after, found = np.empty((96, 96, 3), np.uint8), np.empty((96, 96, 3), np.uint8)
-    render([tile], warp, after)
-    jitter(after)
-    kept = tile.image.copy()
-    render([tile], warp, found, jitter)
-    assert (tile.image == kept).all()
+    render([image], [(20, 30)], warp, after)
+    jitter_hsv(after, gains)
+    kept = image.copy()
+    render([image], [(20, 30)], warp, found, gains)
+    assert (image == kept).all()
     assert np.abs(after.astype(int) - found).mean() < 1.5
-    assert (found[after == jitter.grey] == jitter.grey).mean() > 0.95
+    assert (found[after == jittered_fill(gains)] == jittered_fill(gains)).mean() > 0.95

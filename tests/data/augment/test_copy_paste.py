@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from tessera.data.augment.labels import CanvasLabels
+from tessera.data.augment.geometry import CanvasLabels
 from tessera.data.augment.pipeline import choose_copy_paste, render_scene, sample_mosaic
 from tessera.utils.config import load_hyp
 from tessera.utils.seeding import sample_rng

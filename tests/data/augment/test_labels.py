@@ -13,10 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tessera.data.augment.canvas import PlacedImage, render
-from tessera.data.augment.labels import CanvasLabels, append_ignored_regions, clip_polygons, warp_labels
+from tessera.data.augment.canvas import render
+from tessera.data.augment.geometry import CanvasLabels, Warp, append_ignored_regions, warp_labels
 from tessera.data.augment.pipeline import Scene, choose_copy_paste, train_sample
-from tessera.data.augment.warp import Warp
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.seeding import sample_rng
 from tessera.utils.types import Draw, Sample
@@ -110,11 +109,10 @@ def test_labels_lie_on_the_pixels(warp: Warp, seed: int, outlined: bool) -> None
     outline = np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float32)
     image[y0:y1, x0:x1, 0] = 255
     out = np.empty((*warp.size_hw, 3), np.uint8)
-    tile = PlacedImage(image, 0, 0)
-    render([tile], warp, out)
+    render([image], [(0, 0)], warp, out)
     # A box that is turned and cut is looser than its object, by the rule of corners; a polygon is exact.
     segments = [outline] if outlined or not warp.axis_aligned else []
-    labels = CanvasLabels.gather([Sample(image, box, np.zeros(1, np.int32), segments)], [tile[1:]], warp.canvas_hw)
+    labels = CanvasLabels.gather([Sample(image, box, np.zeros(1, np.int32), segments)], [(0, 0)], warp.canvas_hw)
     boxes, _ = warp_labels(labels, warp)
     red = np.argwhere(out[..., 0].astype(int) - out[..., 2] > 127)
     if len(boxes) == 0:
@@ -143,9 +141,12 @@ def test_which_objects_are_kept() -> None:
 
 def test_objects_cut_away_by_the_canvas_are_dropped() -> None:
     """Cut to a line on the canvas's edge, a box would come back with an area when that line is turned."""
-    tile = PlacedImage(np.zeros((64, 64, 3), np.uint8), -40, 0)
-    sample = Sample(tile.image, np.array([[0, 0, 30, 60], [35, 0, 60, 60]], np.float32), np.arange(2, dtype=np.int32))
-    found = CanvasLabels.gather([sample], [tile[1:]], (64, 64))
+    sample = Sample(
+        np.zeros((64, 64, 3), np.uint8),
+        np.array([[0, 0, 30, 60], [35, 0, 60, 60]], np.float32),
+        np.arange(2, dtype=np.int32),
+    )
+    found = CanvasLabels.gather([sample], [(-40, 0)], (64, 64))
     assert found.boxes_xyxy.tolist() == [[0, 0, 0, 60], [0, 0, 20, 60]]
     assert warp_labels(found, Warp((64, 64), (64, 64), degrees=30.0))[1].tolist() == [1]
 
@@ -177,16 +178,6 @@ CANVAS = [0, 0, 100, 100]
 )
 def test_boxes_by_hand(labels: CanvasLabels, warp: Warp, boxes: list[list[float]]) -> None:
     assert warp_labels(labels, warp)[0].tolist() == boxes
-
-
-def test_clip_keeps_owners_and_order() -> None:
-    square = np.array([[0, 0], [10, 0], [10, 10], [0, 10]], np.float64)
-    points = np.concatenate([square, square + 100, square + np.array([5, 0])])
-    owners = np.repeat([0, 1, 2], 4)
-    left, kept = clip_polygons(points, owners, np.array([[-1.0, 0, 8]]))
-    assert kept.tolist() == [0] * 4 + [2] * 4
-    assert left[:4].tolist() == [[0, 0], [8, 0], [8, 10], [0, 10]]
-    assert left[4:, 0].max() == 8 and left[4:, 0].min() == 5
 
 
 def test_objects_behind_the_horizon_are_dropped() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.augment.albumentations_filters import ColourFilter, no_filter
 from tessera.data.augment.pipeline import (
     letterbox,
     render_scene,
@@ -17,45 +16,15 @@ from tessera.data.augment.pipeline import (
     sample_mosaic,
     sample_partners,
     sample_warp,
-    train_sample,
 )
 from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.seeding import sample_rng
-from tessera.utils.types import FILL, Draw, Sample
-from tests.data.augment.made_scenes import ListSource, hyperparameters, random_boxes, smooth_image, star
+from tessera.utils.types import FILL, Sample
+from tests.data.augment.made_scenes import dataset_of_shapes as dataset
+from tests.data.augment.made_scenes import hyperparameters, random_boxes, star, trained
 
 LOW = load_hyp("hyp.scratch-low.yaml")
 PLAIN = load_hyp("hyp.no-augmentation.yaml")
-
-
-def dataset(seed: int, outlines: bool = True, size: int = 64) -> ListSource:
-    """Six images of long side `size`, of several shapes; the last has no object."""
-    rng = np.random.default_rng(seed)
-    samples = []
-    for i, (height, width) in enumerate([(1, 0.6), (0.7, 1), (1, 1), (0.05, 1), (1, 0.3), (0.8, 1)]):
-        height, width = round(height * size), round(width * size)
-        boxes = random_boxes(4 if i < 5 else 0, height, width, rng)
-        segments = [star(box, rng) if k % 2 else np.zeros((0, 2), np.float32) for k, box in enumerate(boxes)]
-        classes = rng.integers(0, 5, len(boxes)).astype(np.int32)
-        samples.append(Sample(smooth_image(height, width, rng), boxes, classes, segments if outlines else []))
-    return ListSource(samples)
-
-
-def trained(
-    source: ListSource,
-    hyp: Hyp,
-    seed: int = 0,
-    size_hw: tuple[int, int] = (64, 64),
-    *,
-    mosaic: bool = True,
-    colour: ColourFilter = no_filter,
-) -> Sample:
-    out = np.full((*size_hw, 3), 7, np.uint8)
-    draw = Draw(seed % len(source), seed, 0, size_hw, dict.fromkeys(range(len(source)), 0))
-    hyp = hyp if mosaic else dataclasses.replace(hyp, mosaic=0.0)
-    sample = train_sample(draw, source.sample, hyp, sample_rng(1, 0, seed), out, colour)
-    assert np.shares_memory(sample.image, out)
-    return sample
 
 
 @settings(max_examples=80, deadline=None)
@@ -182,26 +151,6 @@ def test_mixup_joins_two_mosaics() -> None:
         assert sample.classes.tolist() == [*first.classes.tolist(), *second.classes.tolist()]
         ratios.append(ratio)
     assert 0.45 < np.mean(ratios) < 0.55
-
-
-def test_hsv_gains_span_their_ranges() -> None:
-    gains = np.array([sample_hsv_gains(LOW, sample_rng(0, 0, seed)) for seed in range(500)])
-    span = np.array([LOW.hsv_h, LOW.hsv_s, LOW.hsv_v])
-    assert (np.abs(gains - 1) <= span).all()
-    assert (gains.max(0) > 1 + 0.97 * span).all() and (gains.min(0) < 1 - 0.97 * span).all()
-
-
-def test_colour_filter_gets_the_image_and_comes_last() -> None:
-    seen = []
-
-    def colour(image: np.ndarray, rng: np.random.Generator) -> None:
-        seen.append(image)
-        rng.random(1000)
-
-    source = dataset(0)
-    plain, filtered = trained(source, LOW, 3), trained(source, LOW, 3, colour=colour)
-    assert seen[0] is filtered.image
-    assert (plain.image == filtered.image).all()
 
 
 @settings(max_examples=60, deadline=None)

@@ -188,20 +188,6 @@ def test_many_processes_at_few_slots_get_what_the_store_gives(store: Counted) ->
             assert pipe.poll(60) and pipe.recv() == 0
 
 
-def test_two_that_want_an_image_at_once_decode_it_once(store: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
-    recent = DecodedCache(store, 4)
-    lockf = fcntl.lockf
-
-    def late(file: Any, command: int, *where: int) -> None:
-        if command == fcntl.LOCK_EX | fcntl.LOCK_NB:  # another decodes it, after this one has looked
-            monkeypatch.setattr(fcntl, "lockf", lockf)
-            assert in_another_process(lambda _: read(recent, 0))[0] == [0]
-        lockf(file, command, *where)
-
-    monkeypatch.setattr(fcntl, "lockf", late)
-    assert read(recent, 0) == ([], ImageStore.load(store, 0).tobytes())
-
-
 ROOM = 8 * 4096 * 3  # of memory, for a slot of 64 pixels in whole pages
 
 
@@ -244,17 +230,6 @@ def test_without_memory_nothing_is_kept(store: Counted, monkeypatch: pytest.Monk
     monkeypatch.undo()
     monkeypatch.delattr(os, "memfd_create")  # not Linux
     assert share(store, rank(0, 1), batch_size=4, node_images=4, batches=8) is store
-
-
-def test_where_slots_cannot_be_mapped_nothing_is_kept(
-    store: Counted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_room(*_: object) -> None:
-        raise OSError(12, "Cannot allocate memory")
-
-    monkeypatch.setattr(recent_module.mmap, "mmap", no_room)
-    assert share(store, rank(0, 1), batch_size=4, node_images=4, batches=8) is store
-    assert "Cannot allocate memory for decoded images ([Errno 12] Cannot allocate memory): loading" in caplog.text
 
 
 def test_ranks_of_a_node_share_the_first_ones_slots(store: Counted) -> None:

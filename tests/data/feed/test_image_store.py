@@ -18,12 +18,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tessera.data.feed import cache as cache_module
-from tessera.data.feed import image_store, shared_memory
+from tessera.data.feed import image_store
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.image_sizes import resized_sizes
 from tessera.data.feed.image_store import ImageStore
-from tessera.data.source import decode
 from tessera.data.source.decode import read_image
 from tessera.utils.config import CacheMode
 from tessera.utils.environment import cache_dir
@@ -32,7 +30,6 @@ from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
 from tests.data.made_index import make_index, picture, write_images
-from tests.leftover import leave_behind
 from tests.system.launch import free_port
 
 SIZES = [(40, 60), (90, 30), (64, 64), (5, 200)]
@@ -91,11 +88,6 @@ def test_all_kinds_come_as_rgb_bytes(tmp_path: Path, name: str, pixels: np.ndarr
     assert (image == expected).all()
 
 
-def test_without_opencv_s_own_rgb_flag(monkeypatch: pytest.MonkeyPatch, index: DatasetIndex) -> None:
-    monkeypatch.setattr(decode, "_RGB", None)
-    np.testing.assert_array_equal(read_image(index.path(0)), picture(0, SIZES[0]))
-
-
 def test_a_truncated_jpeg_is_decoded_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "cut.jpg"
     encoded = cv2.imencode(".jpg", np.random.default_rng(0).integers(0, 255, (80, 60, 3), np.uint8))[1].tobytes()
@@ -123,15 +115,6 @@ def test_a_jpeg_far_too_large_is_decoded_smaller(
     assert np.abs(found.astype(int) - exact).mean() < 4
     ImageStore(index, 32, "area").load(0)
     assert asked[1:] == [1]
-
-
-@pytest.mark.parametrize("content", [b"", b"no image at all", None])
-def test_what_does_not_decode_is_named(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "broken.jpg"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UserError, match=r"broken\.jpg"):
-        read_image(path)
 
 
 def test_an_image_that_changed_since_the_scan(tmp_path: Path) -> None:
@@ -206,13 +189,6 @@ def test_a_disk_cache_is_built_once_for_each_setting(index: DatasetIndex, tmp_pa
         np.testing.assert_array_equal(again.load(0), ImageStore(index, 48, "area").load(0))
 
 
-def test_a_half_written_disk_cache_of_a_killed_run_goes(index: DatasetIndex, tmp_path: Path) -> None:
-    torn = leave_behind(tmp_path / "cache" / "images" / "0.bin")
-    open_images(index, 48, "disk", "area", World()).close()
-    (path,) = torn.parent.iterdir()
-    assert path != torn
-
-
 @pytest.mark.parametrize("cache", ["ram", "disk"])
 @needs_shared_memory
 def test_too_little_room_is_reported_before_anything_is_decoded(
@@ -222,19 +198,6 @@ def test_too_little_room_is_reported_before_anything_is_decoded(
     monkeypatch.setattr(ImageStore, "write_cache", lambda *_: pytest.fail("decoded without room"))
     with pytest.raises(UserError, match=rf"--cache {cache}: the 4 train images take .* GiB .* free"):
         open_images(index, 64, cache, "linear", World())
-
-
-@needs_shared_memory
-@pytest.mark.parametrize(
-    ("module", "name", "value"),
-    [(cache_module, "available_memory", lambda: 1000), (shared_memory, "SHARED_MEMORY", Path("/missing"))],
-)
-def test_a_system_with_too_little_memory_or_without_shared_memory(
-    index: DatasetIndex, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: Any
-) -> None:
-    monkeypatch.setattr(module, name, value)
-    with pytest.raises(UserError, match="Use --cache disk"):
-        open_images(index, 64, "ram", "linear", World())
 
 
 @pytest.mark.parametrize("cache", ["ram", "disk"])

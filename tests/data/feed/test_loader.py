@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import multiprocessing
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.data.feed import decoded_cache as recent_module
 from tessera.data.feed import loader as loader_module
 from tessera.data.feed import sampler as sampler_module
-from tessera.data.feed.cache import open_images
 from tessera.data.feed.dataset import TrainDataset, ValDataset
 from tessera.data.feed.decoded_cache import DecodedCache
 from tessera.data.feed.image_store import ImageStore
@@ -27,7 +24,6 @@ from tessera.utils.config import Hyp, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.errors import UserError
 from tessera.utils.ranks import world as world_module
-from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex, Draw
 from tests.data.feed.made_rank import rank
 from tests.data.made_index import make_index, write_images
@@ -112,17 +108,6 @@ def test_resumed_anywhere_the_stream_is_the_tail_of_the_whole(
     assert stream(train_loader(index, hyp, workers=workers), start) == whole[start[0] * 2 + start[1] :]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_that_is_broken_off_does_not_disturb_the_next(index: DatasetIndex, hyp: Hyp, workers: int) -> None:
-    whole = stream(train_loader(index, hyp))
-    with train_loader(index, hyp, workers=workers) as loader:
-        loader.seek(0)
-        assert fingerprint(next(loader.batches(0))) == whole[0]
-        assert [fingerprint(batch) for batch in loader.batches(1)] == whole[2:4]
-        assert [fingerprint(batch) for batch in loader.batches(0, 1)] == whole[1:2]
-        assert [fingerprint(batch) for batch in loader.batches(1)] == whole[2:4]
-
-
 class Witness(TrainDataset):
     """Leaves a file for every epoch that a sample is made of."""
 
@@ -149,23 +134,6 @@ def test_the_next_epoch_begins_as_the_last_batch_is_handed_over(
         assert len(list(itertools.chain.from_iterable(map(loader.batches, range(1, EPOCHS))))) == 2 * (EPOCHS - 1)
         time.sleep(0.1)
         assert not (tmp_path / str(EPOCHS)).exists()  # nothing is prepared beyond the last epoch
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_workers_begin_also_where_nothing_is_left_of_a_resumed_epoch(
-    index: DatasetIndex, hyp: Hyp, weighted: bool
-) -> None:
-    """At the call: in the next epoch they would be forked while a checkpoint is written."""
-    whole = stream(train_loader(index, hyp, image_weights=weighted))
-    with train_loader(index, hyp, workers=1, image_weights=weighted) as loader:
-        left = loader.batches(0, 2)
-        workers = multiprocessing.active_children()
-        assert len(workers) == 1 and not list(left)
-        if weighted:
-            loader.reweight(np.ones(len(index)))
-        assert len(next_epoch := [fingerprint(batch) for batch in loader.batches(1)]) == 2
-        assert next_epoch == whole[2:4] or weighted
-        assert multiprocessing.active_children() == workers
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -264,25 +232,6 @@ def test_an_image_is_decoded_once_for_all_the_mosaics_it_is_in(
             for dataset, draw in zip(datasets, side_by_side, strict=False):
                 dataset._render(draw, out)
     assert set(loaded) == set(range(200)) and len(loaded) <= 210  # the first windows reach back to the epoch's end
-
-
-def test_nothing_is_held_that_is_not_decoded_and_no_large_set_without_mosaics(
-    index: DatasetIndex, hyp: Hyp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def held(loader: TrainLoader) -> bool:
-        with loader:
-            assert loader._loader is not None
-            dataset = loader._loader.dataset
-            assert isinstance(dataset, TrainDataset)
-            return isinstance(dataset.store, DecodedCache)
-
-    monkeypatch.setattr(recent_module, "_SMALL", 0)
-    assert held(train_loader(index, hyp))
-    assert not held(train_loader(index, hyp, rect=True))
-    assert not held(train_loader(index, hyp, close_mosaic=EPOCHS))
-    assert not held(train_loader(index, dataclasses.replace(hyp, mosaic=0.0)))
-    with open_images(index, 64, "ram", "linear", World()) as cached:
-        assert not held(build_train_loader(settings(hyp, World()), cached))
 
 
 @pytest.mark.parametrize("polygons", [False, True])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tessera.data.feed.image_sizes import rect_train_shapes, rect_val_shapes, resized_sizes
 from tessera.data.feed.sampler import (
-    MOSAIC_BLOCK,
     MOSAIC_POOL,
     EpochOrder,
     TrainSampler,
@@ -99,16 +98,6 @@ def test_epochs_and_seeds_differ_and_so_does_the_padding() -> None:
     orders = [epoch_order(10, 4, seed, epoch).tolist() for seed in (0, 1) for epoch in range(4)]
     assert len({tuple(order) for order in orders}) == 8
     assert len({tuple(order[10:]) for order in orders}) > 1
-
-
-def test_an_epoch_begun_early_is_not_repeated() -> None:
-    sampler = TrainSampler(EpochOrder(6, 2, 0, 64))
-    iter(sampler)  # torch's loader with persistent workers makes one that yields nothing
-    first = iter(sampler)
-    head = next(first)
-    second = iter(sampler)  # a loader prefetches the next epoch before it has finished this one
-    assert {draw.epoch for draw in itertools.chain(head, *first)} == {0}
-    assert {draw.epoch for draw in itertools.chain(*second)} == {1}
 
 
 def test_a_batch_that_ranks_do_not_divide() -> None:
@@ -203,14 +192,6 @@ def test_repeats_keep_the_epoch_and_give_each_image_its_share(
     assert (abs(counts - length * np.array(repeats) / sum(repeats)) < 1 + 1e-9).all()
 
 
-def test_repeats_over_epochs_are_the_shares_and_equal_ones_are_none() -> None:
-    repeats = np.array([1.0, 1.0, 1.0, 1.5, 3.3])
-    counts = np.bincount(np.concatenate([epoch_order(5, 5, 0, epoch, repeats=repeats) for epoch in range(4000)]))
-    np.testing.assert_allclose(counts / 4000, 5 * repeats / repeats.sum(), atol=0.03)
-    orders = [epoch_order(40, 8, 0, epoch, repeats=np.full(40, 2.5)).tolist() for epoch in range(3)]
-    assert all(sorted(order) == list(range(40)) for order in orders) and orders[0] != orders[1]
-
-
 def test_repeat_factors_by_hand() -> None:
     # Class 0 is in 4 of 5 images, class 1 in 1, class 2 in none: their mean is 1/2.
     index = make_index([(10, 10)] * 5, classes=[[0, 0, 0], [0, 1], [0], [0], []])
@@ -237,13 +218,6 @@ def test_neighbours_are_a_matter_of_the_order_alone(length: int, size: int, shar
             }
             assert set(draw.mosaic_candidates) == near and draw.index in near
             assert all(order[place] == image for image, place in draw.mosaic_candidates.items())
-
-
-@given(st.integers(1, 700))
-def test_a_batch_is_cut_into_equal_blocks(batch_size: int) -> None:
-    sizes = np.bincount([mosaic_block(place, batch_size) for place in range(batch_size)])
-    assert sizes.max() <= MOSAIC_BLOCK and np.ptp(sizes) <= 1 and len(sizes) == -(-batch_size // MOSAIC_BLOCK)
-    assert MOSAIC_POOL <= mosaic_batches(batch_size) * batch_size / len(sizes) < MOSAIC_POOL + MOSAIC_BLOCK
 
 
 @pytest.mark.parametrize(("batch_size", "size"), [(16, 1), (64, 2), (1024, 32), (96, 3)])

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tessera.data.feed.cache import open_images
+from tessera.data.feed.cache import ShmBudget, open_images
 from tessera.data.feed.loader import build_train_loader, build_val_loader
-from tessera.data.feed.shared_memory import ShmBudget
 from tessera.data.feed.workers import reserve_workers
 from tessera.utils.config import load_hyp
 from tessera.utils.errors import UserError
@@ -81,16 +80,3 @@ def test_promises_of_all_ranks_of_the_node_count_and_kept_ones_count_once(monkey
     assert ShmBudget(rank(1, 2, lambda _: 1000)).available == 300
     memory.reserved += 500
     assert memory.available == 0
-
-
-@pytest.mark.parametrize(("first", "second", "promised"), [(2, 3, 6 + 8), (0, 3, 8), (2, 0, 6)])
-def test_ranks_with_different_workers_promise_what_each_of_them_takes(
-    monkeypatch: pytest.MonkeyPatch, first: int, second: int, promised: int
-) -> None:
-    free(monkeypatch, 2000)
-    for mine, other in ((first, second), (second, first)):
-        world = rank(0, 2)
-        world.node_gather = lambda n, other=other: [n, (2 * other + 2) * 50 if other else 0]
-        memory = ShmBudget(world)
-        assert reserve_workers(mine, 50, world, memory) == mine
-        assert (memory.reserved, memory.available) == (promised * 50, 2000 - promised * 50)

@@ -7,12 +7,10 @@ import logging
 import multiprocessing
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -25,13 +23,12 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.data.feed import workers
+from tessera.data.feed.cache import ShmBudget
 from tessera.data.feed.loader import Loader
-from tessera.data.feed.shared_memory import ShmBudget
-from tessera.data.feed.workers import WorkerWatchdog, print_unless_disconnected, reserve_workers
+from tessera.data.feed.workers import reserve_workers
 from tessera.utils.errors import Interrupted
-from tessera.utils.ranks.signals import StopSignals
-from tessera.utils.types import Draw
+from tessera.utils.ranks.failures import StopSignals
+from tessera.utils.types import Batch, Draw
 from tests.data.feed.made_rank import rank
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,13 +125,6 @@ def test_a_worker_ends_with_its_rank_also_where_it_has_not_begun() -> None:
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_a_worker_is_silent_about_a_lost_rank_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    """Its thread that hands batches over meets the end of a killed rank as an error."""
-    for error in (ConnectionResetError(104, "Connection reset by peer"), EOFError(), ZeroDivisionError("a defect")):
-        print_unless_disconnected(type(error), error, None)
-    assert capfd.readouterr().err == "ZeroDivisionError: a defect\n"
-
-
 class Unsendable(Drawing):
     """A dataset of which no batch can be sent to another process."""
 
@@ -179,112 +169,34 @@ def test_workers_are_capped_by_shared_memory(
     assert ("--shm-size" in caplog.text) == (workers < 8)
 
 
-def long_folder(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    (long := folder / ("long " * 20)).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-
-
-def read_only(*_: object) -> None:
-    raise OSError(30, "Read-only file system")
-
-
-@pytest.mark.parametrize(
-    ("limit", "workers", "warning"),
-    [
-        (long_folder, 0, "AF_UNIX path too long: without sockets there are no loader workers"),
-        (
-            lambda patch, _: patch.setattr(multiprocessing, "Lock", read_only),
-            0,
-            "/dev/shm: Read-only file system: without locks there are no loader workers",
-        ),
-        (
-            lambda patch, _: patch.setitem(multiprocessing.current_process()._config, "daemon", True),
-            0,
-            "may not start processes: batches are loaded in the process itself (workers=0)",
-        ),
-        (
-            lambda patch, _: patch.setattr(workers, "open_files_left", lambda _: 65),
-            3,
-            "open files allows 3 loader workers, not 8",
-        ),
-    ],
-    ids=["sockets", "locks", "a worker of multiprocessing.Pool", "open files"],
-)
-def test_workers_are_as_many_as_the_system_allows(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    limit: Any,
-    workers: int,
-    warning: str,
-) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10**9))
-    limit(monkeypatch, tmp_path)
-    world = rank(0, 2)
+def test_a_worker_of_a_pool_starts_none(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     for _ in range(2):
-        assert reserve_workers(8, 1000, world, ShmBudget(world)) == workers
-    assert caplog.text.count(warning) == 2 - ("may not" in warning) and not list(tmp_path.rglob("pymp*"))
+        assert reserve_workers(8, 1000, rank(0, 2), ShmBudget(rank(0, 2))) == 0
+    assert caplog.text.count("may not start processes: batches are loaded in the process itself (workers=0)") == 1
 
 
-linux = pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="only Linux says which processes are stopped")
+class Hanging(Drawing):
+    """A dataset whose second batch does not come; the first one takes its time."""
+
+    def __getitems__(self, draws: Sequence[Draw]) -> Any:
+        time.sleep(60 if draws[0] else 0.7)
+        return Batch(*[torch.zeros(0)] * 5)
 
 
-@pytest.fixture
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "CHECK_S", 0.02)
-    monkeypatch.setenv("TESSERA_PEER_TIMEOUT", "0.1")
-    monkeypatch.setenv("TESSERA_LOADER_TIMEOUT", "2")
-
-
-def begun(stopped: WorkerWatchdog) -> Any:
-    """A process that `stopped` watches, asleep for a minute."""
-    with stopped.adding_started_workers():
-        worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
-        worker.start()
-    return worker
-
-
-@linux
-@pytest.mark.usefixtures("fast")
-def test_a_stopped_worker_is_killed_and_named(capfd: pytest.CaptureFixture[str]) -> None:
-    stopped = WorkerWatchdog(3)
-    first, second = begun(stopped), begun(stopped)
-    os.kill(first.pid, signal.SIGSTOP)
-    first.join(55)
-    assert first.exitcode == -signal.SIGKILL and second.is_alive()
-    said = capfd.readouterr().err
-    assert said.startswith(f"rank 3: loader worker {first.name} (process {first.pid}) has been stopped for"), said
-    stopped.close()
-    second.join(55)
-    assert second.exitcode == -signal.SIGKILL
-
-
-@linux
-@pytest.mark.usefixtures("fast")
+@pytest.mark.parametrize("is_stopped", [False, True])
 def test_workers_that_give_no_batch_in_time_are_killed_and_the_limit_is_named(
-    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_stopped: bool
 ) -> None:
-    stopped = WorkerWatchdog(1)
-    worker = begun(stopped)
-    for _ in range(6):  # batches that come in time, though all together they take longer
-        with stopped.waiting():
-            time.sleep(0.5)
-    assert worker.is_alive()
-    with stopped.waiting():
-        worker.join(55)
-    assert worker.exitcode is not None
+    monkeypatch.setenv("TESSERA_LOADER_TIMEOUT", "1")
+    with started(Hanging()) as loader:
+        loader._take()
+        (worker,) = loader._workers
+        if is_stopped:
+            os.kill(worker.pid or 0, signal.SIGSTOP)
+        with pytest.raises(RuntimeError, match="worker"):
+            loader._take()
+        assert worker.exitcode == -signal.SIGKILL
     said = capfd.readouterr().err
-    assert re.match(r"rank 1: the loader workers returned no batch for \d+ s \(TESSERA_LOADER_TIMEOUT\)", said), said
-    stopped.close()
-
-
-@linux
-def test_a_worker_that_is_stopped_at_the_end_is_not_waited_for() -> None:
-    stopped = WorkerWatchdog(0)
-    worker = begun(stopped)
-    os.kill(worker.pid, signal.SIGSTOP)
-    while not workers._is_stopped(worker.pid):
-        time.sleep(0.01)
-    stopped.close()
-    worker.join(55)
-    assert worker.exitcode == -signal.SIGKILL
+    assert "rank 0: the loader workers returned no batch for 1 s (TESSERA_LOADER_TIMEOUT)" in said
+    assert is_stopped or "__getitems__" in said, "its stack"

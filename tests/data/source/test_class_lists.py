@@ -10,7 +10,7 @@ import pytest
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import problem_report
 from tessera.utils.errors import ConfigError
-from tests.data.source.annotations.test_voc import voc_object, write_voc
+from tests.data.labels.test_voc import voc_object, write_voc
 from tests.data.source.made_yaml import BODY, BOX, build, check, dataset, write
 
 SAID = "class 0 is 'dog', but pets.yaml names it 'cat'"
@@ -80,12 +80,6 @@ def test_ignored_and_selected_classes_keep_their_numbers(tmp_path: Path) -> None
     assert not [line for line in check(yaml).problems if "classes.txt" in line]
     write(tmp_path / "pets/classes.txt", "dog\ncat\n")
     assert any(SAID in line for line in check(yaml).problems)
-
-
-def test_classes_by_name_have_no_numbers_to_contradict(tmp_path: Path) -> None:
-    write_voc(tmp_path / "voc", "a", voc_object("dog"))
-    write(tmp_path / "voc/classes.txt", "dog\ncat\n")
-    assert not build(write(tmp_path / "voc.yaml", "path: voc\ntrain: Annotations\nnames: [cat, dog]\n")).problems
 
 
 def test_missing_names_are_offered(tmp_path: Path) -> None:

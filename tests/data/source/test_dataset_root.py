@@ -141,26 +141,6 @@ def test_nothing_is_planted_outside_the_folder_of_datasets(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("name", ["datasets/deep", "alias"])
-def test_an_absolute_path_below_the_folder_of_datasets_is_downloaded(tmp_path: Path, site: str, name: str) -> None:
-    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
-    (tmp_path / "datasets").mkdir()
-    (tmp_path / "alias").symlink_to(tmp_path / "datasets")
-    yaml = write(tmp_path / "a.yaml", f"path: {tmp_path}/{name}/pets\n{BODY}download: {site}/pets.zip\n")
-    assert load_spec(yaml).root == tmp_path / name / "pets"
-    assert (tmp_path / name / "pets" / "images" / "val" / "a.jpg").is_file()
-
-
-def test_nothing_is_written_beside_a_link_into_the_folder_of_datasets(tmp_path: Path, site: str) -> None:
-    pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
-    (tmp_path / "lib").mkdir()
-    (tmp_path / "lib" / "pets").symlink_to(tmp_path / "datasets" / "pets")
-    text = f"path: {tmp_path}/lib/pets\n{BODY}download: [{site}/pets.zip, {site}/none.zip]\n"
-    refuse(tmp_path, text, "404")
-    assert [path.name for path in (tmp_path / "lib").iterdir()] == ["pets"]
-    assert (tmp_path / "datasets" / ".pets.download").is_dir()
-
-
 @pytest.mark.parametrize("stated", ["out/pets", "{tmp}/datasets/out/pets", "{tmp}/datasets/gone", "out"])
 def test_a_link_out_of_the_folder_of_datasets_is_not_followed(tmp_path: Path, site: str, stated: str) -> None:
     pack(tmp_path / "site" / "pets.zip", dataset(tmp_path / "made"), "")
@@ -171,8 +151,3 @@ def test_a_link_out_of_the_folder_of_datasets_is_not_followed(tmp_path: Path, si
     text = f"path: {stated.format(tmp=tmp_path)}\n{BODY}download: {site}/pets.zip\n"
     refuse(tmp_path, text, "only into folders below .*TESSERA_DATASETS")
     assert not list((tmp_path / "lib").iterdir()) and not (tmp_path / "missing").exists()
-
-
-def test_the_folder_of_datasets_of_an_unknown_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TESSERA_DATASETS", "~nobody-here/data")
-    refuse(tmp_path, f"path: pets\n{BODY}", "TESSERA_DATASETS: found '~nobody-here/data', whose home directory")

@@ -11,7 +11,6 @@ from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.synthetic_shapes import NAMES
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.flags.program import HOME
-from tests.data.make import write_dataset
 from tests.data.source.made_yaml import BODY, dataset, refuse, write
 
 NUMBERS = ("007", "010", "12:30", "1_000", "1.10", "0x1F", "0b1", "1e3", "-5", "+5", ".5", "02146", "3")
@@ -86,14 +85,6 @@ def test_relative_path_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert spec.splits == {"train": (root / "images/train",), "val": (root / "images/val",)}
 
 
-def test_first_place_wins_and_an_empty_folder_is_none(tmp_path: Path) -> None:
-    yaml = write(tmp_path / "a.yaml", f"path: pets\n{BODY}")
-    (tmp_path / "pets").mkdir()
-    root = dataset(tmp_path / "datasets" / "pets")
-    assert load_spec(yaml).root == root
-    assert load_spec(yaml).root != dataset(tmp_path / "pets") == load_spec(yaml).root
-
-
 def test_nowhere_lists_what_was_tried(tmp_path: Path) -> None:
     yaml = write(tmp_path / "a.yaml", f"path: pets\n{BODY}")
     with pytest.raises(UserError) as caught:
@@ -109,12 +100,6 @@ def test_entries(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path / "a.yaml", text))
     assert spec.splits == {"train": (root / "images/train", root / "images/v*"), "val": (root / "images/val",)}
     assert spec.names == ("cat", "dog")
-
-
-def test_byte_order_mark(tmp_path: Path) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": "0 0.5 0.5 0.2 0.2"})
-    yaml.write_bytes(b"\xef\xbb\xbf" + yaml.read_bytes())
-    assert load_spec(yaml).names == ("cat", "dog")
 
 
 def test_names_of_every_script(tmp_path: Path) -> None:
@@ -185,9 +170,3 @@ def test_scripts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sc
     monkeypatch.chdir(tmp_path)
     refuse(tmp_path, f"path: pets\n{BODY}download: {script}\n", "Scripts are refused, never run")
     assert not (tmp_path / "pwned").exists()
-
-
-def test_scripts_do_not_matter_where_the_data_is_there(tmp_path: Path) -> None:
-    root = dataset(tmp_path / "datasets" / "pets")
-    yaml = write(tmp_path / "a.yaml", f"path: ../datasets/pets\n{BODY}download: bash data/scripts/get.sh\n")
-    assert load_spec(yaml).root == root

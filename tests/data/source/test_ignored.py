@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from tessera.data.source.dataset_yaml import load_spec
-from tessera.utils.errors import UserError
 from tessera.utils.types import DatasetIndex
+from tests.data.labels.test_voc import voc_object, write_voc
 from tests.data.make import write_dataset, write_image
-from tests.data.source.annotations.test_voc import voc_object, write_voc
 from tests.data.source.made_yaml import build, check, coco_set, refuse, write
 
 TEXT = "0 0.5 0.5 0.5 0.5\n-1 0.25 0.5 0.5 1\n1 0.5 0.5 0.25 0.25\n-1 0.5 0 1 0 1 1\n"
@@ -84,12 +83,6 @@ def test_crowds_and_ignored_categories_of_coco(tmp_path: Path, names: str) -> No
     assert "annotations[4]: bbox is null" in problem and problem.endswith("ignored region skipped")
     assert index.coco_ids() == ((1,), (1, 2))
     assert build(coco(tmp_path, "ignore: [cat]\n"), single_cls=True).coco_ids() == ((1,), (2,))
-
-
-def test_a_class_that_is_no_number_of_the_yaml(tmp_path: Path) -> None:
-    yaml = write_dataset(tmp_path / "pets", {"train/a": "3 0.5 0.5 1 1\n"}, "[cat, dog]\nignore: [cow]")
-    with pytest.raises(UserError, match=r"class 3, but pets.yaml names 3 classes, the 1 to ignore included\. Fix"):
-        build(yaml)
 
 
 @pytest.mark.parametrize(

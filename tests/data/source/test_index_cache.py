@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import os
 import pickle
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.source import index as module
-from tessera.data.source import scan as scan_module
-from tessera.data.source import split_files as listing_module
 from tessera.data.source.index import read_index, write_index
 from tessera.utils.types import DatasetIndex
 from tests.data.make import replace_unseen, write_dataset, write_image
@@ -175,22 +172,3 @@ def test_unwritable_cache_warns_and_works(
     yaml = write_dataset(tmp_path / "pets", {"train/a": BOX})
     assert len(build(yaml)) == 1
     assert "Set TESSERA_CACHE to a writable folder" in caplog.text
-
-
-def test_slow_storage_is_read_by_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    yaml = write_dataset(tmp_path / "pets", {f"train/{n:03}": f"{n % 2} 0.5 0.5 0.{n % 9 + 1} 0.1" for n in range(30)})
-    expected = build(yaml)
-    cache_file(tmp_path).unlink()
-    for reader in (scan_module, listing_module):
-        monkeypatch.setattr(reader, "_FILES_AT_A_TIME", 4)
-        monkeypatch.setattr(reader, "_SLOW_S", 0.0)
-    threads = set()
-    stat = listing_module._stat
-
-    def noted(path: str) -> tuple[int, int, int]:
-        threads.add(threading.get_ident())
-        return stat(path)
-
-    monkeypatch.setattr(listing_module, "_stat", noted)
-    assert same(build(yaml), expected)
-    assert threads - {threading.get_ident()}, "the files' states too"

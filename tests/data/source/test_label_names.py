@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tessera.data.source import decode
 from tessera.data.source.decode import _read_by_pillow, decode_raw_pixels, read_image
 from tessera.deploy.inference.sources.source_arguments import parse_sources
 from tessera.utils.bit_depth import READS_HEIC
@@ -86,15 +83,6 @@ def test_escapes_of_a_voc_files_name(tmp_path: Path, entry: str, folder: str) ->
     assert note.startswith("6 label files matched by a differently spelled name: ")
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_large_image_that_pillow_reads_is_no_warning_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TESSERA_MAX_PIXELS", "1000000")
-    content = io.BytesIO()
-    Image.new("L", (10_000, 9_000)).save(content, "GIF")
-    with pytest.raises(ValueError, match=r"^90,000,000 pixels, expected at most"):
-        _read_by_pillow(np.frombuffer(content.getvalue(), np.uint8))
-
-
 def test_two_files_that_may_be_meant_are_not_used(tmp_path: Path) -> None:
     yaml = dataset(tmp_path, {"a b.jpg": "a%20b.txt", "c.jpg": "c.txt"})
     (tmp_path / "set" / "labels" / "a%20b.TXT").write_text(BOX)
@@ -144,17 +132,6 @@ def test_a_source_that_is_not_read_is_named(tmp_path: Path) -> None:
     if not READS_HEIC:
         with pytest.raises(UserError, match=r"a\.heic: 1 image not read .* pip install pillow-heif"):
             decode_raw_pixels(np.frombuffer(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", np.uint8), "a.heic")
-
-
-def test_a_pillow_heif_that_does_not_load_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pillow_heif.py").write_text("raise ImportError('libheif.so.1: cannot open shared object file')")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(decode, "READS_HEIC", True)
-    monkeypatch.delitem(sys.modules, "pillow_heif", raising=False)
-    yaml = dataset(tmp_path, {"a.jpg": "a.txt"})
-    (tmp_path / "set" / "images" / "a.jpg").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0mif1heic")
-    with pytest.raises(UserError, match=r"^pillow-heif: the package is installed, but does not load \(libheif\.so\.1"):
-        build(yaml)
 
 
 def test_what_hides_all_images_is_named(tmp_path: Path) -> None:

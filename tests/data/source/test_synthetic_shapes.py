@@ -10,7 +10,6 @@ import pytest
 from tessera.data.source import synthetic_shapes
 from tessera.data.source.synthetic_shapes import render_image, write_shapes
 from tessera.utils.errors import UserError
-from tests.at_once import at_once
 
 
 @pytest.fixture(scope="module")
@@ -107,21 +106,3 @@ def test_an_empty_folder_is_filled_and_a_foreign_one_refused(tmp_path: Path) -> 
         write_shapes(tmp_path / "foreign", train=1, val=1)
     assert (tmp_path / "foreign/thesis.txt").read_text() == "precious"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "foreign"]
-
-
-def test_an_interrupted_writer_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*args: object) -> str:
-        assert not (tmp_path / "shapes").exists()  # nothing to see while drawing
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(synthetic_shapes, "_label_rows", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        write_shapes(tmp_path / "shapes", train=2, val=2)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_concurrent_writers(tmp_path: Path) -> None:
-    root = tmp_path / "deep/shapes"
-    at_once([lambda: write_shapes(root, train=6, val=3)] * 4)
-    assert len(list(root.rglob("*.jpg"))) == 9
-    assert [p.name for p in root.parent.iterdir()] == ["shapes"]

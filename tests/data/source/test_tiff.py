@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.data.source.decode import RefusedImage, UnusableImage, decode_raw_pixels, image_size, read_image
-from tessera.data.source.tiff import extra_pages_message
+from tessera.data.source.decode import RefusedImage, UnusableImage, decode_raw_pixels, image_size
+from tessera.data.source.image_header import extra_pages_message
 from tessera.deploy.inference.input_images import to_pixels
 from tessera.deploy.inference.sources.sources import open_sources
-from tessera.utils.bit_depth import PixelRule, to_uint8
 from tests.data.make import write_dataset
 from tests.data.source.made_tiff import tiff
 from tests.data.source.made_yaml import build
@@ -94,14 +93,6 @@ def test_other_layouts_are_named(tmp_path: Path, made: bytes, said: str) -> None
     (tmp_path / "a.tif").write_bytes(made)
     with pytest.raises(UnusableImage, match=f"^a TIFF of {said}"):
         image_size(str(tmp_path / "a.tif"), len(made))
-
-
-def test_whole_numbers_fill_their_type_or_what_the_rule_says(tmp_path: Path) -> None:
-    path = tmp_path / "a.tif"
-    path.write_bytes(tiff(np.array([[-5, 0, 16384, 32767] * 4] * 12, np.int16)))
-    assert read_image(path)[0, :4, 0].tolist() == [0, 0, 128, 255]
-    assert read_image(path, 1, PixelRule("range", -5, 250))[0, :4, 0].tolist() == [0, 5, 255, 255]
-    assert to_uint8(np.array([0, 2**32 - 1], np.uint32)).tolist() == [0, 255]
 
 
 def test_pages_are_counted_without_thumbnails_and_masks() -> None:

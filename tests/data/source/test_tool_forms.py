@@ -16,7 +16,7 @@ import pytest
 from tessera.utils.errors import UserError
 from tests.data.make import write_dataset
 from tests.data.source.made_yaml import build, check
-from tests.data.source.tool_forms import EXPECTED, FORMS, HEIGHT, NAMES, STEMS, WIDTH, coco, images, labels, write
+from tests.data.source.tool_forms import EXPECTED, FORMS, HEIGHT, NAMES, STEMS, WIDTH, coco, images, write
 
 Boxes = dict[str, list[tuple[int, list[int]]]]
 
@@ -71,31 +71,6 @@ def test_images_that_are_not_found_once(tmp_path: Path, name: str, change: str) 
     said = str(caught.value)
     assert "without a unique match for each" in said
     assert said.count("p3.jpg") >= 1 + (change == "ambiguous") or change == "taken", said
-
-
-def test_the_split_decides_which_image_is_meant(tmp_path: Path) -> None:
-    """Paths that name no split are of the split that is listed, never of another."""
-    images(tmp_path / "images/train")
-    write(tmp_path / "val.json", coco(r"C:\data\{}.jpg"))
-    write(tmp_path / "val.txt", "".join(f"/data/{stem}.jpg\n" for stem in STEMS))
-    for entry in ("val.json", "val.txt"):
-        yaml = yaml_of(tmp_path, f"train: images/train\nval: {entry}\n")
-        with pytest.raises(UserError, match=r"\(only images/train/p0\.jpg, in the folder of another split\)"):
-            build(yaml, "val")
-    images(tmp_path / "images/valid")
-    for split, folder in (("train", "train"), ("val", "valid")):
-        index = build(yaml_of(tmp_path, "train: [val.json]\nval: val.json\n"), split)
-        assert {index.path(number).parent.name for number in range(len(index))} == {"train"}, "one list for both"
-        write(tmp_path / "train.json", coco(r"C:\data\{}.jpg"))
-        index = build(yaml_of(tmp_path, "train: train.json\nval: val.json\n"), split)
-        assert {index.path(number).parent.name for number in range(len(index))} == {folder}
-        assert f"images/{folder}/p0.jpg is used instead of C:" in index.notes[0]
-
-
-def test_words_that_hold_a_split_are_none(tmp_path: Path) -> None:
-    images(tmp_path / "latest/test_rig_3")
-    write(tmp_path / "a.json", coco("/home/valentin/{}.jpg"))
-    assert read(yaml_of(tmp_path, "train: a.json\n")) == EXPECTED
 
 
 def test_a_removed_image_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
@@ -163,14 +138,6 @@ def test_annotations_that_are_all_refused_are_not_called_missing(tmp_path: Path,
     write(tmp_path / "a.json", coco(annotation=lambda _: change))
     with pytest.raises(UserError, match=rf"7 annotations for 6 images, none usable:\n  a\.json: {what}"):
         build(yaml_of(tmp_path, "train: a.json\n"))
-
-
-def test_label_files_in_pixels_beside_background(tmp_path: Path) -> None:
-    images(tmp_path / "images")
-    labels(tmp_path / "labels", lambda stem: "".join(f"{label} 48 32 10 10\n" for label, _ in EXPECTED[stem]))
-    what = r"6 label files for 6 images, none usable:\n  labels/p0\.txt:1: x is 48, expected at most 1"
-    with pytest.raises(UserError, match=what):
-        build(yaml_of(tmp_path, "train: images\n"))
 
 
 def test_rotated_boxes_are_counted(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.data.labels.test_voc import voc as voc_text
+from tests.data.labels.test_voc import voc_object
 from tests.data.make import write_image
-from tests.data.source.annotations.test_voc import voc as voc_text
-from tests.data.source.annotations.test_voc import voc_object
 
 WIDTH, HEIGHT = 96, 64
 NAMES = ("cat", "dog")

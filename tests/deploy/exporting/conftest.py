@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from tessera.commands import export
-from tessera.deploy.exporting.graph import Nodes
+from tessera.deploy.exporting.detector_graph import Nodes
 from tests.deploy.exporting.made import ANCHORED, checkpoint
 
 

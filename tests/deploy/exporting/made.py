@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from tessera.deploy.runtime.pipeline import letterbox_image
 from tessera.models.detector import DetectionModel
 from tessera.models.nms import NmsSettings, non_max_suppression, undo_letterbox
-from tessera.utils.checkpoints.format import save_checkpoint
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
+from tessera.utils.checkpoints.format import describe_metrics, describe_run, save_checkpoint
 from tessera.utils.machine.opencv import cv2
 from tessera.utils.types import Detections
 from tests.system.tiny import make_data

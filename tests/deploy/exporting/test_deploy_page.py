@@ -22,7 +22,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from tessera.deploy.exporting.onnx_file import openvino_model
+from tessera.deploy.exporting.formats import openvino_model
 from tessera.deploy.inference.detector import Detector
 from tessera.deploy.inference.results import Result
 from tessera.utils.machine.opencv import cv2

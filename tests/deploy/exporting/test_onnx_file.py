@@ -15,15 +15,15 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from tessera.deploy.runtime.onnxruntime import open_onnx
 
 import tessera
 from tessera.commands import export
 from tessera.data.source.decode import read_image
 from tessera.deploy.exporting.flags import ExportConfig
+from tessera.deploy.exporting.formats import write_onnx
 from tessera.deploy.exporting.job import ExportJob
-from tessera.deploy.exporting.onnx_file import write_onnx
-from tessera.deploy.exporting.parity.file_content import precision_of
+from tessera.deploy.exporting.verify import precision_of
+from tessera.deploy.runtime.runtimes import open_onnx
 from tessera.models.detector import DetectionModel
 from tessera.models.nms import NmsSettings
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights

@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from tessera.deploy.exporting.raw_network import RawNetwork, network_graph
+from tessera.deploy.exporting.network import RawNetwork, network_graph
 from tessera.models.detector import DetectionModel
 from tests.utils.engine.trainer import FREE, YOLOV9, YOLOX
 

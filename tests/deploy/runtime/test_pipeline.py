@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tessera.data.feed.tile_grid import Tile, cut
+from tessera.data.feed.image_sizes import Tile, cut
 from tessera.deploy.inference.detector import Detector
 from tessera.deploy.inference.flags import DetectConfig
 from tessera.deploy.runtime.pipeline import image_detector, join

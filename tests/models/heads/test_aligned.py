@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.models.heads.criterion import LossMeter
-from tests.models.heads.free import made as free
-from tests.models.heads.free.made import HYP, SHAPES_HW, SIZE_HW, A, matched, random_targets
-from tests.models.heads.yolox import oracle as yolox
+from tessera.models.heads.criterion import LossMeter, LossSettings
+from tests.models.heads import free_oracle as free
+from tests.models.heads import yolox_oracle as yolox
+from tests.models.heads.free_oracle import HYP, SHAPES_HW, SIZE_HW, A, matched, random_targets
 
 Raw = Callable[[int], list[Tensor]]
 each_head = pytest.mark.parametrize(
@@ -22,7 +22,7 @@ each_head = pytest.mark.parametrize(
 
 
 def loss_of(head: Any, smoothing: float = 0.0) -> Any:
-    return head.criterion(HYP, imgsz=96, label_smoothing=smoothing)
+    return head.criterion(LossSettings.of(HYP, imgsz=96, label_smoothing=smoothing))
 
 
 @each_head
@@ -43,8 +43,8 @@ def test_a_fresh_head_learns_of_objects_far_smaller_than_its_boxes(made_head: Ca
     corners = torch.cartesian_prod(torch.arange(3, 90, 12), torch.arange(3, 58, 12)).float()
     targets = torch.cat((torch.zeros(len(corners), 2), corners, corners + 3), 1)
     criterion = loss_of(head)
-    _, (branch,) = criterion._match(predictions, criterion.assign(targets, 1, SIZE_HW))
-    assert (branch[1].targets > 0).any(1).all()
+    ((_, slots),) = criterion.assign_cells(predictions, criterion.assign(targets, 1, SIZE_HW))
+    assert (slots.targets.view(len(targets), -1) > 0).any(1).all()
 
 
 @each_head

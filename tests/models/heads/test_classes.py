@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.utils.checkpoints.initial_model import build_model, freeze_bn_of_first_layers, start_kind
+from tessera.models.heads.criterion import LossSettings
+from tessera.utils.checkpoints.initial_model import build_model, freeze_bn_of_first_layers, pretraining_of
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tests.models.heads.made_models import SIZE_HW, each_head, images, made
@@ -72,14 +73,14 @@ def test_how_much_is_known_decides_what_follows(weights: Weights, caplog: pytest
         partial = 2 * len(model.head.class_layers()) if start == "new" else 0
         loaded = f"Loaded {total - partial} of {total} tensors from best.pt"
         assert caplog.messages == [f"{loaded}; class layer: {report}"]
-        assert start_kind(CONFIG, names, weights) == start
+        assert pretraining_of(CONFIG, names, weights) == start
         assert freeze_bn_of_first_layers(model, CONFIG, HYP, weights).fixed_norms == layers - (start == "new")
 
 
 def losses_and_gradients(weights: Weights, names: tuple[str, ...]) -> tuple[Tensor, dict[str, Tensor]]:
     """In float64: of a step of a model for `names` that starts from weights, without those of its class layers."""
     model = build_model(CONFIG, HYP, names, weights).double().train()
-    criterion = model.head.criterion(HYP, imgsz=96)
+    criterion = model.head.criterion(LossSettings.of(HYP, imgsz=96))
     objects = (("bee", 10, 10, 40, 50), ("cow", 30, 5, 90, 60), ("ant", 3, 3, 20, 30), ("dog", 0, 0, 30, 30))
     targets = torch.tensor([[number % 2, names.index(name), *box] for number, (name, *box) in enumerate(objects)])
     loss, parts = criterion(model(images(2).double()), criterion.assign(targets.float(), 2, SIZE_HW))

@@ -12,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.deploy.exporting.raw_network import RawNetwork
-from tessera.models.detector import DetectionModel
-from tessera.models.heads.criterion import LossMeter, gather_rows
-from tessera.models.heads.head import LOSS_HYPS, HeadSpec
+from tessera.deploy.exporting.network import RawNetwork
+from tessera.models.detector import DetectionModel, predict_augmented
+from tessera.models.heads.criterion import LOSS_HYPS, LossMeter, LossSettings, gather_rows
+from tessera.models.heads.head import HeadSpec
 from tessera.models.model_yaml import HEADS
 from tessera.models.nms import NmsSettings, non_max_suppression
-from tessera.models.tta import predict_augmented
 from tessera.utils.config import Hyp
 from tessera.utils.errors import ConfigError
 from tests.models.heads.made_models import ROWS, SIZE_HW, each_head, images, made, shares_of
@@ -84,7 +83,7 @@ def test_a_head_names_the_hyperparameters_that_its_loss_reads(name: str, nc: int
 
     def parts(**changed: float) -> list[float]:
         values: dict[str, Any] = {"topk": 4.0, "fl_gamma": 1.5, **changed}
-        criterion = model.head.criterion(replace(hyp, **values), imgsz=640)
+        criterion = model.head.criterion(LossSettings.of(replace(hyp, **values), imgsz=640))
         _, found = criterion(outputs, criterion.assign(targets, 4, SIZE_HW))
         return list(found.tolist())
 
@@ -97,7 +96,7 @@ def test_a_head_names_the_hyperparameters_that_its_loss_reads(name: str, nc: int
 @pytest.mark.parametrize(("nc", "off"), [(4, {}), (1, {}), (4, {"cls": 0.0})])
 def test_a_loss_that_is_0_by_design_says_so(name: str, nc: int, off: dict[str, float], hyp: Hyp) -> None:
     model = made(name, nc).train()
-    criterion = model.head.criterion(replace(hyp, **off), imgsz=640)  # type: ignore[arg-type]
+    criterion = model.head.criterion(LossSettings.of(replace(hyp, **off), imgsz=640))  # type: ignore[arg-type]
     targets = torch.tensor([[image, min(c, nc - 1), *box] for image, c, *box in OBJECTS]).float()
     _, parts = criterion(model(images(4)), criterion.assign(targets, 4, SIZE_HW))
     zero = {own for own, part in zip(criterion.names, parts.tolist(), strict=True) if part == 0}
@@ -135,7 +134,7 @@ def test_half_precision_is_decoded_and_trained_in_float32(name: str, hyp: Hyp, d
     assert decoded.dtype == torch.float32 and lower[0].dtype == dtype
     torch.testing.assert_close(decoded, expected, atol=0.5, rtol=0.05)
 
-    criterion = model.head.criterion(hyp, imgsz=96)
+    criterion = model.head.criterion(LossSettings.of(hyp, imgsz=96))
     assignment = criterion.assign(TARGETS, 4, SIZE_HW)
     half = [level.to(dtype).requires_grad_() for level in raw]
     full = [level.detach().float().requires_grad_() for level in half]
@@ -155,7 +154,7 @@ def test_losses_and_gradients_of_ranks_add_up_to_those_of_the_batch(
     name: str, hyp: Hyp, cuts: list[range], class_weights: Tensor | None
 ) -> None:
     model = made(name).train()
-    criterion = model.head.criterion(hyp, imgsz=96, class_weights=class_weights)
+    criterion = model.head.criterion(LossSettings.of(hyp, imgsz=96, class_weights=class_weights))
     whole = [level.detach().requires_grad_() for level in model(images(4))]
     loss, parts = criterion(whole, criterion.assign(TARGETS, 4, SIZE_HW))
     expected = torch.autograd.grad(loss, whole)
@@ -184,7 +183,7 @@ def test_validation_losses_depend_neither_on_batches_nor_on_ranks(
     name: str, hyp: Hyp, class_weights: Tensor | None
 ) -> None:
     model = made(name).train()
-    criterion = model.head.criterion(hyp, imgsz=96, class_weights=class_weights)
+    criterion = model.head.criterion(LossSettings.of(hyp, imgsz=96, class_weights=class_weights))
     with torch.no_grad():
         whole = [level.detach() for level in model(images(4))]
         _, parts = criterion(whole, criterion.assign(TARGETS, 4, SIZE_HW))
@@ -199,7 +198,7 @@ def test_validation_losses_depend_neither_on_batches_nor_on_ranks(
 @each_head
 def test_a_batch_is_learnt(name: str, hyp: Hyp) -> None:
     model = made(name).train()
-    criterion = model.head.criterion(hyp, imgsz=96)
+    criterion = model.head.criterion(LossSettings.of(hyp, imgsz=96))
     assignment = criterion.assign(TARGETS, 4, SIZE_HW)
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
     seen = []

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.models.heads.grid import ignored_cells
 from tessera.utils.config import load_hyp
-from tests.models.heads.free.oracle import STRIDES, cells_of, inside
+from tests.models.heads.free_oracle import STRIDES, cells_of, inside
 from tests.models.heads.made_models import ONCE, SIZE_HW, each_head, images, made
 
 HYP = load_hyp("hyp.scratch-low.yaml")
@@ -26,7 +27,7 @@ def targets(*rows: list[float]) -> Tensor:
 def gradients(model: DetectionModel, raw: list[Tensor], rows: Tensor) -> list[Tensor]:
     """Of the loss by each output, as (B, A, …): a row for each prediction, anchors of a cell side by side."""
     outputs = [output.detach().requires_grad_() for output in raw]
-    criterion = model.head.criterion(HYP, imgsz=96)
+    criterion = model.head.criterion(LossSettings.of(HYP, imgsz=96))
     loss, parts = criterion(outputs, criterion.assign(rows, len(raw[0]), SIZE_HW))
     assert loss.isfinite() and torch.isclose(parts.sum(), loss)
     found = torch.autograd.grad(loss, outputs)

@@ -1,8 +1,9 @@
-"""Training states and checkpoints of a small model."""
+"""Training states, checkpoints and savers of a small model."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +11,34 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
-from tessera.utils.checkpoints.training_state import dump_state
+from tessera.utils.checkpoints.format import describe_metrics, describe_run
+from tessera.utils.checkpoints.resume import dump_state
+from tessera.utils.checkpoints.saver import Saver
+from tessera.utils.config import TrainConfig, load_hyp
+from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.ranks.failures import StopSignals
+from tessera.utils.ranks.world import World
+from tessera.utils.types import Metrics
+
+METRICS = Metrics(
+    precision=0.5,
+    recall=0.6,
+    map50=0.8,
+    map=0.7,
+    class_ids=np.arange(2),
+    per_class=np.full((2, 4), 0.5),
+    images_per_class=np.array([3, 4]),
+    objects_per_class=np.array([5, 6]),
+    images=7,
+    objects=11,
+    confidence=0.3,
+    class_confidences=np.array([0.25, 0.3]),
+)
 
 
 class Net(nn.Module):
@@ -84,3 +106,9 @@ def assert_equal(a: Any, b: Any, where: str = "") -> None:
             assert_equal(x, y, f"{where}[{i}]")
     else:
         assert type(a) is type(b) and (a == b or a != a), where
+
+
+def open_saver(folder: Path, state: TrainState[Any], **flags: Any) -> Saver:
+    config = TrainConfig(epochs=9, **flags)
+    context = RunContext(config, load_hyp("hyp.scratch-low.yaml"), World(), 64, 32, folder)
+    return Saver(context, state, "abc", None, StopSignals(), lambda: False)

@@ -16,11 +16,18 @@ import pytest
 import torch
 
 import tessera
-from tessera.utils.checkpoints import provenance
-from tessera.utils.checkpoints.format import FORMAT, KEYS, copy_checkpoint, load_checkpoint, save_checkpoint
-from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
+from tessera.utils.checkpoints.archive import DamagedFile
+from tessera.utils.checkpoints.format import (
+    FORMAT,
+    KEYS,
+    check_values,
+    copy_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.errors import UserError
+from tessera.utils.flags import program
 from tests.utils.checkpoints.made_state import assert_equal, full, make_state, train
 
 
@@ -33,8 +40,8 @@ def test_keys_are_those_of_the_format() -> None:
 
 
 def test_a_file_says_which_program_wrote_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "git_revision", lambda: "c0ffee")
-    assert provenance.program_version() == {"tessera_version": tessera.__version__, "git": "c0ffee"}
+    monkeypatch.setattr(program, "git_revision", lambda: "c0ffee")
+    assert program.program_version() == {"tessera_version": tessera.__version__, "git": "c0ffee"}
     assert full(make_state())["tessera_version"] == tessera.__version__
 
 
@@ -178,16 +185,23 @@ def test_missing_files(tmp_path: Path) -> None:
 def test_the_error_for_another_file_describes_it_and_names_other_checkpoints(
     tmp_path: Path, content: bytes, found: str
 ) -> None:
-    path = tmp_path / "last.pt"
+    """Only a checkpoint to resume from is offered to --resume."""
+    path, best = tmp_path / "last.pt", tmp_path / "best.pt"
     path.write_bytes(content)
-    (tmp_path / "best.pt").touch()
-    for read in (load_checkpoint, load_weights):
+    best.touch()
+    damaged = f"{path}: damaged, or not a checkpoint: found {found}."
+    whole = "Use another checkpoint, such as {} in the same directory, or copy the file again."
+    for read, remedy in (
+        (load_weights, whole.format("best.pt")),
+        (load_checkpoint, f"Copy the file again, or start a new run from {best} with --weights."),
+    ):
         with pytest.raises(UserError) as caught:
             read(path)
-        assert str(caught.value) == (
-            f"{path}: damaged, or not a checkpoint: found {found}. Use another checkpoint, such as best.pt in the same "
-            "directory, or copy the file again."
-        )
+        assert str(caught.value) == f"{damaged} {remedy}"
+    (tmp_path / "epoch3.pt").touch()
+    with pytest.raises(UserError) as caught:
+        load_checkpoint(path)
+    assert str(caught.value) == f"{damaged} {whole.format('epoch3.pt')}"
 
 
 def test_foreign_files(tmp_path: Path) -> None:
@@ -208,3 +222,22 @@ def test_versions(tmp_path: Path) -> None:
     torch.save({k: v for k, v in state.items() if k not in ("rng", "stopper")}, path)
     with pytest.raises(UserError, match="incomplete: missing stopper, rng"):
         load_checkpoint(path)
+
+
+WRONG = (True, -1.5, 10**30, ["a", [1]], [1.5, "a"], {"a": "b"}, {"params": 1}, torch.zeros(3, dtype=torch.bool))
+
+
+def test_a_wrong_value_is_named(tmp_path: Path) -> None:
+    """The rest hold values by name, which their own readers check."""
+    for key in sorted({*KEYS} - {"version", "hyp", "config", "model_yaml", "optimizer", "rng"}):
+        refused = 0
+        for value in WRONG:
+            try:
+                check_values({key: value})
+            except DamagedFile as error:
+                assert str(error).startswith(f"its `{key}` ({type(value).__name__}) is not ")
+                refused += 1
+        assert refused >= len(WRONG) - 1, key  # a number or a tensor is right in a few places
+    torch.save({**full(make_state()), "epoch": "a"}, tmp_path / "last.pt")
+    with pytest.raises(UserError, match=r"last\.pt: damaged: its `epoch` \(str\) is not a whole number\. Use"):
+        load_checkpoint(tmp_path / "last.pt")

@@ -16,13 +16,15 @@ from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,
     head_class,
-    start_kind,
+    intersect_weights,
+    pretraining_of,
     with_frozen_layers,
 )
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.config import TrainConfig, load_hyp
-from tessera.utils.errors import ConfigError
-from tessera.utils.types import Start
+from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.types import Pretraining
+from tests.utils.checkpoints.made_state import Net, assert_equal
 
 HYP = load_hyp("hyp.short.yaml")
 NAMES = ("cat", "dog")
@@ -111,11 +113,11 @@ def test_only_completely_loaded_layers_keep_their_statistics(
 
 
 @pytest.mark.parametrize(
-    ("cfg", "before", "now", "start"),
+    ("cfg", "before", "now", "expected"),
     [
         ("", NAMES, ("Cat ", "dog"), "known"),
         ("tessera-n.yaml", NAMES, NAMES, "known"),
-        ("yolov5n-free.yaml", NAMES, NAMES, "new"),
+        ("yolov5n.yaml", NAMES, NAMES, "new"),
         ("", NAMES, ("dog", "cat"), "known"),
         ("", NAMES, ("DOG",), "known"),
         ("", NAMES, ("cow", "horse"), "new"),
@@ -124,17 +126,19 @@ def test_only_completely_loaded_layers_keep_their_statistics(
         ("", ("item",), ("item",), "new"),
     ],
 )
-def test_kind_of_start(cfg: str, before: tuple[str, ...], now: tuple[str, ...], start: Start, tmp_path: Path) -> None:
+def test_kind_of_start(
+    cfg: str, before: tuple[str, ...], now: tuple[str, ...], expected: Pretraining, tmp_path: Path
+) -> None:
     trained = DetectionModel("tessera-n.yaml", nc=len(before))
     weights = Weights({}, trained.yaml, before, "a file")
-    assert start_kind(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start
+    assert pretraining_of(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == expected
     own = tmp_path / "tessera-n.yaml"  # a name is not enough
-    other, same = (find_model_yaml(name).read_text() for name in ("yolov5n-free.yaml", "tessera-n.yaml"))
+    other, same = (find_model_yaml(name).read_text() for name in ("yolov5n.yaml", "tessera-n.yaml"))
     for text in (other, f"activation: nn.ReLU()\n{same}"):
         own.write_text(text)
-        assert start_kind(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
+        assert pretraining_of(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
     foreign = Weights({}, {**trained.yaml, "backbone": [[-1, 1, "Foreign", [64]]]}, before, "a file")
-    assert start_kind(TrainConfig(cfg="tessera-n.yaml", weights="best.pt"), now, foreign) == "new"
+    assert pretraining_of(TrainConfig(cfg="tessera-n.yaml", weights="best.pt"), now, foreign) == "new"
 
 
 def test_freeze_overrides_the_recipe() -> None:
@@ -145,3 +149,80 @@ def test_freeze_overrides_the_recipe() -> None:
         ({"weights": ""}, ()),
     ):
         assert with_frozen_layers(TrainConfig(**flags), freezing).frozen_layers == frozen
+
+
+# Transfer of weights
+
+
+def test_everything_fits_but_what_is_excluded() -> None:
+    model, other = Net(), Net()
+    fitting, report = intersect_weights(model.state_dict(), other.state_dict())
+    assert len(fitting) == 10 and report == ""
+    model.load_state_dict(fitting)
+    assert_equal(dict(model.state_dict()), dict(other.state_dict()))
+    fitting, report = intersect_weights(model.state_dict(), other.state_dict(), exclude=[r"anchors$"])
+    assert len(fitting) == 9 and "anchors" not in fitting and report == "; 1 excluded"
+
+
+OWN = Net().state_dict()
+BOX = {name.replace("model.2.weight", "model.2.box.weight"): tensor for name, tensor in OWN.items()}
+OTHER = {f"x.{name}": tensor for name, tensor in OWN.items() if not name.startswith("model.0")}
+
+
+@pytest.mark.parametrize(
+    ("offered", "fits", "why", "listed"),
+    [
+        (Net(nc=3).state_dict(), 8, "reinitialised 2 (different classes)", "model.2.weight is (2, 4, 1, 1), in the"),
+        ({**BOX, "model.2.bias": torch.zeros(7)}, 8, "reinitialised 2 (another kind of head)", ""),
+        ({**OWN, "model.1.weight": torch.zeros(5)}, 9, "reinitialised 1 (another architecture)", ""),
+        ({**OWN, "model.3.weight": torch.zeros(5)}, 10, "others unused (another architecture)", ""),
+        ({**OTHER, "model.0.weight": OWN["model.0.weight"]}, 1, "reinitialised 9 (another architecture)", "13 more"),
+    ],
+)
+def test_why_weights_fit_in_part(offered: dict[str, torch.Tensor], fits: int, why: str, listed: str) -> None:
+    fitting, report = intersect_weights(OWN, offered)
+    assert len(fitting) == fits and report.startswith(f"; {why}: ") and listed in report
+
+
+def test_another_architecture_is_an_error() -> None:
+    """Anchors and batch counters have one shape in every width; they do not make it fit."""
+    with pytest.raises(UserError, match=r"best\.pt: the weights do not fit the architecture: 3 of 10 .* --cfg"):
+        intersect_weights(Net(width=8).state_dict(), Net(width=4).state_dict(), source="best.pt")
+    with pytest.raises(UserError, match="0 of 10"):
+        intersect_weights(Net().state_dict(), {})
+
+
+def state_on_paper(cfg: str, nc: int = 80) -> dict[str, torch.Tensor]:
+    """The names and shapes of a model's tensors."""
+    with torch.device("meta"):
+        return dict(DetectionModel(cfg, nc=nc).state_dict())
+
+
+@pytest.mark.parametrize(
+    ("weights", "cfg", "outcome"),
+    [
+        ("yolov9-s", "yolov9-m", "refused"),  # 181 of 906 tensors fit: counters, norms and 8 convolutions
+        ("yolov9-m", "yolov9-c", "refused"),
+        ("yolox-s", "yolov9-s", "refused"),
+        ("yolov5s", "yolov5n", "refused"),
+        ("yolox-tiny", "yolox-s", "refused"),
+        ("yolov9-t", "yolov9-s", "warned of"),
+        ("yolov5s", "yolov5s6", "warned of"),  # which begins with the same layers
+        ("yolox-s", "yolov5s", "taken"),  # the body but for the first convolution
+        ("yolov5s", "yolox-s", "taken"),
+        ("yolov5n", "yolov5n-free", "taken"),
+        ("yolov9-t", "yolov9-t", "taken"),
+    ],
+)
+def test_weights_of_another_size_are_refused_or_warned_of(
+    weights: str, cfg: str, outcome: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    offered, own = state_on_paper(f"{weights}.yaml"), state_on_paper(f"{cfg}.yaml", nc=3)
+    if outcome == "refused":
+        with pytest.raises(
+            UserError, match=r"do not fit the architecture.* Give the --cfg that belongs to the weights"
+        ):
+            intersect_weights(own, offered)
+        return
+    intersect_weights(own, offered)
+    assert ("of the model's layers start from these weights" in caplog.text) == (outcome == "warned of")

@@ -14,14 +14,29 @@ import torch
 
 from tessera.utils.checkpoints import saver as module
 from tessera.utils.checkpoints.format import KEYS, WEIGHTS_KEYS, load_any_checkpoint, load_checkpoint, save_checkpoint
+from tessera.utils.checkpoints.resume import dump_state
 from tessera.utils.checkpoints.saver import Saver, snapshot
-from tessera.utils.checkpoints.training_state import dump_state
 from tessera.utils.errors import Interrupted, UserError, with_notes
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
-from tests.utils.checkpoints.made_saver import METRICS, WAIT_S, SlowDisk, open_saver
-from tests.utils.checkpoints.made_state import assert_equal, make_state, train
+from tests.utils.checkpoints.made_state import METRICS, assert_equal, make_state, open_saver, train
 from tests.utils.machine.stand_in import StandIn
+
+WAIT_S = 60.0  # for a thread that should be there immediately
+
+
+class SlowDisk:
+    """`save_checkpoint` that writes only once `go` is set; `begun` is set before, and `calls` names the files."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.calls: list[str] = []
+
+    def __call__(self, path: Path, content: Mapping[str, Any]) -> None:
+        self.calls.append(path.name)
+        self.begun.set()
+        assert self.go.wait(WAIT_S)
+        save_checkpoint(path, content)
 
 
 def save_epoch(saver: Saver) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.engine.step import TrainStep
 from tessera.utils.types import Batch
 from tests.utils.engine.trainer import SIZE, Trainer, made_batch
@@ -41,7 +42,7 @@ def gradient_of_a_step(parts: list[Batch]) -> list[Tensor]:
     trainer = Trainer()
     config = dataclasses.replace(trainer.context.config, batch_size=len(parts[0]))
     context = dataclasses.replace(trainer.context, config=config)
-    criterion = trainer.model.head.criterion(context.hyp, imgsz=SIZE)
+    criterion = trainer.model.head.criterion(LossSettings.of(context.hyp, imgsz=SIZE))
     for module in trainer.model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.eval()

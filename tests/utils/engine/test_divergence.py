@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.engine.divergence import DivergenceGuard
 from tessera.utils.engine.learning import least_detected
 from tessera.utils.engine.step import StepFlags
@@ -23,7 +24,7 @@ def made_guard(scales: list[float] | None = None, nc: int = 2) -> DivergenceGuar
     """A guard whose scaler shows `scales`, then 1."""
     shown = iter(scales or [])
     context = Trainer(cfg=TINY).context
-    criterion = DetectionModel(TINY, nc=nc).head.criterion(context.hyp, imgsz=SIZE)
+    criterion = DetectionModel(TINY, nc=nc).head.criterion(LossSettings.of(context.hyp, imgsz=SIZE))
     index = make_index([(8, 8)] * 4, classes=[[0, 1]] * 4)
     return DivergenceGuard(context, index, criterion, lambda: next(shown, 1.0))
 

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from tessera.models.detector import DetectionModel
-from tessera.models.heads.anchor.head import Detect
+from tessera.models.heads.anchor import Detect
 from tessera.models.model_yaml import HEADS
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
@@ -22,7 +22,7 @@ from tessera.utils.engine.recipe import (
     with_recipe,
 )
 from tessera.utils.engine.schedule import Schedule
-from tessera.utils.types import Start
+from tessera.utils.types import Pretraining
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY
 
@@ -37,7 +37,7 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
 
 
 @pytest.mark.parametrize(
-    ("start", "batches", "file", "of_tessera"),
+    ("pretraining", "batches", "file", "of_tessera"),
     [
         ("scratch", 1, SHORT, "hyp.tessera-short.yaml"),
         ("new", 9_999, SHORT, "hyp.tessera-short.yaml"),
@@ -49,10 +49,12 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
         ("backbone", 10**9, SHORT, BACKBONE),
     ],
 )
-def test_the_recipe_depends_on_start_and_length(start: Start, batches: int, file: str, of_tessera: str) -> None:
-    assert recipe_file(Detect, start, batches) == file
+def test_the_recipe_depends_on_start_and_length(
+    pretraining: Pretraining, batches: int, file: str, of_tessera: str
+) -> None:
+    assert recipe_file(Detect, pretraining, batches) == file
     for head in ("DetectFree", "DetectYOLOX", "DetectYOLOv9"):
-        assert recipe_file(HEADS[head], start, batches) == of_tessera
+        assert recipe_file(HEADS[head], pretraining, batches) == of_tessera
 
 
 @pytest.mark.parametrize(

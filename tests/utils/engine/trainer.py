@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.ema import ModelEMA
@@ -76,7 +77,7 @@ class Trainer:
         self.context = RunContext(TrainConfig(weights="", data="made", batch_size=2), hyp, world, SIZE, 32, Path("run"))
         self.model = DetectionModel(cfg, names=("a", "b"))
         self.model.to(world.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-        criterion = self.model.head.criterion(hyp, imgsz=SIZE)
+        criterion = self.model.head.criterion(LossSettings.of(hyp, imgsz=SIZE))
         self.state = TrainState(
             self.model,
             ModelEMA(self.model),

@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.analysis.comparison.disagreements import ImageResult, detections_above
+from tessera.analysis.comparison.comparison import ImageResult, detections_above
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import ValLoader, build_val_loader
 from tessera.deploy.runtime.pipeline import image_detector
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.models.nms import NmsSettings
 from tessera.utils.config import load_hyp
 from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, Settings, _voting, evaluate
@@ -56,7 +57,7 @@ class Queued(StandIn):
 
 
 def measured(model: DetectionModel, loader: ValLoader, accelerator: Accelerator, **settings: object) -> Evaluation:
-    criterion = model.head.criterion(load_hyp("hyp.scratch-low.yaml"), imgsz=IMGSZ)
+    criterion = model.head.criterion(LossSettings.of(load_hyp("hyp.scratch-low.yaml"), imgsz=IMGSZ))
     network, world = network_of(model, IMGSZ, accelerator), World(accelerator=accelerator)
     return evaluate(network, loader, world, Settings(conf=0.0, **settings), criterion=criterion)  # type: ignore[arg-type]
 

@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tessera.utils.machine.cuda import Cuda
+from tessera.utils.machine.accelerator import Cuda
 from tests.utils.machine.stand_in import TensorMemory
 
 aten = torch.ops.aten

@@ -12,8 +12,7 @@ from torch import Tensor
 from tessera.models.layers.blocks import Conv
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.errors import UserError
-from tessera.utils.machine.accelerator import Accelerator, explain_out_of_memory
-from tessera.utils.machine.cuda import Cuda, Metal
+from tessera.utils.machine.accelerator import Accelerator, Cuda, Metal, explain_out_of_memory
 from tests.utils.machine.stand_in import StandIn
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError
-from tessera.utils.machine.choose_device import accelerator_of, choose_accelerator
+from tessera.utils.machine.accelerator import accelerator_of, choose_accelerator
 
 
 def show(monkeypatch: pytest.MonkeyPatch, devices: int) -> None:

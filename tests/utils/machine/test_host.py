@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tessera.utils.machine.host import single_threaded_pool
+from tessera.utils.machine.host import capture_library_output, single_threaded_pool
 
 PROGRAM = """
 import resource
@@ -61,3 +63,15 @@ def test_each_of_the_threads_apart_computes_alone_and_those_after_them_as_before
             assert later.submit(torch.get_num_threads).result() == 3
     finally:
         real(before)
+
+
+def test_of_what_libraries_print_the_known_lines_are_held_back_and_others_have_no_controls(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with capture_library_output(re.compile(b"Corrupt JPEG")) as words:
+        os.write(2, b"name: \x1b[2Jcaf\xe9\nCorrupt JPEG data: bad\nanother thread")
+    assert words == ["Corrupt JPEG data: bad"]
+    assert capfd.readouterr().err == "name: \\x1b[2Jcaf\\xe9\nanother thread"
+    with capture_library_output(re.compile(b"Corrupt JPEG")) as words:
+        pass
+    assert not words and not capfd.readouterr().err

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.utils.machine import resource_limits
-from tessera.utils.machine.resource_limits import available_memory, cpus_of_process, usable_cpus
+from tessera.utils.machine import host
+from tessera.utils.machine.host import available_memory, cpus_of_process, usable_cpus
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -24,7 +24,7 @@ def write(root: Path, files: dict[str, str]) -> None:
 @pytest.fixture(autouse=True)
 def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
-    monkeypatch.setattr(resource_limits, "_SYSTEM", tmp_path)
+    monkeypatch.setattr(host, "_SYSTEM", tmp_path)
 
 
 V1_ON_THE_HOST = "4:memory:/docker/1\n1:cpu,cpuacct:/docker/1\n"
@@ -79,7 +79,7 @@ def test_processors_are_divided_among_those_that_may_run_on_them(sharing: list[r
 def test_the_limit_of_open_files_is_raised_where_it_may_be() -> None:
     """In another process, for a limit cannot be taken back."""
     program = (
-        "import resource; from tessera.utils.machine.resource_limits import open_files_left as left; "
+        "import resource; from tessera.utils.machine.host import open_files_left as left; "
         "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 300)); "
         "print(left(100) >= 100, resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 200, left(1000) < 300)"
     )

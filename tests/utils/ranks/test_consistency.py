@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,27 +19,46 @@ from tessera.utils.errors import UserError
 from tessera.utils.flags.options import Options
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.ranks import consistency
-from tessera.utils.ranks.consistency import _command, data_fingerprint, require_agreement, require_same_command
+from tessera.utils.ranks.consistency import data_fingerprint, describe_call, require_agreement, require_same_command
 from tessera.utils.ranks.world import World
 from tessera.utils.types import DatasetIndex
+from tests.at_once import at_once
 from tests.data.made_index import make_index
 
 
-class _Ranks(World):
-    def __init__(self, others: list[dict[str, str]]) -> None:
-        super().__init__()
-        self.size += len(others)
-        self._others = others
+def together(*calls: Callable[[World], None]) -> None:
+    """Make each call on a rank of its own; raise the error of the first that failed."""
+    barrier, board = threading.Barrier(len(calls)), dict[int, Any]()
 
-    def all_gather(self, value):  # type: ignore[no-untyped-def]
-        return [value, *getattr(self, "_others", [])]
+    def exchange(rank: int, value: Any) -> list[Any]:
+        board[rank] = value
+        barrier.wait(60)
+        found = [board[other] for other in range(len(calls))]
+        barrier.wait(60)
+        return found
+
+    def one(rank: int) -> None:
+        world = World()
+        world.rank, world.size = rank, len(calls)
+        world.all_gather = partial(exchange, rank)  # type: ignore[method-assign, assignment]
+        calls[rank](world)
+
+    at_once([partial(one, rank) for rank in range(len(calls))])
+
+
+def agree(*values: dict[str, str]) -> None:
+    together(*(partial(require_agreement, mine) for mine in values))
+
+
+def agree_on_commands(*configs: Options) -> None:
+    together(*(partial(require_same_command, config) for config in configs))
 
 
 def test_agreement_names_what_differs_and_where() -> None:
     mine = {"code": "a", "train data": "24 images"}
-    require_agreement(mine, _Ranks([mine, mine]))
+    agree(mine, mine, mine)
     with pytest.raises(UserError, match=r"train data: 24 images on rank 0, 2; 23 images on rank 1"):
-        require_agreement(mine, _Ranks([{**mine, "train data": "23 images"}, mine]))
+        agree(mine, {**mine, "train data": "23 images"}, mine)
 
 
 def test_other_hyperparameters_models_or_code_are_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,7 +66,7 @@ def test_other_hyperparameters_models_or_code_are_another_run(tmp_path: Path, mo
 
     def fingerprint(channels: int = 4, **changed: float) -> dict[str, str]:
         hyp = dataclasses.replace(load_hyp("hyp.scratch-low.yaml"), **changed)
-        return consistency.run_fingerprint(TrainConfig(), hyp, indexes, torch.nn.Conv2d(3, channels, 1))
+        return consistency.run_fingerprint(hyp, indexes, torch.nn.Conv2d(3, channels, 1))
 
     def differing(other: dict[str, str]) -> set[str]:
         assert other.keys() == mine.keys()
@@ -82,13 +105,9 @@ def ignoring(side: int) -> DatasetIndex:
 )
 def test_other_levels_and_ignored_regions_are_other_data(one: DatasetIndex, other: DatasetIndex, found: str) -> None:
     mine, theirs = (data_fingerprint({"train": index}) for index in (one, other))
-    require_agreement(theirs, _Ranks([theirs]))
+    agree(theirs, theirs)
     with pytest.raises(UserError, match=f"train data: {found}"):
-        require_agreement(mine, _Ranks([theirs]))
-
-
-def rank_0(*others: Options) -> World:
-    return _Ranks([_command(config) for config in others])
+        agree(mine, theirs)
 
 
 @pytest.mark.parametrize(
@@ -99,25 +118,22 @@ def rank_0(*others: Options) -> World:
         (TrainConfig(resume="newest"), "--resume: not given on rank 0; given on rank 1"),
         (TrainConfig(hyp="own.yaml"), "--hyp: not given on rank 0; given on rank 1"),
         (TrainConfig(weights="nowhere.pt"), "--weights: auto on rank 0; nowhere.pt on rank 1"),
+        (TrainConfig(seed=4), "--seed: 0 on rank 0; 4 on rank 1"),
         (TrainConfig(cache="ram"), "--cache: none on rank 0; ram on rank 1"),
         (ValConfig(weights=""), r"command: train.py on rank 0; val.py on rank 1"),
     ],
 )
 def test_ranks_that_were_asked_for_other_work_are_refused(other: Options, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        require_same_command(TrainConfig(), rank_0(other))
+        agree_on_commands(TrainConfig(), other)
 
 
-def test_settings_of_one_rank_and_what_is_compared_later_may_differ() -> None:
-    require_same_command(TrainConfig(), rank_0(TrainConfig(workers=3, project="elsewhere", seed=4)))
+def test_settings_of_one_rank_may_differ() -> None:
+    agree_on_commands(
+        TrainConfig(weights="/a/best.pt"), TrainConfig(weights="b/best.pt", workers=3, project="elsewhere")
+    )
 
 
-def test_weights_are_compared_by_content_where_every_rank_has_them(tmp_path: Path) -> None:
-    for name, content in (("a.pt", "one"), ("b.pt", "one"), ("c.pt", "two")):
-        (tmp_path / name).write_text(content)
-    a, b, c = (TrainConfig(weights=str(tmp_path / name)) for name in ("a.pt", "b.pt", "c.pt"))
-    require_same_command(a, rank_0(b))
-    with pytest.raises(UserError, match=r"--weights: .*a.pt \(\w+\) on rank 0; .*c.pt \(\w+\) on rank 1"):
-        require_same_command(a, rank_0(c))
-    elsewhere = TrainConfig(weights=str(tmp_path / "only on rank 0.pt"))  # compared by name
-    require_same_command(elsewhere, rank_0(elsewhere))
+def test_a_call_is_described_alike_on_every_host() -> None:
+    one, other = TrainConfig(data="/a/my.yaml", device="0"), TrainConfig(data="/b/my.yaml", workers=2)
+    assert describe_call(one) == describe_call(other) != describe_call(TrainConfig(data="/a/other.yaml"))

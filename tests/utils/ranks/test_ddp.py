@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tessera.utils.ranks import ddp
-from tessera.utils.ranks.collectives import Collectives
 from tessera.utils.ranks.ddp import DataParallel, average_statistics, gradients_stay_local
-from tessera.utils.ranks.world import World
+from tessera.utils.ranks.world import Collectives, World
 
 
 class Equals(Collectives):

@@ -15,16 +15,12 @@ from torch.distributed import DistNetworkError, HashStore, TCPStore
 
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, Diverged, Interrupted, UserError
-from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.cuda import Cuda
+from tessera.utils.machine.accelerator import Accelerator, Cuda
 from tessera.utils.ranks import failures
 from tessera.utils.ranks import launch as launch_module
-from tessera.utils.ranks import store as store_module
 from tessera.utils.ranks.failures import PeerError, run_rank
 from tessera.utils.ranks.launch import _make_groups, _with_reporter, open_world
 from tessera.utils.ranks.liveness import STORE_LOST
-from tessera.utils.ranks.store import RestartMemory
-from tessera.utils.ranks.world import World
 
 NOBODY: Any = SimpleNamespace(silent_ranks=list, first=None)
 
@@ -88,19 +84,13 @@ def test_living_ranks_that_cannot_connect_are_told_what_to_name(
         _make_groups(Launch(), Nccl(), HashStore(), heartbeat)  # type: ignore[arg-type]
 
 
-def test_too_few_open_files_are_one_message_before_anything_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_module, "open_files_left", lambda wanted: wanted - 1)
-    with pytest.raises(UserError, match=r"512 ranks need 1024 open files each, .* grants rank 3 only 1023\..*ulimit"):
-        _make_groups(Launch(3, 3, 512), Accelerator(), HashStore(), SimpleNamespace())
-
-
 def test_a_mistake_that_rank_0_does_not_meet_is_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     printed: list[str] = []  # until nobody has ended this rank, whose mistake may be everyone's
-    monkeypatch.setattr(failures, "rank_0_reports", lambda: printed.append(capsys.readouterr().err))
+    monkeypatch.setattr(failures.time, "sleep", lambda _: printed.append(capsys.readouterr().err))
 
     def body() -> None:
         raise ConfigError("--device 3: there is no such device")
@@ -124,12 +114,12 @@ def test_each_call_of_a_process_remembers_its_own_and_a_restarted_process_recall
         return found
 
     def started() -> list[str | None]:
-        monkeypatch.setattr(store_module, "_calls", Counter())
+        monkeypatch.setattr(launch_module, "_calls", Counter())
         return [visit("train a", "exp"), visit("train a", "exp2"), visit("train b", "exp3")]
 
     assert started() == [None, None, None]
     assert started() == ["exp", "exp2", "exp3"]
-    monkeypatch.setattr(store_module, "_calls", Counter())
+    monkeypatch.setattr(launch_module, "_calls", Counter())
     assert visit("train b", "exp3") == "exp3", "also where a restarted script leaves out what it has done"
 
 
@@ -138,17 +128,6 @@ def test_so_many_threads_compute_as_were_asked_for_and_afterwards_as_before() ->
     with launch_module.open_world("cpu", threads=before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
-
-
-def test_a_call_is_recalled_by_whichever_rank_is_the_first_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_calls", Counter())
-    store = HashStore()
-    first = RestartMemory(store, "on one host")
-    World(memory=first).remember("run", "exp")
-    RestartMemory(store, "on another host").agree(lambda noted: first._id)
-    monkeypatch.setattr(store_module, "_calls", Counter())
-    assert World(memory=RestartMemory(store, "on another host")).recall("run") == "exp"
-    assert World(memory=RestartMemory(store, "of another call")).recall("run") is None
 
 
 def test_a_command_computes_float32_without_tf32_and_restores_the_callers_choice(

@@ -12,18 +12,19 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch.distributed import HashStore, TCPStore
 
 from tessera.utils.machine.host import namespace
 from tessera.utils.ranks import liveness
-from tessera.utils.ranks.failures import FirstFailure
-from tessera.utils.ranks.liveness import AwakeClock, Heartbeat, Status, Watchdog, lost_ranks_message
+from tessera.utils.ranks.liveness import AwakeClock, FirstFailure, Heartbeat, Status, Watchdog, lost_ranks_message
 from tests.at_once import at_once
 from tests.system.launch import ROOT, free_port
 from tests.utils.ranks.conftest import SERVER, CountedStore, until
 
+ADVISED: Any = SimpleNamespace(advised=str)  # a watchdog without advice
 KEEPER = """
 import sys, time
 from torch.distributed import TCPStore
@@ -82,7 +83,7 @@ def beside(status: Status, store: HashStore | None = None) -> Heartbeat:
     """Rank 0 of two; the other one has published `status` alone."""
     store = store or HashStore()
     store.set("heartbeat/1", json.dumps(status))
-    return Heartbeat(store, 0, 2)
+    return Heartbeat(store, 0, 2, ADVISED)
 
 
 def test_a_call_that_hangs_is_announced_and_then_ends_the_process(
@@ -102,7 +103,7 @@ def test_a_heartbeat_whose_store_is_frozen_ends_its_process(
     guard.server_pid = process.pid
     timeout = timedelta(seconds=20)
     joined = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timeout)
-    beat = Heartbeat(guard.watched(joined), 1, 2)
+    beat = Heartbeat(guard.watched(joined), 1, 2, guard)
     os.kill(process.pid, signal.SIGSTOP)
     until(lambda: messages)
     assert messages[0].startswith(f"{SERVER} has not answered")
@@ -134,28 +135,29 @@ def test_a_rank_that_is_not_there_any_more_is_reported_at_once(
     one.close()
     assert messages == [""]
     assert "rank 1 on here (last: training epoch 4) is gone" in capfd.readouterr().err
-    assert FirstFailure.read(store) == FirstFailure("heartbeat 0", 1)
+    assert json.loads(store.get("failure")) == ["heartbeat 0", 1]
 
 
 @soon
 @pytest.mark.parametrize("is_here", [True, False])
 def test_a_silent_rank_is_reported_and_on_this_machine_killed(
-    sleeper: subprocess.Popen[bytes], messages: list[str], is_here: bool
+    sleeper: subprocess.Popen[bytes], messages: list[str], capfd: pytest.CaptureFixture[str], is_here: bool
 ) -> None:
     os.kill(sleeper.pid, signal.SIGSTOP)
     one = beside(status_of(sleeper.pid, namespace("pid") if is_here else "another boot"))
     until(lambda: messages)
     one.close()
-    assert messages[0].startswith("rank 1 on here has not answered for")
+    assert messages == [""]
+    assert "rank 1 on here (last: training epoch 4) has not answered for" in capfd.readouterr().err
     assert sleeper.wait(60) == -signal.SIGKILL if is_here else sleeper.poll() is None
 
 
 @soon
-def test_a_rank_that_never_sends_a_heartbeat_is_missed(messages: list[str]) -> None:
-    beat = Heartbeat(HashStore(), 0, 2)
+def test_a_rank_that_never_sends_a_heartbeat_is_missed(messages: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    beat = Heartbeat(HashStore(), 0, 2, ADVISED)
     until(lambda: messages)
     beat.close()
-    assert messages[0].startswith("rank 1 has sent no heartbeat for")
+    assert messages == [""] and "rank 1 (no heartbeat) has not answered for" in capfd.readouterr().err
 
 
 @soon
@@ -197,7 +199,7 @@ def test_the_rank_that_serves_the_store_leaves_once_all_others_know_the_failure(
     """And the rank that reports it, 0 here, gets the time that this takes."""
     monkeypatch.setattr(liveness, "GRACE_S", 30.0)
     store = HashStore()
-    zero, one = Heartbeat(store, 0, 2), Heartbeat(store, 1, 2)
+    zero, one = Heartbeat(store, 0, 2, ADVISED), Heartbeat(store, 1, 2, ADVISED)
     mine = FirstFailure("rank 0", 138)
     mine.claim(store)
     zero.close(serves_store=True)
@@ -214,7 +216,7 @@ def test_all_ranks_name_those_that_are_silent_and_ask_the_store_seldom(monkeypat
     monkeypatch.setattr(liveness, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     store, calls = HashStore(), Counter[str]()
     store.set("heartbeat/23", json.dumps(Status(7, 3, "node6", "training epoch 4", 1, "another boot")))
-    beats = [Heartbeat(CountedStore(store), rank, 24) for rank in range(23)]
+    beats = [Heartbeat(CountedStore(store), rank, 24, ADVISED) for rank in range(23)]
     for beat in beats:
         beat._store = CountedStore(store, calls)
     found = {lost_ranks_message(lost).partition(", or")[0] for lost in at_once([beat.silent_ranks for beat in beats])}

@@ -128,17 +128,17 @@ def test_a_file_system_without_locks_is_a_warning(
 @pytest.mark.parametrize("name", ["run", "project"])
 def test_a_link_to_a_disk_that_is_not_there_is_refused_at_once(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").write_text("no directory")
-    message = r"Run directory .*file: cannot be made or written to \(Not a directory\).*--project"
+    message = r"Run directory .*file: cannot be made or written to \(.*a file, or a link to nothing\).*--project"
     with pytest.raises(UserError, match=message), lock_run(tmp_path / "file", World()):
         pass
     (tmp_path / "project").symlink_to(tmp_path / ("unmounted" if name == "project" else "."))
     (tmp_path / "night").symlink_to(tmp_path / "unmounted" / "night")
-    message = r"night: cannot be made or written to \(the link .* leads to .*unmounted.*, which is not there\)"
+    message = r"night: cannot be made or written to \(.* a link to nothing\)"
     with pytest.raises(UserError, match=message), lock_run(tmp_path / "project" / "night", World()):
         pass
     if name == "project":  # where a new run looks for a free name
         with (
-            pytest.raises(UserError, match="which is not there"),
+            pytest.raises(UserError, match="a link to nothing"),
             new_run(TrainConfig(project=str(tmp_path / "project")), World()),
         ):
             pass
@@ -177,9 +177,6 @@ def test_a_link_in_place_of_the_lock_never_changes_the_file_that_it_leads_to(tmp
         with pytest.raises(UserError, match=r"\.lock is a link, expected"), lock_run(tmp_path / "night", World()):
             pass
         (tmp_path / "night" / LOCK).unlink()
-    (tmp_path / "night" / LOCK).hardlink_to(mine)
-    with lock_run(tmp_path / "night", World()):
-        assert mine.read_text() == "mine"
     assert mine.read_text() == "mine" and mine.stat().st_mode & 0o777 == 0o600 and not (tmp_path / "nothing").exists()
 
 

@@ -2,43 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tessera.utils.errors import Interrupted
-from tessera.utils.ranks import signals
-from tessera.utils.ranks.signals import (
-    SIGNALS,
-    StopSignals,
-    agree_on_exit_code,
-    default_signal_handlers,
-    ignore_sigterm,
-)
+from tessera.utils.ranks.failures import SIGNALS, StopSignals, ignore_sigterm
 from tests.system.launch import ROOT
-from tests.utils.ranks.conftest import until
 
 pytestmark = pytest.mark.usefixtures("hangs_up")
-
-STUCK = """
-import contextlib, ctypes
-from tessera.utils.errors import Interrupted
-from tessera.utils.ranks import signals
-signals.STUCK_S = 0.2
-end = signals.start_signal_thread("the one")
-library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-library.pthread_mutex_lock(lock)
-while True:
-    with contextlib.suppress(Interrupted), signals.StopSignals():  # raised where the signal comes before the call
-        print("stuck", flush=True)
-        library.pthread_mutex_lock(lock)  # it is locked: never returns, and no signal makes it
-"""
 
 
 def send(number: int) -> None:
@@ -120,7 +96,7 @@ def test_an_end_that_has_begun_is_not_cut_off_unless_it_takes_long(monkeypatch: 
         send(signal.SIGINT)
         send(signal.SIGTERM)  # as launchers send it
         assert outer.requested == signal.SIGINT and inner.stop_requested()
-        monkeypatch.setattr("tessera.utils.ranks.signals.GRACE_S", 0.0)
+        monkeypatch.setattr("tessera.utils.ranks.failures.GRACE_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
             send(signal.SIGINT)
 
@@ -169,76 +145,31 @@ def test_a_forked_worker_leaves_the_decision_to_its_rank() -> None:
         assert stop_signals.requested == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="a lock of zeros is Linux's")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_process_in_a_call_that_never_returns_ends(number: signal.Signals, code: int) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", STUCK], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout and process.stdout.readline() == "stuck\n"
-        for _ in range(100):  # one that comes just before the call is handled
-            process.send_signal(number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1)
-                break
-        process.kill()
-        message = process.communicate(timeout=60)[1]
-    assert process.returncode == code
-    assert f"{number.name}: ended during a call that does not return" in message
-
-
-def test_a_rank_that_ends_in_such_a_call_takes_the_code_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[int] = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    with StopSignals():
-        agree_on_exit_code(lambda code: 138)
-        with StopSignals() as of_training:
-            signals._end_if_stuck(signal.SIGTERM, of_training)
-    assert ended == [138]
-
-
-def test_a_signal_that_is_noted_or_handled_ends_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A training saves and ends after its step, however long that takes; a later run is not the one that was meant."""
-    ended: list[int] = []
-    monkeypatch.setattr(os, "_exit", ended.append)
-    with StopSignals() as deferred:
-        deferred.defer()
-        signals._end_if_stuck(signal.SIGTERM, deferred)
-    with pytest.raises(Interrupted), StopSignals() as handled:
-        try:
-            send(signal.SIGTERM)
-        finally:
-            signals._end_if_stuck(signal.SIGTERM, handled)
-    with StopSignals() as later:
-        signals._end_if_stuck(signal.SIGTERM, handled)
-        assert ended == []
-        signals._end_if_stuck(signal.SIGTERM, later)
-    assert ended == [143]
-
-
-def test_what_is_no_signal_to_end_costs_no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as that of a loader's worker that has ended, which torch handles."""
-    waits: list[float] = []
-    monkeypatch.setattr(threading.Timer, "start", lambda timer: waits.append(timer.interval))
-    before = signal.signal(signal.SIGCHLD, lambda *_: None)
-    end = signals.start_signal_thread("the one")
-    try:
-        with StopSignals() as stop_signals:
-            stop_signals.defer()
-            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGTERM):
-                send(number)
-            until(lambda: len(waits) == 2)
-    finally:
-        end()
-        signal.signal(signal.SIGCHLD, before)
-    assert waits == [signals.STUCK_S, signals.GRACE_S]
-
-
-def test_while_a_library_may_hold_pythons_lock_signals_end_the_process() -> None:
-    with StopSignals() as stop_signals:
-        with default_signal_handlers():
-            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        assert signal.getsignal(signal.SIGTERM) is stop_signals
-    before = signal.getsignal(signal.SIGTERM)
-    with default_signal_handlers():
-        assert signal.getsignal(signal.SIGTERM) is before, "a program of its own keeps its handlers"
+def test_sigusr2_prints_the_stacks_of_a_process_in_a_library_call_and_it_continues() -> None:
+    program = """
+import signal, sys, threading
+from tessera.utils.ranks.failures import print_stacks_on_sigusr2
+print_stacks_on_sigusr2()
+lock = threading.Lock()
+def waits():
+    lock.acquire()
+lock.acquire()
+thread = threading.Thread(target=waits)
+thread.start()
+def reads():
+    print("ready", flush=True)
+    sys.stdin.readline()
+reads()
+lock.release()
+thread.join()
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin and process.stdout and process.stderr and process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGUSR2)
+        found = b""
+        while b" in <module>" not in found:
+            found += process.stderr.readline()
+        assert b"in waits" in found and b"in reads" in found
+        errors = process.communicate(b"\n", timeout=60)[1]
+    assert process.returncode == 0 and not errors

@@ -9,12 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.machine.batch_norm import BatchNormParts
-from tessera.utils.machine.cuda import Metal
-from tessera.utils.ranks.collectives import Collectives
-from tessera.utils.ranks.ddp import smart_DDP
-from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
+from tessera.utils.machine.accelerator import Accelerator, BatchNormParts, Metal
+from tessera.utils.ranks.ddp import SyncBatchNorm2d, smart_DDP
+from tessera.utils.ranks.world import Collectives
 from tests.at_once import at_once
 
 

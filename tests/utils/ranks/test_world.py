@@ -1,4 +1,4 @@
-"""Nodes and processors of ranks, and warnings before a job starts."""
+"""Nodes and processors of ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from tessera.utils.environment import Launch
 from tessera.utils.evaluation.evaluate import Settings, ShardEvaluation
 from tessera.utils.ranks import world as world_module
-from tessera.utils.ranks.preflight import Host, advise
 from tessera.utils.ranks.world import World
 
 Nodes = Sequence[Sequence[frozenset[int]]]  # affinities of the ranks of each node, in the order of ranks
@@ -65,10 +64,3 @@ def test_only_the_ranks_of_the_node_share_its_processors_and_values(monkeypatch:
     assert world.cpus == 4 and world.node == 1
     assert world.node_gather("mine") == [(2, "mine"), (3, "mine"), (4, "mine")]
     assert world.node_first("mine") == (2, "mine")
-
-
-def test_advice_where_something_looks_wrong() -> None:
-    good = Host("a", "cpu", 2**33, 2**40)
-    assert advise([good, good], 5000, 2) == []
-    lines = advise([good, Host("b", "cpu", 2**20, 2**20)], 10, 2)
-    assert len(lines) == 3 and "GLOO_SOCKET_IFNAME" in lines[0] and lines[1].startswith("b: /dev/shm")

@@ -13,7 +13,7 @@ import pytest
 from torch.distributed import HashStore
 
 from tessera.utils.errors import UserError
-from tessera.utils.ranks import store as store_module
+from tessera.utils.ranks import liveness as store_module
 from tessera.utils.ranks.world import torch_distributed_zero_first
 from tests.at_once import at_once
 from tests.utils.ranks.conftest import CountedStore

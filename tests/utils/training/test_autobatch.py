@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import LossSettings
 from tessera.utils.config import load_hyp
 from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import UserError
@@ -87,7 +88,7 @@ def made_trial(device: StandIn | FakeCuda, size: int, **flags: object) -> Trial:
     hyp = load_hyp("hyp.scratch-low.yaml")
     model = DetectionModel(TINY, names=("a", "b")).to(device.device)
     run, dtype = made_run(hyp, World(accelerator=device), imgsz=64, batch_size=-1, **flags), torch.float16
-    return Trial(run, model, model.head.criterion(hyp, imgsz=64), Precision(device, dtype), size)
+    return Trial(run, model, model.head.criterion(LossSettings.of(hyp, imgsz=64)), Precision(device, dtype), size)
 
 
 def test_a_trial_of_one_image_of_one_cell_measures_two() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tessera.utils.ranks.world import World
 from tessera.utils.training.result import TrainingResult, recall_result, remember_result
-from tests.utils.checkpoints.made_saver import METRICS
+from tests.utils.checkpoints.made_state import METRICS
 
 ARRAYS = ("class_ids", "per_class", "images_per_class", "objects_per_class", "class_confidences")
 MEASURED = dataclasses.replace(

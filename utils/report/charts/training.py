@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from tessera.analysis.report.curves import training_series
+from tessera.analysis.report.page_data import training_series
 from tessera.utils.engine.stopping import START
 from tessera.utils.report.charts.figure import BLUE, INK, RED, explain_empty, new_figure, save, style
 

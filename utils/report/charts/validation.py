@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from numpy.typing import NDArray
 
-from tessera.analysis.report.tables import most_confused
+from tessera.analysis.report.page_data import most_confused
 from tessera.utils.evaluation.average_precision import RECALLS
 from tessera.utils.evaluation.curves import Curves
 from tessera.utils.evaluation.error_counts import ConfusionMatrix

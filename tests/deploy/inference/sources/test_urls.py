@@ -25,7 +25,7 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(attempts=2, pause_s=0.01, timeout_s=60, slack_s=60))
+    monkeypatch.setattr(http_client, "LIMITS", NetworkLimits(attempts=2, pause_s=0.01, timeout_s=60))
 
 
 @pytest.fixture(autouse=True)

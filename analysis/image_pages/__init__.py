@@ -1,1 +1,0 @@
-"""HTML pages with dataset images: `--check-data --report` and label errors."""

@@ -1,1 +1,0 @@
-"""Likely label errors: suggested by a detector, ranked, and listed."""

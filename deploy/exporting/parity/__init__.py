@@ -1,1 +1,0 @@
-"""Verification of exported files: each is compared with the network that it was exported from."""

@@ -1,1 +1,0 @@
-"""Post-training quantisation to 8 bits."""

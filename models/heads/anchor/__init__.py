@@ -1,1 +1,0 @@
-"""Anchor-based head of YOLOv5."""

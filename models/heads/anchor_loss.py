@@ -1,0 +1,357 @@
+"""Assignment and loss of the anchor-based head: CIoU, objectness and class loss, divided by counts of the global batch.
+
+Predictions play no part in the assignment, so that it runs on the host before the forward. The device gets index
+tensors of known length, and the loss never synchronises.
+
+Legend: B images, T targets of a batch, L levels, A anchors of a level, C classes, P positives (of all levels, level by
+level), U cells with at least one positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tessera.models.heads.criterion import (
+    Assignment,
+    Criterion,
+    LossSettings,
+    SumOverRanks,
+    Targets,
+    gather_rows,
+    no_reduction,
+    split_targets,
+)
+from tessera.models.heads.grid import ignored_cells
+from tessera.utils.boxes import complete_iou, xyxy_to_cxcywh
+from tessera.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tessera.models.heads.anchor import Detect
+
+OBJECTNESS = 4  # channel of a prediction: x, y, w, h, objectness, classes
+FOCAL_ALPHA = 0.25  # Lin et al., Focal Loss for Dense Object Detection, ICCV 2017
+# Steps (x, y) from the centre's cell: none, left, up, right, down. The last write in this order counts.
+_STEPS = np.array([[0, 0], [-1, 0], [0, -1], [1, 0], [0, 1]])
+
+
+@dataclass(frozen=True)
+class AnchorAssignment(Assignment):
+    """Positives of one batch.
+
+    A cell here is one prediction: image, anchor, y, x. Positives are ordered by level, then by step (centre, left, up,
+    right, down), anchor and target; several may share a cell. `counts` is float32 (L, 2), positives and predictions of
+    each level; `ignored` is false for the cells of `cells`.
+    """
+
+    cells: Tensor  # int64 (4, U), image, anchor, y, x; level by level, each cell once
+    last_positives: Tensor  # int64 (U,), positive that sets the objectness target of each cell
+    positive_cells: Tensor  # int64 (P,), column of `cells` of each positive
+    classes: Tensor  # int64 (P,)
+    boxes: Tensor  # float32 (P, 4), cxcywh in grid units, the centre counted from the cell's corner
+    anchors: Tensor  # float32 (P, 2), width and height in grid units
+    cells_per_level: tuple[int, ...]  # U of each level
+    positives_per_level: tuple[int, ...]  # P of each level
+    grids_hw: tuple[tuple[int, int], ...]
+    batch_size: int
+
+
+class _Level(NamedTuple):
+    """One level's part of an AnchorAssignment, in NumPy; cells as rows (U, 4)."""
+
+    cells: NDArray[np.int64]
+    last_positives: NDArray[np.int64]
+    positive_cells: NDArray[np.int64]
+    classes: NDArray[np.int64]
+    boxes: NDArray[np.float32]
+    anchors: NDArray[np.float32]
+
+
+def assign_targets(
+    targets: Targets,
+    anchors: NDArray[np.float32],
+    strides: Sequence[float],
+    anchor_t: float,
+    batch_size: int,
+    grids_hw: tuple[tuple[int, int], ...],
+) -> AnchorAssignment:
+    """Match targets with anchors and cells on every level.
+
+    An anchor, of float32 (L, A, 2) in grid units of its level, matches a target if the ratio of each side is below
+    `anchor_t`. The match counts in the cell of the target's centre and in up to two neighbours within half a cell of
+    it, inside of the image. `grids_hw` are sizes of the levels in cells.
+    """
+    levels: list[_Level] = []
+    cells_per_level: tuple[int, ...] = ()
+    positives_per_level: tuple[int, ...] = ()
+    for level_anchors, stride, grid_hw in zip(anchors, strides, grids_hw, strict=True):
+        level = _assign_level(targets.objects, level_anchors, np.float32(stride), anchor_t, batch_size, grid_hw)
+        last = level.last_positives + sum(positives_per_level)
+        lies_in = level.positive_cells + sum(cells_per_level)
+        levels.append(level._replace(last_positives=last, positive_cells=lies_in))
+        cells_per_level += (len(last),)
+        positives_per_level += (len(lies_in),)
+    whole = [torch.from_numpy(np.concatenate(parts)) for parts in zip(*levels, strict=True)]
+    cells, last_positives, positive_cells, classes, boxes, matched = whole
+    ignored = None
+    if len(targets.regions):
+        alone = Targets(targets.regions, targets.regions[:0])
+        as_objects = assign_targets(alone, anchors, strides, anchor_t, batch_size, grids_hw)
+        inside = ignored_cells(targets.regions, strides, batch_size, grids_hw)
+        ignored = _ignored(inside, as_objects, [level.cells for level in levels], len(anchors[0]))
+    predictions_per_level = [batch_size * anchors.shape[1] * ny * nx for ny, nx in grids_hw]
+    return AnchorAssignment(
+        torch.tensor(list(zip(positives_per_level, predictions_per_level, strict=True)), dtype=torch.float32),
+        cells.T.contiguous(),
+        last_positives,
+        positive_cells,
+        classes,
+        boxes,
+        matched,
+        cells_per_level,
+        positives_per_level,
+        grids_hw,
+        batch_size,
+        ignored=ignored,
+    )
+
+
+def _ignored(
+    inside: Sequence[NDArray[np.bool_]],
+    as_objects: AnchorAssignment,
+    positives: Sequence[NDArray[np.int64]],
+    anchors: int,
+) -> Tensor:
+    """Return the mask of predictions in ignored regions that are assigned to no object, over all levels.
+
+    `inside`, bool (B, ny, nx) of each level, are cells whose centre lies in a region; `as_objects` is the assignment
+    with regions as objects; `positives`, (U, 4) of each level, are cells assigned to objects.
+    """
+    levels = []
+    matching = as_objects.cells.T.split(list(as_objects.cells_per_level))
+    for level, would, positive in zip(inside, matching, positives, strict=True):
+        ignored = np.repeat(level[:, None], anchors, 1)
+        ignored[tuple(would.numpy().T)] = True
+        ignored[tuple(positive.T)] = False
+        levels.append(ignored.ravel())
+    return torch.from_numpy(np.concatenate(levels))
+
+
+def _assign_level(
+    rows: NDArray[np.float32],
+    anchors: NDArray[np.float32],
+    stride: np.float32,
+    anchor_t: float,
+    batch_size: int,
+    grid_hw: tuple[int, int],
+) -> _Level:
+    """Match all targets with the anchors (A, 2) of one level; indices count from the level's start."""
+    ny, nx = grid_hw
+    boxes = xyxy_to_cxcywh(rows[:, 2:] / stride)
+    size, limit = boxes[:, 2:], np.float32(anchor_t)
+    # max(r, 1/r) < limit, without a division that a side of 0 would break
+    matches = ((size < limit * anchors[:, None]) & (anchors[:, None] < limit * size)).all(2)
+    anchor, target = np.nonzero(matches)
+
+    centre = boxes[target, :2]
+    corner = np.clip(np.floor(centre).astype(np.int64), 0, (nx - 1, ny - 1))
+    within = centre - corner
+    near_low, near_high = within < 0.5, within > 0.5
+    reached = (near_low & (corner > 0)).T, (near_high & (corner < (nx - 1, ny - 1))).T
+    in_cell = np.concatenate((np.ones((1, len(target)), bool), *reached))
+    step, match = np.nonzero(in_cell)
+    anchor, target = anchor[match], target[match]
+    cell_xy = corner[match] + _STEPS[step]
+
+    image = rows[target, 0].astype(np.int64)
+    shape = (batch_size, len(anchors), ny, nx)
+    flat = np.ravel_multi_index((image, anchor, cell_xy[:, 1], cell_xy[:, 0]), shape)
+    # The first occurrence seen from the end is the last write.
+    cells, first, positive_cells = np.unique(flat[::-1], return_index=True, return_inverse=True)
+    return _Level(
+        cells=np.stack(np.unravel_index(cells, shape), axis=1).astype(np.int64),
+        last_positives=len(flat) - 1 - first,
+        positive_cells=positive_cells[::-1],
+        classes=rows[target, 1].astype(np.int64),
+        boxes=np.concatenate((boxes[target, :2] - cell_xy.astype(np.float32), boxes[target, 2:]), axis=1),
+        anchors=anchors[anchor],
+    )
+
+
+class AnchorLoss(Criterion[AnchorAssignment]):
+    """Box, objectness and class loss of an anchor-based head, in float32 for any model dtype.
+
+    Per level: box = mean(1 - CIoU) over the positives. Objectness = mean binary cross-entropy over all predictions
+    against the detached CIoU of the cell's last positive, clamped at 0. Class = mean binary cross-entropy over
+    positives and classes, if there are several classes, times the class weight. Levels are summed, objectness with the
+    weights of `objectness_balance`. Predictions in an ignored region without object have an objectness loss of 0.
+    """
+
+    names = ("box", "obj", "cls")
+
+    def __init__(self, head: Detect, settings: LossSettings) -> None:
+        """Prepare the loss of a head; later changes of its anchors are followed. Class targets are 1 - ε/2 and ε/2."""
+        self.nc, self.class_weights = head.nc, settings.class_weights
+        self._settings, self._head = settings, head
+        self._anchors = head.anchors.detach().cpu().float().numpy().copy()
+        self._anchors_seen = (head.anchors, head.anchors._version)
+        box, obj, cls = scaled_gains(settings, nc=head.nc, nl=head.nl)
+        weights = torch.tensor([[box, obj * balance, cls / head.nc] for balance in objectness_balance(head.nl)])
+        self._weights = {weights.device: weights}  # a copy for each device
+
+    @property
+    def unused(self) -> frozenset[str]:
+        gains = self._settings.box, self._settings.obj, self._settings.cls * (self.nc > 1)
+        return frozenset(name for name, gain in zip(self.names, gains, strict=True) if gain == 0)
+
+    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> AnchorAssignment:
+        head, checked = self._head, split_targets(targets, self.nc, batch_size)
+        anchors, grids_hw = self._anchors_on_host(), head.grids_hw(size_hw)
+        return assign_targets(checked, anchors, head.strides, self._settings.anchor_t, batch_size, grids_hw)
+
+    def __call__(
+        self,
+        predictions: Sequence[Tensor],
+        assignment: AnchorAssignment,
+        global_counts: Tensor | None = None,
+        sum_over_ranks: SumOverRanks = no_reduction,
+    ) -> tuple[Tensor, Tensor]:
+        """Return loss and parts as Criterion, without `sum_over_ranks`: all counts are known before the forward."""
+        counts = assignment.counts if global_counts is None else global_counts
+        parts = self._means(self.sums(predictions, assignment), counts)
+        return parts.sum(), parts.detach()
+
+    def sums(self, predictions: Sequence[Tensor], assignment: AnchorAssignment) -> Tensor:
+        """Return sums of the losses before gains and means: float32 (L, 3), columns box, obj, cls.
+
+        `predictions` are L raw outputs (B, A, ny, nx, 5 + C), in any memory format and float dtype.
+        """
+        for prediction, (ny, nx) in zip(predictions, assignment.grids_hw, strict=True):
+            expected = (assignment.batch_size, self._head.na, ny, nx, 5 + self.nc)
+            assert prediction.shape == expected, (prediction.shape, expected)
+        cells_per_level, positives_per_level = list(assignment.cells_per_level), list(assignment.positives_per_level)
+        cells = assignment.cells.split(cells_per_level, dim=1)
+        # In float32 from here on; autocast lowers none of the operations below.
+        objectness, taken = zip(*map(_TakeCells.apply, predictions, cells), strict=True)
+        positives = gather_rows(torch.cat(taken), assignment.positive_cells)
+
+        centre = positives[:, :2].sigmoid() * 2 - 0.5
+        size = (positives[:, 2:4].sigmoid() * 2).square() * assignment.anchors
+        iou = complete_iou(torch.cat((centre, size), 1), assignment.boxes)
+        box = [part.sum() for part in (1 - iou).split(positives_per_level)]
+
+        quality = iou.detach().clamp(min=0).index_select(0, assignment.last_positives).split(cells_per_level)
+        dense = [
+            self._binary_loss(logits, torch.zeros_like(logits).index_put_(at.unbind(0), values), self._settings.obj_pw)
+            for logits, at, values in zip(objectness, cells, quality, strict=True)
+        ]
+        if assignment.ignored is not None:
+            inside = assignment.ignored.split([level.numel() for level in dense])
+            dense = [level.masked_fill(part.view_as(level), 0) for level, part in zip(dense, inside, strict=True)]
+        obj = [level.sum() for level in dense]
+
+        if self.nc > 1:
+            logits = positives[:, 5:]
+            low = self._settings.label_smoothing / 2
+            truth = torch.full_like(logits, low).scatter_(1, assignment.classes[:, None], 1 - low)
+            per_positive = self._binary_loss(logits, truth, self._settings.cls_pw).sum(1)
+            per_positive = self.weighted(per_positive, assignment.classes)
+        else:
+            per_positive = torch.zeros_like(iou)
+        cls = [part.sum() for part in per_positive.split(positives_per_level)]
+        return torch.stack((torch.stack(box), torch.stack(obj), torch.stack(cls)), 1)
+
+    def totals(self, predictions: Sequence[Tensor], assignment: AnchorAssignment) -> Tensor:
+        """Return float32 (L, 5), columns box, obj, cls, positives, predictions."""
+        return torch.cat((self.sums(predictions, assignment), assignment.counts), 1)
+
+    def losses(self, totals: NDArray[np.float64]) -> tuple[float, ...]:
+        """Return box, objectness and class loss from a sum of `totals`, (L, 5)."""
+        sums_and_counts = torch.from_numpy(totals)
+        return tuple(self._means(sums_and_counts[:, :3], sums_and_counts[:, 3:]).tolist())
+
+    def _means(self, sums: Tensor, counts: Tensor) -> Tensor:
+        """Return parts (3,) of the loss from sums (L, 3) and counts (L, 2); a level without positives gives 0 / 1."""
+        if sums.device not in self._weights:
+            with torch.inference_mode(False):  # reused in training, even if validation comes first
+                self._weights[sums.device] = next(iter(self._weights.values())).to(sums.device)
+        positives, cells = counts.to(sums.device).clamp(min=1).unbind(1)
+        return (sums * self._weights[sums.device] / torch.stack((positives, cells, positives), 1)).sum(0)
+
+    def _binary_loss(self, logits: Tensor, targets: Tensor, positive_weight: float) -> Tensor:
+        """Return the elementwise binary cross-entropy; focal if fl_gamma is not 0."""
+        weight = None if positive_weight == 1 else logits.new_full((1,), positive_weight)
+        loss = F.binary_cross_entropy_with_logits(logits, targets, pos_weight=weight, reduction="none")
+        if self._settings.fl_gamma == 0:
+            return loss
+        probability = logits.sigmoid()
+        miss = targets + probability - 2 * targets * probability  # 1 - p_t, of soft targets too
+        alpha = targets * FOCAL_ALPHA + (1 - targets) * (1 - FOCAL_ALPHA)
+        # At 0 the gradient of a power below 1 is infinite, and a saturated sigmoid makes it NaN.
+        return loss * alpha * miss.clamp(min=1e-6) ** self._settings.fl_gamma
+
+    def _anchors_on_host(self) -> NDArray[np.float32]:
+        """Return the head's anchors (L, A, 2), copied again only if the buffer was changed or replaced."""
+        buffer = self._head.anchors
+        seen, version = self._anchors_seen
+        if buffer is not seen or buffer._version != version:
+            self._anchors = buffer.detach().cpu().float().numpy().copy()
+            self._anchors_seen = (buffer, buffer._version)
+        return self._anchors
+
+
+def scaled_gains(settings: LossSettings, *, nc: int, nl: int) -> tuple[float, float, float]:
+    """Return gains of box, objectness and class loss for nl levels, nc classes and the training size.
+
+    Those of the settings are for COCO: 3 levels, 80 classes, 640 pixels.
+    """
+    layers = 3 / nl
+    obj = settings.obj * (settings.imgsz / 640) ** 2
+    return settings.box * layers, obj * layers, settings.cls * nc / 80 * layers
+
+
+def objectness_balance(nl: int) -> tuple[float, ...]:
+    """Return the weight of each level's objectness loss, finest first; raise ConfigError for more than 5 levels."""
+    if nl == 3:
+        return 4.0, 1.0, 0.4
+    weights = (4.0, 1.0, 0.25, 0.06, 0.02)
+    if nl > len(weights):
+        raise ConfigError(
+            f"model YAML: the Detect layer has {nl} inputs, but the loss has weights for at most {len(weights)}. "
+            f"Give Detect fewer inputs."
+        )
+    return weights[:nl]
+
+
+class _TakeCells(torch.autograd.Function):
+    """Objectness everywhere, and all outputs of some distinct cells, as float32.
+
+    The gradient of a level's output is dense and large (137 MB for 16 images at 640 pixels and 80 classes). Autograd
+    would allocate one for each of the two selections, and add them. Here both write into the same.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, prediction: Tensor, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Select from (B, A, ny, nx, 5 + C) by int64 (4, U): float32 (B, A, ny, nx) and (U, 5 + C)."""
+        ctx.save_for_backward(cells)
+        ctx.layout = torch.empty_like(prediction, device="meta")
+        # A contiguous copy: it is read several times, and the original's values lie 5 + C apart.
+        objectness = prediction[..., OBJECTNESS].to(torch.float32, copy=True)
+        return objectness, prediction[cells.unbind(0)].float()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_objectness: Tensor, grad_rows: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient of the prediction, in its dtype and memory layout."""
+        (cells,) = ctx.saved_tensors
+        grad = torch.zeros_like(ctx.layout, device=cells.device)
+        grad[cells.unbind(0)] = grad_rows.to(grad.dtype)
+        grad[..., OBJECTNESS] += grad_objectness
+        return grad, None

@@ -1,1 +1,0 @@
-"""Anchor-free head without objectness, with task-aligned assignment."""

@@ -1,0 +1,352 @@
+"""Task-aligned assignment (Feng et al., TOOD, 2021), and the base of losses with it.
+
+Candidates follow from the labels alone: rectangles of cells, one per object and level. The host describes these, so
+that every shape is known. The device lists the pairs of an object and a cell, in parts of limited memory, and selects
+the pairs with the best predictions. Nothing synchronises, and the first of equal values wins, so that the result is
+deterministic.
+
+Legend: B images, T targets of a batch, G of them with candidates ("objects"), A cells of an image over all levels, N
+rectangles, P pairs of an object and a cell, K cells that an object may get, S = G·K slots of all objects, C classes.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tessera.models.heads.criterion import (
+    Assignment,
+    Criterion,
+    LossSettings,
+    SumOverRanks,
+    Targets,
+    gather_rows,
+    no_reduction,
+    split_targets,
+)
+from tessera.models.heads.grid import Grid, cells_inside, ignored_cells, make_grid
+from tessera.models.heads.head import Head
+from tessera.utils.boxes import box_iou
+
+log = logging.getLogger(__name__)
+
+PAIRS = 2**19  # of a part, before its last object
+# Smaller alignments count as 0. With a larger threshold small objects would never be trained: the best initial box of
+# 32 pixels has an alignment of at most 1e-12 with an object of 4.
+MIN_ALIGNMENT = torch.finfo(torch.float32).tiny
+# Target scores are summed over the ranks as multiples of 1 / UNIT, so that the order does not matter.
+UNIT = 2**16
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some objects with their rectangles."""
+
+    objects: slice
+    rectangles: slice
+    pairs: int  # P
+
+
+@dataclass(frozen=True)
+class TaskAlignedAssignment(Assignment):
+    """Candidates of one batch, sorted by object, level, y, x.
+
+    `counts` is (0,), because the divisor of the loss depends on the predictions. `ignored` is (B·A,).
+    """
+
+    # int64 (6, N): object; first cell as image · A + cell; cells per row; gap between rows; the part's cells before;
+    # cells in total
+    rectangles: Tensor
+    grid: Tensor  # float32 (A, 3), see Grid
+    classes: Tensor  # int64 (G,)
+    boxes_xyxy: Tensor  # float32 (G, 4) in pixels of the batch
+    slots: Tensor  # int64 (G, K), indices of each object's first K candidates in its part, padded with the last
+    filled: Tensor  # bool (G, K), false for padding
+    parts: tuple[Part, ...]  # all objects, in order
+    batch_size: int
+
+    def pairs_of(self, part: Part) -> tuple[Tensor, Tensor]:
+        """Return objects and cells, int64 (P,) each, of the pairs of a part, on the assignment's device."""
+        rectangles = self.rectangles[:, part.rectangles]
+        runs = torch.repeat_interleave(rectangles[5], output_size=part.pairs)
+        owners, first, width, gap, before = rectangles[:5, runs]
+        offset = torch.arange(part.pairs, device=owners.device) - before
+        return owners, first + offset + offset // width * gap
+
+
+def assign_candidates(
+    targets: Targets, strides: Sequence[float], topk: int, batch_size: int, grids_hw: tuple[tuple[int, int], ...]
+) -> TaskAlignedAssignment:
+    """List the cells whose centre lies in an object, on every level; `topk` is K, `grids_hw` are sizes in cells.
+
+    An object outside of the image has none.
+    """
+    rows = targets.objects.astype(np.float64)
+    grids = np.array(grids_hw)
+    level_starts = np.concatenate(([0], np.cumsum(grids.prod(1))))
+
+    first, counts = cells_inside(rows[:, 2:], strides, grids_hw)
+    sizes = np.maximum(counts, 0).prod(2)  # (T, L)
+    keep = sizes.sum(1) > 0
+    rows, first, counts, sizes = rows[keep], first[keep], counts[keep], sizes[keep]
+
+    owners, level = np.nonzero(sizes)
+    corner, size = first[owners, level], counts[owners, level]
+    cells = level_starts[level] + corner[:, 1] * grids[level, 1] + corner[:, 0]
+    cells += rows[owners, 0].astype(np.int64) * level_starts[-1]
+    pairs = sizes[owners, level]
+    before = np.cumsum(pairs) - pairs
+
+    length = sizes.sum(1)
+    start = np.cumsum(length) - length
+    cuts = [0, *(np.flatnonzero(np.diff(start // PAIRS)) + 1).tolist(), len(rows)]
+    parts, slots = [], np.minimum(np.arange(topk), length[:, None] - 1)
+    for objects in map(slice, cuts[:-1], cuts[1:]):
+        slots[objects] += (start[objects] - start[objects][:1])[:, None]
+        its_rectangles = slice(*np.searchsorted(owners, (objects.start, objects.stop)).tolist())
+        before[its_rectangles] -= before[its_rectangles][:1]
+        parts.append(Part(objects, its_rectangles, int(length[objects].sum())))
+    rectangles = np.stack((owners, cells, size[:, 0], grids[level, 1] - size[:, 0], before, pairs))
+    ignored = None
+    if len(targets.regions):
+        levels = ignored_cells(targets.regions, strides, batch_size, grids_hw)
+        ignored = torch.from_numpy(np.concatenate([inside.reshape(batch_size, -1) for inside in levels], 1)).flatten()
+    return TaskAlignedAssignment(
+        torch.zeros(0),
+        rectangles=torch.from_numpy(rectangles),
+        grid=make_grid(grids_hw, strides, torch.zeros(0)).cells,
+        classes=torch.from_numpy(rows[:, 1].astype(np.int64)),
+        boxes_xyxy=torch.from_numpy(rows[:, 2:].astype(np.float32)),
+        slots=torch.from_numpy(slots),
+        filled=torch.from_numpy(np.arange(topk) < length[:, None]),
+        parts=tuple(parts),
+        batch_size=batch_size,
+        ignored=ignored,
+    )
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Assigned cells and targets of all objects; no cell is used twice."""
+
+    cells: Tensor  # int64 (S,), image · A + cell
+    targets: Tensor  # float32 (S,), class target and weight of the box; 0 = unused slot
+    classes: Tensor  # int64 (S,), of the object
+    boxes_xyxy: Tensor  # float32 (S, 4), of the object in pixels
+    grid: Grid  # of the cells
+    ignored: Tensor | None  # bool (B·A,), unassigned cells in an ignored region; None without regions
+
+
+@torch.no_grad()
+def assign_topk(
+    boxes: Callable[[Tensor], Tensor],
+    scores: Callable[[Tensor, Tensor], Tensor],
+    assignment: TaskAlignedAssignment,
+    settings: LossSettings,
+    topk: int,
+) -> Slots:
+    """Assign to each object the cells that predict it best.
+
+    The alignment of a prediction with an object is t = s^α · u^β, of the probability s of the object's class and the
+    IoU u. An object gets its K candidates with the largest t; a cell of several objects goes to that with the largest
+    u. The target is t, scaled so that an object's largest target is the largest u of its cells.
+
+    Args:
+        boxes: predicted boxes of cells, int64 (P,): float32 (P, 4), corners in pixels.
+        scores: predicted probabilities of cells and classes, int64 (P,) each: float32 (P,).
+        assignment: the candidates, on the same device.
+        settings: α and β.
+        topk: K, at most as many as the assignment has slots.
+    """
+    best = []
+    for part in assignment.parts:
+        owners, cells = assignment.pairs_of(part)
+        overlap = box_iou(boxes(cells), assignment.boxes_xyxy[owners])
+        alignment = scores(cells, assignment.classes[owners]) ** settings.alpha * overlap**settings.beta
+        order = alignment.argsort(stable=True, descending=True)
+        order = order[owners[order].argsort(stable=True)]  # by object, then alignment
+        first = order[assignment.slots[part.objects, :topk]]
+        best.append((cells[first], overlap[first], alignment[first]))
+    cells, overlap, alignment = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*best, strict=True))
+    keep = assignment.filled[:, :topk] & (alignment > MIN_ALIGNMENT)
+    grid = Grid(assignment.grid)
+    predictions = assignment.batch_size * len(grid.cells)
+    keep = keep & _largest_of_cell(cells, torch.where(keep, overlap, -1.0), predictions)
+    alignment, overlap = torch.where(keep, alignment, 0.0), torch.where(keep, overlap, 0.0)
+    largest = alignment.amax(1, keepdim=True).clamp(min=MIN_ALIGNMENT)
+    targets = (alignment / largest * overlap.amax(1, keepdim=True)).flatten()
+    cells, ignored = cells.flatten(), assignment.ignored
+    if ignored is not None:
+        used = torch.zeros(predictions, device=cells.device).scatter_reduce_(0, cells, targets, "amax")
+        ignored = ignored & (used == 0)
+    classes, boxes_xyxy = (x.repeat_interleave(topk, 0) for x in (assignment.classes, assignment.boxes_xyxy))
+    return Slots(cells, targets, classes, boxes_xyxy, grid.at(cells), ignored)
+
+
+def _largest_of_cell(cells: Tensor, values: Tensor, count: int) -> Tensor:
+    """Return whether a value, (G, K), is the largest of its cell, or the first of equal ones: bool (G, K)."""
+    largest = values.new_full((count,), -1.0).scatter_reduce_(0, cells.flatten(), values.flatten(), "amax")
+    owners = torch.arange(len(cells), device=cells.device)[:, None].expand_as(cells)
+    owners = torch.where(values == largest[cells], owners, len(cells))
+    first = owners.new_full((count,), len(cells)).scatter_reduce_(0, cells.flatten(), owners.flatten(), "amin")
+    return owners == first[cells]
+
+
+# Outputs of a set of branches, (B·A, …) each, and their assigned cells.
+Assigned = tuple[tuple[Tensor, ...], Slots]
+
+
+class TaskAlignedLoss(Criterion[TaskAlignedAssignment]):
+    """A loss with task-aligned assignment, in float32 for any model dtype.
+
+    It is divided by Σ t, the target scores of the assigned cells of the global batch. The losses of several sets of
+    branches are added.
+    """
+
+    def __init__(self, head: Head, settings: LossSettings, gains: Mapping[str, float], widths: Sequence[int]) -> None:
+        """Prepare the loss of a head.
+
+        For one set of branches: `gains` of the losses by name, and `widths`, the numbers per cell of each output.
+        """
+        if settings.label_smoothing:
+            log.warning("--label-smoothing has no effect: this head has soft targets already.")
+        self.names, self.class_weights = tuple(gains), settings.class_weights
+        self._gains, self._widths = tuple(gains.values()), tuple(widths)
+        self._topk: tuple[int, ...] = (round(settings.topk),)  # cells per object, for each set of branches
+        self._settings, self._head = settings, head
+
+    @property
+    def unused(self) -> frozenset[str]:
+        return frozenset(name for name, gain in zip(self.names, cycle(self._gains), strict=False) if gain == 0)
+
+    @abstractmethod
+    def _boxes(self, raw: Tensor, grid: Grid) -> Tensor:
+        """Decode the first output (…, A, numbers) to corners in pixels, float32 (…, A, 4)."""
+
+    @abstractmethod
+    def _scores(self, outputs: Sequence[Tensor], cells: Tensor, classes: Tensor) -> Tensor:
+        """Return the probabilities, float32 (P,), of cells and classes, int64 (P,) each, from outputs (B·A, …)."""
+
+    @abstractmethod
+    def _losses(self, outputs: Sequence[Tensor], slots: Slots) -> Sequence[Tensor]:
+        """Return the losses of one set of branches as sums, before their gains, from outputs (B·A, …)."""
+
+    def assign(self, targets: Tensor, batch_size: int, size_hw: tuple[int, int]) -> TaskAlignedAssignment:
+        head, checked = self._head, split_targets(targets, self._head.nc, batch_size)
+        return assign_candidates(checked, head.strides, self._topk[0], batch_size, head.grids_hw(size_hw))
+
+    def __call__(
+        self,
+        predictions: Sequence[Tensor],
+        assignment: TaskAlignedAssignment,
+        global_counts: Tensor | None = None,
+        sum_over_ranks: SumOverRanks = no_reduction,
+    ) -> tuple[Tensor, Tensor]:
+        """Return this rank's sums over the target scores of all ranks, from predictions in any float dtype."""
+        assigned = self.assign_cells(predictions, assignment)
+        summing = sum_over_ranks(_units(assigned))
+        sums = self._sums(assigned)
+        parts = (sums / (summing().float() / UNIT).clamp(min=1)[:, None]).flatten()
+        return parts.sum(), parts.detach()
+
+    def totals(self, predictions: Sequence[Tensor], assignment: TaskAlignedAssignment) -> Tensor:
+        """Return float32 (sets of branches, losses + 1): sums of the losses, and of the target scores."""
+        assigned = self.assign_cells(predictions, assignment)
+        return torch.cat((self._sums(assigned), _units(assigned).float()[:, None] / UNIT), 1)
+
+    def losses(self, totals: NDArray[np.float64]) -> tuple[float, ...]:
+        return tuple((totals[:, :-1] / np.maximum(totals[:, -1:], 1)).flatten().tolist())
+
+    def assign_cells(self, predictions: Sequence[Tensor], assignment: TaskAlignedAssignment) -> list[Assigned]:
+        """Return outputs and assigned cells of each set of branches."""
+        grid, widths = Grid(assignment.grid), self._widths
+        assert len(predictions) == len(widths) * len(self._topk), len(predictions)
+        assigned = []
+        for kind, topk in enumerate(self._topk):
+            raw = predictions[kind * len(widths) : (kind + 1) * len(widths)]
+            for output, width in zip(raw, widths, strict=True):
+                assert output.shape == (assignment.batch_size, len(grid.cells), width), output.shape
+            outputs = tuple(output.flatten(0, 1) for output in raw)
+            boxes = self._boxes_at(raw[0].detach(), grid, sum(part.pairs for part in assignment.parts))
+            scores = functools.partial(self._scores, outputs)
+            assigned.append((outputs, assign_topk(boxes, scores, assignment, self._settings, topk)))
+        return assigned
+
+    def _boxes_at(self, raw: Tensor, grid: Grid, pairs: int) -> Callable[[Tensor], Tensor]:
+        """Return a function from cells to boxes of a first output (B, A, …), all decoded if the pairs are many."""
+        if pairs < raw.shape[0] * raw.shape[1]:
+            flat = raw.flatten(0, 1)
+            return lambda cells: self._boxes(flat[cells], grid.at(cells))
+        boxes_xyxy = self._boxes(raw, grid).flatten(0, 1)
+        return lambda cells: boxes_xyxy[cells]
+
+    def _sums(self, assigned: Sequence[Assigned]) -> Tensor:
+        """Return the losses of each set of branches with their gains, as sums: float32 (sets, losses)."""
+        sums = [
+            gain * part
+            for outputs, slots in assigned
+            for gain, part in zip(self._gains, self._losses(outputs, slots), strict=True)
+        ]
+        return torch.stack(sums).view(len(assigned), -1)
+
+
+class SoftCrossEntropy(torch.autograd.Function):
+    """Binary cross-entropy, summed over all cells and classes, against sparse targets.
+
+    Ignored cells have neither loss nor gradient, and no target above 0.
+
+    BCE(x, t) = softplus(x) − x t, with gradient σ(x) − t. Autograd would allocate a dense gradient for each term (43 MB
+    for 16 images at 640 pixels and 80 classes), and add them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, cells: Tensor, classes: Tensor, targets: Tensor, ignored: Tensor | None
+    ) -> Tensor:
+        """Return the loss () of logits (N, C), with targets (S,) at (cells, classes), summed, and bool (N,) or None."""
+        ctx.save_for_backward(logits, cells, classes, targets, ignored)
+        losses = F.softplus(logits.float())
+        if ignored is not None:
+            losses.masked_fill_(ignored[:, None], 0)
+        return losses.sum() - (logits[cells, classes].float() * targets).sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        """Return the gradient of the logits, in their dtype."""
+        logits, cells, classes, targets, ignored = ctx.saved_tensors
+        dense = logits.float().sigmoid().contiguous()
+        flat, index = dense.view(-1), cells * logits.shape[1] + classes
+        # If a cell and class occur twice, one target is 0, so that the minimum is σ − t in any order. An accumulating
+        # index_put_ would synchronise on CUDA.
+        flat.scatter_reduce_(0, index, flat[index] - targets, "amin")
+        if ignored is not None:
+            dense.masked_fill_(ignored[:, None], 0)
+        return dense.mul_(grad).to(logits.dtype), None, None, None, None
+
+
+def class_losses(logits: Tensor, slots: Slots, targets: Tensor) -> Tensor:
+    """Return the binary cross-entropy (S,) over the classes at each slot's cell, of logits (B·A, C).
+
+    The target is `targets`, (S,), for the object's class, and 0 for the others.
+    """
+    rows = gather_rows(logits, slots.cells)
+    classes = torch.arange(rows.shape[1], device=rows.device)
+    truth = (classes == slots.classes[:, None]) * targets[:, None]
+    return F.binary_cross_entropy_with_logits(rows, truth, reduction="none").sum(1)
+
+
+def _units(assigned: Sequence[Assigned]) -> Tensor:
+    """Return Σ t of each set of branches in units of 1 / UNIT, int64 (sets,)."""
+    return torch.stack([(slots.targets * UNIT).round().long().sum() for _, slots in assigned])
