@@ -15,14 +15,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tessera.utils.machine.cuda import Cuda
 
 from tessera.commands import detect, val
 from tessera.deploy.inference.detector import Detector
 from tessera.deploy.runtime.runtimes import open_exported
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.network import Network
-from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.accelerator import Accelerator, Cuda
 from tessera.utils.machine.optional_packages import import_extra
 from tests.deploy.runtime.made_files import (
     ANSWER,
