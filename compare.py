@@ -43,16 +43,14 @@ from tessera.analysis.comparison.comparison import (
 from tessera.analysis.comparison.differences import differences
 from tessera.data.source.index import build_index, index_warnings
 from tessera.deploy.runtime.exported import size_of
-from tessera.deploy.runtime.open_model import open_model
-from tessera.deploy.runtime.pipeline import Pipeline
+from tessera.deploy.runtime.pipeline import image_detector
 from tessera.models.nms import NmsSettings
 from tessera.utils.checkpoints.run_directory import new_run
 from tessera.utils.checkpoints.weights import resolve_run
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.backend import DEFAULT_IOU, Backend, ImageBackend
-from tessera.utils.evaluation.evaluate import Evaluation, evaluate_split
-from tessera.utils.evaluation.evaluation_data import check_pixels, image_size, model_classes, read_dataset
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.evaluate import Evaluation, Settings, evaluate_split
+from tessera.utils.evaluation.evaluation_data import check_pixels, evaluation_imgsz, model_classes, read_dataset
+from tessera.utils.evaluation.network import DEFAULT_IOU, ImageDetector, Network, open_model
 from tessera.utils.files import sha256
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, require_agreement, require_same_command
@@ -76,7 +74,7 @@ class Opened(NamedTuple):
     file: Path
     sha256: str
     mb: float
-    model: Backend | ImageBackend
+    model: Network | ImageDetector
 
 
 def compare(config: CompareConfig, world: World) -> Comparison:
@@ -176,12 +174,12 @@ def evaluate_run(
 ) -> tuple[RunMetrics, Evaluation]:
     """Validate a run as val.py does; `class_of` as in Settings."""
     log.info(f"{run.called}:")
-    imgsz = image_size(run.model, config)
+    imgsz = evaluation_imgsz(run.model, config)
     log.info(run.model.describe(imgsz))
     work = f"{run.called}: a batch of {config.batch_size} images at {imgsz} px"
     with explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES):
         warm_up(run.model, imgsz, config.batch_size)
-        model = Pipeline(run.model, imgsz, config.tile, config.overlap) if config.tile else run.model
+        model = image_detector(run.model, imgsz, config.tile, config.overlap) if config.tile else run.model
         thresholds = config.conf_thres, config.iou_thres, config.max_det
         settings = Settings(*thresholds, class_of=class_of, threshold=config.threshold)
         evaluation = evaluate_split(
@@ -202,10 +200,10 @@ def evaluate_run(
     return metrics, evaluation
 
 
-def warm_up(model: Backend | ImageBackend, imgsz: int, batch_size: int) -> None:
+def warm_up(model: Network | ImageDetector, imgsz: int, batch_size: int) -> None:
     """Predict on an empty image: the first call is much slower, and would count against the first side."""
-    if isinstance(model, ImageBackend):
-        model.detect(np.zeros((imgsz, imgsz, 3), np.uint8), NmsSettings(DEFAULT_CONF, DEFAULT_IOU, 1))
+    if isinstance(model, ImageDetector):
+        model(np.zeros((imgsz, imgsz, 3), np.uint8), NmsSettings(DEFAULT_CONF, DEFAULT_IOU, 1))
     else:
         size_hw = model.size_hw or (imgsz, imgsz)
         model(torch.zeros(batch_size, 3, *size_hw, device=model.accelerator.device))

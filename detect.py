@@ -34,8 +34,7 @@ if __name__ == "__main__":
 import numpy as np
 from tqdm import tqdm
 
-from tessera.deploy.inference.detector import Detector
-from tessera.deploy.inference.output_paths import OutputPaths
+from tessera.deploy.inference.detector import Detector, detect_ahead, prefetch
 from tessera.deploy.inference.outputs import (
     AnnotatedFiles,
     AutoLabelFiles,
@@ -45,9 +44,9 @@ from tessera.deploy.inference.outputs import (
     JsonLines,
     LabelFiles,
     Output,
+    OutputPaths,
     label_classes,
 )
-from tessera.deploy.inference.prefetch import detect_ahead, prefetch
 from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.deploy.inference.sources.source_arguments import Origin
@@ -61,7 +60,7 @@ from tessera.utils.checkpoints.run_directory import (
     run_path,
 )
 from tessera.utils.errors import ConfigError
-from tessera.utils.evaluation.networks import TorchNetwork
+from tessera.utils.evaluation.network import is_exported
 from tessera.utils.evaluation.result_files import CROPS, LABELS
 from tessera.utils.files import is_address
 from tessera.utils.machine.accelerator import explain_out_of_memory
@@ -193,7 +192,7 @@ def detect(config: DetectConfig, world: World) -> DetectionSummary:
         overlap=config.overlap,
         device=config.device,
     )
-    log.info(f"{detector.pipeline.backend.source}: {detector.imgsz} px, {describe_confidence(config, detector)}")
+    log.info(f"{detector.pipeline.source}: {detector.imgsz} px, {describe_confidence(config, detector)}")
     sources = open_sources(
         config.source, read=detector.read, vid_stride=config.vid_stride, every_frame=config.every_frame
     )
@@ -220,7 +219,7 @@ def detect(config: DetectConfig, world: World) -> DetectionSummary:
         threads = 1
         if of_files:
             items = stack.enter_context(prefetch(items))
-            threads = detector.pipeline.backend.enable_concurrency()
+            threads = detector.pipeline.enable_concurrency()
         found = stack.enter_context(
             detect_ahead(items, lambda item: detector.detect(item) if isinstance(item, Frame) else None, threads)
         )
@@ -306,12 +305,12 @@ def run_metadata(config: DetectConfig, detector: Detector) -> dict[str, Any]:
 
 
 def describe_confidence(config: DetectConfig, detector: Detector) -> str:
-    wanted, model, conf = config.confidence, detector.pipeline.backend, detector.rules.conf
+    wanted, model, conf = config.confidence, detector.pipeline, detector.rules.conf
     if wanted == "auto" and model.class_confidences:
         return "confidence threshold of the best F1 of each class"
     if isinstance(wanted, float):
         return f"confidence threshold {conf:g}"
-    if not isinstance(model, TorchNetwork):
+    if is_exported(config.weights):
         reason = "the default of its export"
     elif model.confidence is None:
         reason = "the default, as its best F1 is unknown"

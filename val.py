@@ -28,25 +28,28 @@ from tessera.utils.startup import check_command_line
 if __name__ == "__main__":
     check_command_line(ValConfig)
 
-from tessera.analysis.label_errors import Evidence, EvidenceCollector
-from tessera.analysis.report.page_data import RunInfo
-from tessera.analysis.report.validation_report import report_errors, report_label_errors, report_validation
 from tessera.data.source.index import build_index, index_warnings
-from tessera.deploy.runtime.open_model import open_model
-from tessera.deploy.runtime.pipeline import Pipeline
 from tessera.utils.checkpoints.run_directory import new_run, newest_best_checkpoint
-from tessera.utils.evaluation.backend import DEFAULT_IOU
-from tessera.utils.evaluation.bootstrap import Intervals
-from tessera.utils.evaluation.evaluate import evaluate_split
-from tessera.utils.evaluation.evaluation_data import check_pixels, image_size, model_classes, read_dataset
-from tessera.utils.evaluation.predictors import DetectionCollector, Settings
+from tessera.utils.errors import UserError
+from tessera.utils.evaluation.average_precision import Intervals
+from tessera.utils.evaluation.evaluate import DetectionCollector, Settings, evaluate_split
+from tessera.utils.evaluation.evaluation_data import check_pixels, evaluation_imgsz, model_classes, read_dataset
+from tessera.utils.evaluation.network import DEFAULT_IOU, open_model
 from tessera.utils.evaluation.result_files import label_file_writer, results_ids, save_coco_results
+from tessera.utils.extensions import extension
 from tessera.utils.machine.accelerator import explain_out_of_memory
 from tessera.utils.ranks.consistency import data_fingerprint, require_agreement, require_same_command
 from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
-from tessera.utils.report.console import plain_folder, plain_metrics, setup_logging
+from tessera.utils.report.console import (
+    plain_folder,
+    plain_metrics,
+    print_lines,
+    setup_logging,
+    table_header,
+    validation_line,
+)
 from tessera.utils.report.image_grid import SHOWN, SampleImageCollector
 from tessera.utils.thresholds import DEFAULT_CONF, Threshold
 from tessera.utils.types import Metrics
@@ -98,7 +101,7 @@ def validate(config: ValConfig, world: World) -> Validated:
     class_of = model_classes(model.names, spec, f"--weights {config.weights}", single_cls=config.single_cls)
     check_pixels(model, spec)
 
-    imgsz, conf, iou, threshold = image_size(model, config), config.conf_thres, config.iou_thres, config.threshold
+    imgsz, conf, iou, threshold = evaluation_imgsz(model, config), config.conf_thres, config.iou_thres, config.threshold
     if not len(index.classes) and threshold is None:
         threshold = Threshold(model.threshold, "the weights")
     if config.task == "speed":
@@ -108,19 +111,21 @@ def validate(config: ValConfig, world: World) -> Validated:
         )
         conf, iou, threshold = DEFAULT_CONF, DEFAULT_IOU, Threshold(DEFAULT_CONF, "--task speed")
     log.info(model.describe(imgsz))
+    tiled = extension("tiles").image_detector(model, imgsz, config.tile, config.overlap) if config.tile else model
+    label_errors = extension("label errors") if config.find_errors else None
+    reports = opened_reports() if world.is_main else None
     with ExitStack() as stack:
         run = stack.enter_context(new_run(config, world, map(index.path, range(len(index)))))
         work = f"a batch of {config.batch_size} images at {imgsz} px"
         stack.enter_context(explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES))
-        origin = RunInfo(config, config.weights, imgsz, world.accelerator.name, world.size)
         samples = SampleImageCollector(index, world.size, SHOWN if world.is_main else 0)
-        evidence = EvidenceCollector(index, class_of) if config.find_errors else None
+        evidence = label_errors.EvidenceCollector(index, class_of) if label_errors else None
         collectors: list[DetectionCollector] = [samples.add, *([evidence.add] if evidence else [])]
         if config.save_txt:
             collectors.append(label_file_writer(run / "labels", index, config.save_conf))
 
         evaluation = evaluate_split(
-            Pipeline(model, imgsz, config.tile, config.overlap) if config.tile else model,
+            tiled,
             index,
             world,
             imgsz,
@@ -132,22 +137,38 @@ def validate(config: ValConfig, world: World) -> Validated:
         if config.save_json:
             target = run / "predictions.json"
             world.run_on_main(lambda: save_coco_results(target, evaluation.matches, results_ids(index)))
+        interval = background = found_errors = None
         if world.is_main:
             samples.write(run, evaluation.metrics.confidence)
-            report_data = report_validation(evaluation, index, spec, run, origin, verbose=config.verbose)
-            report_errors(report_data)
-        suspects = None
-        if evidence is not None:
-            evidence_of_all = Evidence.joined(spec.nc, world.gather(evidence.evidence()))
-            suspects = world.run_on_main(
-                lambda: report_label_errors(evidence_of_all, evaluation.metrics.map50, index, spec, run, origin, config)
+            background = evaluation.errors.on_background()
+            if reports is None:
+                print_lines(table_header(), validation_line(evaluation.metrics), f"Results in {run}")
+            else:
+                origin = reports.RunInfo(config, config.weights, imgsz, world.accelerator.name, world.size)
+                data = reports.report_validation(evaluation, index, spec, run, origin, verbose=config.verbose)
+                reports.report_errors(data)
+                interval = data.interval
+        if label_errors and evidence:
+            of_all = label_errors.Evidence.joined(spec.nc, world.gather(evidence.evidence()))
+            found_errors = world.run_on_main(
+                lambda: reports.report_label_errors(  # type: ignore[union-attr]
+                    of_all, evaluation.metrics.map50, index, spec, run, origin, config
+                )
             )
         world.barrier()
-        of_main = (report_data.interval, evaluation.errors.on_background()) if world.is_main else (None, None)
-        interval, background = of_main
+        data_path = str(spec.yaml_path)
         return Validated(
-            evaluation.metrics, interval, config.weights, str(spec.yaml_path), split, imgsz, run, background, suspects
+            evaluation.metrics, interval, config.weights, data_path, split, imgsz, run, background, found_errors
         )
+
+
+def opened_reports() -> Any:
+    """Return the reports of a validation; None, with a warning, where this installation lacks them."""
+    try:
+        return extension("validation report")
+    except UserError as error:
+        log.warning(f"{error} The metrics are printed without a report.")
+        return None
 
 
 def ignored_flags(config: ValConfig, given: Collection[str]) -> list[str]:

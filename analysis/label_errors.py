@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from tessera.analysis.error_analysis import Box
 from tessera.data.source.scan import ImageLabels
-from tessera.utils.evaluation.matching import BACKGROUND_IOU, ImageMatches, Kind, match_image, pairwise_iou, to_host
+from tessera.utils.evaluation.matching import BACKGROUND_IOU, Kind, Matches, match_image, pairwise_iou, to_host
 from tessera.utils.files import atomic_write
 from tessera.utils.text import plural, strict_json
 from tessera.utils.types import Batch, DatasetIndex, Detections
@@ -139,7 +139,7 @@ class Labels(NamedTuple):
 class _Scene(NamedTuple):
     """An image: its matches, detections by descending score, and labels."""
 
-    matches: ImageMatches
+    matches: Matches
     scores: NDArray[np.float32]
     boxes: NDArray[np.float32]
     labels: Labels

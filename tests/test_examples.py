@@ -25,7 +25,7 @@ from examples import (
 from tessera.models import model_yaml
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.predictors import DetectionCollector
+from tessera.utils.evaluation.evaluate import DetectionCollector
 from tessera.utils.report.observers import Observer
 from tests.system.tiny import make_data
 

@@ -16,7 +16,7 @@ EXTENSIONS = {
     "weights of other programs": "tessera.deploy.foreign.read",  # --weights yolov5n.pt
     "ImageNet weights": "tessera.deploy.foreign.efficientnet_lite",  # --weights imagenet
     "safetensors files": "tessera.deploy.foreign.safetensors_file",  # --weights x.safetensors
-    "runtimes": "tessera.deploy.runtime.open_model",  # exported files as --weights
+    "runtimes": "tessera.deploy.runtime.runtimes",  # exported files as --weights
     "tiles": "tessera.deploy.runtime.pipeline",  # --tile
 }
 
@@ -33,4 +33,4 @@ def extension(name: str) -> Any:
     except ModuleNotFoundError as error:
         if not (error.name and module.startswith(error.name)):
             raise
-        raise UserError(f"The {name} are not part of this installation: {module} is missing.") from error
+        raise UserError(f"This installation lacks the {name}: {module} is missing.") from error

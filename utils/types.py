@@ -212,6 +212,10 @@ class Detections:
     def __len__(self) -> int:
         return self.scores.shape[0]
 
+    def cpu(self) -> Detections:
+        """Return the detections on the host."""
+        return Detections(self.boxes_xyxy.cpu(), self.scores.cpu(), self.classes.cpu())
+
 
 @dataclass(frozen=True)
 class Metrics:

@@ -19,8 +19,7 @@ from tessera.analysis.comparison.differences import LEVEL, Differences, MetricDi
 from tessera.analysis.comparison.flags import CompareConfig, Requirement
 from tessera.data.source.decode import read_image
 from tessera.utils.errors import warn_on_error
-from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind, pairwise_iou
+from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind, Matches, pairwise_iou
 from tessera.utils.files import write_whole
 from tessera.utils.flags.json_output import headed
 from tessera.utils.report.console import print_lines

@@ -22,10 +22,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.average_precision import Ranking, rank
-from tessera.utils.evaluation.bootstrap import ClassPrecisions, chunks, class_precisions, resampled
+from tessera.utils.evaluation.average_precision import (
+    ClassPrecisions,
+    Ranking,
+    chunks,
+    class_precisions,
+    rank,
+    resampled,
+)
 from tessera.utils.evaluation.curves import images_of_classes
-from tessera.utils.evaluation.matches import Matches
+from tessera.utils.evaluation.matching import Matches
 from tessera.utils.seeding import sample_rng
 
 LEVEL = 0.05  # of significance

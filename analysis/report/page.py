@@ -32,8 +32,7 @@ from tessera.analysis.report.page_data import (
 )
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.evaluation.error_counts import Errors
-from tessera.utils.evaluation.matches import CONFIDENCES
-from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
+from tessera.utils.evaluation.matching import CONFIDENCES, FALSE_KINDS, Kind
 from tessera.utils.flags.program import called, program_version
 from tessera.utils.report.charts import most_confused
 from tessera.utils.text import one_line

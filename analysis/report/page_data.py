@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 from tessera.analysis.error_analysis import ErrorItem
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.config import TrainConfig
-from tessera.utils.evaluation.bootstrap import Intervals
+from tessera.utils.evaluation.average_precision import Intervals
 from tessera.utils.evaluation.error_counts import KINDS
 from tessera.utils.evaluation.evaluate import Evaluation
-from tessera.utils.evaluation.matches import CONFIDENCES
-from tessera.utils.evaluation.matching import Kind
+from tessera.utils.evaluation.matching import CONFIDENCES, Kind
 from tessera.utils.flags.program import started
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.report.charts import TIME_PANELS, most_confused, training_series

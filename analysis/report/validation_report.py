@@ -37,7 +37,7 @@ from tessera.analysis.report.page_data import ReportData, RunInfo
 from tessera.data.source.scan import ImageLabels, locate_labels
 from tessera.utils.engine.state import Training
 from tessera.utils.errors import warn_on_error
-from tessera.utils.evaluation.bootstrap import bootstrap_interval
+from tessera.utils.evaluation.average_precision import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
 from tessera.utils.flags.val import ValConfig

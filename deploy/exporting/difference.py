@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tessera.deploy.runtime.pipeline import Pipeline, image_hw, letterbox_image, network_input, nms_settings
+from tessera.deploy.runtime.pipeline import image_detector, image_hw, letterbox_image, network_input, nms_settings
 from tessera.models.nms import NmsSettings, select_candidates, undo_letterbox
 from tessera.utils.bit_depth import Pixels
-from tessera.utils.evaluation.backend import Backend, ImageBackend
 from tessera.utils.evaluation.matching import pairwise_iou, to_host
+from tessera.utils.evaluation.network import ImageDetector, Network
 from tessera.utils.types import Detections
 
 _MIN_IOU = 0.5  # of two boxes that match
@@ -138,7 +138,7 @@ class Round(NamedTuple):
     max_det: int
     step: int = 1
 
-    def rules(self, backend: Backend | ImageBackend) -> NmsSettings:
+    def rules(self, backend: Network | ImageDetector) -> NmsSettings:
         return nms_settings(backend, conf=self.conf, iou=self.iou, max_det=self.max_det)
 
 
@@ -155,12 +155,12 @@ class RoundDetections(NamedTuple):
 
 
 def detect_rounds(
-    backend: Backend | ImageBackend, images: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
+    backend: Network | ImageDetector, images: Sequence[Pixels], imgsz: int, rounds: tuple[Round, ...] = ROUNDS
 ) -> RoundDetections:
     """Run a network on the images; a UserError where it fails."""
-    pipeline, by_round, times = Pipeline(backend, imgsz), [], [0.0]
+    detect, by_round, times = image_detector(backend, imgsz), [], [0.0]
     for current in rounds:
-        timed = [pipeline(image, current.rules(backend)) for image in images[:: current.step]]
+        timed = [detect(image, current.rules(backend)) for image in images[:: current.step]]
         by_round.append(tuple(one.detections for one in timed))
         times = [sum(one.speed_ms) for one in timed]  # the first round compiles for each shape
     return RoundDetections(rounds, tuple(by_round), statistics.median(times))
@@ -172,7 +172,7 @@ def rounds_difference(
     images: Sequence[Pixels],
     imgsz: int,
     allowed: Tolerance,
-    network: Backend,
+    network: Network,
 ) -> OutputDifference:
     """Return the differences between the detections of a network and of a file, without NMS ties."""
     parts = []
@@ -199,7 +199,7 @@ class Candidates(NamedTuple):
     in_batch: Detections  # the same rows in pixels of the network input, unclipped, as NMS compares them
 
 
-def candidates_of(backend: Backend, rules: NmsSettings, imgsz: int, image: Pixels) -> Candidates:
+def candidates_of(backend: Network, rules: NmsSettings, imgsz: int, image: Pixels) -> Candidates:
     """Return all predictions above the confidence of `rules`."""
     canvas, placement = letterbox_image(image, imgsz, backend.stride, backend.size_hw)
     rows = select_candidates(backend(network_input(canvas, backend.accelerator.device)), rules).cpu()[0]

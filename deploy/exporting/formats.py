@@ -25,7 +25,7 @@ from tessera.deploy.exporting.network import RawNetwork, network_graph
 from tessera.deploy.exporting.quantisation import ROUNDING_IMAGES, quantize_onnx, quantize_openvino, round_weights
 from tessera.deploy.foreign.safetensors_file import save_safetensors
 from tessera.deploy.runtime.exported import METADATA, files_of
-from tessera.deploy.runtime.openvino import SECTION
+from tessera.deploy.runtime.runtimes import SECTION
 from tessera.utils.checkpoints.format import describe_metrics, describe_run, save_checkpoint
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.files import atomic_write

@@ -29,16 +29,13 @@ from tessera.deploy.exporting.difference import (
 )
 from tessera.deploy.exporting.job import ExportJob, decoded_images
 from tessera.deploy.runtime.exported import MissingDevice, size_of
-from tessera.deploy.runtime.open_model import open_model
 from tessera.deploy.runtime.pipeline import letterbox_image, network_input
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.backend import Backend, ImageBackend
-from tessera.utils.evaluation.bootstrap import LEVEL, resampled
-from tessera.utils.evaluation.bootstrap import ROUNDS as BOOTSTRAP_ROUNDS
-from tessera.utils.evaluation.evaluate import Evaluation, evaluate_split
-from tessera.utils.evaluation.networks import TorchNetwork
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.average_precision import LEVEL, resampled
+from tessera.utils.evaluation.average_precision import ROUNDS as BOOTSTRAP_ROUNDS
+from tessera.utils.evaluation.evaluate import Evaluation, Settings, evaluate_split
+from tessera.utils.evaluation.network import ImageDetector, Network, network_of_weights, open_model
 from tessera.utils.machine.optional_packages import MissingExtra, explain_library_errors, import_extra
 from tessera.utils.ranks.world import World
 from tessera.utils.seeding import sample_rng
@@ -86,7 +83,7 @@ def verify(
     return verified
 
 
-Reference = tuple[TorchNetwork, RoundDetections, Evaluation | None]  # no evaluation without a dataset
+Reference = tuple[Network, RoundDetections, Evaluation | None]  # no evaluation without a dataset
 
 
 class Verifier:
@@ -96,7 +93,7 @@ class Verifier:
         self, job: ExportJob, images: Sequence[Pixels], world: World, index: DatasetIndex | None, settings: Settings
     ) -> None:
         self._job, self._images, self._world, self._index, self._settings = job, images, world, index, settings
-        self._network = TorchNetwork(job.model, job.weights, world.accelerator)
+        self._network = network_of_weights(job.model, job.weights, world.accelerator)
         self._references: dict[tuple[int, int] | None, Reference] = {}
 
     def network(self) -> FileRow:
@@ -119,7 +116,7 @@ class Verifier:
             with explain_library_errors(str(path), (), ""):
                 row = replace(row, dtypes=precision_of(path))
             backend = open_model(str(path), self._world, trust_file=True)  # written just now
-            network, expected, reference = self._reference(backend.size_hw if isinstance(backend, Backend) else None)
+            network, expected, reference = self._reference(backend.size_hw)
             found = detect_rounds(backend, self._images, self._imgsz(backend), expected.rounds)
             evaluation = self._evaluate(backend)
         except (MissingExtra, MissingDevice) as error:
@@ -154,14 +151,14 @@ class Verifier:
             self._references[size_hw] = network, found, self._evaluate(network)
         return self._references[size_hw]
 
-    def _evaluate(self, backend: Backend | ImageBackend) -> Evaluation | None:
+    def _evaluate(self, backend: Network | ImageDetector) -> Evaluation | None:
         if self._index is None:
             return None
         return evaluate_split(
             backend, self._index, self._world, self._imgsz(backend), self._settings, batch_size=_BATCH, workers=0
         )
 
-    def _imgsz(self, backend: Backend | ImageBackend) -> int:
+    def _imgsz(self, backend: Network | ImageDetector) -> int:
         return backend.fixed_imgsz or self._job.imgsz
 
 

@@ -1,12 +1,15 @@
-"""Python API of detection: `for result in tessera.Detector("best.pt")(source): …`."""
+"""Python API of detection: `for result in tessera.Detector("best.pt")(source): …`; prefetching and concurrency."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, islice
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import chain, count, islice, takewhile
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 
@@ -17,15 +20,15 @@ from tessera.deploy.inference.results import Result
 from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.deploy.inference.sources.sources import BROKEN_OFF, Sources, open_sources
 from tessera.deploy.inference.tracking import NO_VIDEO, Tracking, check_trackable
-from tessera.deploy.runtime.open_model import open_model
-from tessera.deploy.runtime.pipeline import Pipeline, image_hw, nms_settings
+from tessera.deploy.runtime.pipeline import image_detector, image_hw, nms_settings
 from tessera.models.nms import NmsSettings
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.checkpoints.run_directory import newest_best_checkpoint
 from tessera.utils.environment import Launch
 from tessera.utils.errors import ConfigError, UserError, did_you_mean
-from tessera.utils.evaluation.backend import DEFAULT_IOU, Backend, ImageBackend
+from tessera.utils.evaluation.network import DEFAULT_IOU, ImageDetector, Network, open_model
 from tessera.utils.machine.accelerator import choose_accelerator
+from tessera.utils.machine.host import single_threaded_pool
 from tessera.utils.ranks.world import World
 from tessera.utils.text import first_of, plural, shown
 from tessera.utils.thresholds import LOWEST_CONF, class_thresholds
@@ -35,6 +38,10 @@ log = logging.getLogger(__name__)
 MAX_DET = 1000
 Confidence = float | Literal["auto"] | None
 Source = ImageInput | int | Iterable[ImageInput | int]
+T = TypeVar("T")
+R = TypeVar("R")
+_READY = 2  # most prefetched items
+_END = object()
 
 
 class Detector:
@@ -42,7 +49,7 @@ class Detector:
 
     Args:
         weights: a checkpoint, an exported file, or an open model; "" = best.pt of the newest run in runs/train.
-        trust_file: allow `weights` that are a program (.torchscript, .pt2), which can run anything.
+        trust_file: allow `weights` that are a program (.torchscript), which can run anything.
         imgsz: long side in pixels that images are resized to; None = the training size.
         conf_thres: confidence threshold. None = the one with the best mean F1 in validation, or 0.25 if unknown;
             "auto" = the one with the best F1 of each class.
@@ -69,7 +76,7 @@ class Detector:
 
     def __init__(
         self,
-        weights: str | Path | Backend | ImageBackend = "",
+        weights: str | Path | Network | ImageDetector = "",
         *,
         trust_file: bool = False,
         imgsz: int | None = None,
@@ -87,7 +94,7 @@ class Detector:
         _check(imgsz, conf_thres, iou_thres, max_det)
         if overlap != DEFAULT_OVERLAP and not tile:
             log.warning(f"overlap {overlap:g}: without effect, as images are not split into tiles. Give tile too.")
-        if isinstance(weights, (Backend, ImageBackend)):
+        if isinstance(weights, (Network, ImageDetector)):
             model = weights
         else:
             world = World(accelerator=choose_accelerator(device, Launch()))
@@ -99,7 +106,7 @@ class Detector:
         self.rules = nms_settings(
             model, conf=conf, iou=iou_thres, max_det=max_det, agnostic=agnostic_nms, class_confs=class_confs
         )
-        self.pipeline = Pipeline(model, self.imgsz, tile, overlap)
+        self.pipeline = image_detector(model, self.imgsz, tile, overlap)
         self._note = DarkImageWarning()
         each = class_thresholds(model.class_confidences, model.threshold) if conf_thres == "auto" else ()
         self._track_thresholds = each or (model.threshold,) * len(model.names)
@@ -152,7 +159,7 @@ class Detector:
 
     def read(self, image: Path | bytes) -> Pixels:
         """Read an image file with the `pixels` rule of the weights."""
-        return to_pixels(image, pixels=self.pipeline.backend.pixels, note=self._note)
+        return to_pixels(image, pixels=self.pipeline.pixels, note=self._note)
 
     def detect(self, frame: Frame, *, keep_image: bool = False, rules: NmsSettings | None = None) -> Result:
         """Detect objects in one frame; `rules` replace those of the detector."""
@@ -169,11 +176,11 @@ class Detector:
             frame.time_s,
             speed_ms,
             frame.pixels if keep_image else None,
-            self.pipeline.backend.pixels,
+            self.pipeline.pixels,
         )
 
     def _detect_images(self, images: Iterable[ImageInput], color: Color, keep: bool) -> Iterator[Result]:
-        rule = self.pipeline.backend.pixels
+        rule = self.pipeline.pixels
         for number, image in enumerate(map(content_of, images)):
             if isinstance(image, (str, Path)):
                 frame = Frame(self.read(image := Path(image)), str(image))
@@ -203,7 +210,7 @@ class Detector:
 
 
 def thresholds(
-    model: Backend | ImageBackend, conf_thres: Confidence, classes: tuple[int, ...] | None
+    model: Network | ImageDetector, conf_thres: Confidence, classes: tuple[int, ...] | None
 ) -> tuple[float, tuple[float, ...]]:
     """Return the confidence threshold and those of each class, () = the same."""
     best = model.threshold
@@ -281,3 +288,49 @@ def _check(imgsz: int | None, conf_thres: Confidence, iou_thres: float, max_det:
         raise ConfigError(f"iou_thres: found {iou_thres}, allowed is 0 to 1.")
     if max_det < 1:
         raise ConfigError(f"max_det: found {max_det}, expected at least 1.")
+
+
+@contextmanager
+def prefetch(items: Iterable[T]) -> Iterator[Iterator[T]]:
+    """Iterate over `items` in a thread, which ends with the context; their errors are raised in order."""
+    with ThreadPoolExecutor(1, "prefetch") as pool:
+        try:
+            rest = iter(items)
+            begun: Iterator[Future[Any]] = (pool.submit(next, rest, _END) for _ in count())
+            yield takewhile(lambda item: item is not _END, _results(begun, _READY))
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def detect_ahead(items: Iterable[T], detect: Callable[[T], R], threads: int) -> Iterator[Iterator[tuple[T, R]]]:
+    """Yield each item with `detect(item)`, in order; errors of both are raised in order.
+
+    `items` are iterated in the caller's thread, and `detect` is called in `threads` others, which end with the context;
+    with 1 in the caller's too.
+    """
+    if threads == 1:
+        yield ((item, detect(item)) for item in items)
+        return
+    with single_threaded_pool(threads, "detection") as pool:
+        yield _results(_begun(pool, items, detect), threads)
+
+
+def _begun(pool: ThreadPoolExecutor, items: Iterable[T], detect: Callable[[T], R]) -> Iterator[Future[tuple[T, R]]]:
+    try:
+        for item in items:
+            yield pool.submit(lambda item: (item, detect(item)), item)
+    except Exception as error:  # raised in order
+        failed = Future[tuple[T, R]]()
+        failed.set_exception(error)
+        yield failed
+
+
+def _results(begun: Iterator[Future[T]], ready: int) -> Iterator[T]:
+    """Yield results in order while `ready` more are computed."""
+    waiting = deque(islice(begun, ready + 1))
+    while waiting:
+        result = waiting.popleft().result()
+        yield result
+        del result  # frees memory while waiting
+        waiting.extend(islice(begun, 1))

@@ -36,7 +36,7 @@ class Tracking:
     """
 
     def __init__(self, sure: Sequence[float], *, across_classes: bool = False) -> None:
-        self._packages, self._sure, self._across_classes = TrackingPackages(), tuple(sure), across_classes
+        self._packages, self._sure, self._across_classes = tracking_packages(), tuple(sure), across_classes
         self._ids = dict[str, Iterator[int]]()  # of each source
         self._groups = dict[str, dict[int, ByteTracks]]()  # of each source, by class
 
@@ -65,13 +65,10 @@ class Tracking:
             self._ids.pop(event.source, None)
 
 
-class TrackingPackages:
-    """`trackers` and `supervision`, imported on construction."""
-
-    def __init__(self) -> None:
-        with warnings.catch_warnings():  # the packages install filters
-            self.trackers: Any = import_extra("trackers", "track", "--track")
-            self.supervision: Any = import_extra("supervision", "track", "--track")
+def tracking_packages() -> tuple[Any, Any]:
+    """Import `trackers` and `supervision`."""
+    with warnings.catch_warnings():  # the packages install filters
+        return import_extra("trackers", "track", "--track"), import_extra("supervision", "track", "--track")
 
 
 class ByteTracks:
@@ -81,10 +78,11 @@ class ByteTracks:
     detections only continue tracks. A track ends one second after its last detection.
     """
 
-    def __init__(self, packages: TrackingPackages, sure: float, ids: Iterator[int]) -> None:
+    def __init__(self, packages: tuple[Any, Any], sure: float, ids: Iterator[int]) -> None:
         self._next_ids, self._ids = ids, dict[int, int]()  # by the tracker's own ids, of the tracks that live
-        self._detections = packages.supervision.Detections
-        self._tracker = packages.trackers.ByteTrackTracker(
+        trackers, supervision = packages
+        self._detections = supervision.Detections
+        self._tracker = trackers.ByteTrackTracker(
             lost_track_buffer=_LOST_FRAMES,
             frame_rate=_FRAMES_A_SECOND,
             track_activation_threshold=sure,

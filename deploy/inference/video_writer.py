@@ -12,8 +12,7 @@ from typing import IO, cast
 
 import numpy as np
 
-from tessera.deploy.inference.output_paths import unwritable
-from tessera.deploy.inference.sources.capture import Capture
+from tessera.deploy.inference.sources.video import Capture
 from tessera.utils.bit_depth import Pixels
 from tessera.utils.errors import UserError
 from tessera.utils.files import open_temporary
@@ -173,4 +172,10 @@ def _letterboxed(bgr: Pixels, whole_w: int, whole_h: int) -> Pixels:
     small = cv2.resize(bgr, (w, h), interpolation=cv2.INTER_AREA)
     return cast(
         Pixels, cv2.copyMakeBorder(small, top, whole_h - h - top, left, whole_w - w - left, cv2.BORDER_CONSTANT)
+    )
+
+
+def unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{shown(path)}: cannot be written ({error.strerror}). Free space there, or give another --project."
     )

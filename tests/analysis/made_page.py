@@ -14,7 +14,7 @@ import pandas as pd
 from tessera.analysis.error_analysis import error_gains, error_items
 from tessera.analysis.report.page_data import ReportData, RunInfo
 from tessera.utils.config import TrainConfig
-from tessera.utils.evaluation.bootstrap import bootstrap_interval
+from tessera.utils.evaluation.average_precision import bootstrap_interval
 from tessera.utils.evaluation.curves import summarize
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.flags.val import ValConfig

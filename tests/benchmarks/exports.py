@@ -22,11 +22,11 @@ from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.exporting.formats import Format, chosen
 from tessera.deploy.exporting.job import ExportJob
 from tessera.deploy.exporting.verify import Verifier, sample_images, table
-from tessera.deploy.runtime import openvino
-from tessera.deploy.runtime.open_model import open_exported, open_model
-from tessera.deploy.runtime.pipeline import Pipeline, nms_settings
-from tessera.utils.evaluation.backend import Backend, ImageBackend
-from tessera.utils.evaluation.predictors import Settings
+from tessera.deploy.runtime import runtimes
+from tessera.deploy.runtime.pipeline import image_detector, nms_settings
+from tessera.deploy.runtime.runtimes import open_exported
+from tessera.utils.evaluation.evaluate import Settings
+from tessera.utils.evaluation.network import ImageDetector, Network, open_model
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tests.benchmarks.harness import indexed, parser, rounds, show
@@ -66,7 +66,7 @@ def plain_nms(rows: np.ndarray) -> np.ndarray:
     return np.concatenate((boxes, scores[:, None], classes[:, None]), 1)[kept]
 
 
-def plain(network: Backend, pictures: Pictures, size: int) -> Callable[[], int]:
+def plain(network: Network, pictures: Pictures, size: int) -> Callable[[], int]:
 
     def run() -> int:
         for picture in pictures:
@@ -78,21 +78,21 @@ def plain(network: Backend, pictures: Pictures, size: int) -> Callable[[], int]:
     return run
 
 
-def ours(network: Backend | ImageBackend, pictures: Pictures, size: int) -> Callable[[], int]:
+def ours(network: Network | ImageDetector, pictures: Pictures, size: int) -> Callable[[], int]:
     """Return a run of a file, or of the checkpoint's network, as detect.py does it."""
-    pipeline, rules = Pipeline(network, size), nms_settings(network, conf=CONF, iou=IOU, max_det=MAX_DET)
+    detect, rules = image_detector(network, size), nms_settings(network, conf=CONF, iou=IOU, max_det=MAX_DET)
 
     def run() -> int:
         for picture in pictures:
-            pipeline(picture, rules)
+            detect(picture, rules)
         return len(pictures)
 
     return run
 
 
-def open_in_bfloat16(path: Path, accelerator: Accelerator) -> Backend | ImageBackend:
+def open_in_bfloat16(path: Path, accelerator: Accelerator) -> Network | ImageDetector:
     """An OpenVINO file, computed as OpenVINO does where it is left to itself."""
-    with patch.object(openvino, "PRECISION", "bf16"):
+    with patch.object(runtimes, "PRECISION", "bf16"):
         return open_exported(path, accelerator)
 
 
@@ -124,7 +124,7 @@ def main() -> None:
 
         onnx, xml = chosen(["onnx", "openvino"])
         raw = open_exported(written(onnx, raw=True), cpu)
-        assert isinstance(raw, Backend)
+        assert isinstance(raw, Network)
         files = {
             "ONNX Runtime, float32": written(onnx),
             "ONNX Runtime, float16": written(onnx, half=True),

@@ -29,8 +29,7 @@ from tessera.utils.config import load_hyp
 from tessera.utils.engine.precision import Precision
 from tessera.utils.environment import Launch
 from tessera.utils.evaluation.evaluate import evaluate
-from tessera.utils.evaluation.networks import fused_copy
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.network import fused_copy, network_of
 from tessera.utils.machine.accelerator import Accelerator, choose_accelerator
 from tessera.utils.machine.host import usable_cpus
 from tessera.utils.ranks.world import World
@@ -97,8 +96,8 @@ def validating(model: DetectionModel, index: DatasetIndex, given: argparse.Names
     ) as loader:
 
         def measure(dtype: torch.dtype) -> Callable[[], int]:
-            settings = Settings(precision=Precision(device, dtype))
-            return lambda: evaluate(fused, loader, world, settings).metrics.images
+            network = network_of(fused, given.imgsz, device, Precision(device, dtype))
+            return lambda: evaluate(network, loader, world).metrics.images
 
         rivals = {f"Tessera, {_short(dtype)}": measure(dtype) for dtype in (torch.float32, device.half_dtype)}
         return _rows("validation", rivals, given.rounds)

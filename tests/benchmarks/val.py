@@ -20,8 +20,7 @@ from tessera.utils.boxes import cxcywh_to_xyxy
 from tessera.utils.checkpoints.weights import load_weights, resolve_weights
 from tessera.utils.engine.precision import Precision
 from tessera.utils.evaluation.evaluate import evaluate
-from tessera.utils.evaluation.networks import fused_copy
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.network import fused_copy, network_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.host import keep_malloc_memory
 from tessera.utils.ranks.world import World
@@ -76,12 +75,12 @@ def plain_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, bat
 def our_validation(model: DetectionModel, index: DatasetIndex, imgsz: int, batch: int, precision: Precision):  # type: ignore[no-untyped-def]
     """`evaluate` as val.py calls it, matching and metrics included."""
     keep_malloc_memory()
-    fused, said = fused_copy(model, Accelerator()), []
+    network, said = network_of(fused_copy(model, Accelerator()), imgsz, Accelerator(), precision), []
     store = ImageStore(index, imgsz, "area")
     loader = build_val_loader(store, World(), batch_size=batch, stride=32, workers=0)
 
     def run() -> int:
-        metrics = evaluate(fused, loader, World(), Settings(precision=precision)).metrics
+        metrics = evaluate(network, loader, World()).metrics
         if not said:
             said.append(f"  {precision.name}: mAP50 {metrics.map50:.4f}, mAP50-95 {metrics.map:.4f}")
             print(said[0], flush=True)

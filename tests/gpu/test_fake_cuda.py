@@ -20,8 +20,8 @@ from tessera.models.model_yaml import MODELS_DIR
 from tessera.models.nms import NmsSettings, non_max_suppression, select_candidates
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.step import TrainStep
-from tessera.utils.evaluation.networks import TrainedNetwork, fused_copy
-from tessera.utils.evaluation.predictors import Settings, ShardEvaluation
+from tessera.utils.evaluation.evaluate import Settings, ShardEvaluation
+from tessera.utils.evaluation.network import fused_copy, network_of
 from tessera.utils.machine.accelerator import BatchNormParts, FusedBatchNormParts
 from tessera.utils.ranks.ddp import SyncBatchNorm2d
 from tessera.utils.ranks.world import Collectives
@@ -124,19 +124,18 @@ def test_shared_statistics_take_two_messages_a_layer(device: FakeCuda, parts: Ba
 def test_a_prediction_reads_one_copy(device: FakeCuda, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A validation one a batch, and a detector one an image."""
     trainer = Trainer(device, cfg=HEADS[head])
-    network, index = fused_copy(trainer.model, device), synthetic_index(2, SIZE, ("a", "b"))
+    fused, index = fused_copy(trainer.model, device), synthetic_index(2, SIZE, ("a", "b"))
     read_back, copies = device.read_back, []
     monkeypatch.setattr(device, "read_back", lambda tensor: copies.append(tensor.shape) or read_back(tensor))
     for dtype in (torch.float32, torch.float16):  # in the first, constants are copied to the device
-        settings = Settings(precision=Precision(device, dtype))
-        evaluation = ShardEvaluation(network, index, trainer.context.world, settings, trainer.step._criterion)
+        network = network_of(fused, SIZE, device, Precision(device, dtype))
+        evaluation = ShardEvaluation(network, index, trainer.context.world, Settings(), trainer.step._criterion)
         batches = device.prefetch(synthetic_batch(2, SIZE).pin_memory() for _ in range(2))
         with device.no_waiting() if copies else nullcontext():
             evaluation.add(batches)
         assert len(evaluation.matches) == 4 and evaluation.meter is not None and not np.any(evaluation.meter.total())
     assert len(copies) == 4
-    opened = TrainedNetwork(network, SIZE, device, settings.precision)
-    opened._augment = True
+    opened = network_of(fused, SIZE, device, Precision(device, torch.float16), augment=True)
     with device.no_waiting():
         assert opened(torch.zeros(1, 3, SIZE, SIZE, device=device.device)).dtype == torch.float32
     (found,) = Detector(opened, classes=["a"])(np.zeros((50, 70, 3), np.uint8))

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tessera.commands import detect
-from tessera.deploy.inference.sources.capture import Capture
+from tessera.deploy.inference.sources.video import Capture
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.format import describe_metrics, describe_run, save_checkpoint
 from tessera.utils.errors import UserError

@@ -1,6 +1,6 @@
 """Hostile exported files: damaged, with false metadata, or with predictions of another shape, type or size.
 
-Files that run code are the subject of tests/deploy/runtime/test_trust.py.
+Files that run code are the subject of tests/deploy/runtime/test_runtimes.py.
 """
 
 from __future__ import annotations

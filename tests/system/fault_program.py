@@ -26,7 +26,7 @@ import tessera.data.feed.loader
 import tessera.models.heads.anchor_loss
 import tessera.utils.checkpoints.saver
 import tessera.utils.engine.step
-import tessera.utils.evaluation.predictors
+import tessera.utils.evaluation.evaluate
 import tessera.utils.training.data
 import tessera.utils.training.validation
 from tessera.commands import train
@@ -37,7 +37,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "step": (tessera.utils.engine.step.TrainStep, "__call__"),
     "loss": (tessera.models.heads.anchor_loss.AnchorLoss, "__call__"),
     "validation": (tessera.utils.training.validation, "evaluate"),
-    "batch": (tessera.utils.evaluation.predictors.ShardEvaluation, "_finish"),
+    "batch": (tessera.utils.evaluation.evaluate.ShardEvaluation, "_finish"),
     "save": (tessera.utils.checkpoints.saver, "save_checkpoint"),
     "end": (tessera.utils.training.validation.Validation, "validate_best"),
     "report": (tessera.analysis.search.Search, "report"),

@@ -19,8 +19,7 @@ from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.errors import UserError
 from tests.deploy.exporting.made import ANCHORED, NAMES, checkpoint, picture
-from tests.deploy.inference.sources.made_sources import events, frames, items
-from tests.deploy.inference.sources.mjpeg_server import REFUSE, mjpeg_server
+from tests.deploy.inference.sources.made_sources import REFUSE, events, frames, items, mjpeg_server
 from tests.hostile.detections import weights_with
 from tests.layers import ROOT
 from tests.system.jobs import Job

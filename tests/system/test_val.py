@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from torch import nn
 
 from tessera import Detector
 from tessera.commands import export, train, val
 from tessera.commands.val import ignored_flags
 from tessera.data.labels.coco import COCO_NAMES
-from tessera.deploy.runtime.exported import Description, ExportedNetwork
+from tessera.deploy.runtime.exported import BARE, Description, exported_network
 from tessera.models.detector import DetectionModel
+from tessera.utils import extensions
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.evaluation_data import image_size, read_dataset
-from tessera.utils.evaluation.networks import TorchNetwork, TrainedNetwork, fused_copy
+from tessera.utils.evaluation.evaluation_data import evaluation_imgsz, read_dataset
+from tessera.utils.evaluation.network import fused_copy, network_of, network_of_weights
 from tessera.utils.flags.val import ValConfig
 from tessera.utils.machine.accelerator import Accelerator
 from tests.analysis.planted import plant
@@ -100,6 +100,18 @@ def test_tiles_have_the_detections_of_detect_in_tiles(trained: list[str], tmp_pa
     seen = np.array([[*row["bbox"], row["score"]] for row in rows])
     apart = np.abs(seen[:, None] - np.array(found)[None]).max(2)
     assert max(apart.min(0).max(), apart.min(1).max()) < 0.05, "pixels"
+
+
+def test_without_what_surrounds_the_core_only_the_metrics_are_printed(
+    trained: list[str], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(extensions.EXTENSIONS, "validation report", "tessera.gone")
+    outcome = command(val.main, *trained, "--project", str(tmp_path))
+    assert len(printed_metrics(outcome)) == 6 and "lacks the validation report" in outcome.err, outcome.said
+    assert not (tmp_path / "exp" / "report.html").exists()
+    monkeypatch.setattr(extensions, "EXTENSIONS", dict.fromkeys(extensions.EXTENSIONS, "tessera.gone"))
+    for args in (["--tile", "64"], ["--find-errors"], ["--weights", "best.onnx"]):
+        assert command(val.main, *trained, *args).code == 1
 
 
 @pytest.fixture(scope="module")
@@ -192,13 +204,12 @@ def test_an_imgsz_is_one_size_for_checkpoints_and_exported_files(
     """Also where the stride is below 32; and val.py takes by default what detect.py takes."""
     weights = Weights({}, {}, (), "best.pt", imgsz=trained)
     model = DetectionModel(FREE)
-    network = TorchNetwork(model, weights, Accelerator())
-    made_for = Description(
-        Path("a.pt2"), ("box",), trained or 640, model.stride, None, False, False, "", None, (), None
-    )
-    exported = ExportedNetwork(made_for, "torch.export", Accelerator(), np.asarray)
+    network = network_of_weights(model, weights, Accelerator())
+    stored = {"format": BARE, "names": '["box"]', "imgsz": str(trained or 640), "stride": str(model.stride)}
+    made_for = Description.read(stored, Path("a.torchscript"))
+    exported = exported_network(made_for, "TorchScript", Accelerator(), np.asarray)
     with caplog.at_level(logging.INFO):
-        found = [image_size(each, ValConfig(imgsz=asked)) for each in (network, exported)]
+        found = [evaluation_imgsz(each, ValConfig(imgsz=asked)) for each in (network, exported)]
     assert model.stride == 16 and found == [size] * 2
     why = f"was trained at {trained}" if trained else "does not say at which size it was trained"
     assert f"Evaluating at {size} px{' (--imgsz)' * bool(asked)}: best.pt {why}." in caplog.text
@@ -209,12 +220,9 @@ def test_half_precision_holds_its_weights_in_16_bits() -> None:
         half_dtype = torch.bfloat16
 
     model, images = DetectionModel(FREE), torch.rand(2, 3, 64, 64)
-    network = TorchNetwork(model, Weights({}, {}, (), "best.pt"), Half(), half=True)
-    cast_in_each = TrainedNetwork(fused_copy(model, Half()), 64, Half(), Precision(Half(), torch.bfloat16))
+    network = network_of_weights(model, Weights({}, {}, (), "best.pt"), Half(), half=True)
+    cast_in_each = network_of(fused_copy(model, Half()), 64, Half(), Precision(Half(), torch.bfloat16))
     assert torch.equal(network(images), cast_in_each(images)) and network.describe(64) == cast_in_each.describe(64)
-    assert {layer.weight.dtype for layer in network._model.modules() if isinstance(layer, nn.Conv2d)} == {
-        torch.bfloat16
-    }
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.curves import best_step, smooth
-from tessera.utils.evaluation.matches import CONFIDENCES
+from tessera.utils.evaluation.matching import CONFIDENCES
 from tessera.utils.thresholds import class_thresholds, detection_threshold
 
 FIRST = 50  # the first of CONFIDENCES that is a threshold

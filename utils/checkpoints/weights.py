@@ -39,14 +39,7 @@ log = logging.getLogger(__name__)
 IMAGENET = "imagenet"  # value of --weights: the backbone of a classifier
 MAX_WEIGHTS_BYTES = 4 << 30
 # Suffixes of exported files, and their runtimes.
-EXPORTED = {
-    ".onnx": "ONNX Runtime",
-    ".xml": "OpenVINO",
-    ".torchscript": "torch",
-    ".pt2": "torch",
-    ".param": "ncnn",
-    ".tflite": "LiteRT",
-}
+EXPORTED = {".onnx": "ONNX Runtime", ".xml": "OpenVINO", ".torchscript": "torch", ".param": "ncnn", ".tflite": "LiteRT"}
 _USUAL_IMGSZ = 640  # default for files without a training size
 _TERMS = {"AGPL-3.0": " Check its terms before you distribute what you make with it; --list-weights shows others."}
 

@@ -1,10 +1,10 @@
-"""COCO average precision, equal to pycocotools on the same detections.
+"""COCO average precision, equal to pycocotools on the same detections, and its confidence intervals.
 
 The precision envelope is sampled at 101 recalls. Detections are ranked by score, then by image. Classes without objects
 are excluded from the mean.
 
 Every AP takes a weight per image. Ones give the metric; the multiplicities of a resampled set of images give the
-bootstrap, without matching or sorting again.
+percentile bootstrap (Efron 1979), without matching or sorting again.
 
 Legend: N images, D detections, M objects, C classes that have objects, H hits (detections correct at some threshold),
 I detections ignored at some threshold, T = 10 IoU thresholds, R columns of weights.
@@ -12,7 +12,7 @@ I detections ignored at some threshold, T = 10 IoU thresholds, R columns of weig
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -21,10 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import embedding_bag
 
-from tessera.utils.evaluation.matches import CONFIDENCES, Matches
-from tessera.utils.evaluation.matching import FALSE_KINDS, IOU_THRESHOLDS, Kind
+from tessera.utils.evaluation.matching import CONFIDENCES, FALSE_KINDS, IOU_THRESHOLDS, Kind, Matches
 
 RECALLS: NDArray[np.float64] = np.linspace(0.0, 1.0, 101)
+ROUNDS = 500  # resampled sets
+LEVEL = 0.95  # fraction of them between the bounds
+_CHUNK = 50  # rounds at a time, to bound memory and fit the processor's cache
 STEPS = len(CONFIDENCES) + 1  # how many of them a score may reach: none, or up to all
 
 
@@ -129,23 +131,23 @@ def rank(matches: Matches) -> Ranking:
     listed = hits_before < hit_offsets[classes + 1]
     ignored_at = np.flatnonzero((ignored > 0) & listed)
     return Ranking(
-        len(matches.images),
-        class_ids,
-        images[listed],
-        np.concatenate((np.zeros(1, np.int64), np.cumsum(listed)[hit_at])),
-        _flags(right[hit_at]),
-        images[hit_at],
-        hit_offsets,
-        rows.repeat(matches.target_counts)[targets],
-        np.searchsorted(target_rows[targets], bounds),
-        _flags(ignored[ignored_at]),
-        images[ignored_at],
-        hits_before[ignored_at],
-        candidate_offsets,
-        candidates,
-        false_positives_above,
-        above,
-        correct_above,
+        n_images=len(matches.images),
+        class_ids=class_ids,
+        listed_images=images[listed],
+        listed_starts=np.concatenate((np.zeros(1, np.int64), np.cumsum(listed)[hit_at])),
+        hits=_flags(right[hit_at]),
+        hit_images=images[hit_at],
+        hit_offsets=hit_offsets,
+        target_images=rows.repeat(matches.target_counts)[targets],
+        target_offsets=np.searchsorted(target_rows[targets], bounds),
+        ignored=_flags(ignored[ignored_at]),
+        ignored_images=images[ignored_at],
+        ignored_hits=hits_before[ignored_at],
+        candidate_offsets=candidate_offsets,
+        candidates=candidates,
+        false_positives_above=false_positives_above,
+        above=above,
+        correct_above=correct_above,
     )
 
 
@@ -250,3 +252,70 @@ def _segment_sums(
         return np.zeros((0, weights.shape[1]), np.float32)
     starts = torch.from_numpy(offsets[:-1].astype(np.int32))
     return embedding_bag(torch.from_numpy(images), torch.from_numpy(weights), starts, mode="sum").numpy()
+
+
+class Intervals(NamedTuple):
+    """Bounds (low, high) of mAP50 and mAP50-95; NaN without images or objects."""
+
+    map50: tuple[float, float]
+    map: tuple[float, float]
+
+
+def bootstrap_interval(ranking: Ranking, rng: np.random.Generator) -> Intervals:
+    """Return the 95 % interval of mAP over sets of N images sampled with replacement.
+
+    An image sampled k times counts k times. A class without objects in a round is excluded from that round's mean.
+    """
+    samples = resampled(ranking, rng, ROUNDS).maps()
+    if np.isnan(samples).all():
+        return Intervals((float("nan"),) * 2, (float("nan"),) * 2)
+    tail = (1 - LEVEL) / 2
+    low, high = np.nanquantile(samples, (tail, 1 - tail), axis=1)
+    return Intervals((float(low[0]), float(high[0])), (float(low[1]), float(high[1])))
+
+
+class ClassPrecisions(NamedTuple):
+    """Average precision of C classes in R resampled sets.
+
+    Attributes:
+        ap50, ap: float64 (C, R), at IoU 0.5 and over 0.5:0.05:0.95; 0 where the class has no object.
+        present: bool (C, R), whether it has one.
+    """
+
+    ap50: NDArray[np.float64]
+    ap: NDArray[np.float64]
+    present: NDArray[np.bool_]
+
+    def maps(self) -> NDArray[np.float64]:
+        """Return mAP50 and mAP50-95 over the classes that are present, (2, R); NaN where none is."""
+        classes = self.present.sum(0)
+        means = np.stack((self.ap50.sum(0), self.ap.sum(0))) / np.maximum(classes, 1)
+        return np.where(classes > 0, means, np.nan)
+
+
+def resampled(ranking: Ranking, rng: np.random.Generator, rounds: int) -> ClassPrecisions:
+    """Evaluate `rounds` sets of N images sampled with replacement; equal sets for equal N and `rng` state."""
+    n = ranking.n_images
+
+    def counts(size: int) -> NDArray[np.float32]:
+        sampled = rng.integers(n, size=(n, size)) * size + np.arange(size)
+        return np.bincount(sampled.ravel(), minlength=n * size).reshape(n, size).astype(np.float32)
+
+    return class_precisions(ranking, (counts(size) for size in chunks(rounds if n else 0)))
+
+
+def chunks(rounds: int) -> list[int]:
+    """Split `rounds` into numbers of weight columns that are computed together."""
+    return [min(_CHUNK, rounds - start) for start in range(0, rounds, _CHUNK)]
+
+
+def class_precisions(ranking: Ranking, weights: Iterable[NDArray[np.float32]]) -> ClassPrecisions:
+    """Evaluate each column of the weights (N, r)."""
+    none = np.zeros((len(ranking.class_ids), 0))
+    ap50, means, there = [none], [none], [none.astype(np.bool_)]
+    for some in weights:
+        ap, present = average_precision(ranking, some)
+        ap50.append(ap[:, 0])
+        means.append(ap.mean(1))
+        there.append(present)
+    return ClassPrecisions(np.concatenate(ap50, 1), np.concatenate(means, 1), np.concatenate(there, 1))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import RECALLS, Ranking, average_precision, class_precision_steps
-from tessera.utils.evaluation.matches import CONFIDENCES
+from tessera.utils.evaluation.matching import CONFIDENCES
 from tessera.utils.thresholds import DEFAULT_CONF, LOWEST_CONF, SMOOTHING
 from tessera.utils.types import Metrics
 

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
+from tessera.utils.evaluation.matching import FALSE_KINDS, Kind, Matches
 from tessera.utils.types import DatasetIndex
 
 MOST_ERRORS = 1000  # of each kind, listed one by one

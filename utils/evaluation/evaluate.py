@@ -1,33 +1,75 @@
-"""Distributed evaluation of a model on a split: each rank its images, gathered on rank 0."""
+"""Distributed evaluation of a model on a split: each rank predicts and matches its images, rank 0 gathers the results.
+
+On a device with a queue, the next batch is computed while the host runs NMS and matching on this one. The host waits
+for one copy per batch, and uses a few threads. All threads start after the loader has forked its workers and end with
+the evaluation, so that no fork copies a held lock.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.loader import ValLoader, build_val_loader
-from tessera.deploy.runtime.pipeline import Pipeline
-from tessera.models.heads.criterion import Criterion
+from tessera.data.source.decode import read_image
+from tessera.models.heads.criterion import Criterion, LossMeter
+from tessera.models.nms import NmsSettings, nms_of_candidates, non_max_suppression, select_candidates, undo_letterbox
 from tessera.utils.evaluation.average_precision import Ranking, rank
-from tessera.utils.evaluation.backend import Backend, ImageBackend
 from tessera.utils.evaluation.curves import Curves, summarize
 from tessera.utils.evaluation.error_counts import Errors, count_errors
-from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.predictors import DetectionCollector, EvaluatedModel, Settings, ShardEvaluation, Stopwatch
+from tessera.utils.evaluation.matching import Matches, match_image
+from tessera.utils.evaluation.network import ImageDetector, Network, network_nms
+from tessera.utils.machine.accelerator import Accelerator
+from tessera.utils.machine.host import single_threaded_pool
 from tessera.utils.ranks.world import World
-from tessera.utils.thresholds import MAX_DET
-from tessera.utils.types import Batch, DatasetIndex, Metrics
+from tessera.utils.thresholds import MAX_DET, Threshold
+from tessera.utils.types import Batch, DatasetIndex, Detections, Metrics
 
 VOTE_S = 5.0  # seconds between two votes on stopping
+_MOST_THREADS = 4  # more would wait for each other: only NMS runs without the GIL
+# Waits for a batch; returns a function per image, whose detections are on the host in pixels of the original image.
+# The functions may run in several threads and change nothing.
+PendingDetections = Callable[[], Sequence[Callable[[], Detections]]]
+# Takes a batch of this rank with its detections, on the host, in pixels of the original images.
+DetectionCollector = Callable[[Batch, Sequence[Detections]], None]
 
 
 class EvaluationStopped(Exception):
     """A stop was requested on a rank, and all ranks have ended the validation."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of an evaluation.
+
+    Attributes:
+        conf, iou, max_det: of NMS.
+        errors: count the errors by kind, which needs the boxes of all detections.
+        stop_requested: whether this rank was; the ranks vote on it. None = no votes.
+        class_of: dataset class of each model class, -1 = none; () = the same. Detections without a class are dropped
+            after NMS and `max_det`.
+        threshold: confidence of precision, recall and errors; None = that of the best F1.
+    """
+
+    conf: float = 0.001
+    iou: float = 0.6
+    max_det: int = MAX_DET
+    errors: bool = True
+    stop_requested: Callable[[], bool] | None = None
+    class_of: tuple[int, ...] = ()
+    threshold: Threshold | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +90,7 @@ class Evaluation:
 
 
 def evaluate_split(
-    model: Backend | ImageBackend | Pipeline,
+    model: Network | ImageDetector,
     index: DatasetIndex,
     world: World,
     imgsz: int,
@@ -58,27 +100,21 @@ def evaluate_split(
     workers: int,
     collectors: Sequence[DetectionCollector] = (),
 ) -> Evaluation:
-    """Evaluate an opened model, or a pipeline around it, on a split.
+    """Evaluate an opened model on a split.
 
     `imgsz` is the long side of the images in pixels; `batch_size` and `workers` are those of a rank.
     """
-    backend = model.backend if isinstance(model, Pipeline) else model
     with (
         open_images(index, imgsz, "none", "area", world) as store,
         build_val_loader(
-            store,
-            world,
-            batch_size=batch_size,
-            stride=backend.stride,
-            workers=workers,
-            size_hw=backend.size_hw if isinstance(backend, Backend) else None,
+            store, world, batch_size=batch_size, stride=model.stride, workers=workers, size_hw=model.size_hw
         ) as loader,
     ):
         return evaluate(model, loader, world, settings, collectors=collectors)
 
 
 def evaluate(
-    model: EvaluatedModel,
+    model: Network | ImageDetector,
     loader: ValLoader,
     world: World,
     settings: Settings | None = None,
@@ -88,9 +124,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate `model` on this rank's images, and gather the results of all ranks.
 
-    Args:
-        model: raw model of a training, in evaluation mode, on world.device; an opened model; or a pipeline around one.
-        criterion: for the validation losses of a raw model; None = no losses.
+    `criterion` gives the validation losses of the network of a training; None = no losses.
 
     Raises:
         EvaluationStopped: on every rank, where a stop was requested on one.
@@ -144,3 +178,181 @@ def _joined(found: ShardEvaluation, index: DatasetIndex, world: World) -> Evalua
     metrics = world.broadcast(dataclasses.replace(metrics, losses=losses, speed_ms=speed_ms, names=tuple(index.names)))
     counted = count_errors(matches if settings.errors else Matches.joined([]), index, metrics.confidence)
     return Evaluation(metrics, curves, ranking, counted, matches, origin, settings.max_det)
+
+
+class Stopwatch:
+    """Seconds that the device spends in each stage, measured without synchronising."""
+
+    STAGES = ("preprocess", "inference", "nms")
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._seconds = dict.fromkeys(self.STAGES, 0.0)
+        self._laps: list[tuple[str, Any, Any]] = []
+        self._last: Any = None
+
+    def begin(self) -> None:
+        """Start the first stage of a batch."""
+        self._last = self._accelerator.record_event()
+
+    def lap(self, stage: str) -> None:
+        """Add the time since the last call to `stage`."""
+        before, self._last = self._last, self._accelerator.record_event()
+        self._laps.append((stage, before, self._last))
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Add host time to `stage`."""
+        self._seconds[stage] += seconds
+
+    def seconds(self) -> dict[str, float]:
+        """Wait for the device and return the totals."""
+        for stage, start, end in self._laps:
+            self._seconds[stage] += self._accelerator.elapsed_s(start, end)
+        self._laps.clear()
+        return dict(self._seconds)
+
+
+class ShardEvaluation:
+    """Evaluation of this rank's images; arguments as of `evaluate`, `index` is the whole split.
+
+    A network takes batches of the loader; an image detector reads each image of a batch itself, at its original size.
+
+    Attributes:
+        matches: one part per image.
+        clock: time per stage.
+        meter: losses; None without a criterion.
+    """
+
+    def __init__(
+        self,
+        model: Network | ImageDetector,
+        index: DatasetIndex,
+        world: World,
+        settings: Settings,
+        criterion: Criterion[Any] | None,
+    ) -> None:
+        self.matches: list[Matches] = []
+        self.clock = Stopwatch(world.accelerator)
+        self.meter = LossMeter(criterion) if criterion is not None else None
+        self.settings, self._model, self._index, self._accelerator = settings, model, index, world.accelerator
+        self._class_of = torch.tensor(settings.class_of) if settings.class_of else None
+        one_class = set(settings.class_of or range(len(index.names))) == {0}  # several classes of a box are duplicates
+        limits = settings.conf, settings.iou, settings.max_det
+        self._rules = network_nms(NmsSettings(*limits, multi_label=not one_class, agnostic=one_class), model)
+        # Images computed concurrently, one thread each; 1 = all threads compute one image.
+        self._concurrent = 1
+        if isinstance(model, ImageDetector) or model.splits_batches:
+            self._concurrent = model.enable_concurrency()
+        self._threads = 1 if self._concurrent > 1 else min(_MOST_THREADS, world.cpus)
+
+    @torch.no_grad()
+    def add(self, batches: Iterable[Batch], collectors: Sequence[DetectionCollector] = ()) -> None:
+        """Evaluate batches whose images are on the device, or on their way to it."""
+        waiting: deque[Callable[[], None]] = deque()
+        with ThreadPoolExecutor(self._threads, "evaluation") as pool:  # without work it starts no thread
+            for batch in batches:
+                found = self._launch(self._model, batch)
+                if self._concurrent > 1:
+                    waiting.append(pool.submit(self._finish, batch, found, map, collectors).result)
+                else:
+                    apply = pool.map if self._accelerator.queue_depth else map
+                    waiting.append(partial(self._finish, batch, found, apply, collectors))
+                if len(waiting) > max(self._accelerator.queue_depth, int(self._concurrent > 1)):
+                    waiting.popleft()()
+            while waiting:
+                waiting.popleft()()
+
+    def _finish(
+        self,
+        batch: Batch,
+        found: PendingDetections,
+        apply: Callable[..., Any],
+        collectors: Sequence[DetectionCollector],
+    ) -> None:
+        """Match a batch's detections, in the order of its images."""
+        images = batch.indices.tolist()
+        results = list(apply(self._image, images, found()))
+        for _, matches, seconds in results:
+            without = matches._replace(boxes_xyxy=np.zeros((len(matches.scores), 0), np.float32))
+            self.matches.append(matches if self.settings.errors else without)
+            self.clock.add("nms", seconds)
+        for collector in collectors:
+            collector(batch, [detections for detections, *_ in results])
+
+    def _image(self, image: int, predict: Callable[[], Detections]) -> tuple[Detections, Matches, float]:
+        """Return detections and matches of one image, and seconds of NMS on the host.
+
+        It may run in several threads and changes nothing.
+        """
+        started = time.perf_counter()
+        found = predict()
+        seconds = time.perf_counter() - started
+        if self._class_of is not None:
+            own = self._class_of[found.classes]
+            found = Detections(found.boxes_xyxy[own >= 0], found.scores[own >= 0], own[own >= 0])
+        classes, boxes_xyxy = self._index.labels(image)
+        return found, match_image(found, boxes_xyxy, classes, self._index.ignored(image), image=image), seconds
+
+    def _launch(self, model: Network | ImageDetector, batch: Batch) -> PendingDetections:
+        """Start the computation of a batch."""
+        if isinstance(model, ImageDetector):
+            return self._detect_images(model, batch)
+        self.clock.begin()
+        images = batch.images_on(self._accelerator.device)
+        self.clock.lap("preprocess")
+        decoded, raw = model.predict(images)
+        self.clock.lap("inference")
+        found = self._select(decoded)
+        if self.meter is not None:
+            size_hw = (images.shape[2], images.shape[3])
+            assignment = self.meter.criterion.assign(batch.targets, len(batch), size_hw)
+            self.meter.update(raw, self._accelerator.send(assignment))
+        placed = list(zip(batch.placements, batch.sizes_hw.tolist(), strict=True))
+        return lambda: [
+            partial(_in_original, one, placement, (height, width))
+            for one, (placement, (height, width)) in zip(found(), placed, strict=True)
+        ]
+
+    def _select(self, decoded: Tensor) -> Callable[[], list[Callable[[], Detections]]]:
+        """Run NMS on a batch: with few operations without a device queue, without waiting with one.
+
+        Images that are computed concurrently leave NMS to the thread that finishes the batch.
+        """
+        if self._accelerator.queue_depth:
+            copied = self._accelerator.read_back(select_candidates(decoded, self._rules))
+            self.clock.lap("nms")
+            return lambda: [partial(nms_of_candidates, rows, self._rules) for rows in copied()]
+
+        def nms() -> list[Callable[[], Detections]]:
+            started = time.perf_counter()
+            found = non_max_suppression(decoded, self._rules, self._accelerator.widest)
+            self._accelerator.synchronize()
+            self.clock.add("nms", time.perf_counter() - started)
+            return [detections.cpu for detections in found]
+
+        if self._concurrent > 1:
+            return nms
+        done = nms()
+        return lambda: done
+
+    def _detect_images(self, model: ImageDetector, batch: Batch) -> PendingDetections:
+        """Detect on the images of a batch, as many concurrently as the model allows."""
+        assert self.meter is None, "an image detector has no losses"
+
+        def detect(image: int) -> tuple[Detections, float]:
+            pixels = read_image(self._index.path(image), rule=self._index.pixels)
+            started = time.perf_counter()
+            return model(pixels, self._rules).detections, time.perf_counter() - started
+
+        images = batch.indices.tolist()
+        if self._concurrent == 1:
+            predicted = [detect(image) for image in images]
+        else:
+            with single_threaded_pool(self._concurrent, "prediction") as pool:
+                predicted = list(pool.map(detect, images))
+        self.clock.add("inference", sum(seconds for _, seconds in predicted) / self._concurrent)
+        return lambda: [lambda one=one: one for one, _ in predicted]  # type: ignore[misc]
+
+
+def _in_original(found: Callable[[], Detections], placement: Tensor, size_hw: tuple[int, int]) -> Detections:
+    return undo_letterbox(found(), placement, size_hw)

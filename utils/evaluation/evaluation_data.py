@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tessera.data.labels.classes import match_classes, renamed_classes
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.utils.errors import ConfigError, UserError
-from tessera.utils.evaluation.backend import Model
+from tessera.utils.evaluation.network import Model
 from tessera.utils.flags.program import called
 from tessera.utils.flags.val import EvaluationConfig
 from tessera.utils.text import escape_control, first_of, plural
@@ -80,7 +80,7 @@ def check_pixels(model: Model, spec: DatasetSpec) -> None:
         )
 
 
-def image_size(model: Model, config: EvaluationConfig) -> int:
+def evaluation_imgsz(model: Model, config: EvaluationConfig) -> int:
     """Return the long side of the images in pixels: `--imgsz`, or else the size of the model."""
     imgsz = model.check_imgsz(config.imgsz)
     given = " (--imgsz)" if config.imgsz and not model.fixed_imgsz else ""

@@ -8,14 +8,14 @@ wins.
 
 Errors are classified by the rules of TIDE (Bolya et al. 2020).
 
-Legend: D detections, G objects and R ignored regions of the image, T = 10 IoU thresholds.
+Legend: D detections, G objects and R ignored regions of an image, T = 10 IoU thresholds; N images, M objects of all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from tessera.utils.types import Detections
 
 Regions = tuple[NDArray[np.int32], NDArray[np.float32]]
 
+CONFIDENCES: NDArray[np.float64] = np.linspace(0.0, 1.0, 1000)  # the axis of the curves
 IOU_THRESHOLDS: NDArray[np.float64] = np.linspace(0.5, 0.95, 10)
 BACKGROUND_IOU = 0.1  # a detection with no higher IoU is on background
 
@@ -45,31 +46,67 @@ class Kind(IntEnum):
 FALSE_KINDS = (Kind.WRONG_CLASS, Kind.LOCALIZATION, Kind.BOTH, Kind.DUPLICATE, Kind.BACKGROUND)  # of detections
 
 
-@dataclass(frozen=True)
-class ImageMatches:
-    """Matches of one image.
+class Matches(NamedTuple):
+    """Objects and detections of images in dataset order; the detections of an image by descending score.
 
     Attributes:
-        correct: bool (D, T), whether the detection is a true positive at each of `IOU_THRESHOLDS`.
-        scores: float32 (D,), descending.
-        classes: int32 (D,).
-        target_classes: int32 (G,).
-        in_regions: uint8 (D,), the number of thresholds, from the first, at which a region covers the detection. It is
-            neutral at those where it is not correct.
+        images: int64 (N,), dataset indices, ascending.
+        target_counts, detection_counts: int64 (N,), objects and detections of each.
+        target_classes: int32 (M,).
+        scores: float32 (D,), classes: int32 (D,).
+        correct: uint16 (D,), bit t: a true positive at threshold t.
+        ignored: uint16 (D,), bit t: neutral, as none at threshold t and covered by an ignored region.
         kinds: uint8 (D,), `Kind`.
-        objects: signed (D,), the object concerned: its own at IoU 0.5, the one it duplicates, or the nearest one, of
-            its class if its location is wrong, of another if its class is wrong; -1 without one.
-        boxes_xyxy: float32 (D, 4).
+        objects: signed (D,), the object concerned, as its row among those of the image: its own at IoU 0.5, the one it
+            duplicates, or the nearest one, of its class if its location is wrong, of another if its class is wrong; -1
+            without one.
+        boxes_xyxy: float32 (D, 4), pixels of the original image; (D, 0) without boxes.
     """
 
-    correct: NDArray[np.bool_]
+    images: NDArray[np.int64]
+    target_counts: NDArray[np.int64]
+    detection_counts: NDArray[np.int64]
+    target_classes: NDArray[np.int32]
     scores: NDArray[np.float32]
     classes: NDArray[np.int32]
-    target_classes: NDArray[np.int32]
-    in_regions: NDArray[np.uint8]
+    correct: NDArray[np.uint16]
+    ignored: NDArray[np.uint16]
     kinds: NDArray[np.uint8]
     objects: NDArray[np.signedinteger]
     boxes_xyxy: NDArray[np.float32]
+
+    @classmethod
+    def joined(cls, parts: Sequence[Matches]) -> Matches:
+        """Join the matches of all parts, in any order. Each image must be in one part only."""
+        parts = [part for part in parts if len(part.images)] or [_NOTHING]
+        every = cls._make(np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(every.images, kind="stable")
+        images = every.images[order]
+        assert np.all(np.diff(images) > 0), "an image was evaluated twice: shards of a validation must not overlap"
+        targets = np.argsort(np.repeat(every.images, every.target_counts), kind="stable")
+        rows = np.argsort(np.repeat(every.images, every.detection_counts), kind="stable")
+        counts = every.target_counts[order], every.detection_counts[order]
+        return cls._make((images, *counts, every.target_classes[targets], *(column[rows] for column in every[4:])))
+
+    def object_matches(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return for each object (M,) the row of its true positive and of its near miss, -1 for none.
+
+        The near miss is the most confident detection about the object whose class or location is wrong.
+        """
+        starts = np.cumsum(self.target_counts) - self.target_counts
+        about = np.flatnonzero(self.kinds <= Kind.LOCALIZATION)
+        rows = np.repeat(starts, self.detection_counts)[about] + self.objects[about]
+        is_correct = self.kinds[about] == Kind.CORRECT
+        correct, near_misses = np.full(len(self.target_classes), -1), np.full(len(self.target_classes), -1)
+        correct[rows[is_correct]] = about[is_correct]
+        # An image's detections are sorted: the first one about an object is the most confident.
+        missed, first = np.unique(rows[~is_correct], return_index=True)
+        near_misses[missed] = about[~is_correct][first]
+        return correct, near_misses
+
+
+_DTYPES = ("i8", "i8", "i8", "i4", "f4", "i4", "u2", "u2", "u1", "i1")
+_NOTHING = Matches._make([*(np.zeros(0, dtype) for dtype in _DTYPES), np.zeros((0, 4), np.float32)])
 
 
 def match_image(
@@ -77,10 +114,12 @@ def match_image(
     target_boxes: NDArray[np.float32],
     target_classes: NDArray[np.int32],
     regions: Regions | None = None,
-) -> ImageMatches:
+    *,
+    image: int = 0,
+) -> Matches:
     """Match the detections of one image, on any device and in any order, with its objects in the same frame.
 
-    `regions` are classes (R,), -1 for any, and boxes (R, 4) of the ignored regions.
+    `regions` are classes (R,), -1 for any, and boxes (R, 4) of the ignored regions; `image` is its dataset index.
     """
     scores = to_host(detections.scores).astype(np.float32, copy=False)
     order = np.argsort(-scores, kind="stable")
@@ -88,27 +127,41 @@ def match_image(
     targets = target_classes.astype(np.int32)
     boxes_xyxy = to_host(detections.boxes_xyxy).astype(np.float32, copy=False).reshape(-1, 4)[order]
     correct, own = np.zeros((len(order), len(IOU_THRESHOLDS)), np.bool_), np.full(len(order), -1)
-    in_regions = np.zeros(len(order), np.uint8)
+    in_regions = np.zeros(
+        (len(order), 1), np.int64
+    )  # the number of thresholds, from the first, of which a region covers
     if regions is not None and len(regions[0]):
         covered = region_cover(detections, regions)[order]
-        in_regions = np.searchsorted(IOU_THRESHOLDS, covered, side="right").astype(np.uint8)
-    if len(order) == 0 or len(targets) == 0:
-        kinds = np.where(in_regions > 0, Kind.IGNORED, Kind.BACKGROUND).astype(np.uint8)
-        objects: NDArray[np.signedinteger] = own.astype(np.int8)
-        return ImageMatches(correct, scores[order], classes, targets, in_regions, kinds, objects, boxes_xyxy)
-    iou = pairwise_iou(boxes_xyxy, target_boxes)
-    same = np.where(classes[:, None] == targets, iou, 0.0)
-    # Most detections reach no object at all, and take no part in what follows.
-    rows = np.flatnonzero((same >= IOU_THRESHOLDS[0]).any(1))
-    correct[rows], own[rows] = _assign(same[rows])
-    kinds, objects = _judge(iou, same, own, in_regions > 0)
-    return ImageMatches(correct, scores[order], classes, targets, in_regions, kinds, objects, boxes_xyxy)
+        in_regions[:, 0] = np.searchsorted(IOU_THRESHOLDS, covered, side="right")
+    is_ignored = in_regions[:, 0] > 0
+    if len(order) and len(targets):
+        iou = pairwise_iou(boxes_xyxy, target_boxes)
+        same = np.where(classes[:, None] == targets, iou, 0.0)
+        # Most detections reach no object at all, and take no part in what follows.
+        rows = np.flatnonzero((same >= IOU_THRESHOLDS[0]).any(1))
+        correct[rows], own[rows] = _assign(same[rows])
+        kinds, objects = _judge(iou, same, own, is_ignored)
+    else:
+        kinds, objects = np.where(is_ignored, Kind.IGNORED, Kind.BACKGROUND).astype(np.uint8), own.astype(np.int8)
+    return Matches(
+        images=np.array([image], np.int64),
+        target_counts=np.array([len(targets)], np.int64),
+        detection_counts=np.array([len(order)], np.int64),
+        target_classes=targets,
+        scores=scores[order],
+        classes=classes,
+        correct=_as_bits(correct),
+        ignored=_as_bits(~correct & (np.arange(len(IOU_THRESHOLDS)) < in_regions)),
+        kinds=kinds,
+        objects=objects,
+        boxes_xyxy=boxes_xyxy,
+    )
 
 
 def _judge(
     iou: NDArray[np.float64], same: NDArray[np.float64], own: NDArray[np.int64], ignored: NDArray[np.bool_]
 ) -> tuple[NDArray[np.uint8], NDArray[np.signedinteger]]:
-    """Return `ImageMatches.kinds` and `.objects` from IoUs (D, G), IoUs within classes, and own objects (D,)."""
+    """Return `Matches.kinds` and `.objects` from IoUs (D, G), IoUs within classes, and own objects (D,)."""
     other = np.where(same > 0, 0.0, iou)
     best_same, best_other = same.max(1), other.max(1)
     enough = IOU_THRESHOLDS[0]
@@ -159,7 +212,7 @@ def to_host(array: NDArray[Any] | Tensor) -> NDArray[Any]:
 def _assign(iou: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Assign objects greedily at every threshold, from the IoUs (D, G) by descending score, 0 between classes.
 
-    Return `ImageMatches.correct`, and the object of each detection at the first threshold (D,), -1 for none.
+    Return whether each is a true positive (D, T), and the object of each at the first threshold (D,), -1 for none.
     """
     candidate = iou >= IOU_THRESHOLDS[0]
     has_choice = candidate.sum(1) > 1
@@ -186,3 +239,8 @@ def _assign(iou: NDArray[np.float64]) -> tuple[NDArray[np.bool_], NDArray[np.int
             free[thresholds[correct[row]], choice[correct[row]]] = False
             own[row] = np.flatnonzero(contested)[::-1][choice[0]] if correct[row, 0] else -1
     return correct, own
+
+
+def _as_bits(flags: NDArray[np.bool_]) -> NDArray[np.uint16]:
+    """Pack (D, T) into uint16 (D,), bit t from column t."""
+    return flags @ (1 << np.arange(flags.shape[1], dtype=np.uint16))

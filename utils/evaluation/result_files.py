@@ -17,8 +17,8 @@ import torch
 from tessera.data.labels.coco import COCO_NAMES
 from tessera.utils.bit_depth import IMAGE_SUFFIXES
 from tessera.utils.boxes import xyxy_to_cxcywh
-from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.predictors import DetectionCollector
+from tessera.utils.evaluation.evaluate import DetectionCollector
+from tessera.utils.evaluation.matching import Matches
 from tessera.utils.files import LONGEST_NAME, atomic_write, short_name, suffix_of, write_whole
 from tessera.utils.text import strict_json
 from tessera.utils.types import Batch, CocoIds, DatasetIndex, Detections

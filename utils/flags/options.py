@@ -92,7 +92,7 @@ def weights_option(what: str) -> Any:
 
 def trust_file_option() -> Any:
     """Return the field `--trust-file` of commands that take exported files."""
-    text = "run a .torchscript or .pt2 file; such a file can run any code, so trust its author"
+    text = "run a .torchscript file; such a file can run any code, so trust its author"
     return option(False, text, kind=bool)
 
 

@@ -21,8 +21,7 @@ from typing import ClassVar
 from tessera.utils.engine.state import Training
 from tessera.utils.engine.step import StepFlags
 from tessera.utils.errors import ConfigError
-from tessera.utils.evaluation.evaluate import Evaluation
-from tessera.utils.evaluation.predictors import DetectionCollector
+from tessera.utils.evaluation.evaluate import DetectionCollector, Evaluation
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, Metrics
 from tessera.utils.user_parts import load_part

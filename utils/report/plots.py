@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tessera.utils.engine.state import Training
 from tessera.utils.errors import warn_on_error
-from tessera.utils.evaluation.predictors import DetectionCollector
+from tessera.utils.evaluation.evaluate import DetectionCollector
 from tessera.utils.report.charts import plot_labels, plot_results
 from tessera.utils.report.image_grid import SampleImageCollector, render_targets
 from tessera.utils.report.observers import EpochResult, Observer, RunResult

@@ -24,8 +24,8 @@ from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
 from tessera.utils.engine.step import TrainStep, min_images
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.networks import fused_copy
-from tessera.utils.evaluation.predictors import Settings, ShardEvaluation
+from tessera.utils.evaluation.evaluate import Settings, ShardEvaluation
+from tessera.utils.evaluation.network import fused_copy, network_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, DatasetIndex
@@ -187,8 +187,9 @@ class Trial:
         """Validate two batches: the second is computed while the first is matched."""
         imgsz, accelerator = self.imgsz, world.accelerator
         square = rect_val_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self.model.stride)
-        fused, index = fused_copy(state.ema.model, accelerator), synthetic_index(images, imgsz, self.model.names)
-        evaluation = ShardEvaluation(fused, index, world, Settings(), self.criterion)
+        network = network_of(fused_copy(state.ema.model, accelerator), imgsz, accelerator)
+        index = synthetic_index(images, imgsz, self.model.names)
+        evaluation = ShardEvaluation(network, index, world, Settings(), self.criterion)
         with accelerator.without_kernel_benchmark():
             evaluation.add(accelerator.prefetch(synthetic_batch(images, int(square.max())) for _ in range(2)))
         accelerator.synchronize()

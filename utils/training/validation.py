@@ -17,9 +17,8 @@ from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.config import TrainConfig
 from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import INITIAL, Training
-from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, evaluate
-from tessera.utils.evaluation.networks import TrainedNetwork, fused_copy
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, Settings, evaluate
+from tessera.utils.evaluation.network import ImageDetector, Network, fused_copy, network_of
 from tessera.utils.extensions import extension
 from tessera.utils.flags.objective import Metric, parse_objective
 from tessera.utils.flags.program import started
@@ -168,15 +167,15 @@ class Validation:
         return "" if metric == TrainConfig.metric else f" ({metric} {score:.4g})"
 
     def _evaluate(self, model: DetectionModel, settings: Settings | None = None, **others: Any) -> Evaluation:
-        """Evaluate a fused copy of the model, with `--tile` in the pipeline of val.py; arguments as of `evaluate`."""
+        """Evaluate a fused copy of the model, with `--tile` as val.py does; arguments as of `evaluate`."""
         context, accelerator = self._context, self._context.world.accelerator
         work = f"a validation batch of {plural(context.val_batch_size, 'image')} a rank at {context.imgsz} px"
         with explain_out_of_memory(accelerator, work, OUT_OF_MEMORY_REMEDIES):
-            fused: Any = fused_copy(model, accelerator)
+            network: Network | ImageDetector = network_of(fused_copy(model, accelerator), context.imgsz, accelerator)
             if context.config.tile:
-                network, tile = TrainedNetwork(fused, context.imgsz, accelerator), context.config.tile
-                fused = extension("tiles").Pipeline(network, context.imgsz, tile, context.config.overlap)
-            return evaluate(fused, self._loader, context.world, settings, **others)
+                tiles = context.imgsz, context.config.tile, context.config.overlap
+                network = extension("tiles").image_detector(network, *tiles)
+            return evaluate(network, self._loader, context.world, settings, **others)
 
 
 def metric_of(evaluation: Evaluation, metric: Metric) -> float:

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
-from tessera.deploy.inference.sources.capture import Capture, rgb_of
 from tessera.deploy.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
 from tessera.deploy.inference.sources.source_arguments import Origin
+from tessera.deploy.inference.sources.video import Capture, rgb_of
 from tessera.utils.text import one_line, plural
 
 MOST_WAITING = 8  # queued frames of a stream with --every-frame

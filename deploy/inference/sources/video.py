@@ -1,19 +1,78 @@
-"""Reader of video files: frames with numbers and presentation times, and detection of truncated files."""
+"""Video files: frames with numbers and presentation times, and detection of truncated files."""
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import cast
 
-from tessera.deploy.inference.sources.capture import Capture, rgb_of
 from tessera.deploy.inference.sources.frames import Frame, Kind, SourceEvent, VideoFacts
 from tessera.deploy.inference.sources.source_arguments import Origin
+from tessera.utils.bit_depth import Pixels
 from tessera.utils.files import open_plain
+from tessera.utils.machine.opencv import cv2, utf8_path
 from tessera.utils.text import first_line, one_line, plural
 
+_MOST_FPS, _MOST_FRAMES = 10_000, 1 << 40  # larger values in a header are wrong
 # Allowed difference from the stated length: containers without a frame count state the sound's length, or a guess.
 _SLACK_S, _SLACK, _SLACK_FRAMES = 0.5, 0.05, 1.5
 _LONGEST_HEADER = 1 << 26  # bytes
+
+
+class Capture(AbstractContextManager["Capture"]):
+    """A video, camera or stream: absolute path or URL for FFmpeg, or a camera's number; check `is_open`."""
+
+    def __init__(self, where: str | int, *, open_s: float | None = None, read_s: float | None = None) -> None:
+        self._capture = cv2.VideoCapture()
+        if isinstance(where, int):
+            self._capture.open(where, cv2.CAP_V4L2 if sys.platform == "linux" else cv2.CAP_ANY)
+        else:
+            parameters: list[int] = []
+            for name, seconds in ((cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_s), (cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_s)):
+                parameters += [] if seconds is None else [name, max(round(seconds * 1000), 1)]
+            with utf8_path(where) as known:
+                self._capture.open(known, cv2.CAP_FFMPEG, parameters)
+        # The default differs between versions.
+        self._capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 1)
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._capture.isOpened())
+
+    @property
+    def facts(self) -> VideoFacts:
+        fps, frames = (self._capture.get(prop) for prop in (cv2.CAP_PROP_FPS, cv2.CAP_PROP_FRAME_COUNT))
+        height, width = (self._capture.get(prop) for prop in (cv2.CAP_PROP_FRAME_HEIGHT, cv2.CAP_PROP_FRAME_WIDTH))
+        return VideoFacts(
+            fps=fps if math.isfinite(fps) and 0 < fps <= _MOST_FPS else None,
+            frames=int(frames) if 0 < frames < _MOST_FRAMES else None,
+            size_hw=(int(height), int(width)),
+        )
+
+    @property
+    def time_s(self) -> float:
+        """Presentation time of the last grabbed frame in seconds; 0 = none."""
+        return float(self._capture.get(cv2.CAP_PROP_POS_MSEC)) / 1000
+
+    def grab(self) -> bool:
+        """Decode the next frame; False at the end or after a timeout."""
+        return bool(self._capture.grab())
+
+    def retrieve(self) -> Pixels | None:
+        """Return the last grabbed frame, uint8 (H, W, 3) BGR, upright, of the first one's size; None = undecodable."""
+        found, pixels = self._capture.retrieve()
+        return cast(Pixels, pixels) if found else None
+
+    def __exit__(self, *error: object) -> None:
+        self._capture.release()
+
+
+def rgb_of(bgr: Pixels) -> Pixels:
+    """Convert a frame to RGB in place."""
+    return cast(Pixels, cv2.cvtColor(bgr, cv2.COLOR_BGR2RGB, dst=bgr))
 
 
 def read_video(origin: Origin, vid_stride: int = 1, path: str = "") -> Iterator[Frame | SourceEvent]:

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.analysis.comparison.comparison import SHOWN, ImageResult, detections_above, find_disagreements
-from tessera.utils.evaluation.matches import Matches
 from tessera.utils.evaluation.matching import match_image
 from tessera.utils.types import Detections
 from tests.data.made_index import make_index
@@ -27,9 +26,9 @@ def test_results_are_the_matches_of_a_validation(seed: int) -> None:
         sure = detections.scores >= 0.5
         kept = Detections(detections.boxes_xyxy[sure], detections.scores[sure], detections.classes[sure])
         alone, own = match_image(kept, boxes, classes, regions[number]), results[number]
-        correct = alone.correct[:, 0]
+        correct = alone.correct & 1 == 1
         assert own.found.sum() == correct.sum() and len(own.found) == len(classes)
-        np.testing.assert_array_equal(own.wrong, ~correct & (alone.in_regions == 0))
+        np.testing.assert_array_equal(own.wrong, ~correct & (alone.ignored & 1 == 0))
         np.testing.assert_array_equal(own.boxes_xyxy, alone.boxes_xyxy)
 
 
@@ -43,7 +42,7 @@ def found(index: int, *objects: int, wrong: int = 0, at: float = 300.0) -> Image
         torch.linspace(0.9, 0.5, len(kinds)),
         torch.from_numpy(kinds).long(),
     )
-    return detections_above(Matches.of_image(index, match_image(detections, boxes, classes)), 0.0)[index]
+    return detections_above(match_image(detections, boxes, classes, image=index), 0.0)[index]
 
 
 INDEX = make_index([(400, 400)] * 30, classes=[[0, 1, 2]] * 30)

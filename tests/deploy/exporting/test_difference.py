@@ -26,11 +26,10 @@ from tessera.deploy.exporting.difference import (
     rounds_difference,
     without_ties,
 )
-from tessera.deploy.runtime.pipeline import Pipeline, image_hw, nms_settings
+from tessera.deploy.runtime.pipeline import image_detector, image_hw, nms_settings
 from tessera.models.nms import NmsSettings, non_max_suppression
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
-from tessera.utils.evaluation.backend import Backend, ImageBackend
-from tessera.utils.evaluation.networks import TorchNetwork
+from tessera.utils.evaluation.network import ImageDetector, Network, TimedDetections, network_of_weights
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.types import Detections
 from tests.deploy.exporting.made import found_rows
@@ -129,9 +128,9 @@ Pictures = tuple[NDArray[np.uint8], ...]
 
 
 @pytest.fixture(scope="module")
-def network(shared: Path) -> TorchNetwork:
+def network(shared: Path) -> Network:
     weights = load_weights(shared / "weights" / "yolov5n.pt")
-    return TorchNetwork(model_of_weights(weights, "yolov5n.pt"), weights, Accelerator())
+    return network_of_weights(model_of_weights(weights, "yolov5n.pt"), weights, Accelerator())
 
 
 @pytest.fixture(scope="module")
@@ -140,19 +139,22 @@ def pictures(shared: Path) -> Pictures:
     return tuple(picture for picture in found if picture.shape[0] != picture.shape[1])[:8]
 
 
-class Whole(ImageBackend):
+class Whole:
     """A file with the whole pipeline, with a defect."""
 
-    def __init__(self, network: TorchNetwork, defect: Defect | None) -> None:
+    def __init__(self, network: Network, defect: Defect | None) -> None:
         self.network, self._defect = network, defect
-        self.names, self.imgsz, self.stride, self.source = network.names, network.imgsz, network.stride, "made.onnx"
 
-    def detect(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
-        return self._defect(self, picture, rules) if self._defect else self.sound(picture, rules)
+    def detector(self) -> ImageDetector:
+        return dataclasses.replace(image_detector(self.network, IMGSZ), detect=self.detect)
+
+    def detect(self, picture: NDArray[np.uint8], rules: NmsSettings) -> TimedDetections:
+        found = self._defect(self, picture, rules) if self._defect else self.sound(picture, rules)
+        return TimedDetections(found, (0, 0, 0))
 
     def sound(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
         own = nms_settings(self.network, conf=rules.conf, iou=rules.iou, max_det=rules.max_det)
-        return Pipeline(self.network, IMGSZ)(picture, own).detections
+        return image_detector(self.network, IMGSZ)(picture, own).detections
 
 
 Defect = Callable[[Whole, NDArray[np.uint8], NmsSettings], Detections]
@@ -214,26 +216,26 @@ DEFECTS: dict[str, tuple[Defect, tuple[Tolerance, ...]]] = {
 
 
 @pytest.fixture(scope="module")
-def judged(network: TorchNetwork, pictures: Pictures) -> Callable[..., list[OutputDifference]]:
+def judged(network: Network, pictures: Pictures) -> Callable[..., list[OutputDifference]]:
     reference = detect_rounds(network, pictures, IMGSZ)
     assert all(sum(map(len, found)) >= 8 for found in reference.detections), "enough to tell"
 
-    def judge(file: Backend | ImageBackend, tolerances: Sequence[Tolerance]) -> list[OutputDifference]:
+    def judge(file: Network | ImageDetector, tolerances: Sequence[Tolerance]) -> list[OutputDifference]:
         found = detect_rounds(file, pictures, IMGSZ, reference.rounds)
         return [rounds_difference(reference, found, pictures, IMGSZ, allowed, network) for allowed in tolerances]
 
     return judge
 
 
-def test_a_sound_file_is_not_refused(network: TorchNetwork, judged: Callable[..., list[OutputDifference]]) -> None:
+def test_a_sound_file_is_not_refused(network: Network, judged: Callable[..., list[OutputDifference]]) -> None:
     tolerances = EXACT, HALF, INT8
-    for found, allowed in zip(judged(Whole(network, None), tolerances), tolerances, strict=True):
+    for found, allowed in zip(judged(Whole(network, None).detector(), tolerances), tolerances, strict=True):
         assert not found.exceeds(allowed)
         assert (*found.largest, found.matched_fraction) == (0, 0, 1) and found.detections > 50
 
 
 @pytest.mark.parametrize("name", DEFECTS)
-def test_a_defect_is_refused(network: TorchNetwork, judged: Callable[..., list[OutputDifference]], name: str) -> None:
+def test_a_defect_is_refused(network: Network, judged: Callable[..., list[OutputDifference]], name: str) -> None:
     defect, refused_by = DEFECTS[name]
-    for found, allowed in zip(judged(Whole(network, defect), refused_by), refused_by, strict=True):
+    for found, allowed in zip(judged(Whole(network, defect).detector(), refused_by), refused_by, strict=True):
         assert found.exceeds(allowed)

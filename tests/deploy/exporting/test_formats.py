@@ -17,12 +17,13 @@ from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.exporting.formats import Format, chosen
 from tessera.deploy.exporting.job import ExportJob, describe
 from tessera.deploy.exporting.verify import precision_of
-from tessera.deploy.runtime.exported import METADATA, ExportedDetector, ExportedNetwork
-from tessera.deploy.runtime.open_model import open_exported
+from tessera.deploy.runtime.exported import METADATA
+from tessera.deploy.runtime.runtimes import open_exported
 from tessera.models.detector import DetectionModel
 from tessera.utils.checkpoints.format import describe_metrics, describe_run, save_checkpoint
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.evaluation.network import ImageDetector, Network
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.optional_packages import MissingExtra, import_extra
 from tests.deploy.exporting.made import ANCHORED, NAMES, checkpoint
@@ -250,7 +251,7 @@ def test_each_says_what_it_is(written: dict[str, Path]) -> None:
     assert {path.name for path in written.values()} == {"best.xml", "best.torchscript", "best.safetensors"}
     for suffix in (".xml", ".torchscript"):
         opened = open_exported(written[suffix], Accelerator(), trust_file=True)
-        assert isinstance(opened, ExportedDetector if suffix == ".xml" else ExportedNetwork)
+        assert isinstance(opened, ImageDetector if suffix == ".xml" else Network)
         assert (opened.names, opened.stride, opened.confidence) == (NAMES, 16, 0.375)
         assert opened.imgsz == 96 and opened.class_confidences == (0.25, 0.375, 0.5)
         assert precision_of(written[suffix]).startswith("float32")

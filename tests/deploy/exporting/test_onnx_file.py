@@ -23,7 +23,7 @@ from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.exporting.formats import write_onnx
 from tessera.deploy.exporting.job import ExportJob
 from tessera.deploy.exporting.verify import precision_of
-from tessera.deploy.runtime.onnxruntime import open_onnx
+from tessera.deploy.runtime.runtimes import open_onnx
 from tessera.models.detector import DetectionModel
 from tessera.models.nms import NmsSettings
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights

@@ -13,13 +13,13 @@ from tessera.data.source.decode import read_image
 from tessera.deploy.exporting.flags import ExportConfig
 from tessera.deploy.exporting.formats import write_onnx
 from tessera.deploy.exporting.job import ExportJob
-from tessera.deploy.runtime.open_model import open_exported, open_model
 from tessera.deploy.runtime.pipeline import letterbox_image, network_input
+from tessera.deploy.runtime.runtimes import open_exported
 from tessera.models.detector import DetectionModel
 from tessera.utils.boxes import xyxy_to_cxcywh
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.backend import Backend
+from tessera.utils.evaluation.network import Network, open_model
 from tessera.utils.machine.accelerator import accelerator_of
 from tessera.utils.ranks.world import World
 from tests import families
@@ -101,11 +101,11 @@ def test_rows_of_the_exported_onnx(
     path = tmp_path / "raw.onnx"
     write_onnx(ExportJob.read(config), path)
     backend = open_exported(str(path), accelerator_of(torch.device("cpu")))
-    assert isinstance(backend, Backend)
+    assert isinstance(backend, Network)
     assert_pipeline(backend, expected_rows(shared, reference, has_objectness=backend.has_objectness))
 
 
-def assert_pipeline(backend: Backend, expected: Tensor) -> None:
+def assert_pipeline(backend: Network, expected: Tensor) -> None:
     """Compare the rows of the image in a pipeline, before NMS."""
     picture = families.picture().numpy()
     canvas, _ = letterbox_image(picture, max(families.SIZE_HW), backend.stride, backend.size_hw)

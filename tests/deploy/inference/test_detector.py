@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import pickle
+import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -18,15 +21,15 @@ import pytest
 import torch
 from PIL import Image
 
-from tessera.deploy.inference.detector import Detector, class_numbers
+from tessera.deploy.inference.detector import Detector, class_numbers, detect_ahead, prefetch
 from tessera.deploy.inference.results import Result
-from tessera.deploy.runtime.open_model import open_model
 from tessera.utils.checkpoints.format import save_checkpoint
 from tessera.utils.errors import ConfigError, UserError
+from tessera.utils.evaluation.network import open_model
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
+from tessera.utils.thresholds import detection_threshold
 from tests.deploy.exporting.made import ANCHORED, FREE, NAMES, checkpoint, picture
-from tests.utils.machine.stand_in import StandIn
 
 SIZES = ((90, 120), (33, 140), (128, 40), (1, 1), (300, 200), (7, 400))
 
@@ -154,28 +157,15 @@ def test_thresholds(weights: Path, files: list[Path], tmp_path: Path, caplog: py
     assert scores(conf_thres=0.25, max_det=3) == low[:3]
     assert len(scores(conf_thres=0.25, agnostic_nms=True)) < len(low)
     assert scores(conf_thres=1) == []
-    unknown = open_model(str(weights), World(accelerator=Accelerator()))
-    unknown.confidence, unknown.class_confidences = None, ()
+    opened = open_model(str(weights), World(accelerator=Accelerator()))
+    unknown = replace(opened, confidence=None, class_confidences=(), threshold=detection_threshold(None))
     assert Detector(unknown).rules.conf == Detector(unknown, conf_thres="auto").rules.conf == 0.25
     assert "has no confidence of each class" in caplog.text
     # Weights of earlier versions store 0 where F1 is best from there on.
-    unknown.confidence, unknown.class_confidences = 0.0, (0.0, 0.4, 0.01)
-    assert Detector(unknown).rules.conf == 0.25
-    assert Detector(unknown, conf_thres="auto").rules.class_confs == (0.25, 0.4, 0.25)
+    old = replace(unknown, confidence=0.0, class_confidences=(0.0, 0.4, 0.01), threshold=detection_threshold(0.0))
+    assert Detector(old).rules.conf == 0.25
+    assert Detector(old, conf_thres="auto").rules.class_confs == (0.25, 0.4, 0.25)
     assert "using 0.25 for 2 classes whose best F1 is at a confidence below 0.05: circle, star." in caplog.text
-
-
-def test_sizes_and_tiles(weights: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert Detector(weights, imgsz=64, device="cpu", tile=64, overlap=0.5).imgsz == 64 and caplog.text == ""
-    assert Detector(weights, imgsz=65, device="cpu", overlap=0.5).imgsz == 96
-    assert "--imgsz 65" in caplog.text and "overlap 0.5: without effect" in caplog.text
-
-
-def test_augmentation_detects_more_boxes(weights: Path, files: list[Path]) -> None:
-    plain, augmented = (
-        next(Detector(weights, device="cpu", iou_thres=1.0, augment=augment)(files[0])) for augment in (False, True)
-    )
-    assert len(augmented) > len(plain)
 
 
 def test_results_can_be_drawn_cut_out_and_written_down(detector: Detector, files: list[Path]) -> None:
@@ -252,16 +242,6 @@ def test_results_store_no_image(detector: Detector) -> None:
         assert alive() is None
 
 
-def test_a_device_with_a_queue_detects_the_same(weights: Path, detector: Detector) -> None:
-    pixels = picture(200, 300, 5)
-    (expected,) = detector(pixels)
-    (found,) = Detector(open_model(str(weights), World(accelerator=StandIn())))(pixels)
-    assert len(expected) > 5
-    np.testing.assert_array_equal(found.classes, expected.classes)
-    np.testing.assert_allclose(found.boxes_xyxy, expected.boxes_xyxy, atol=1e-3)
-    np.testing.assert_allclose(found.scores, expected.scores, atol=1e-5)
-
-
 def test_numbers_and_names_of_classes() -> None:
     assert class_numbers(["7", "1", "SEVEN", "seven"], ("7", "seven", "Seven")) == (0, 1)
     assert class_numbers([], NAMES) is None
@@ -296,3 +276,51 @@ def test_images_that_break_off_are_reported(weights: Path, tmp_path: Path, caplo
         caplog.clear()
         assert len(list(detector(given))) == 1
         assert f"{name}: damaged: the end of the file is missing" in caplog.text
+
+
+def test_the_same_items_in_order_and_an_error_after_them() -> None:
+    made_in = set()
+
+    def items() -> Iterator[int]:
+        for number in range(100):
+            made_in.add(threading.current_thread().name)
+            yield number
+        raise OSError("gone")
+
+    with prefetch(items()) as ahead:
+        assert list(itertools.islice(ahead, 100)) == list(range(100))
+        with pytest.raises(OSError, match="gone"):
+            next(ahead)
+    assert made_in == {"prefetch_0"}
+
+
+@pytest.mark.parametrize("of_items", [False, True])
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_detections_come_in_the_order_of_the_items(at_once: int, of_items: bool) -> None:
+    """And so does an error, of the items or of what is done with one; no more is begun than a few."""
+    barrier, begun = threading.Barrier(at_once), list[int]()
+
+    def items() -> Iterator[int]:
+        for number in itertools.count():
+            if of_items and number == 20:
+                raise OSError("gone")
+            yield number
+
+    def find(number: int) -> int:
+        begun.append(number)
+        if number < 9:
+            barrier.wait(10)  # as many are at work at once
+        if number == 20:
+            raise OSError("gone")
+        return -number
+
+    before = threading.active_count()
+    with detect_ahead(items(), find, at_once) as found:
+        assert [next(found) for _ in range(20)] == [(number, -number) for number in range(20)]
+        with pytest.raises(OSError, match="gone"):
+            next(found)
+    assert max(begun) <= 20 + at_once
+    for thread in threading.enumerate():
+        if thread.name.startswith("detection"):
+            thread.join(10)
+    assert threading.active_count() == before

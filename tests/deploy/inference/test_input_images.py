@@ -36,8 +36,6 @@ def reversed_channels(array: np.ndarray) -> np.ndarray:
 ALPHA = np.concatenate((PICTURE, np.full((*SIZE_HW, 1), 40, np.uint8)), 2)
 DOORS: dict[str, Callable[[], np.ndarray]] = {
     "bytes": lambda: to_pixels(png(Image.fromarray(PICTURE))),
-    "bytearray": lambda: to_pixels(bytearray(png(Image.fromarray(PICTURE)))),  # type: ignore[arg-type]
-    "open file": lambda: to_pixels(io.BytesIO(png(Image.fromarray(PICTURE)))),
     "pil from a file": lambda: to_pixels(Image.open(io.BytesIO(png(Image.fromarray(PICTURE))))),
     "pil with alpha": lambda: to_pixels(Image.fromarray(ALPHA)),
     "bytes with alpha": lambda: to_pixels(png(Image.fromarray(ALPHA))),
@@ -48,7 +46,6 @@ DOORS: dict[str, Callable[[], np.ndarray]] = {
     "float64": lambda: to_pixels(PICTURE / 255),
     "tensor with alpha": lambda: to_pixels(torch.from_numpy(ALPHA).permute(2, 0, 1)),
     "tensor of floats": lambda: to_pixels(torch.from_numpy(PICTURE / 255).permute(2, 0, 1).requires_grad_()),
-    "tensor in bgr": lambda: to_pixels(torch.from_numpy(PICTURE).permute(2, 0, 1).flip(0), color="bgr"),
 }
 
 
@@ -134,31 +131,24 @@ def test_16_bits_by_the_rule_of_the_weights(rule: PixelRule | None) -> None:
         (np.zeros((3, 40, 50), np.uint8), r"shape \(3, 40, 50\).*Channels come last: array\.transpose\(1, 2, 0\)"),
         (np.zeros((2, 40, 50, 3), np.uint8), r"shape \(2, 40, 50, 3\).*one by one"),
         (np.zeros((0, 50, 3), np.uint8), r"shape \(0, 50, 3\), expected \(height, width\)"),
-        (np.zeros(50, np.uint8), r"shape \(50,\)"),
         (np.array(3, np.uint8), r"shape \(\)"),
-        (torch.tensor(3), r"shape \(\)"),
         (
             torch.ones(3, 40, 50).to_sparse(),
             r"tensor of torch\.float32, torch\.sparse_coo, on cpu, expected dense values",
         ),
-        (torch.ones(40, 50).to_sparse_csr(), r"torch\.sparse_csr"),
         (torch.quantize_per_tensor(torch.ones(3, 40, 50), 1.0, 0, torch.quint8), r"torch\.quint8.*dequantize\(\)"),
-        (torch.ones(3, 40, 50).to(torch.float8_e4m3fn), r"torch\.float8_e4m3fn"),
         (torch.ones(3, 40, 50, device="meta"), "on meta, expected dense"),
         (torch.nested.nested_tensor([torch.ones(40, 50)]), "expected dense values"),
         (torch.ones(3, 40, 50, dtype=torch.complex64), "image of complex64"),
         (np.zeros((40, 50, 5), np.uint8), r"shape \(40, 50, 5\)"),
         (np.zeros((40, 50, 3), np.int64), r"image of int64, expected uint8, uint16"),
-        (np.zeros((40, 50, 3), bool), r"image of bool"),
         (PICTURE.astype(np.float32), r"image of float32 up to 2\d\d, expected floats in 0 to 1\. Divide it"),
         (torch.from_numpy(PICTURE).permute(2, 0, 1).half(), "image of float16 up to 2.*or give it as uint8"),
         (torch.zeros(40, 50, 3), r"shape \(40, 50, 3\), expected \(height, width\) or \(1 to 4, height, width\)"),
-        (torch.zeros(1, 3, 40, 50), "one by one"),
         (b"no picture", r"10 bytes: found 10 bytes that do not decode"),
         (b"", "that do not decode"),
         (Path("nowhere.jpg"), r"nowhere\.jpg: cannot read the image \(No such file"),
         (7.5, "found a float, expected an image"),
-        (None, "found a NoneType, expected an image"),
         (io.StringIO("text"), r'StringIO whose read\(\) returns str, expected bytes\. Open the file with mode "rb"'),
         (io.BytesIO(), r"found a BytesIO without further bytes, expected an image\. Go back with seek\(0\)"),
         (Image.open(io.BytesIO(png(Image.fromarray(PICTURE))[:700])), "cannot be read"),  # its file breaks off
@@ -174,13 +164,6 @@ def test_colour_order_is_of_arrays_alone() -> None:
         to_pixels(Path("a.png"), color="bgr")
     with pytest.raises(ConfigError, match="found 'grb', expected rgb or bgr"):
         to_pixels(PICTURE, color="grb")  # type: ignore[arg-type]
-
-
-def test_floats_may_be_above_1_by_rounding_or_by_a_rule() -> None:
-    floats = PICTURE / 255
-    np.testing.assert_array_equal(to_pixels(np.where(floats > 0.9, 1.2, floats)).max(), 255)
-    np.testing.assert_array_equal(to_pixels(np.where(floats > 0.9, np.inf, floats)).max(), 255)
-    np.testing.assert_array_equal(to_pixels(PICTURE * 16.0, pixels=TWELVE_BITS), to_uint8(PICTURE * 16.0, TWELVE_BITS))
 
 
 def test_the_first_dark_image_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

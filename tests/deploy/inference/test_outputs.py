@@ -1,4 +1,4 @@
-"""Tests of output files: whole or refused, strict JSON, no formulas in CSV; the order of the background writer."""
+"""Tests of output files: unique names, whole or refused, strict JSON; the order of the background writer; videos."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tessera.data.labels import auto_labels
 from tessera.deploy.inference import outputs as outputs_module
@@ -26,15 +28,19 @@ from tessera.deploy.inference.outputs import (
     JsonLines,
     LabelFiles,
     Output,
+    OutputPaths,
+    class_folders,
     label_classes,
 )
 from tessera.deploy.inference.results import Result
-from tessera.deploy.inference.sources.frames import Frame, SourceEvent
+from tessera.deploy.inference.sources.frames import Frame, Media, SourceEvent
+from tessera.deploy.inference.video_writer import VideoWriter
 from tessera.utils.errors import UserError
+from tessera.utils.evaluation.result_files import name_key
 from tessera.utils.files import sha256
 from tessera.utils.report.image_grid import Style
 from tests.deploy.exporting.made import picture
-from tests.deploy.inference.sources.made_sources import frames, items
+from tests.deploy.inference.sources.made_sources import barcode, events, frames, items, number_of
 
 FRAME = Frame(picture(40, 40), "a.jpg", name=PurePath("a.jpg"))
 PLACE = PurePath("a")
@@ -98,35 +104,24 @@ def test_lines_end_with_the_last_whole_one_and_are_not_lost_in_silence(tmp_path:
     with pytest.raises(UserError, match="cannot be written"), files_of_at_most(len(whole) + 10):
         output.add(result_of(FRAME), FRAME, PLACE)
     assert path.read_bytes() == whole
-    path.unlink()
-    with pytest.raises(UserError, match=r"removed while it was written"):
-        output.close()
+    output.close()
 
 
-def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_links_and_pipes_in_the_folder_are_replaced(tmp_path: Path) -> None:
     original = tmp_path / "original"
     original.write_text("mine")
     (out := tmp_path / "out").mkdir()
-    for name in ("a.jpg", "a.txt", "p.csv", "p.jsonl"):
+    for name in ("a.jpg", "a.txt"):
         (out / name).symlink_to(original)
+    for name in ("p.csv", "p.jsonl"):
+        os.mkfifo(out / name)
     images = AnnotatedFiles(out, Style(), 1, print)
+    frame = Frame(picture(40, 40), "-", name=PurePath("a.jpg"))
     for output in (images, LabelFiles(out, True), CsvFile(out / "p.csv"), JsonLines(out / "p.jsonl", {})):
-        output.add(result_of(FRAME), FRAME, PLACE)
+        output.add(result_of(frame), frame, PLACE)
         output.close()
     assert original.read_text() == "mine" and not any(path.is_symlink() for path in out.iterdir())
-
-
-@pytest.mark.parametrize("kind", LINES)
-def test_a_pipe_in_the_folder_is_replaced(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "a"
-    os.mkfifo(path)
-    with path.open("r+b", buffering=0):  # somebody has both its ends, so that opening it does not wait
-        output = LINES[kind](path)
-        frame = Frame(picture(40, 40), "-", name=PurePath("stdin"))
-        output.add(result_of(frame), frame, PurePath("stdin"))
-        output.close()
-    assert path.is_file() and len(path.read_text().splitlines()) > 1
-    assert kind == "json" or "\n-," in path.read_text(), "standard input is no formula"
+    assert all(path.is_file() for path in out.iterdir()) and "\n-," in (out / "p.csv").read_text(), "no formula"
 
 
 def test_the_list_of_auto_labels_goes_on_where_there_is_one(tmp_path: Path) -> None:
@@ -200,9 +195,6 @@ def test_an_image_that_its_format_cannot_hold_is_a_png_and_such_a_video_a_failur
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
 
 
-ENDED = SourceEvent("a.jpg", "ended", "a.jpg: ended")
-
-
 class Noted(Output):
     """Notes what it takes, waits where `go` is not set, and fails at the place that is called so."""
 
@@ -237,8 +229,7 @@ def test_everything_in_order_and_only_a_few_wait() -> None:
         for number in range(20):
             give(behind, number)
             given.append(number)
-        behind.event(ENDED)
-        give(behind, 20)
+        behind.event(SourceEvent("a.jpg", "ended", "a.jpg: ended"))
 
     giver = threading.Thread(target=run)
     giver.start()
@@ -247,8 +238,7 @@ def test_everything_in_order_and_only_a_few_wait() -> None:
     outputs[0].go.set()
     giver.join(10)
     behind.close()
-    for output in outputs:
-        assert output.took == [*map(str, range(20)), "ended", "20", "closed"]
+    assert [output.took for output in outputs] == [[*map(str, range(20)), "ended", "closed"]] * 2
     assert threading.active_count() == before
 
 
@@ -260,12 +250,9 @@ def test_an_error_is_raised_once_and_nothing_after_it_is_written(late: bool) -> 
     outputs[1].go.clear()
     give(behind, 0, "full", 2)
     outputs[1].go.set()
-    if late:
-        with pytest.raises(OSError, match="full"):
-            behind.close()
-    else:
-        with pytest.raises(OSError, match="full"):
-            give(behind, *range(3, 6))
+    with pytest.raises(OSError, match="full"):
+        behind.close() if late else give(behind, *range(3, 6))
+    if not late:
         behind.close()
     assert [output.took for output in outputs] == [["0", "closed"]] * 3
 
@@ -274,19 +261,145 @@ def test_ctrl_c_while_it_waits_loses_neither_a_result_nor_an_error(monkeypatch: 
     def interrupt(_: object) -> None:
         raise KeyboardInterrupt
 
-    whole, failing = Noted(), Noted()
-    whole.go.clear()
-    failing.go.clear()
-    writing, broken = BackgroundWriter([whole]), BackgroundWriter([failing])
-    give(writing, 0, 1, 2)
-    give(broken, "full", 1, 2)
+    outputs = whole, failing = Noted(), Noted()
+    writing, broken = (BackgroundWriter([output]) for output in outputs)
+    for output, behind, first in ((whole, writing, 0), (failing, broken, "full")):
+        output.go.clear()
+        give(behind, first, 1, 2)
     monkeypatch.setattr(outputs_module, "wait", interrupt)
     for behind in (writing, broken):
         with pytest.raises(KeyboardInterrupt):
             give(behind, 3)
-    whole.go.set()
-    failing.go.set()
+    for output in outputs:
+        output.go.set()
     writing.close()
     with pytest.raises(OSError, match="full"):
         broken.close()
     assert (whole.took, failing.took) == (["0", "1", "2", "3", "closed"], ["closed"])
+
+
+PIXELS = np.zeros((1, 1, 3), np.uint8)
+
+
+def files_of(places: OutputPaths, source: str, name: str, media: Media) -> list[str]:
+    """What may be written for a source: three frames of a video, three crops of each."""
+    moments = [None] if media == "image" else [0, 1, 12]
+    found = []
+    for moment in moments:
+        place = places.of(Frame(PIXELS, source, media, PurePath(name), moment))
+        frame = place.name if moment is None else f"{place.name}_{moment}"
+        suffix = PurePath(name).suffix.lower() or ".jpg"
+        found += [f"labels/{place.with_name(frame)}.txt"]
+        found += [f"crops/car/{place.with_name(frame)}_{crop}.jpg" for crop in (0, 1, 12)]
+        found += [str(place.with_name(f"{place.name}{suffix if moment is None else '.mp4'}"))]
+    return list(dict.fromkeys(found))
+
+
+def require_outside(files: list[str]) -> None:
+    """No two are one file on any file system, none lies in a file, and each name is short enough."""
+    keys = [name_key(file) for file in files]
+    assert len(set(keys)) == len(keys), sorted(files)
+    folders = {str(above) for key in keys for above in PurePath(key).parents}
+    assert not folders & {*keys}
+    assert max(len(os.fsencode(part)) for file in files for part in PurePath(file).parts) <= 255
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["a.mp4", "A.mp4", "a.avi", "a_1.png", "a_1.jpg", "a.mp4_1.jpg", "a-2_12.jpg"],
+        ["labels/a.jpg", "crops/car/a_0.jpg", "a.jpg", "a.mp4"],
+        ["a.jpg", "a.txt/b.jpg", "a.jpg/b.jpg", "a_0.jpg/b.jpg"],
+        ["x" * 251 + ".jpg", "x" * 251 + ".png", "x" * 251 + ".mp4", "é" * 125 + ".mp4"],
+        ["\udcff.mp4", "\udcff.jpg", "ä.jpg", "a\u0308.jpg", "..jpg", "...jpg", "a.", "a"],
+        ["/".join(["d" * 250] * 15) + "/a.jpg", "/".join(["d" * 250] * 14 + ["e"]) + "/a.jpg", "../a.jpg"],
+        ["same/a.mp4", "same/a.mp4", "same/a.jpg", "same/a.jpg"],
+    ],
+)
+def test_each_result_has_a_name_of_its_own(names: list[str]) -> None:
+    places, files = OutputPaths(), list[str]()
+    for number, name in enumerate(names):
+        files += files_of(places, f"{number}/{name}", name, "video" if name.endswith((".mp4", ".avi")) else "image")
+    require_outside(files)
+
+
+_PART = st.sampled_from(
+    ["a", "A", "a_1", "a_12", "a_1_0", "a-2", "labels", "crops", "car", "a.txt", "a.mp4", "x" * 250]
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(st.lists(_PART, min_size=1, max_size=3), st.sampled_from([".jpg", ".mp4", ""])), max_size=8))
+def test_so_it_is_in_any_order(sources: list[tuple[list[str], str]]) -> None:
+    places, files = OutputPaths(), list[str]()
+    for number, (parts, suffix) in enumerate(sources):
+        name = "/".join(parts)[: 250 - len(suffix)] + suffix
+        files += files_of(places, f"{number}", name, "video" if suffix in (".mp4", "") else "image")
+    if files:
+        require_outside(files)
+
+
+def test_a_video_that_is_given_again_has_another_path() -> None:
+    places, name = OutputPaths(), PurePath("a.mp4")
+    first = places.of(Frame(PIXELS, "a.mp4", "video", name, 0))
+    assert first == places.of(Frame(PIXELS, "a.mp4", "video", name, 1)) == PurePath("a")
+    places.event(SourceEvent("a.mp4", "ended", "a.mp4: ended", "video", name))
+    assert places.of(Frame(PIXELS, "a.mp4", "video", name, 0)) == PurePath("a.mp4")
+
+
+def test_folders_of_classes() -> None:
+    names = ["car", "Car", "a/b", "a:b", "a_b", "car", "n" * 300, "n" * 299, "..", "", "\x1b[31m", "é", "e\u0301"]
+    folders = class_folders(names)
+    found = [folders[name] for name in dict.fromkeys(names)]
+    assert len({name_key(folder) for folder in found}) == len(found) == len(names) - 1
+    assert all(0 < len(os.fsencode(folder)) <= 200 and "/" not in folder and folder.isprintable() for folder in found)
+
+
+def test_rate_number_and_colours_are_kept(tmp_path: Path) -> None:
+    with closing(VideoWriter(tmp_path / "a.mp4", 29.97)) as writer:
+        for number in range(90):
+            pixels = barcode(number)
+            pixels[:4] = (255, 0, 0)
+            writer.write(pixels, round(number / 29.97, 3))
+        assert not (tmp_path / "a.mp4").exists(), "only whole files bear the name"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
+    got = frames(items(tmp_path / "a.mp4"))
+    assert [number_of(frame.pixels) for frame in got] == list(range(90))
+    facts = events(items(tmp_path / "a.mp4"))[0].facts
+    assert facts is not None and facts.fps == pytest.approx(29.97, rel=1e-3)
+    red, green, blue = got[0].pixels[:2].mean(axis=(0, 1))
+    assert red > 150 > 100 > max(green, blue)
+
+
+def test_a_variable_rate_keeps_its_times(tmp_path: Path) -> None:
+    times = [0.0, 0.1, 0.2, 1.2, 1.3]
+    with closing(VideoWriter(tmp_path / "a.mp4", 10)) as writer:
+        for number, time_s in enumerate(times):
+            writer.write(barcode(number), 5.0 + time_s)
+        writer.write(barcode(99), 6.31)  # no place left for it
+    shown = [number_of(frame.pixels) for frame in frames(items(tmp_path / "a.mp4"))]
+    assert shown == [0, 1, *[2] * 10, 3, 4]
+
+
+def test_a_gap_of_an_hour_is_shortened(tmp_path: Path) -> None:
+    with closing(VideoWriter(tmp_path / "a.mp4", 5)) as writer:
+        for number, time_s in enumerate([0.0, 3600.0, 3600.2]):
+            writer.write(barcode(number), time_s)
+    shown = [number_of(frame.pixels) for frame in frames(items(tmp_path / "a.mp4"))]
+    assert shown == [*[0] * 51, 1, 2]
+
+
+def test_frames_of_another_size_keep_their_proportions_and_odd_sides_lose_a_pixel(tmp_path: Path) -> None:
+    with closing(VideoWriter(tmp_path / "a.mp4", None)) as writer:
+        writer.write(np.zeros((31, 41, 3), np.uint8))
+        writer.write(np.full((90, 30, 3), 255, np.uint8))
+    bright = frames(items(tmp_path / "a.mp4"))[1].pixels.mean(axis=2) > 127
+    assert bright.all(axis=0).sum() == pytest.approx(10, abs=2) == bright.any(axis=0).sum()
+    assert [frame.pixels.shape[:2] for frame in frames(items(tmp_path / "a.mp4"))] == [(30, 40)] * 2
+
+
+def test_a_folder_that_cannot_be_written_to_and_no_frame(tmp_path: Path) -> None:
+    VideoWriter(tmp_path / "a.mp4", 10).close()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UserError, match=r"gone.*cannot be written"):
+        VideoWriter(tmp_path / "gone" / "a.mp4", 10).write(barcode(1))

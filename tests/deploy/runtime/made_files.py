@@ -1,9 +1,10 @@
-"""Exported files for tests: a tiny network in several formats, and ONNX files that compute constants."""
+"""Exported files for tests: a tiny network in several formats, constant ONNX files, and malicious ones."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tessera.deploy.runtime.exported import BARE, WHOLE
+from tessera.utils.evaluation.network import ImageDetector, TimedDetections
 from tessera.utils.machine.optional_packages import import_extra
+from tessera.utils.types import Detections
 
 NAMES, STRIDE = ("red", "green", "blue"), 32
 STRINGS = {"format": BARE, "names": json.dumps(NAMES), "imgsz": "64", "stride": str(STRIDE), "data": "tiny.yaml"}
@@ -88,14 +91,7 @@ def write_torchscript(path: Path, strings: dict[str, str] = STRINGS) -> Path:
     return path
 
 
-def write_pt2(path: Path, strings: dict[str, str] = STRINGS) -> Path:
-    shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
-    program = torch.export.export(Cells(), (torch.zeros(2, 3, 64, 64),), dynamic_shapes=shapes)
-    torch.export.save(program, path, extra_files={"tessera.json": json.dumps(strings)})
-    return path
-
-
-WRITERS = {".onnx": write_onnx, ".xml": write_openvino, ".torchscript": write_torchscript, ".pt2": write_pt2}
+WRITERS = {".onnx": write_onnx, ".xml": write_openvino, ".torchscript": write_torchscript}
 
 WHOLE_STRINGS = {**STRINGS, "format": WHOLE}
 ANSWER = {  # a sound one
@@ -130,3 +126,60 @@ def _write_constants(path: Path, inputs: str, outputs: Mapping[str, NDArray[Any]
     onnx.helper.set_model_props(model, dict(strings))
     onnx.save(model, path)
     return path
+
+
+def detector_of(
+    find: Callable[[NDArray[np.uint8]], Detections], names: tuple[str, ...] = ("box",), imgsz: int = 64, **fields: Any
+) -> ImageDetector:
+    """A detector of whole images by a function."""
+    described = {"source": "a function", "names": names, "imgsz": imgsz, "stride": 32, "describe": str, **fields}
+    return ImageDetector(**described, detect=lambda image, rules: TimedDetections(find(image), (0, 0, 0)))
+
+
+class WritesWhenLoaded(nn.Module):
+    """TorchScript that maps a file and writes to it while it is loaded."""
+
+    def __init__(self, trace: str) -> None:
+        super().__init__()
+        self.trace, self.written = trace, 0
+
+    @torch.jit.export
+    def __getstate__(self) -> tuple[str, bool]:
+        return self.trace, self.training
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[str, bool]) -> None:
+        self.trace = state[0]
+        self.training = state[1]
+        mapped = torch.from_file(self.trace, True, 4, dtype=torch.uint8).copy_(torch.ones(4, dtype=torch.uint8))
+        self.written = int(mapped.sum())  # else the compiler would leave it out
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images
+
+
+class WritesWhenRun(nn.Module):
+    """TorchScript that saves a tensor where it likes."""
+
+    def __init__(self, trace: str) -> None:
+        super().__init__()
+        self.trace = trace
+
+    def forward(self, images: Tensor) -> Tensor:
+        torch.save(images, self.trace)
+        return torch.zeros(images.shape[0], 4, 7)
+
+
+def write_script(path: Path, module: nn.Module, strings: dict[str, str] = STRINGS) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.script(module), path, _extra_files={"tessera.json": json.dumps(strings)})
+    return path
+
+
+def attack_files(folder: Path, trace: Path) -> dict[str, Path]:
+    """Every attack by its name; each writes to `trace`."""
+    return {
+        "loaded script": write_script(folder / "loaded.torchscript", WritesWhenLoaded(str(trace))),
+        "running script": write_script(folder / "running.torchscript", WritesWhenRun(str(trace))),
+    }

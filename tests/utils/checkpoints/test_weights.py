@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from tessera.deploy.foreign.safetensors_file import save_safetensors
-from tessera.deploy.runtime.open_model import open_model
 from tessera.models.model_yaml import MODELS_DIR
 from tessera.utils import http_client
 from tessera.utils.checkpoints import format
@@ -22,6 +21,7 @@ from tessera.utils.checkpoints import weights as module
 from tessera.utils.checkpoints.format import load_any_checkpoint, save_checkpoint
 from tessera.utils.checkpoints.weights import EXPORTED, Weights, load_weights, resolve_weights
 from tessera.utils.errors import UserError
+from tessera.utils.evaluation.network import open_model
 from tessera.utils.flags import model_zoo as table
 from tessera.utils.flags.model_zoo import PUBLISHED
 from tessera.utils.http_client import NetworkLimits
@@ -335,7 +335,7 @@ def test_memory_that_ends_while_a_model_is_opened(good: Path, monkeypatch: pytes
     def no_memory_here(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("tessera.utils.evaluation.networks.fused_copy", no_memory_there)
+    monkeypatch.setattr("tessera.utils.evaluation.network.fused_copy", no_memory_there)
     with pytest.raises(UserError, match=r"out of memory on stand-in: the model of best\.pt .*Use a smaller model"):
         open_model(str(good), World(accelerator=StandIn()))
     monkeypatch.setattr(format, "read_archive", no_memory_here)

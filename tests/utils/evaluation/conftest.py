@@ -12,7 +12,7 @@ from tessera.data.feed.loader import ValLoader, build_val_loader
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index
 from tessera.models.detector import DetectionModel
-from tessera.utils.evaluation.networks import fused_copy
+from tessera.utils.evaluation.network import fused_copy
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tests.system.tiny import make_data

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.evaluation.average_precision import Ranking, rank
 from tessera.utils.evaluation.error_counts import Errors, count_errors
-from tessera.utils.evaluation.matches import Matches
-from tessera.utils.evaluation.matching import Regions, match_image
+from tessera.utils.evaluation.matching import Matches, Regions, match_image
 from tessera.utils.types import DatasetIndex, Detections
 from tests.data.made_index import make_index
 
@@ -82,9 +81,12 @@ def accumulate(images: list[Image], regions: Sequence[Regions] = ()) -> Ranking:
 def share(images: list[Image], indices: Sequence[int] | None = None, regions: Sequence[Regions] = ()) -> Matches:
     """What a rank collects: all images, or those of `indices`."""
     chosen = range(len(images)) if indices is None else indices
-    return Matches.joined(
-        [Matches.of_image(i, match_image(*images[i], regions[i] if regions else None)) for i in chosen]
-    )
+    return Matches.joined([match_image(*images[i], regions[i] if regions else None, image=i) for i in chosen])
+
+
+def flags(bits: NDArray[np.uint16]) -> NDArray[np.bool_]:
+    """Bits (D,) of `Matches` as (D, T)."""
+    return bits[:, None] >> np.arange(10) & 1 == 1
 
 
 def gathered(shares: Sequence[Matches]) -> Matches:

@@ -1,4 +1,4 @@
-"""Average precision: equal to pycocotools, to the bit over ranks, and at its edges."""
+"""Average precision: equal to pycocotools, to the bit over ranks, and at its edges; weighted and resampled images."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.utils.evaluation.bootstrap import bootstrap_interval
+from tessera.utils.evaluation.average_precision import ROUNDS, average_precision, bootstrap_interval, resampled
 from tessera.utils.evaluation.curves import summarize
-from tessera.utils.evaluation.matches import CONFIDENCES
-from tessera.utils.evaluation.matching import IOU_THRESHOLDS, match_image, pairwise_iou
+from tessera.utils.evaluation.matching import CONFIDENCES, IOU_THRESHOLDS, match_image, pairwise_iou
 from tessera.utils.types import Detections
 from tests.utils.evaluation.coco_oracle import NO_REGIONS, assert_equals_coco
 from tests.utils.evaluation.made_images import (
     accumulate,
     assert_same_bits,
+    flags,
     make_image,
     random_images,
     random_regions,
@@ -60,10 +60,10 @@ def test_equal_ious_take_the_later_object() -> None:
     """The first detection overlaps both objects by 2/3; it takes the second and leaves the first to the other."""
     left, middle, right = [0, 0, 10, 10], [2, 0, 12, 10], [4, 0, 14, 10]
     image = make_image([middle, left], [0.9, 0.8], [0, 0], [left, right], [0, 0])
-    correct = match_image(*image).correct
+    correct = flags(match_image(*image).correct)
     np.testing.assert_array_equal(correct[0], IOU_THRESHOLDS < 2 / 3)
     assert correct[1].all()
-    other = match_image(*make_image([middle, left], [0.9, 0.8], [0, 0], [right, left], [0, 0])).correct
+    other = flags(match_image(*make_image([middle, left], [0.9, 0.8], [0, 0], [right, left], [0, 0])).correct)
     np.testing.assert_array_equal(other[1], IOU_THRESHOLDS > 2 / 3)
     assert_equals_coco([image], 1)
 
@@ -91,8 +91,8 @@ def test_ranks_change_no_bit(seed: int, nc: int, coarse: bool, ranks: int) -> No
     assert metrics.objects_per_class.tolist() == [sum((m.target_classes == c).sum() for m in found) for c in range(nc)]
     assert metrics.images_per_class.tolist() == [sum(c in m.target_classes for m in found) for c in range(nc)]
     for row, c in enumerate(metrics.class_ids):
-        counts = [(m.classes == c) & (m.correct[:, 0] | (m.in_regions == 0)) for m in found]
-        hits = [own & m.correct[:, 0] for own, m in zip(counts, found, strict=True)]
+        counts = [(m.classes == c) & ~flags(m.ignored)[:, 0] for m in found]
+        hits = [own & flags(m.correct)[:, 0] for own, m in zip(counts, found, strict=True)]
         listed, correct = (
             sum((m.scores[own, None] >= CONFIDENCES).sum(0) for own, m in zip(rows, found, strict=True))
             for rows in (counts, hits)
@@ -136,3 +136,36 @@ def test_iou_of_boxes_without_an_area_and_of_read_only_ones() -> None:
     iou = pairwise_iou(boxes, np.array([*boxes, [0, 0, 10, 5]]))
     assert iou.dtype == np.float64 and iou.tolist() == [[0, 0, 0], [0, 1, 0.5]]
     assert pairwise_iou(boxes, np.zeros((0, 4), np.float32)).shape == (2, 0)
+
+
+@given(seed=st.integers(0, 2**32 - 1))
+@settings(max_examples=25, deadline=None)
+def test_weights_equal_repeated_images(seed: int) -> None:
+    """Brute force: an image that counts k times, with its regions, is k copies (scores distinct between images)."""
+    rng = np.random.default_rng(seed)
+    images = random_images(seed, 7, 3, coarse=True, distinct=True)
+    regions = random_regions(images, seed, 3)
+    weights = rng.integers(0, 4, (7, 3)).astype(np.float32)
+    ranking = accumulate(images, regions)
+    ap, present = average_precision(ranking, weights)
+    for r in range(3):
+        copies = [i for i, times in enumerate(weights[:, r].astype(int)) for _ in range(times)]
+        repeated, _ = summarize(accumulate([images[i] for i in copies], [regions[i] for i in copies]), 3)
+        np.testing.assert_array_equal(ranking.class_ids[present[:, r]], repeated.class_ids)
+        np.testing.assert_allclose(ap[present[:, r], :, r].mean(1), repeated.per_class[:, 3], atol=1e-12)
+        assert not ap[~present[:, r], :, r].any()
+
+
+def test_bootstrap_interval() -> None:
+    ranking = accumulate(random_images(8, 60, 3, coarse=False, crowded=True))
+    metrics, _ = summarize(ranking, 3)
+    interval = bootstrap_interval(ranking, np.random.default_rng(0))
+    assert interval == bootstrap_interval(ranking, np.random.default_rng(0))
+    samples = resampled(ranking, np.random.default_rng(0), ROUNDS).maps()
+    for sampled, (low, high), measured in zip(samples, interval, (metrics.map50, metrics.map), strict=True):
+        quarter, three_quarters = np.quantile(sampled, (0.25, 0.75))
+        assert low < quarter < measured < three_quarters < high
+        assert ((sampled >= low) & (sampled <= high)).mean() == pytest.approx(0.95, abs=0.01)
+    ragged = resampled(ranking, np.random.default_rng(0), 130).maps()  # the last chunk is a smaller one
+    np.testing.assert_array_equal(ragged[:, :100], samples[:, :100])
+    assert np.isfinite(ragged).all()

@@ -1,4 +1,4 @@
-"""Distributed evaluation: votes on stopping, and a device with a queue."""
+"""Tests of evaluation: votes on stopping, a device with a queue, and exported files with and without NMS inside."""
 
 from __future__ import annotations
 
@@ -7,25 +7,32 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from tessera.data.feed.loader import ValLoader
+from tessera.analysis.comparison.comparison import ImageResult, detections_above
+from tessera.data.feed.cache import open_images
+from tessera.data.feed.loader import ValLoader, build_val_loader
+from tessera.deploy.runtime.pipeline import image_detector
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import LossSettings
+from tessera.models.nms import NmsSettings
 from tessera.utils.config import load_hyp
-from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, _voting, evaluate
-from tessera.utils.evaluation.predictors import Settings
+from tessera.utils.evaluation.evaluate import Evaluation, EvaluationStopped, Settings, _voting, evaluate
+from tessera.utils.evaluation.network import ImageDetector, Network, TimedDetections, network_of
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch
 from tests.utils.evaluation.made_images import assert_same_bits, matrix_of
 from tests.utils.machine.stand_in import StandIn
 
-BATCHES = 4  # of two images
+IMGSZ, BATCHES = 64, 4  # of two images
 VOTE_S = 0.02
 
 
@@ -49,15 +56,10 @@ class Queued(StandIn):
         self.tuned = True
 
 
-def on(accelerator: Accelerator) -> World:
-    world = World()
-    world.accelerator = accelerator
-    return world
-
-
 def measured(model: DetectionModel, loader: ValLoader, accelerator: Accelerator, **settings: object) -> Evaluation:
-    criterion = model.head.criterion(LossSettings.of(load_hyp("hyp.scratch-low.yaml"), imgsz=64))
-    return evaluate(model, loader, on(accelerator), Settings(conf=0.0, **settings), criterion=criterion)  # type: ignore[arg-type]
+    criterion = model.head.criterion(LossSettings.of(load_hyp("hyp.scratch-low.yaml"), imgsz=IMGSZ))
+    network, world = network_of(model, IMGSZ, accelerator), World(accelerator=accelerator)
+    return evaluate(network, loader, world, Settings(conf=0.0, **settings), criterion=criterion)  # type: ignore[arg-type]
 
 
 def assert_same(a: Evaluation, b: Evaluation) -> None:
@@ -151,3 +153,62 @@ def test_the_next_batch_is_launched_before_this_one_is_waited_for(model: Detecti
     queued, launched = Logged(), "launched, tuned: False"
     measured(model, loader, queued)
     assert order == [launched, *[launched, "read"] * (BATCHES - 1), "read"] and queued.tuned
+
+
+def without_objectness(model: DetectionModel) -> Network:
+    """The model as an exported file has it: objectness multiplied in."""
+    network = network_of(model, IMGSZ, Accelerator())
+
+    def predict(images: Tensor) -> tuple[Tensor, None]:
+        decoded = network(images)
+        return torch.cat((decoded[..., :4], decoded[..., 5:] * decoded[..., 4:5]), -1), None
+
+    return replace(network, predict=predict, has_objectness=False)
+
+
+def whole(model: DetectionModel, seen: list[tuple[int, ...]]) -> ImageDetector:
+    detector = image_detector(without_objectness(model), IMGSZ)
+
+    def detect(image: NDArray[np.uint8], rules: NmsSettings) -> TimedDetections:
+        seen.append(image.shape[:2])
+        return detector(image, rules)
+
+    return replace(detector, detect=detect)
+
+
+def share_found(expected: ImageResult, found: ImageResult) -> float:
+    """Return the fraction of detections that have an equal among `found`, but for rounding."""
+    boxes = np.abs(expected.boxes_xyxy[:, None] - found.boxes_xyxy).max(2) < 1e-2
+    scores = np.abs(expected.scores[:, None] - found.scores) < 1e-5
+    same = boxes & scores & (expected.classes[:, None] == found.classes)
+    return float(same.any(1).mean())
+
+
+@pytest.mark.parametrize("with_nms", [False, True])
+def test_an_exported_file_has_the_metrics_of_its_model(
+    model: DetectionModel, loader: ValLoader, with_nms: bool
+) -> None:
+    seen: list[tuple[int, ...]] = []
+    exported = whole(model, seen) if with_nms else without_objectness(model)
+    expected, found = (
+        evaluate(one, loader, World(), Settings(conf=0.02))
+        for one in (network_of(model, IMGSZ, Accelerator()), exported)
+    )
+    assert expected.metrics.objects == found.metrics.objects > 0
+    assert found.metrics.map50 == pytest.approx(expected.metrics.map50, abs=1e-4)
+    assert found.metrics.speed_ms[1] > 0
+    assert len(expected.matches.scores) > 100
+    ours, theirs = (detections_above(one.matches, 0.0) for one in (found, expected))
+    for image, detections in theirs.items():
+        assert len(ours[image].scores) == len(detections.scores)
+        assert share_found(detections, ours[image]) > 0.97, "but for scores that nearly tie"
+    if with_nms:
+        assert set(seen) == {tuple(size) for size in loader.index.sizes_hw.tolist()}, "images in no other size"
+
+
+def test_every_image_is_padded_to_the_one_size_that_a_file_takes(loader: ValLoader) -> None:
+    with (
+        open_images(loader.index, IMGSZ, "none", "area", World()) as store,
+        build_val_loader(store, World(), batch_size=4, stride=32, workers=0, size_hw=(64, 96)) as padded,
+    ):
+        assert [batch.images.shape for batch in padded] == [(4, 64, 96, 3)] * 2

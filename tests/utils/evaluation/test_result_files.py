@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from tessera.utils.evaluation.matches import Matches
+from tessera.utils.evaluation.matching import Matches
 from tessera.utils.evaluation.result_files import (
     COCO_IDS,
     COCO_NAMES,
@@ -19,7 +20,7 @@ from tessera.utils.evaluation.result_files import (
     save_txt,
 )
 from tessera.utils.types import CocoIds, Detections
-from tests.utils.evaluation.made_images import Image, make_image, share
+from tests.utils.evaluation.made_images import share
 
 
 def detections(n: int = 2) -> Detections:
@@ -55,9 +56,11 @@ def test_rows_are_fractions_of_the_image_and_replace_those_before(tmp_path: Path
     assert target.read_text() == ""
 
 
-def image(n: int) -> Image:
-    boxes = [[10.0, 20.0, 30.0, 60.0], [0.0, 0.0, 100.0, 200.12345]]
-    return make_image(boxes[:n], [0.875, 0.1234567][:n], [3, 0][:n], [], [])
+def found_in(*counts: int, ranks: int = 1) -> Matches:
+    """Matches of images with so many detections, gathered from ranks."""
+    nothing = np.zeros((0, 4), np.float32), np.zeros(0, np.int32)
+    images = [(detections(count), *nothing) for count in counts]
+    return Matches.joined([share(images, range(r, len(images), ranks)) for r in range(ranks)])
 
 
 def test_ids() -> None:
@@ -77,16 +80,11 @@ def test_image_ids() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 9])
 def test_file_does_not_depend_on_the_ranks(tmp_path: Path, ranks: int) -> None:
-    images = [image(n) for n in (2, 1, 0)]
-    found = Matches.joined([share(images, range(r, 3, ranks)) for r in range(ranks)])
-    save_coco_results(tmp_path / "predictions.json", found, CocoIds((139, "x", "y"), COCO_IDS))
-    assert json.loads((tmp_path / "predictions.json").read_text()) == [
+    save_coco_results(tmp_path / "p.json", found_in(2, 1, 0, ranks=ranks), CocoIds((139, "x", "y"), COCO_IDS))
+    assert json.loads((tmp_path / "p.json").read_text()) == [
         {"image_id": 139, "category_id": 4, "bbox": [10, 20, 20, 40], "score": 0.875},
         {"image_id": 139, "category_id": 1, "bbox": [0, 0, 100, 200.12344], "score": 0.1234567},
         {"image_id": "x", "category_id": 4, "bbox": [10, 20, 20, 40], "score": 0.875},
     ]
-
-
-def test_no_detections_are_valid_json(tmp_path: Path) -> None:
-    save_coco_results(tmp_path / "p.json", share([image(0)]), CocoIds((0,), ()))
+    save_coco_results(tmp_path / "p.json", found_in(0), CocoIds((0,), ()))
     assert json.loads((tmp_path / "p.json").read_text()) == []

@@ -13,7 +13,7 @@ import pytest
 
 from tessera.utils.environment import Launch
 from tessera.utils.errors import UserError
-from tessera.utils.evaluation.predictors import Settings, ShardEvaluation
+from tessera.utils.evaluation.evaluate import Settings, ShardEvaluation
 from tessera.utils.ranks import world as world_module
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tests.at_once import at_once
@@ -57,7 +57,7 @@ TASKS = [frozenset(range(8 * task, 8 * task + 8)) for task in range(8)]
 def test_workers_of_a_rank_with_processors_of_its_own(monkeypatch: pytest.MonkeyPatch, quota: float, cpus: int) -> None:
     world = open_rank(monkeypatch, 3, [TASKS])
     assert world.cpus == cpus
-    model: Any = SimpleNamespace(has_objectness=True, needs_nms=True)
+    model: Any = SimpleNamespace(splits_batches=False)
     index: Any = SimpleNamespace(names=["a", "b"])
     assert ShardEvaluation(model, index, world, Settings(), None)._threads == min(cpus, 4)
 

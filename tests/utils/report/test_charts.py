@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from tessera.utils.engine.state import INITIAL
 from tessera.utils.evaluation.curves import best_step
-from tessera.utils.evaluation.matches import CONFIDENCES
+from tessera.utils.evaluation.matching import CONFIDENCES
 from tessera.utils.report import charts
 from tessera.utils.report.charts import (
     plot_confidence_curve,

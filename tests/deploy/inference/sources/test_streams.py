@@ -20,8 +20,17 @@ from tessera.deploy.inference.sources.frames import Frame, SourceEvent
 from tessera.deploy.inference.sources.sources import open_sources
 from tessera.deploy.inference.sources.stream import StreamTimeouts
 from tests.data.make import write_image
-from tests.deploy.inference.sources.made_sources import events, frames, items, kinds, number_of, read, write_video
-from tests.deploy.inference.sources.mjpeg_server import REFUSE, mjpeg_server
+from tests.deploy.inference.sources.made_sources import (
+    REFUSE,
+    events,
+    frames,
+    items,
+    kinds,
+    mjpeg_server,
+    number_of,
+    read,
+    write_video,
+)
 
 SILENT = 600.0
 READ_S = 2.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import tempfile
-from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +12,12 @@ import pytest
 from tessera.data.source.decode import read_image
 from tessera.deploy.inference.sources import urls
 from tessera.deploy.inference.sources.frames import Frame
-from tessera.deploy.inference.sources.source_arguments import parse_sources
 from tessera.deploy.inference.sources.urls import read_address
 from tessera.utils import http_client
 from tessera.utils.errors import UserError
-from tessera.utils.http_client import NetworkLimits, redacted
+from tessera.utils.http_client import NetworkLimits
 from tests.data.make import write_image
-from tests.deploy.inference.sources.made_sources import events, frames, items, number_of, write_video
-from tests.deploy.inference.sources.mjpeg_server import mjpeg_server
+from tests.deploy.inference.sources.made_sources import events, frames, items, mjpeg_server, number_of, write_video
 from tests.raw_server import raw_server
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -130,22 +127,3 @@ def test_an_account_is_sent_but_not_shown_nor_given_to_others(picture: Path) -> 
             assert base64.b64encode(b"me:se@cret") in server.requests[0]
         assert b"uthorization" not in other.requests[0]
     assert isinstance(item, Frame) and "cret" not in item.source and "me:***@" in item.source
-
-
-def test_addresses_without_their_passwords() -> None:
-    assert redacted("rtsp://a:b@h:554/x?y=1") == "rtsp://a:***@h:554/x?y=1"
-    assert redacted("rtsp://h/x") == "rtsp://h/x"
-    assert redacted("rtsp://[") == "rtsp://["
-
-
-def test_nothing_is_asked_for_before_it_is_its_turn() -> None:
-    with raw_server([]) as server:
-        forms = [origin.form for origin in parse_sources([server.url, "rtsp://h/a", 0])]
-        assert forms == ["address", "stream", "camera"] and server.requests == []
-
-
-def test_a_list_over_standard_input_may_name_addresses(picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with raw_server(answer(picture.read_bytes())) as server:
-        monkeypatch.setattr("sys.stdin", TextIOWrapper(BytesIO(f"{server.url}\n{picture}\n".encode())))
-        found = items("-")
-    assert [item.source for item in found] == [server.url, str(picture)] and len(frames(found)) == 2

@@ -68,17 +68,6 @@ def test_frames_are_numbered_and_timed(made: Path, name: str, stride: int) -> No
     }
 
 
-def test_channels_are_red_green_blue(tmp_path: Path) -> None:
-    red = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
-    red[..., 2] = 255  # OpenCV writes BGR
-    writer = cv2.VideoWriter(str(tmp_path / "r.avi"), cv2.VideoWriter_fourcc(*"MJPG"), 10, (WIDTH, HEIGHT))
-    writer.write(red)
-    writer.release()
-    (frame,) = frames(items(tmp_path / "r.avi"))
-    assert frame.pixels.dtype == np.uint8 and frame.pixels.flags["C_CONTIGUOUS"] and frame.pixels.flags["OWNDATA"]
-    assert np.abs(frame.pixels.mean(axis=(0, 1)) - (255, 0, 0)).max() < 10
-
-
 def test_times_are_those_of_the_file_not_number_by_rate(ffmpeg: str, made: Path, tmp_path: Path) -> None:
     """Frames 5 to 19 are cut out, and the others keep their times: a variable frame rate."""
     cut = "select='not(between(n,5,19))'"
@@ -178,54 +167,13 @@ def changed(made: Path, path: Path, *numbers: tuple[bytes, int, int]) -> Path:
     return path
 
 
-def test_an_edit_list_may_hide_the_end(made: Path, tmp_path: Path) -> None:
-    shown = items(changed(made / "a.mp4", tmp_path / "a.mp4", (b"elst", 12, 2000)))
-    assert kinds(shown) == ["opened", "ended"] and len(frames(shown)) < 25
-
-
-@pytest.mark.parametrize("delta", [100_000, 0x10000000, 0x7FFFFFFF])
-def test_frames_whose_times_contradict_the_edit_list_are_missed(made: Path, tmp_path: Path, delta: int) -> None:
-    """FFmpeg cuts off what the list does not show: with frames of many seconds that is all but the first."""
-    found = items(changed(made / "a.mp4", tmp_path / "a.mp4", (b"stts", 16, delta)))
-    assert len(frames(found)) == 1 and kinds(found) == ["opened", "damaged"]
-    assert "it ends after 1 frame, " in events(found)[1].message
-
-
-@pytest.mark.parametrize("damage", [(b"elst", -4, 8), (b"mvhd", 16, 0xFFFFFFFF), (b"mdhd", 16, 0xFFFFFFFF)])
+@pytest.mark.parametrize("damage", [(b"elst", -4, 8), (b"mdhd", 16, 0xFFFFFFFF), (b"stts", 16, 0x7FFFFFFF)])
 def test_a_header_that_lies_ends_nothing_else(made: Path, tmp_path: Path, damage: tuple[bytes, int, int]) -> None:
-    """An edit list without content, or units of time that are none; and a frame that is larger than the file."""
+    """An edit list without content, or wrong times; and a frame that is larger than the file."""
     changed(made / "a.mp4", tmp_path / "a.mp4", damage, (b"stsz", 16 + 4 * 10, 0x7FFFFFFF))
     write_image(tmp_path / "b.jpg")
     found = items(tmp_path)
     assert kinds(found) == ["opened", "damaged"] and frames(found)[-1].name.name == "b.jpg"
-
-
-def jpeg(height: int = 48, width: int = 64) -> bytearray:
-    return bytearray(cv2.imencode(".jpg", np.full((height, width, 3), 99, np.uint8))[1].tobytes())
-
-
-def test_frames_of_motion_jpeg_have_their_own_sizes(tmp_path: Path) -> None:
-    sizes = [(48, 64), (48, 64), (80, 30), (20, 100)]
-    (tmp_path / "a.mjpeg").write_bytes(b"".join(jpeg(*size) for size in sizes))
-    found = items(tmp_path / "a.mjpeg")
-    assert [frame.pixels.shape[:2] for frame in frames(found)] == sizes and kinds(found) == ["opened", "ended"]
-
-
-@pytest.mark.parametrize("lost", [0, 2])
-@pytest.mark.parametrize(("offset", "damage"), [(2, b"\0\0"), (5, b"\x0b\xb8\x0b\xb8"), (5, b"\xfd\xe8\xfd\xe8")])
-def test_a_frame_that_does_not_decode_or_states_a_size_that_it_has_not(
-    tmp_path: Path, offset: int, damage: bytes, lost: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of 3,000 or 65,000 pixels a side: it is not filled with gigabytes, and ends no run."""
-    monkeypatch.setenv("TESSERA_MAX_PIXELS", "1000000")
-    jpegs = [jpeg() for _ in range(5)]
-    at = jpegs[lost].index(b"\xff\xc0") + offset
-    jpegs[lost][at : at + len(damage)] = damage
-    (tmp_path / "a.mjpeg").write_bytes(b"".join(jpegs))
-    found = items(tmp_path / "a.mjpeg")
-    assert [frame.frame for frame in frames(found)] == [n for n in range(5) if n != lost]
-    assert {frame.pixels.shape for frame in frames(found)} == {(48, 64, 3)} and kinds(found) == ["opened", "damaged"]
-    assert "1 of its 5 frames do not decode" in events(found)[1].message
 
 
 QUIET = """

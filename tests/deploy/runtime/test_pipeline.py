@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from tessera.data.feed.image_sizes import Tile, cut
 from tessera.deploy.inference.detector import Detector
 from tessera.deploy.inference.flags import DetectConfig
-from tessera.deploy.runtime.merge_tiles import join
-from tessera.deploy.runtime.pipeline import Pipeline
+from tessera.deploy.runtime.pipeline import image_detector, join
 from tessera.models.nms import NmsSettings
 from tessera.utils.errors import ConfigError
-from tessera.utils.evaluation.backend import ImageBackend
+from tessera.utils.evaluation.network import ImageDetector
 from tessera.utils.types import Detections
+from tests.deploy.runtime.made_files import detector_of
 
 RULES = NmsSettings(0.25, 0.45)
 LEAST = 8  # pixels of an object that are found
@@ -57,36 +57,33 @@ def drawn(size_hw: tuple[int, int], boxes: list[tuple[int, int, int, int]]) -> N
     return picture
 
 
-class WhiteBoxes(ImageBackend):
+Seen = list[NDArray[np.uint8]]
+
+
+def white_boxes(seen: Seen | None = None, largest: int = 10_000) -> ImageDetector:
     """A detector of white boxes that detects no less than 8 pixels of one, and is surer of large ones.
 
-    Args:
-        largest: pictures with a longer side have nothing in them.
+    `largest`: images with a longer side have nothing in them. `seen` receives the images.
     """
 
-    source, names, imgsz, stride = "white boxes", ("box",), 64, 32
-
-    def __init__(self, largest: int = 10_000) -> None:
-        self.seen: list[NDArray[np.uint8]] = []
-        self._largest = largest
-
-    def detect(self, picture: NDArray[np.uint8], rules: NmsSettings) -> Detections:
-        self.seen.append(picture)
-        _, _, stats, _ = cv2.connectedComponentsWithStats(picture[..., 0])
-        rows = [
-            row for row in stats[1:].tolist() if min(row[2], row[3]) >= LEAST and max(picture.shape) <= self._largest
-        ]
+    def find(image: NDArray[np.uint8]) -> Detections:
+        if seen is not None:
+            seen.append(image)
+        _, _, stats, _ = cv2.connectedComponentsWithStats(image[..., 0])
+        rows = [row for row in stats[1:].tolist() if min(row[2], row[3]) >= LEAST and max(image.shape) <= largest]
         boxes = torch.tensor([[x, y, x + w, y + h] for x, y, w, h, _ in rows], dtype=torch.float32).reshape(-1, 4)
         areas = (boxes[:, 2:] - boxes[:, :2]).prod(1)
         scores = 0.3 + 0.69 * areas / (areas + 1e4)
         order = scores.argsort(descending=True)
         return Detections(boxes[order], scores[order], torch.zeros(len(order), dtype=torch.int64))
 
+    return detector_of(find)
+
 
 def found_in_tiles(picture: NDArray[np.uint8], tile: int, overlap: float, *, whole: bool = True) -> NDArray[np.float32]:
     """Boxes from top to bottom; `whole`: the whole image shows them too, not its tiles alone."""
-    backend = WhiteBoxes() if whole else WhiteBoxes(largest=tile)
-    found, _ = Pipeline(backend, 64, tile, overlap)(picture, RULES)
+    detector = white_boxes() if whole else white_boxes(largest=tile)
+    found, _ = image_detector(detector, 64, tile, overlap)(picture, RULES)
     boxes = found.boxes_xyxy.numpy()
     return boxes[np.lexsort(boxes.T[::-1])]
 
@@ -113,9 +110,9 @@ def test_an_object_on_seams_is_one_box(whole: bool, data: st.DataObject) -> None
 
 
 def test_a_small_image_is_not_split_and_boxes_stay_inside() -> None:
-    picture, backend = drawn((300, 400), [(10, 10, 50, 60)]), WhiteBoxes()
-    found, _ = Pipeline(backend, 64, 640)(picture, RULES)
-    assert len(backend.seen) == 1 and backend.seen[0] is picture and len(found) == 1
+    picture, seen = drawn((300, 400), [(10, 10, 50, 60)]), Seen()
+    found, _ = image_detector(white_boxes(seen), 64, 640)(picture, RULES)
+    assert len(seen) == 1 and seen[0] is picture and len(found) == 1
     assert found_in_tiles(drawn((700, 700), [(0, 0, 700, 700)]), 256, 0.25).tolist() == [[0, 0, 700, 700]]
 
 
@@ -155,7 +152,7 @@ def test_nothing_and_limits() -> None:
 
 def test_a_detector_takes_tiles() -> None:
     picture = drawn((640, 1700), [(100, 200, 1600, 400), (630, 10, 660, 40)])
-    detector = Detector(WhiteBoxes(), conf_thres=0.25, tile=640, overlap=0.2)
+    detector = Detector(white_boxes(), conf_thres=0.25, tile=640, overlap=0.2)
     (result,) = detector(picture)
     assert sorted(result.boxes_xyxy.tolist()) == [[100, 200, 1600, 400], [630, 10, 660, 40]]
     assert result.size_hw == (640, 1700) and result.scores.tolist() == sorted(result.scores.tolist(), reverse=True)
@@ -167,6 +164,6 @@ def test_a_detector_takes_tiles() -> None:
 )
 def test_numbers_out_of_range(numbers: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Detector(WhiteBoxes(), **numbers)
+        Detector(white_boxes(), **numbers)
     with pytest.raises(ConfigError, match=r"--tile|--overlap"):
         DetectConfig(source=("a.jpg",), **numbers)
