@@ -184,8 +184,9 @@ def evaluate_run(
         model = Pipeline(run.model, imgsz, config.tile, config.overlap) if config.tile else run.model
         thresholds = config.conf_thres, config.iou_thres, config.max_det
         settings = Settings(*thresholds, class_of=class_of, threshold=config.threshold)
-        batches = {"batch_size": config.batch_size, "workers": config.workers}
-        evaluation = evaluate_split(model, index, world, imgsz, settings, **batches)
+        evaluation = evaluate_split(
+            model, index, world, imgsz, settings, batch_size=config.batch_size, workers=config.workers
+        )
     names = "map", "map50", "precision", "recall"
     metrics = RunMetrics(
         file=str(run.file),

@@ -47,7 +47,7 @@ from tessera.utils.ranks.failures import run_command
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.report.console import plain_folder, plain_metrics, setup_logging
-from tessera.utils.report.sample_images import SHOWN, SampleImageCollector
+from tessera.utils.report.image_grid import SHOWN, SampleImageCollector
 from tessera.utils.thresholds import DEFAULT_CONF, Threshold
 from tessera.utils.types import Metrics
 

@@ -66,7 +66,6 @@ def _class_gains(
     return np.array([*fixed, *others]) - as_is
 
 
-ERRORS = "errors.jsonl"  # the last file of a run: if it exists, the best epoch was evaluated
 NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}
 _COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
 EXPLAINED = {

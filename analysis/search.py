@@ -18,28 +18,27 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
 
 from tessera.analysis.search_report import BEST, SEEDS, judge, page, verdict, write_table
 from tessera.data.source.download import locked
 from tessera.models.heads.head import LOSS_HYPS, Head
 from tessera.utils.checkpoints.run_directory import new_run, write_flags, write_yaml
-from tessera.utils.config import RENAMED, Hyp, TrainConfig
+from tessera.utils.config import RENAMED, Hyp, TrainConfig, given_hyp
+from tessera.utils.engine.optimizer import Schedule
 from tessera.utils.engine.recipe import UNKNOWN_BATCH
-from tessera.utils.engine.schedule import Schedule
 from tessera.utils.errors import Diverged, Interrupted, UserError, warn_on_error
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import absolute_path, write_whole
-from tessera.utils.flags.objective import Metric, Objective, parse_objective
 from tessera.utils.machine.optional_packages import import_extra
 from tessera.utils.ranks.run_lock import RunLock
 from tessera.utils.ranks.world import World
+from tessera.utils.report.observers import Observer
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import one_line, plural, shown
+from tessera.utils.training.result import TrainingResult
+from tessera.utils.training.setup import resolve
 from tessera.utils.types import DatasetIndex, Metrics
 from tessera.utils.yaml_file import read_yaml
 
@@ -53,7 +52,7 @@ _ENDED = ("COMPLETE", "PRUNED")  # states of a trial
 _MOST_FAILURES = 3  # of one training
 _WAIT_S = 5.0
 # Flags of each training, which leaves no files.
-_TRIAL_FLAGS: dict[str, Any] = {"evolve": 0, "resume": "", "objective": TrainConfig.objective}
+_TRIAL_FLAGS: dict[str, Any] = {"evolve": 0, "resume": ""}
 _TRIAL_FLAGS |= {"nosave": True, "noplots": True, "loggers": "none"}
 # Flags without effect on the result of a training, which may change between trainings of a search.
 _FREE = frozenset(
@@ -75,57 +74,57 @@ class Pruned(Exception):
     """The end of a pruned training, on every rank."""
 
 
-@dataclass
-class TrialObserver:
-    """Observer of the validations of one training."""
+class TrialObserver(Observer):
+    """Observer of the validations of one training.
 
-    world: World
-    objective: Objective
-    report: Callable[[int, float], bool]  # of an epoch and its value, on rank 0; returns whether the training ends
-    metrics: Metrics | None = None  # of the last validation
-    value: float = math.nan  # of the objective in the last validation, on rank 0
-
-    def after_epoch(self, epoch: int, evaluation: Evaluation) -> bool:
-        """Report the validation of an epoch; return, on every rank, whether the training is pruned."""
-        self.metrics = evaluation.metrics
-
-        def report() -> bool:
-            self.value = self.objective.value(lambda metric: measure(evaluation, metric))
-            return self.report(epoch, self.value)
-
-        return self.world.run_on_main(report)
-
-
-def measure(evaluation: Evaluation, metric: Metric) -> float:
-    """Return a metric of a validation, on rank 0, which has the curves.
-
-    `recall@p=x` is the highest recall with a precision of at least x, at a threshold per class, as the mean over the
-    classes; 0 for a class that never reaches x. `precision@r=x` likewise. `f1` is the mean over the classes at the best
-    common threshold, `ms` the total milliseconds per image.
+    Attributes:
+        metrics, value: of the last validation, and the value of `--metric`.
     """
-    metrics, curves = evaluation.metrics, evaluation.curves
-    if metric.at is not None:
-        axes = {"recall@p": (curves.recall, curves.precision), "precision@r": (curves.precision, curves.recall)}
-        raised, bound = axes[metric.name]
-        return float(np.where(bound >= metric.at, raised, 0.0).max(1).mean()) if len(raised) else 0.0
-    if metric.name == "f1":
-        return float(curves.f1[:, curves.best].mean()) if len(curves.f1) else 0.0
-    if metric.name == "ms":
-        return sum(metrics.speed_ms)
-    return float(getattr(metrics, metric.name))
+
+    every_rank = True
+
+    def __init__(self, world: World, report: Callable[[int, float], bool]) -> None:
+        """`report` takes an epoch and its value on rank 0, and returns whether the training ends."""
+        self._world, self._report = world, report
+        self.metrics: Metrics | None = None
+        self.value = math.nan
+
+    def validation(self, epoch: int, evaluation: Evaluation, score: float) -> None:
+        """Report the validation of an epoch.
+
+        Raises:
+            Pruned: on every rank, if the search ends the training.
+        """
+        self.metrics, self.value = evaluation.metrics, score
+        if self._world.run_on_main(lambda: self._report(epoch, score)):
+            raise Pruned
 
 
 # ----------------------------------------------------------------------------------------------------- the search
 
 
-def evolve(config: TrainConfig, start: Hyp, unread: frozenset[str], world: World, train: Callable[..., T]) -> T | None:
+def evolve(flags: TrainConfig, world: World, train: Callable[..., TrainingResult]) -> TrainingResult:
     """Run `--evolve N`: N trainings, some pruned, then repetitions of the best; every rank calls this.
 
     The ranks of a job are one worker; other jobs may work on the same search. hyp_evolved.yaml has the best
-    hyperparameters so far, and at the end those that are significantly better than `start`, or `start`.
-    A new search does not vary the hyperparameters `unread`.
-    `train` runs one training of flags, hyperparameters, world, folder and watch; its last result here is returned.
+    hyperparameters so far, and at the end those that are significantly better than the start, or the start.
+    `train` runs one training of flags, hyperparameters, world, folder and trial; its last result here is returned.
     """
+    return run_search(*start_of_search(flags, world), world, train) or TrainingResult()
+
+
+def start_of_search(flags: TrainConfig, world: World) -> tuple[TrainConfig, Hyp, frozenset[str]]:
+    """Return flags and hyperparameters for the first training, and those hyperparameters that none reads."""
+    given_hyp(flags.hyp)  # names its errors before the dataset is read
+    recipe = resolve(flags, None, world)
+    config, data = dataclasses.replace(recipe.config, freeze=flags.freeze), recipe.data
+    return config, recipe.hyp, unread_keys(recipe.hyp, config, recipe.head, data.train, data.images_per_epoch)
+
+
+def run_search(
+    config: TrainConfig, start: Hyp, unread: frozenset[str], world: World, train: Callable[..., T]
+) -> T | None:
+    """Run the trainings; a new search does not vary the hyperparameters `unread`."""
     folder = open_directory(config, world)
     search, result = Search(folder, config), None
     try:
@@ -133,10 +132,10 @@ def evolve(config: TrainConfig, start: Hyp, unread: frozenset[str], world: World
         while training := _next(search, world):
             log.info(training.title)
             own: dict[str, Any] = {"project": str(folder), "name": training.folder.name, "seed": training.seed}
-            watch = TrialObserver(world, parse_objective(config.objective), search.report)
+            watch = TrialObserver(world, search.report)
             with _recording(search, watch, world):
                 flags = dataclasses.replace(config, **_TRIAL_FLAGS, **own)
-                result = train(flags, training.hyp, world, folder=training.folder, watch=watch)
+                result = train(flags, training.hyp, world, folder=training.folder, trial=watch)
         log.info(world.run_on_main(search.conclude))
     finally:
         search.release()
@@ -288,7 +287,7 @@ class Search:
         again, sets = self._in_state(self._repetitions(), "COMPLETE"), self._sets
         standings = judge({(t.params["set"], t.params["seed"]): t.value for t in again}, len(sets))
         winner, summary = verdict(sets, standings)
-        text = page(summary, self._config.objective, self._in_state(self._trials, *_ENDED), sets, standings)
+        text = page(summary, self._config.metric, self._in_state(self._trials, *_ENDED), sets, standings)
         with turn(self.folder):
             write_yaml(self.folder / BEST, hyp_of(self._start, winner.params if winner else {}).as_dict())
             write_whole(self.folder / REPORT, text.encode())
@@ -478,7 +477,8 @@ def _continued(config: TrainConfig) -> Path:
 
 def _require_same_training(config: TrainConfig, folder: Path) -> None:
     """Raise UserError for flags with which trainings of the search are not comparable."""
-    before: dict[str, Any] = read_yaml(folder / FLAGS, "the flags of a search").values
+    before: dict[str, Any] = dict(read_yaml(folder / FLAGS, "the flags of a search").values)
+    before.setdefault("metric", before.pop("objective", TrainConfig.metric))  # its name up to 0.1
     differing = [key for key, now in config.as_dict().items() if key not in _FREE and before.get(key, now) != now]
     if differing:
         had, has = (

@@ -3,14 +3,20 @@
 The functions take the names of their command's flags. Importing this costs nothing: what a name needs, torch among it,
 is loaded when the name is first used.
 
-`commands`, `data`, `models` and `utils` are links to what lies beside this folder, so every module has one name
-wherever it is imported from: `tessera.utils.boxes`, never `utils.boxes`.
+`data`, `models`, `utils`, `analysis` and `deploy` are links to what lies beside this folder, so every module has one
+name wherever it is imported from: `tessera.utils.boxes`, never `utils.boxes`. Type checkers, editors and the build
+follow links, but not a `__path__` set at run time. A ZIP unpacked on Windows has text files in place of links: there
+`__path__` names the folders.
 """
 
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+if not Path(__file__).with_name("utils").is_dir():
+    __path__.append(str(Path(__file__).parents[1]))
 
 from tessera.utils.flags.version import __version__
 

@@ -1,13 +1,17 @@
-"""Layers of the code: packages from the bottom up, their imports, and the diagram of them in docs/architecture.md.
+"""Layers of the code: packages from the bottom up, their imports, the diagram of them in docs/architecture.md, sizes.
 
-uv run python -m tests.layers      # draw the diagram again
+uv run --group dev python -m tests.layers      # draw the diagram again, and print the sizes
 """
 
 from __future__ import annotations
 
 import ast
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
@@ -64,9 +68,15 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports(tree: ast.AST) -> list[tuple[str, int]]:
-    """Absolute module names with the line of their import."""
+    """Absolute module names with the line of their import, also inside functions; not those of TYPE_CHECKING."""
     found: list[tuple[str, int]] = []
-    for node in ast.walk(tree):
+    nodes = [tree]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            nodes += node.orelse
+            continue
+        nodes += ast.iter_child_nodes(node)
         if isinstance(node, ast.Import):
             found += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -109,5 +119,75 @@ def drawn(page: str) -> str:
     return before + picture() + rest.partition("\n```")[2]
 
 
+MODULES = {module_of(path): path for path in FILES}
+CORE = ("tessera.commands.train", "tessera.commands.val", "tessera.data", "tessera.models", "tessera.utils")
+
+
+class Size(NamedTuple):
+    """Number of modules and of lines."""
+
+    modules: int
+    lines: int
+
+
+def size(modules: Iterable[str]) -> Size:
+    lines = [len(MODULES[module].read_text().splitlines()) for module in modules]
+    return Size(len(lines), sum(lines))
+
+
+def inside(*packages: str) -> set[str]:
+    """The modules of packages."""
+    return {module for module in MODULES if f"{module}.".startswith(tuple(f"{package}." for package in packages))}
+
+
+@cache
+def imported_by(module: str) -> frozenset[str]:
+    """The modules of this program that a module imports."""
+    return frozenset(name for name, _ in imports(parsed(MODULES[module])) if name in MODULES)
+
+
+def closure(module: str) -> set[str]:
+    """The modules that a module imports, and that these import."""
+    found: set[str] = set()
+    left = [module]
+    while left:
+        new = imported_by(left.pop()) - found
+        found |= new
+        left += new
+    return found
+
+
+def with_one_importer() -> set[str]:
+    """The modules that exactly one other imports."""
+    importers = Counter(name for module in MODULES for name in imported_by(module) - {module})
+    return {module for module, count in importers.items() if count == 1}
+
+
+def lines_of_python() -> tuple[int, int]:
+    """Lines of Python outside and inside tests/, of the files of the repository."""
+    listed = subprocess.run(["git", "ls-files", "*.py", "*.pyi"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = [path for path in map(ROOT.joinpath, listed.stdout.splitlines()) if not path.is_symlink()]
+    lines = {path: len(path.read_text().splitlines()) for path in files if path.is_file()}
+    tests = sum(count for path, count in lines.items() if path.is_relative_to(ROOT / "tests"))
+    return sum(lines.values()) - tests, tests
+
+
+def sizes() -> str:
+    """The table of sizes."""
+    train, detector = closure("tessera.commands.train"), closure("tessera.models.detector")
+    core, utils = size(inside(*CORE)), size(inside("tessera.utils"))
+    rows = [
+        ("imported by train.py", "{} modules, {:,} lines".format(*size(train))),
+        ("of these outside the core", f"{len(train - inside(*CORE))} modules"),
+        ("the core", "{} modules, {:,} lines".format(*core)),
+        ("utils/", "{} modules, {:,} lines".format(*utils)),
+        ("imported by models/detector.py", "{} modules, {:,} lines".format(*size(detector))),
+        ("modules with one importer", "{} modules, {:,} lines".format(*size(with_one_importer()))),
+        ("Python outside tests, in tests", "{:,}, {:,} lines".format(*lines_of_python())),
+    ]
+    return "\n".join(f"{name:32}{value}" for name, value in rows)
+
+
 if __name__ == "__main__":
     PAGE.write_text(drawn(PAGE.read_text()))
+    print(sizes())

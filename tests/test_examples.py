@@ -9,12 +9,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 import tessera
-from examples import custom_augmentation, custom_loss, detect_folder, pretrain, train_and_evaluate
+from examples import (
+    custom_augmentation,
+    custom_loss,
+    custom_observer,
+    custom_optimizer,
+    detect_folder,
+    pretrain,
+    train_and_evaluate,
+)
 from tessera.data.augment import albumentations_filters
 from tessera.models.model_yaml import HEADS
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
+from tessera.utils.errors import UserError
+from tessera.utils.evaluation.predictors import DetectionCollector
+from tessera.utils.report.observers import Observer
 from tests.system.tiny import make_data
 
 
@@ -56,6 +68,57 @@ def test_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     custom_loss.main(epochs=1, project=tmp_path)
     saved = torch.load(tmp_path / "squared" / "weights" / "last.pt", weights_only=True)
     assert "DetectSquared" in str(saved)
+
+
+def test_optimizer(tmp_path: Path) -> None:
+    custom_optimizer.main(epochs=1, project=tmp_path)
+    state = torch.load(tmp_path / "lion" / "weights" / "last.pt", weights_only=True)["optimizer"]["state"]
+    assert state and all(set(slots) == {"momentum"} and slots["momentum"].any() for slots in state.values())
+
+
+def test_observer_and_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    custom_observer.main(epochs=2, project=tmp_path)
+    lines = (tmp_path / "observed" / "moved.csv").read_text().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["0", "1"] and float(lines[1].split(",")[2]) > 0
+    assert yaml.safe_load((tmp_path / "observed" / "opt.yaml").read_text())["metric"] == "recall@p=0.95"
+    assert "(recall@p=0.95 " in capsys.readouterr().out
+
+
+class Stop(Observer):
+    """An observer that ends a run before its second validation."""
+
+    def collectors(self, epoch: int | None) -> list[DetectionCollector]:
+        if epoch == 1 and not STOPPED:
+            STOPPED.append(epoch)
+            raise KeyboardInterrupt
+        return []
+
+
+STOPPED: list[int] = []
+
+
+def test_a_resumed_run_with_parts_of_its_own_is_the_run_itself(tmp_path: Path) -> None:
+    parts = {"optimizer": custom_optimizer.lion, "callbacks": Stop, "metric": "precision", "hyp": {"lr0": 0.0003}}
+    STOPPED[:] = [1]
+    tessera.train(**parts, epochs=3, batch=4, project=tmp_path, name="whole")
+    STOPPED.clear()
+    with pytest.raises(KeyboardInterrupt):
+        tessera.train(**parts, epochs=3, batch=4, project=tmp_path, name="resumed")
+    last = tmp_path / "resumed" / "weights" / "last.pt"
+    named = "--optimizer examples.custom_optimizer:lion --callbacks tests.test_examples:Stop"
+    with pytest.raises(UserError, match=rf"imported only if they are given\. Give {named} again"):
+        tessera.train(resume=last)
+    with pytest.raises(UserError, match=r"--metric 'map' with --resume: the run of .* has --metric 'precision'"):
+        tessera.train(resume=last, **{**parts, "metric": "map"})
+    tessera.train(resume=last, **{key: parts[key] for key in ("optimizer", "callbacks")})
+    whole, resumed = (
+        torch.load(tmp_path / name / "weights" / "last.pt", weights_only=True) for name in ("whole", "resumed")
+    )
+    for key in ("model", "ema"):
+        assert all(torch.equal(tensor, resumed[key][name]) for name, tensor in whole[key].items())
+    momenta = [saved["optimizer"]["state"] for saved in (whole, resumed)]
+    assert all(torch.equal(slots["momentum"], momenta[1][number]["momentum"]) for number, slots in momenta[0].items())
+    assert whole["stopper"] == resumed["stopper"]
 
 
 @pytest.mark.slow

@@ -109,6 +109,18 @@ def test_a_program_beside_a_clone_of_that_name_imports_the_package(project: Path
     assert python(project, "mine.py", path=project).out == f"{tessera.__version__} tessera.commands.train mine\n"
 
 
+def test_a_zip_unpacked_on_windows_has_text_in_place_of_links(tmp_path: Path) -> None:
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "datasets", "runs", "tests", "docs", "*.pt")
+    clone = shutil.copytree(ROOT, tmp_path / "clone", symlinks=True, ignore=left_out)
+    for link in [path for path in (clone / "tessera").rglob("*") if path.is_symlink()]:
+        target = str(link.readlink())
+        link.unlink()
+        link.write_text(target)
+    assert "--weights" in python(clone, "train.py", "--help", path=clone).out
+    program = "import tessera; print(tessera.Detector.__name__, tessera.val.__module__)"
+    assert python(tmp_path, "-c", program, path=clone).out == "Detector tessera.commands.val\n"
+
+
 def test_the_package_is_light_and_lists_its_names(project: Path) -> None:
     program = (
         "import sys, tessera\n"
@@ -181,7 +193,7 @@ def test_commands_call_themselves_as_they_were_started(site: Path, tmp_path: Pat
 @pytest.mark.slow
 def test_validation_and_detection_need_no_pandas_and_no_tensorboard(site: Path, tmp_path: Path) -> None:
     """What a training alone uses is not imported."""
-    trainings = "{'pandas', 'tensorboard', 'tessera.utils.training.start'}"
+    trainings = "{'pandas', 'tensorboard', 'tessera.utils.training.setup'}"
     program = f"import sys, tessera; tessera.val, tessera.detect; print(sorted({trainings} & sys.modules.keys()))"
     assert python(tmp_path, "-c", program, path=site).out == "[]\n"
 

@@ -20,6 +20,7 @@ from tessera.utils.flags.objective import parse_objective
 from tessera.utils.flags.options import Options, option
 from tessera.utils.flags.program import HOME
 from tessera.utils.text import first_of, row, shown
+from tessera.utils.user_parts import part_name
 from tessera.utils.yaml_file import YamlMapping, read_yaml
 
 HYPS_DIR = HOME / "data" / "hyps"
@@ -29,7 +30,9 @@ OptimizerName = Literal["SGD", "Adam", "AdamW"]
 OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
 OWN_WEIGHTS = "tessera-n"  # that come with the program
 AUTO = "auto"  # value of --weights, of --resume, and of class_weights
-LOGGER_NAMES = ("tensorboard", "wandb", "mlflow", "clearml", "comet")  # keys of report/trackers' TRACKERS
+LOGGER_NAMES = ("tensorboard", "wandb", "mlflow")  # keys of TRACKERS in report/trackers.py
+_FORMER_LOGGERS = ("clearml", "comet")  # up to 0.1; both read TensorBoard's files
+OWN_PARTS = ("optimizer", "callbacks")  # flags that may name a part of the user's own, module:name
 
 log = logging.getLogger(__name__)
 
@@ -170,9 +173,14 @@ def _value(value: Any, where: str, metadata: Mapping[str, Any]) -> Any:
         return _by_class(value, where, metadata)
     if "low" in metadata:
         return _number(value, where, metadata)
-    matching = [c for c in metadata["choices"] if isinstance(value, str) and c.lower() == value.lower()]
+    return _choice(value, where, metadata["choices"])
+
+
+def _choice(value: Any, where: str, choices: Sequence[str]) -> str:
+    matching = [choice for choice in choices if isinstance(value, str) and choice.lower() == value.lower()]
     if not matching:
-        raise ConfigError(f"{where}: found {shown(value)}, expected one of {', '.join(metadata['choices'])}.")
+        hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+        raise ConfigError(f"{where}: found {shown(value)}, expected one of {', '.join(filter(None, choices))}.{hint}")
     return matching[0]
 
 
@@ -255,6 +263,13 @@ def _read_hyp(hyp: str | Path) -> YamlMapping:
     return read_yaml(path, "'key: value' lines")
 
 
+def part_names(given: Any, keyword: str) -> Any:
+    """Return module:name in place of the functions and classes among given values."""
+    if isinstance(given, (list, tuple)):
+        return tuple(part_names(part, keyword) for part in given)
+    return given if given is None or isinstance(given, str) else part_name(given, keyword)
+
+
 @dataclass(frozen=True)
 class TrainConfig(Options):
     """Train a detector."""
@@ -301,7 +316,11 @@ class TrainConfig(Options):
     evolve: int = option(
         0, "search hyperparameters in N trials, and train the best ones again (bare: 300)", kind=int, low=0, bare=300
     )
-    objective: str = option("fitness", 'metric that --evolve maximises, such as map, recall@p=0.95 or "map - 0.01*ms"')
+    metric: str = option(
+        "fitness",
+        "metric that best.pt, early stopping and --evolve maximise, such as map, recall@p=0.95 or 'map - 0.01*ms'",
+        "--objective",
+    )
     cache: CacheMode = option(
         "none",
         "cache decoded images, once per node, in ram (bare) or on disk",
@@ -317,8 +336,10 @@ class TrainConfig(Options):
     device: str = option("", "cpu, 0, 0,1 or mps; under torchrun each rank takes its own GPU")
     multi_scale: bool = option(False, "vary the image size by ±50 %% from batch to batch", kind=bool)
     single_cls: bool = option(False, "treat all classes as one", kind=bool)
-    optimizer: OptimizerName | Literal[""] = option(
-        "", "optimizer (default: from the hyperparameters)", choices=("", *OPTIMIZERS)
+    optimizer: str = option(
+        "",
+        f"optimizer: {', '.join(OPTIMIZERS)}, or module:name of a factory of your own (default: from the "
+        "hyperparameters)",
     )
     sync_bn: bool = option(False, "synchronise BatchNorm statistics across ranks", kind=bool)
     workers: int = option(8, "data loader workers per rank, at most its CPUs", kind=int, low=0, high=1024)
@@ -348,6 +369,7 @@ class TrainConfig(Options):
     profile: bool = option(False, "print times per epoch, and write a torch.profiler trace of a few steps", kind=bool)
     # --log is the older name. Under torchrun, which has flags of its own that begin with it, it cannot be typed.
     loggers: str = option("tensorboard", f"comma-separated list of {', '.join(LOGGER_NAMES)}; or none", "--log")
+    callbacks: tuple[str, ...] = option((), "observers of your own, each module:name of a class", many=True)
     check_data: bool = option(False, "check the dataset, print all problems, and exit", kind=bool)
     report: str = option(
         "", "with --check-data: also write data_report.html to this folder (bare: runs/data)", bare="runs/data"
@@ -359,7 +381,11 @@ class TrainConfig(Options):
             words = {k: json.dumps(v) if isinstance(v, Mapping) else v for k, v in hyp.items()}
             hyp = tuple(f"{key}={value}" for key, value in words.items())
         object.__setattr__(self, "hyp", hyp or ())  # "" in checkpoints of 0.1
+        for name in OWN_PARTS:
+            object.__setattr__(self, name, part_names(getattr(self, name), name))
         super().__post_init__()
+        if ":" not in self.optimizer:
+            object.__setattr__(self, "optimizer", _choice(self.optimizer, "--optimizer", ("", *OPTIMIZERS)))
         if self.batch_size == 0:
             raise ConfigError("--batch-size 0: expected at least 1, or -1 for AutoBatch.")
         if self.image_weights and self.sampling == "balanced":
@@ -379,12 +405,7 @@ class TrainConfig(Options):
             )
         if not self.data:
             raise ConfigError("--data: found nothing, expected a dataset YAML such as coco128.yaml.")
-        if self.objective != TrainConfig.objective and not self.evolve:
-            raise ConfigError(
-                f"--objective {shown(self.objective)} without --evolve: only a search maximises it. Add --evolve N, "
-                "or leave out --objective."
-            )
-        parse_objective(self.objective)
+        parse_objective(self.metric)
         _ = self.logger_names
 
     @property
@@ -394,9 +415,21 @@ class TrainConfig(Options):
         known = (*LOGGER_NAMES, "none")
         for name in names:
             if name and name not in known:
+                if name in _FORMER_LOGGERS:
+                    raise ConfigError(
+                        f"--loggers {name}: no longer supported. It reads TensorBoard's files: give --loggers "
+                        "tensorboard, or an observer of your own with --callbacks (docs/trackers.md)."
+                    )
                 hint = did_you_mean(name, known)
                 raise ConfigError(f"--loggers: unknown tracker {shown(name)}.{hint} Known: {', '.join(known)}.")
         return tuple(dict.fromkeys(name for name in names if name in LOGGER_NAMES))
+
+    @property
+    def own_parts(self) -> dict[str, tuple[str, ...]]:
+        """Parts of the user's own by flag, each module:name."""
+        values = {name: getattr(self, name) for name in OWN_PARTS}
+        named = {k: tuple(p for p in ((v,) if isinstance(v, str) else v) if ":" in p) for k, v in values.items()}
+        return {name: parts for name, parts in named.items() if parts}
 
     @property
     def frozen_layers(self) -> tuple[int, ...]:

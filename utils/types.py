@@ -31,8 +31,8 @@ Array = TypeVar("Array", float, Any)
 FILL = 114  # grey level of letterbox padding and of empty areas of a warp
 _MOST_ROWS = 20  # classes of a printed table
 CocoId = int | str
-# Start of a new run: from scratch, weights of all its classes for the same model, other weights, or a classifier's.
-Start = Literal["scratch", "known", "new", "backbone"]
+# What a new run begins with: nothing, weights of all its classes for the same model, other weights, or a classifier's.
+Pretraining = Literal["scratch", "known", "new", "backbone"]
 
 
 class CocoIds(NamedTuple):

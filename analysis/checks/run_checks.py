@@ -18,6 +18,7 @@ from tessera.data.source.annotations.coco_file import MAX_UNMATCHED
 from tessera.data.source.annotations.label_files import UNBOUNDED, parse_any_labels
 from tessera.data.source.annotations.segmentation import numbers
 from tessera.data.source.dataset_root import matching_paths
+from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.holdout import select_images
 from tessera.data.source.index import class_names
 from tessera.data.source.messages import (
@@ -36,10 +37,15 @@ from tessera.data.source.messages import (
 )
 from tessera.data.source.scan import ClassNames, scan
 from tessera.data.source.split_files import OFFER, list_images
+from tessera.models.detector import round_imgsz
 from tessera.utils.boxes import cxcywh_to_xyxy
+from tessera.utils.config import TrainConfig
 from tessera.utils.errors import UserError
-from tessera.utils.files import sha256
+from tessera.utils.extensions import extension
+from tessera.utils.files import sha256, user_path
+from tessera.utils.ranks.world import World
 from tessera.utils.text import escape_control, first_of, one_line, plural, shown, table_row
+from tessera.utils.training.data import load_splits, training_data
 from tessera.utils.types import DatasetSpec
 
 _SLACK, _SLACK_PX = 0.02, 2.0  # fraction of a side, and pixels, by which rounding may exceed the image
@@ -48,6 +54,33 @@ _FAR = 0.05  # fraction of a side that rounding does not explain
 _LEAST, _USUAL = 5, 0.25  # minimum number and fraction of boxes far outside the image that indicate corners
 _MOST_ROWS = 100
 _MOST_ERRORS = 20  # classes; more mean that the YAML belongs to another dataset
+
+
+def check_data(flags: TrainConfig, world: World) -> dict[str, Any]:
+    """Print every problem of the dataset for `--check-data`, and with `--tile` the number of tiles.
+
+    Returns the fields of `TrainingResult`.
+
+    Raises:
+        UserError: the dataset has errors, or the page of `--report` cannot be written.
+    """
+    checked = world.run_on_main(lambda: check_dataset(load_spec(flags.data), flags.single_cls, imgsz=flags.imgsz))
+    if world.is_main:
+        print("\n".join(checked.lines()))
+    found = checked.as_dict()
+    if flags.report:
+        write_page, folder = extension("dataset page").write_data_page, user_path(flags.report, "--report")
+        page = world.run_on_main(lambda: write_page(checked, load_spec(flags.data), folder))
+        if world.is_main:
+            print(f"Report: {page}")
+    if checked.errors:
+        raise UserError(
+            f"--check-data: {flags.data} has {plural(len(checked.errors), 'error')}, listed above. Fix them first.",
+            details={"checked": found},
+        )
+    if flags.tile:
+        training_data(load_splits(flags, world), flags, round_imgsz(flags.imgsz, stride=1), world)
+    return {"data": flags.data, "checked": found, "exit_code": checked.exit_code}
 
 
 def check_dataset(spec: DatasetSpec, single_cls: bool = False, *, imgsz: int = 640) -> DatasetCheck:

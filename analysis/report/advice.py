@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tessera.analysis.error_analysis import NAMES
-from tessera.utils.engine.learning import COLLAPSE_REMEDY, IDLE_REMEDY, has_collapsed
-from tessera.utils.engine.stopping import START
+from tessera.utils.engine.state import INITIAL
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.flags.program import started
 from tessera.utils.text import plural
+from tessera.utils.training.divergence import COLLAPSE_REMEDY, IDLE_REMEDY, has_collapsed
 from tessera.utils.types import Metrics
 
 RISE = 0.005  # of mAP50-95 over the last fifth of the epochs: above it, the curve still rises
@@ -68,7 +68,7 @@ def detected_fraction(confidence: float, why: str, correct: int, objects: int, f
 
 def best_epoch(best: int | None, epochs: int, weights: str) -> str:
     """Describe `EarlyStopping.best_epoch`, counted from 0 as in results.csv, and the epoch of the weights."""
-    if best == START:
+    if best == INITIAL:
         return "No epoch was better than the initial weights, which best.pt holds."
     if best is None:
         return "No epoch has a finite fitness: the weights are those of the last one."
@@ -88,8 +88,8 @@ def more_epochs(epochs: NDArray[np.int64], maps: NDArray[np.float64], best: int 
         return f"Probably: the curve still rises ({figures}). Train again with more --epochs."
     later = 0 if best is None else int((epochs > best).sum())
     if later >= 2 * last:
-        which = "the initial weights are the best" if best == START else f"the best was epoch {best}"
-        return f"No: {which}, and {later} later {'epochs' if best == START else 'ones'} were not better."
+        which = "the initial weights are the best" if best == INITIAL else f"the best was epoch {best}"
+        return f"No: {which}, and {later} later {'epochs' if best == INITIAL else 'ones'} were not better."
     return f"Hardly: the curve is flat at its end ({figures})."
 
 

@@ -25,7 +25,6 @@ from tessera.analysis.report.page_data import (
     dataset,
     images_by_class,
     in_words,
-    most_confused,
     scaled_sizes,
     splits_of,
     threshold_curves,
@@ -33,12 +32,13 @@ from tessera.analysis.report.page_data import (
 )
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.checkpoints.provenance import program_version
-from tessera.utils.engine.learning import idle_losses
 from tessera.utils.evaluation.error_counts import Errors
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tessera.utils.flags.program import called
+from tessera.utils.report.charts import loss_names, most_confused
 from tessera.utils.text import one_line
+from tessera.utils.training.divergence import idle_losses
 from tessera.utils.types import DatasetIndex, fitness
 
 NAME = "report.html"
@@ -135,8 +135,7 @@ def _faults(facts: ReportData) -> list[str]:
     metrics, origin, results = facts.found.metrics, facts.origin, facts.results
     found = [""]
     if results is not None and origin.trained_on is not None:
-        losses = results.filter(regex="^train/.*_loss$").tail(1)
-        last = {str(name)[len("train/") : -len("_loss")]: value for name in losses for value in losses[name]}
+        last = {name: value for name in loss_names(results) for value in results[f"train/{name}_loss"].tail(1)}
         fitnesses = fitness(results["metrics/mAP_0.5"], results["metrics/mAP_0.5:0.95"]).to_numpy(float)
         found = [
             advice.idle(idle_losses(last, origin.unused_losses, len(origin.trained_on.classes))),

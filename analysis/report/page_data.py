@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +15,13 @@ from tessera.analysis.error_analysis import ErrorItem
 from tessera.data.source.scan import ImageLabels
 from tessera.utils.config import TrainConfig
 from tessera.utils.evaluation.bootstrap import Intervals
-from tessera.utils.evaluation.error_counts import KINDS, ConfusionMatrix
+from tessera.utils.evaluation.error_counts import KINDS
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.evaluation.matches import CONFIDENCES
 from tessera.utils.evaluation.matching import Kind
 from tessera.utils.flags.program import started
 from tessera.utils.flags.val import ValConfig
+from tessera.utils.report.charts import TIME_PANELS, most_confused, training_series
 from tessera.utils.text import one_line
 from tessera.utils.thresholds import LOWEST_CONF
 from tessera.utils.types import DatasetIndex
@@ -111,19 +111,6 @@ def images_by_class(index: DatasetIndex) -> NDArray[np.int64]:
     nc = len(index.names)
     images = np.repeat(np.arange(len(index), dtype=np.int64), np.diff(index.box_offsets))  # of the objects
     return np.bincount(np.unique(images * nc + index.classes) % nc, minlength=nc)
-
-
-def most_confused(confusion: ConfusionMatrix, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Select the most confused classes, ascending, and their matrix.
-
-    Returns:
-        (c,), all if there are at most `most`; and counts (G, G) of these, of all others together if any, and of
-        background.
-    """
-    chosen = np.sort(confusion.confusions().argsort(kind="stable")[-most:])
-    group_of = np.full(confusion.nc + 1, len(chosen))
-    group_of[chosen], group_of[-1] = range(len(chosen)), len(chosen) + (len(chosen) < confusion.nc)
-    return chosen, confusion.grouped(group_of)
 
 
 def confusion_table(facts: ReportData, shown_pairs: Collection[str]) -> Values:
@@ -228,16 +215,6 @@ POINTS = 250  # of a line: a pixel or two has one
 STEPS = 200  # confidences of the slider, and beside them the best one of all classes and of each
 MOST_CURVES = 80  # that have curves of their own: those with most objects
 _PARTS = 1000  # of 1, that a ratio is sent in
-_LOSS = re.compile(r"train/(.+)_loss")
-_PANELS = {
-    "mAP": {"metrics/mAP_0.5:0.95": "mAP50-95", "metrics/mAP_0.5": "mAP50"},
-    "Precision and recall": {"metrics/precision": "precision", "metrics/recall": "recall"},
-}
-_RATES = {"Learning rate": {"x/lr1": "weights", "x/lr2": "norm weights"}}
-_TIMES = {
-    "Images per second": {"images_per_s": "training"},
-    "Fraction of the time spent waiting for images": {"time/data_wait": "waiting"},
-}
 
 
 def line_chart(axis: str, x: NDArray[Any], series: Mapping[str, NDArray[Any]], *, mark: float | None = None) -> Values:
@@ -254,18 +231,6 @@ def _short(value: float) -> float | None:
     return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
-def training_series(results: pd.DataFrame) -> dict[str, dict[str, NDArray[np.float64]]]:
-    """Return the series of results.png and the page by title and name, without empty ones; only "epoch" is required."""
-    names = [match[1] for match in map(_LOSS.fullmatch, results.columns) if match]
-    panels = {f"Loss: {name}": {f"train/{name}_loss": "train", f"val/{name}_loss": "val"} for name in names}
-    found = {}
-    for title, columns in {**_PANELS, **panels, **_RATES, **_TIMES}.items():
-        series = {name: results[column].to_numpy(float) for column, name in columns.items() if column in results}
-        if series := {name: values for name, values in series.items() if np.isfinite(values).any()}:
-            found[title] = series
-    return found
-
-
 def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, Values], dict[str, Values]]:
     """Return charts over the epochs by title: metrics, and times; `best` is the epoch to mark."""
     epochs = results["epoch"].to_numpy(float)
@@ -273,7 +238,7 @@ def training_charts(results: pd.DataFrame, best: int | None) -> tuple[dict[str, 
     charts = {
         title: line_chart("epoch", epochs, series, mark=mark) for title, series in training_series(results).items()
     }
-    times = {title: charts.pop(title) for title in _TIMES if title in charts}
+    times = {title: charts.pop(title) for title in TIME_PANELS if title in charts}
     return charts, times
 
 

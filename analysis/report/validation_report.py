@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.analysis.error_analysis import (
-    ERRORS,
     background_line,
     error_gains,
     error_items,
@@ -35,19 +35,60 @@ from tessera.analysis.report.html_page import Crop, Subject, render_crops, rende
 from tessera.analysis.report.page import NAME, chosen, page, place_of
 from tessera.analysis.report.page_data import ReportData, RunInfo
 from tessera.data.source.scan import ImageLabels, locate_labels
+from tessera.utils.engine.state import Training
 from tessera.utils.errors import warn_on_error
 from tessera.utils.evaluation.bootstrap import bootstrap_interval
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.files import write_whole
 from tessera.utils.flags.val import ValConfig
-from tessera.utils.report.charts.validation import plot_validation
+from tessera.utils.report.charts import plot_validation
 from tessera.utils.report.console import print_lines, table_header, validation_line
+from tessera.utils.report.observers import Observer, RunResult
+from tessera.utils.report.results_csv import ERRORS, read_results
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import one_line, table_row
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without
+
+
+class TrainingReport(Observer):
+    """Console tables, charts, report.html and error files of the best epoch of a training."""
+
+    def begin(self, training: Training) -> None:
+        self._training = training
+        self._facts: ReportData | None = None
+
+    def end(self, result: RunResult) -> None:
+        context, data, state = self._training.context, self._training.data, self._training.state
+        origin = RunInfo(
+            context.config,
+            str(result.best),
+            context.imgsz,
+            context.world.accelerator.name,
+            context.world.size,
+            trained_on=data.images,
+            epochs=state.progress.epoch,
+            best_epoch=state.stopper.best_epoch,
+            skipped=state.progress.skipped_steps,
+            unused_losses=self._training.criterion.unused,
+        )
+        self._facts = report_validation(
+            result.evaluation,
+            data.val,
+            data.spec,
+            context.folder,
+            origin,
+            verbose=len(data.val.names) <= 20,
+            plots=not context.config.noplots,
+            epochs=partial(read_results, context.folder / "results.csv"),
+        )
+
+    def close(self, *, failed: bool) -> None:
+        """Write the error files last: they mark the best epoch as evaluated."""
+        if self._facts and not failed:
+            report_errors(self._facts)
 
 
 def report_validation(

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.analysis.search import Pruned, TrialObserver, evolve
+from tessera.analysis.search import TrialObserver
+from tessera.analysis.search import run_search as evolve
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.ranks.world import World
@@ -52,7 +53,7 @@ def curve(
     hyp: Hyp,
     world: World,
     folder: Path,
-    watch: TrialObserver,
+    trial: TrialObserver,
     seconds: float = 0.0,
     slope: float = 0.1,
 ) -> Metrics:
@@ -61,15 +62,15 @@ def curve(
     for epoch in range(config.epochs):
         time.sleep(seconds)
         (folder / "results.csv").write_text(f"{epoch}\n")
-        if watch.after_epoch(epoch, found(final * (1 - 0.5 ** (epoch + 1)))):
-            raise Pruned
-    assert watch.metrics
-    return watch.metrics
+        score = final * (1 - 0.5 ** (epoch + 1))
+        trial.validation(epoch, found(score), score)
+    assert trial.metrics
+    return trial.metrics
 
 
-def nothing(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+def nothing(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
     """A training of one epoch that is worth 0."""
-    watch.after_epoch(0, found(0.0))
+    trial.validation(0, found(0.0), 0.0)
     return MEASURED
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tessera.analysis.search import measure
 from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.curves import Curves
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.flags.objective import METRICS, Metric, parse_objective
+from tessera.utils.training.validation import metric_of
 from tests.analysis.searches import MEASURED
 
 VALUES = {"map": 0.5, "map50": 0.75, "ms": 10.0, "recall": 0.25, "recall@p": 0.125}
@@ -66,15 +66,14 @@ def test_a_division_by_a_measured_0_is_not_a_number() -> None:
     ],
 )
 def test_all_else_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(ConfigError, match=rf"--objective .*({sentence})"):
+    with pytest.raises(ConfigError, match=rf"--metric .*({sentence})"):
         parse_objective(text)
 
 
-def test_an_objective_belongs_to_a_search() -> None:
-    with pytest.raises(ConfigError, match=r"--objective .map. without --evolve: .* Add --evolve N"):
-        TrainConfig(objective="map")
+def test_objective_is_an_older_name_of_metric() -> None:
+    assert TrainConfig.from_args(["--objective", "map"]) == TrainConfig.named({"objective": "map"}) == {"metric": "map"}
     with pytest.raises(ConfigError, match="found 'maps'"):
-        TrainConfig(evolve=3, objective="maps")
+        TrainConfig(metric="maps")
 
 
 def test_every_figure_is_measured() -> None:
@@ -86,9 +85,9 @@ def test_every_figure_is_measured() -> None:
     curves = Curves(classes, precision, recall, f1, np.zeros((2, 101)), np.zeros(2), 600, np.full(2, 600))
     metrics = replace(MEASURED, map50=0.5, map=0.4, precision=0.7, recall=0.6, speed_ms=(1.0, 2.0, 0.5))
     found = Evaluation(metrics, curves, None, None, None)  # type: ignore[arg-type]
-    assert [measure(found, Metric(name)) for name in METRICS] == pytest.approx(
+    assert [metric_of(found, Metric(name)) for name in METRICS] == pytest.approx(
         [0.41, 0.4, 0.5, 0.7, 0.6, (2 / 3 + 0.72 / 1.3) / 2, 3.5]
     )
-    assert measure(found, Metric("recall@p", 0.95)) == pytest.approx(0.25), "the second class is never so precise"
-    assert measure(found, Metric("recall@p", 0.5)) == pytest.approx(0.4)
-    assert measure(found, Metric("precision@r", 0.7)) == pytest.approx(0.5)
+    assert metric_of(found, Metric("recall@p", 0.95)) == pytest.approx(0.25), "the second class is never so precise"
+    assert metric_of(found, Metric("recall@p", 0.5)) == pytest.approx(0.4)
+    assert metric_of(found, Metric("precision@r", 0.7)) == pytest.approx(0.5)

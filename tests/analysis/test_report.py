@@ -28,7 +28,7 @@ from tessera.analysis.report.page_data import (
     line_chart,
     threshold_curves,
 )
-from tessera.utils.engine.stopping import START
+from tessera.utils.engine.state import INITIAL
 from tessera.utils.evaluation.matching import FALSE_KINDS, Kind
 from tests.analysis.made_page import HEBREW, HOSTILE, assert_safe, made_report_data, trained
 from tests.utils.evaluation.made_images import matrix_of
@@ -181,7 +181,7 @@ def test_found_share_and_best_epoch() -> None:
     assert not advice.detected_fraction(0.5, "given", 0, 0, 9)
     assert advice.best_epoch(7, 8, "last.pt") == "The best epoch is 7, counted from 0, of 8 that were trained."
     assert advice.best_epoch(3, 8, "w/last.pt").endswith("trained; the weights are those of the last one.")
-    assert "initial weights, which best.pt holds" in advice.best_epoch(START, 8, "best.pt")
+    assert "initial weights, which best.pt holds" in advice.best_epoch(INITIAL, 8, "best.pt")
     assert advice.best_epoch(None, 8, "last.pt").startswith("No epoch has a finite fitness")
 
 
@@ -193,7 +193,7 @@ def test_found_share_and_best_epoch() -> None:
         ([0.1, 0.3, 0.5, *[0.4] * 17], 2, "No: the best was epoch 2, and 17 later ones"),
         ([*np.linspace(0, 0.5, 20), *[0.5] * 20, 0.501], 40, "Hardly: the curve is flat"),
         ([NAN, 0.1, NAN, 0.5, NAN, *[0.4] * 8], 3, "No: the best was epoch 3, and 8 later ones"),
-        ([0.4] * 10, START, "No: the initial weights are the best, and 10 later epochs were not"),
+        ([0.4] * 10, INITIAL, "No: the initial weights are the best, and 10 later epochs were not"),
         ([0.4] * 10, None, "Hardly: the curve is flat"),
     ],
 )

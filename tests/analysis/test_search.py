@@ -19,7 +19,8 @@ import optuna
 import pytest
 import yaml
 
-from tessera.analysis.search import TrialObserver, evolve, hyp_of, open_directory, ranges, unread_keys
+from tessera.analysis.search import TrialObserver, hyp_of, open_directory, ranges, unread_keys
+from tessera.analysis.search import run_search as evolve
 from tessera.models.model_yaml import HEADS
 from tessera.utils.checkpoints.run_directory import write_flags
 from tessera.utils.config import Hyp, TrainConfig
@@ -45,12 +46,12 @@ FILES = ["evolve.csv", "hyp_evolved.yaml", "journal.log", "opt.yaml", "search.md
 def test_a_search_finds_a_better_set_and_says_why(tmp_path: Path) -> None:
     seeds: list[int] = []
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         assert config.evolve == 0 and not config.resume and config.nosave and config.loggers == "none"
         seeds.append(config.seed)
-        return curve(config, hyp, world, folder, watch, slope=0.4)
+        return curve(config, hyp, world, folder, trial, slope=0.4)
 
-    search(tmp_path, 40, train, epochs=6, objective="map", seed=7)
+    search(tmp_path, 40, train, epochs=6, metric="map", seed=7)
     folder = tmp_path / "exp"
     assert sorted(path.name for path in folder.iterdir()) == FILES
     rows = table(folder)
@@ -68,11 +69,11 @@ def test_a_search_without_anything_to_find_says_so(tmp_path: Path) -> None:
     start = dataclasses.replace(START, lr0=0.012345678)
     compared: list[Hyp] = []
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         if config.seed == 1:
             compared.append(hyp)
         result = found(0.5 + 0.001 * config.seed if hyp == start else 0.4)
-        watch.after_epoch(0, result)
+        trial.validation(0, result, result.metrics.fitness)
         return result.metrics
 
     evolve(TrainConfig(evolve=6, project=str(tmp_path)), start, frozenset(), World(), train)
@@ -83,10 +84,10 @@ def test_a_search_without_anything_to_find_says_so(tmp_path: Path) -> None:
 
 
 def test_a_training_that_fails_three_times_counts_as_diverged(tmp_path: Path) -> None:
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         if config.name != "trial0" and not table(tmp_path / "exp")[1:]:
             raise UserError("out of memory")
-        return nothing(config, hyp, world, folder, watch)
+        return nothing(config, hyp, world, folder, trial)
 
     for _ in range(3):
         with pytest.raises(UserError, match="out of memory"):
@@ -99,11 +100,11 @@ def test_a_training_that_fails_three_times_counts_as_diverged(tmp_path: Path) ->
 def test_a_training_that_diverges_or_has_no_finite_result_is_the_worst(tmp_path: Path) -> None:
     results = iter([Diverged("not finite"), float("nan"), 0.41])
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         result = next(results, 0.4)
         if isinstance(result, Diverged):
             raise result
-        watch.after_epoch(0, found(result))
+        trial.validation(0, found(result), result)
         return found(result).metrics
 
     search(tmp_path, 3, train)
@@ -196,7 +197,7 @@ def test_a_search_has_a_folder_of_its_own_and_only_those_who_ask_continue_it(tmp
             {"resume": "newest", "epochs": 3, "imgsz": 64},
             r"this search has trainings with --epochs 100, --imgsz 640; found --epochs 3, --imgsz 64, which are not",
         ),
-        ({"resume": "newest", "objective": "map"}, r"with --objective 'fitness'; found --objective 'map'"),
+        ({"resume": "newest", "metric": "map"}, r"with --metric 'fitness'; found --metric 'map'"),
         ({"exist_ok": True}, r"exp is not empty; a search needs its own directory"),
     ):
         with pytest.raises(UserError, match=message):
@@ -210,11 +211,11 @@ def test_a_search_that_is_stopped_trains_what_an_undisturbed_one_does(tmp_path: 
     tried: list[Hyp] = []
     stops: set[int] = set()
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         tried.append(hyp)
         if len(tried) in stops:
             raise Interrupted("Stopped by SIGTERM.", 15, saved=True)
-        return curve(config, hyp, world, folder, watch)
+        return curve(config, hyp, world, folder, trial)
 
     search(tmp_path, 16, train, epochs=4)
     undisturbed = tried.copy()
@@ -266,13 +267,13 @@ def test_ranks_that_the_launcher_restarts_continue_their_search(
     monkeypatch.setattr(World, "remember", lambda _, key, value: kept.update({key: value}))
     killed: list[Hyp] = []
 
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         if config.name == "trial1" and not killed:
-            watch.after_epoch(0, found(0.3))
+            trial.validation(0, found(0.3), 0.3)
             killed.append(hyp)
             raise KeyboardInterrupt
         assert config.name != "trial1" or hyp == killed[0]
-        return nothing(config, hyp, world, folder, watch)
+        return nothing(config, hyp, world, folder, trial)
 
     with pytest.raises(KeyboardInterrupt):
         search(tmp_path, 2, train)
@@ -334,9 +335,9 @@ def test_two_workers_share_a_journal_and_one_outlives_the_other(tmp_path: Path) 
 
 
 def test_a_worker_that_is_killed_while_it_writes_holds_nothing(tmp_path: Path) -> None:
-    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, watch: TrialObserver) -> Metrics:
+    def train(config: TrainConfig, hyp: Hyp, world: World, folder: Path, trial: TrialObserver) -> Metrics:
         os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
-        return nothing(config, hyp, world, folder, watch)
+        return nothing(config, hyp, world, folder, trial)
 
     def killed(_: Connection) -> None:
         search(tmp_path, 1, train)

@@ -18,12 +18,10 @@ import torch
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision
-from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
 from tessera.utils.engine.step import TrainStep
-from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World

@@ -21,13 +21,11 @@ from tessera.data.feed.loader import build_train_loader
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision
 from tessera.utils.engine.profile import NoProfile
-from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
 from tessera.utils.engine.step import TrainStep
-from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.environment import Launch
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.machine.choose_device import choose_accelerator

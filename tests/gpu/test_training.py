@@ -15,7 +15,7 @@ from tessera.commands import val
 from tessera.models.detector import DetectionModel
 from tessera.utils.errors import Diverged, Interrupted, UserError
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.training import start, validation
+from tessera.utils.training import setup, validation
 from tests.gpu.conftest import STEPS, Gate, each_head
 from tests.system.tiny import losses, tensors
 from tests.utils.machine.stand_in import StandIn
@@ -117,14 +117,14 @@ def test_memory_that_ends_before_the_first_step_is_explained(
     gate: Gate, monkeypatch: pytest.MonkeyPatch, part: str, work: str
 ) -> None:
     """The device has no memory for a second copy of the model."""
-    make = getattr(start, part)
+    make = getattr(setup, part)
 
     def tight(*args: Any, **kwargs: Any) -> Any:
         limit(gate, 2**20)
         kept = [p.detach().clone() for p in args[2 if part == "choose_precision" else 0].parameters()]
         return make(*args, **kwargs), kept
 
-    monkeypatch.setattr(start, part, tight)
+    monkeypatch.setattr(setup, part, tight)
     with pytest.raises(UserError, match=rf"out of memory on .*: {work}.* free\. Give a smaller --batch-size"):
         gate.train("tight", cfg="yolov5n.yaml", optimizer="AdamW")
     assert not gate.folder("tight").exists()

@@ -20,11 +20,9 @@ from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.checkpoints.training_state import dump_state
 from tessera.utils.checkpoints.weights import load_weights, model_of_weights
 from tessera.utils.config import TrainConfig, load_hyp
-from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision
-from tessera.utils.engine.state import Progress, TrainState
-from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
 from tessera.utils.training.resume_target import resume_target

@@ -28,20 +28,15 @@ from tessera.data.source.index import build_index
 from tessera.utils.checkpoints.initial_model import build_model, read_weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.ema import ModelEMA
-from tessera.utils.engine.multi_scale import scaled_size
-from tessera.utils.engine.optimizer import build_optimizer
+from tessera.utils.engine.optimizer import Schedule, build_optimizer
 from tessera.utils.engine.precision import Precision
-from tessera.utils.engine.schedule import Schedule
-from tessera.utils.engine.state import Progress, TrainState
-from tessera.utils.engine.step import TrainStep
-from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
+from tessera.utils.engine.step import TrainStep, scaled_size
 from tessera.utils.ranks.ddp import smart_DDP
 from tessera.utils.ranks.failures import run_rank
 from tessera.utils.ranks.launch import open_world
 from tessera.utils.ranks.world import World
-from tessera.utils.training.class_weights import class_weights
-from tessera.utils.training.data import open_train_loader, reweight, training_samples
+from tessera.utils.training.data import Splits, class_weights, open_train_loader, reweight, training_data
 from tessera.utils.types import Batch
 
 AFTER_WARMUP, STEPS = "--after-warmup", "--steps"
@@ -64,7 +59,8 @@ def run(words: list[str], world: World) -> None:
     config = TrainConfig(**TrainConfig.from_args([*flags, "--data", data]))
     hyp = load_hyp(*(config.hyp or ["hyp.scratch-low.yaml"]))
     with ExitStack() as stack:
-        index = training_samples(build_index(load_spec(config.data), "train"), config)
+        images = build_index(load_spec(config.data), "train")
+        index = training_data(Splits(None, images, images), config, config.imgsz, world).train  # type: ignore[arg-type]
         weights = read_weights(config, None)
         model = build_model(config, hyp, index.names, weights).to(memory_format=torch.channels_last)
         context = RunContext(config, hyp, world, config.imgsz, 32, Path())

@@ -11,7 +11,7 @@ from tessera.commands import train
 from tessera.utils.checkpoints.format import load_checkpoint
 from tessera.utils.checkpoints.weights import load_weights
 from tessera.utils.config import load_hyp
-from tessera.utils.engine.stopping import START
+from tessera.utils.engine.state import INITIAL
 from tests.system.tiny import describe_coco128
 
 
@@ -45,10 +45,10 @@ def test_a_fine_tuning_does_not_end_below_its_start(
     weights = tmp_path / "runs" / "exp" / "weights"
     best, began = load_weights(weights / "best.pt").state_dict, load_weights(official).state_dict
     assert all(torch.equal(best[name], tensor) for name, tensor in began.items())
-    assert load_checkpoint(weights / "last.pt")["stopper"]["best_epoch"] == START
+    assert load_checkpoint(weights / "last.pt")["stopper"]["best_epoch"] == INITIAL
 
     resumed = train.run(resume=str(weights / "last.pt"), epochs=2, **common)
     assert resumed is not None and resumed.map == metrics.map
-    assert load_checkpoint(weights / "last.pt")["stopper"]["best_epoch"] == START
+    assert load_checkpoint(weights / "last.pt")["stopper"]["best_epoch"] == INITIAL
     again = load_weights(weights / "best.pt").state_dict
     assert all(torch.equal(again[name], tensor) for name, tensor in began.items())

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from tessera.analysis.search import start_of_search
 
 from tessera.commands import detect, train, val
 from tessera.utils.bit_depth import PixelRule
@@ -277,8 +278,8 @@ def test_a_search_leaves_every_rank_its_own_flags(tmp_path: Path) -> None:
             return told.pop(0)
 
     here, there = (str(make_data(tmp_path / host, train=2, val=2)) for host in ("here", "there"))
-    train.start_of_search(TrainConfig(cfg="yolov5n.yaml", data=here, evolve=1), First())
+    start_of_search(TrainConfig(cfg="yolov5n.yaml", data=here, evolve=1), First())
     asked = TrainConfig(cfg="yolov5n.yaml", data=there, evolve=1, workers=3)
-    config, hyp, unread = train.start_of_search(asked, Second())
+    config, hyp, unread = start_of_search(asked, Second())
     assert (config.data, config.workers) == (there, 3)
     assert config.hyp == ("hyp.short.yaml",) and hyp == load_hyp(*config.hyp) and "topk" in unread

@@ -19,10 +19,10 @@ from tessera.utils.checkpoints.resolve import resolve_weights
 from tessera.utils.checkpoints.resume import ResumedRun
 from tessera.utils.checkpoints.transfer import intersect_weights
 from tessera.utils.checkpoints.weights import Weights, load_weights
-from tessera.utils.config import AUTO, Hyp, TrainConfig
+from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig
 from tessera.utils.errors import ConfigError
 from tessera.utils.text import escape_control, first_of, plural
-from tessera.utils.types import Start
+from tessera.utils.types import Pretraining
 
 log = logging.getLogger(__name__)
 
@@ -30,17 +30,18 @@ DEFAULT_MODEL = "tessera-n.yaml"  # named in the help of --cfg, too
 
 
 def read_weights(config: TrainConfig, resumed: ResumedRun | None) -> Weights | None:
-    """Read the file of `--weights`; None from scratch, for a resumed run, and before it is known what auto means."""
-    if config.weights in ("", AUTO) or resumed:
+    """Read the file of `--weights`; None from scratch and for a resumed run. For auto it is that of a small dataset."""
+    name = config.weights if config.weights != AUTO else "" if config.cfg else OWN_WEIGHTS
+    if not name or resumed:
         return None
-    if config.weights == efficientnet_lite.NAME:
+    if name == efficientnet_lite.NAME:
         file, imported = efficientnet_lite.imagenet_weights(config.cfg)
         source = f"{file} (ImageNet, Apache-2.0)"
         return Weights(imported.state_dict, imported.model_yaml, (), source, family=efficientnet_lite.FAMILY)
-    return load_weights(resolve_weights(config.weights))
+    return load_weights(resolve_weights(name))
 
 
-def start_kind(config: TrainConfig, names: Sequence[str], weights: Weights | None) -> Start:
+def pretraining_of(config: TrainConfig, names: Sequence[str], weights: Weights | None) -> Pretraining:
     """Return the kind of weights that a model for the classes `names` starts from; "scratch" for a resumed run."""
     if weights is None:
         return "scratch"
@@ -101,7 +102,7 @@ def build_model(
         model = DetectionModel(described, names=names, anchors=round(hyp.anchors) or None)
     if weights is not None:
         # The YAML of another model has its own values, such as anchors.
-        keeps_values = not config.cfg or start_kind(config, names, weights) == "known"
+        keeps_values = not config.cfg or pretraining_of(config, names, weights) == "known"
         yaml_values = [] if keeps_values else [rf"\.{name}$" for name in model.head.yaml_tensors]
         own, offered = model.state_dict(), match_class_layers(model, weights)
         fitting, rest = intersect_weights(

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from tessera.data.source.annotations.class_matching import reordered_classes
 from tessera.utils.checkpoints.training_state import restore_state
 from tessera.utils.config import Hyp, TrainConfig, complete_hyp
+from tessera.utils.engine.optimizer import family_of
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
@@ -99,6 +100,7 @@ def run_of_checkpoint(
     """
     now = {flag: value for flag, value in given.items() if flag not in ("project", "name", "weights", "cfg")}
     before = saved_config(checkpoint, path)
+    _require_own_parts(before, TrainConfig(**given), path)
     config = dataclasses.replace(before, **{**now, "resume": str(path)})
     if restarted and config.batch_size < 1 and before.batch_size % world.size == 0:
         config = dataclasses.replace(config, batch_size=before.batch_size)
@@ -118,13 +120,27 @@ def run_of_checkpoint(
     return config, hyp, ResumedRun(path.parent.parent, checkpoint)
 
 
+def _require_own_parts(before: TrainConfig, given: TrainConfig, path: Path) -> None:
+    """Raise ConfigError unless the user's own parts of a run are given again: a file's names are not imported."""
+    missing = {flag: parts for flag, parts in before.own_parts.items() if given.own_parts.get(flag) != parts}
+    if missing:
+        flags = " ".join(f"--{flag} {' '.join(parts)}" for flag, parts in missing.items())
+        raise ConfigError(
+            f"--resume {path}: the run has parts of its user's own, which are imported only if they are given. Give "
+            f"{flags} again."
+        )
+
+
 def _differences(before: TrainConfig, saved_hyp: Hyp, config: TrainConfig, hyp: Hyp) -> Iterator[Difference]:
     """Yield the flags and hyperparameters that differ from those of the run and cannot change."""
     had, has = before.optimizer or saved_hyp.optimizer, config.optimizer or hyp.optimizer
     by_hyp = f"--hyp {shown(' '.join(config.hyp))}"
-    if (had == "SGD") != (has == "SGD"):  # Adam and AdamW have equal states
+    if family_of(had) != family_of(has):
         now = f"--optimizer {config.optimizer}" if config.optimizer else by_hyp
         yield Difference(now, f"the optimizer {had}", f"its state does not fit {has}")
+    if before.metric != config.metric:
+        now, was = (f"--metric {shown(c.metric)}" for c in (config, before))
+        yield Difference(now, was, "best.pt and early stopping compare its values")
     if set(before.frozen_layers) != set(config.frozen_layers):
         now, was = (f"--freeze {' '.join(map(str, c.freeze or (0,)))}" for c in (config, before))
         yield Difference(now, was, "the optimizer has a state for trained layers alone")

@@ -19,6 +19,7 @@ from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.checkpoints.training_state import dump_state
 from tessera.utils.engine.context import RunContext
 from tessera.utils.engine.state import TrainState
+from tessera.utils.engine.step import StepFlags
 from tessera.utils.errors import Interrupted
 from tessera.utils.flags.program import git_revision, started
 from tessera.utils.machine.accelerator import Accelerator
@@ -55,7 +56,7 @@ class Saver(AbstractContextManager["Saver"]):
         dataset_hash: digest of the training index.
         pixels: the dataset's conversion of images with more than 8 bits.
         stop_signals: stop signals of this rank.
-        flush: reads the remaining step flags; returns whether a rank received a stop signal.
+        flush: reads the remaining step flags.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Saver(AbstractContextManager["Saver"]):
         dataset_hash: str,
         pixels: PixelRule | None,
         stop_signals: StopSignals,
-        flush: Callable[[], bool],
+        flush: Callable[[], StepFlags],
     ) -> None:
         self.folder = context.folder / "weights"  # on rank 0's host
         has_best = context.resumed and context.world.run_on_main((self.folder / "best.pt").is_file)
@@ -156,7 +157,7 @@ class Saver(AbstractContextManager["Saver"]):
         """Save the state of the last step, whole files and best.pt; return whether a stop was requested by then."""
         world = self._context.world
         world.set_activity("saving a checkpoint")
-        stop = self._flush_steps()
+        stop = self._flush_steps().stop
         losses = world.all_gather(self._state.progress.losses.cpu())
 
         def write() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tessera.data.source.annotations.classes import LONGEST_CLASS_NAME
 from tessera.utils.checkpoints.restricted_unpickler import DamagedFile
-from tessera.utils.engine.stopping import START
+from tessera.utils.engine.state import INITIAL
 from tessera.utils.text import plural, shown
 
 MIN_IMGSZ, MAX_IMGSZ = 32, 8192  # as of --imgsz
@@ -33,7 +33,7 @@ def _is_count(value: Any, least: int = 0) -> bool:
 
 
 def _is_epoch(value: Any) -> bool:
-    return _is_count(value, START)
+    return _is_count(value, INITIAL)
 
 
 def _is_text(value: Any) -> bool:
@@ -76,7 +76,7 @@ def _having(**tests: _Test) -> _Test:
 
 def _is_stopper(value: Any) -> bool:
     is_one = _having(best_fitness=_is_number, best_epoch=_is_epoch)
-    return is_one(value) and _is_epoch(value.get("improved_epoch", START))  # missing in earlier versions
+    return is_one(value) and _is_epoch(value.get("improved_epoch", INITIAL))  # missing in earlier versions
 
 
 _TENSORS = "tensors by name", _table(_is_tensor)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from tessera.utils.checkpoints.transfer import tensor_differences
+from tessera.utils.engine.optimizer import check_slots
 from tessera.utils.engine.state import TrainState
 from tessera.utils.errors import UserError
 from tessera.utils.machine.accelerator import Accelerator
-from tessera.utils.text import first_line, shown
+from tessera.utils.text import first_line
 
 
 def dump_state(state: TrainState[Any], losses_by_rank: Sequence[Tensor] = ()) -> dict[str, Any]:
@@ -80,16 +81,15 @@ def restore_state(state: TrainState[Any], saved: Mapping[str, Any], *, rank: int
 def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
     """Restore moments and counters; keep the rates and the decay of this optimizer."""
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    # Adam and AdamW have betas, SGD has not. torch compares only the number of parameters.
-    other = ["betas" in group for group in saved["param_groups"][:1]] != ["betas" in group for group in own[:1]]
+    groups = saved["param_groups"]
+    if (
+        "fused" in own[0]
+    ):  # torch places the step counters as the group of the file says: on the device for fused kernels
+        groups = [{**group, "fused": own[0]["fused"]} for group in groups]
     try:
-        if other:
-            raise ValueError("SGD and Adam have different states")
-        # torch places the step counters as the group of the file says: on the device for fused kernels.
-        groups = [{**group, "fused": own[0].get("fused")} for group in saved["param_groups"]]
         optimizer.load_state_dict({**saved, "param_groups": groups})
-        _check_moments(optimizer)
-    except ValueError as error:
+        check_slots(optimizer)
+    except (ValueError, KeyError) as error:
         raise UserError(
             f"The optimizer's state in the checkpoint does not fit ({first_line(error)}). Resume with the --optimizer "
             "and the --freeze of the run."
@@ -97,22 +97,10 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any
     for group, values in zip(optimizer.param_groups, own, strict=True):
         group.update(values)
     for parameter, slots in optimizer.state.items():
-        for name, value in slots.items():
+        for slot, value in slots.items():
             # Fused kernels expect moments in the memory layout of their parameter.
-            if isinstance(value, Tensor) and value.ndim and value.stride() != parameter.stride():
-                slots[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError for moments of another kind or shape, which torch accepts and then fails in the first step."""
-    adam = "betas" in optimizer.param_groups[0]
-    wanted = {"exp_avg", "exp_avg_sq"} if adam else {"momentum_buffer"}
-    for parameter, slots in optimizer.state.items():
-        moments = {name: value for name, value in slots.items() if name != "step" and value is not None}
-        if not isinstance(parameter, Tensor) or not moments.keys() <= wanted or adam != ("step" in slots):
-            raise ValueError(f"it has {', '.join(map(shown, slots))}")
-        if any(not isinstance(value, Tensor) or value.shape != parameter.shape for value in moments.values()):
-            raise ValueError("its moments have other shapes than the parameters")
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                slots[slot] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
 
 def rng_state(accelerator: Accelerator) -> dict[str, Any]:

@@ -1,26 +1,26 @@
-"""Immutable context of a training run: configuration, hyperparameters, ranks, sizes and run directory."""
+"""Immutable context of a training run: configuration, hyperparameters, ranks, sizes, run directory; and its dataset."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.utils.config import Hyp, OptimizerName, TrainConfig
+from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.ranks.world import World
-from tessera.utils.types import Start
+from tessera.utils.types import DatasetIndex, DatasetSpec, Pretraining
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Context of one training run."""
+    """Context of one training run, resolved and valid."""
 
     config: TrainConfig  # flags, completed by the recipe's file and AutoBatch's batch size
     hyp: Hyp
     world: World
     imgsz: int  # training size in pixels, a multiple of `stride`
     stride: int  # largest of the model, in pixels
-    folder: Path  # on rank 0's host
-    start: Start = "scratch"
+    folder: Path  # run directory, on rank 0's host
+    pretraining: Pretraining = "scratch"
     resumed: bool = False
 
     @property
@@ -35,7 +35,7 @@ class RunContext:
 
     @property
     def batch_size(self) -> int:
-        """Images of a global batch, over all ranks; below 1 until AutoBatch has chosen."""
+        """Images of a global batch, over all ranks."""
         return self.config.batch_size
 
     @property
@@ -44,7 +44,7 @@ class RunContext:
         return self.batch_size // self.world.size
 
     @property
-    def optimizer(self) -> OptimizerName:
+    def optimizer(self) -> str:
         """Name of the optimizer: `--optimizer`, else the hyperparameters'."""
         return self.config.optimizer or self.hyp.optimizer
 
@@ -61,3 +61,15 @@ class RunContext:
             return 0
         closed = config.close_mosaic if config.close_mosaic >= 0 else round(hyp.close_mosaic * config.epochs)
         return config.epochs - closed
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Dataset of a training."""
+
+    spec: DatasetSpec
+    images: DatasetIndex  # training split
+    train: DatasetIndex  # samples: the same, or with `--tile` its tiles
+    val: DatasetIndex
+    images_per_epoch: int  # number of samples in an epoch
+    train_hash: str  # digest of `train`, to detect other data in a resumed run

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 
 from tessera.models.heads.head import Head
 from tessera.utils.config import AUTO, OWN_WEIGHTS, Hyp, TrainConfig, complete_hyp, load_hyp
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.ema import ema_decay
-from tessera.utils.engine.schedule import Schedule, accumulation
+from tessera.utils.engine.optimizer import Schedule, accumulation, family_of
+from tessera.utils.engine.state import ema_decay
 from tessera.utils.text import one_line, plural, row
-from tessera.utils.types import Start
+from tessera.utils.types import Pretraining
 
 log = logging.getLogger(__name__)
 
-_STARTS: dict[Start, str] = {
+_PRETRAININGS: dict[Pretraining, str] = {
     "scratch": "from scratch",
     "known": "from weights that know all of these classes",
     "new": "from weights of other classes, of unnamed classes, or of another model",
@@ -30,25 +29,26 @@ RATE_RATIO = 3  # ratio of learning rates; files for one kind of optimizer diffe
 GAIN_RATIO = 20  # ratio of box gains; only files for another kind of head differ by more
 
 
-def recipe_file(head: type[Head], start: Start, batches: int) -> str:
+def recipe_file(head: type[Head], pretraining: Pretraining, batches: int) -> str:
     """Return the hyperparameter file for a head's models and a run of `batches` batches."""
     by_length = head.recipes.long if batches >= LONG_RUN else head.recipes.short
-    return {"known": head.recipes.known, "backbone": head.recipes.backbone}.get(start, by_length)
+    return {"known": head.recipes.known, "backbone": head.recipes.backbone}.get(pretraining, by_length)
 
 
-def with_recipe(config: TrainConfig, head: type[Head], start: Start, images: int) -> tuple[TrainConfig, Hyp]:
-    """Choose the hyperparameters that `--hyp` leaves out; return the run's completed flags and all values."""
-    batch_size = config.batch_size if config.batch_size > 0 else UNKNOWN_BATCH
-    file = recipe_file(head, start, config.epochs * -(-images // batch_size))
-    words, hyp = complete_hyp(config.hyp, (file,), load_hyp(file))
-    return dataclasses.replace(config, hyp=words), hyp
+def choose_hyp(
+    flags: TrainConfig, head: type[Head], pretraining: Pretraining, images: int
+) -> tuple[tuple[str, ...], Hyp]:
+    """Choose the hyperparameters that `--hyp` leaves out; return its completed words and all values."""
+    batch_size = flags.batch_size if flags.batch_size > 0 else UNKNOWN_BATCH
+    file = recipe_file(head, pretraining, flags.epochs * -(-images // batch_size))
+    return complete_hyp(flags.hyp, (file,), load_hyp(file))
 
 
-def resolve_auto_weights(config: TrainConfig, images: int) -> TrainConfig:
-    """Return the flags with what `--weights auto` means for a number of training images."""
-    if config.weights != AUTO:
-        return config
-    return dataclasses.replace(config, weights=OWN_WEIGHTS if images < FEW_IMAGES and not config.cfg else "")
+def chosen_weights(flags: TrainConfig, images: int) -> str:
+    """Return `--weights`, or what "auto" means for a number of training images."""
+    if flags.weights != AUTO:
+        return flags.weights
+    return OWN_WEIGHTS if images < FEW_IMAGES and not flags.cfg else ""
 
 
 def pretrained_hint(config: TrainConfig, images: int) -> str:
@@ -62,65 +62,69 @@ def pretrained_hint(config: TrainConfig, images: int) -> str:
     )
 
 
-def report_recipe(run: RunContext, schedule: Schedule, head: Head) -> None:
+def report_recipe(context: RunContext, schedule: Schedule, head: Head) -> None:
     """Log the recipe and its schedule, and warn if they do not suit this run."""
-    reason = _STARTS[run.start]
-    if run.start in ("scratch", "new"):
+    reason = _PRETRAININGS[context.pretraining]
+    if context.pretraining in ("scratch", "new"):
         reason += f", {'from' if schedule.iterations >= LONG_RUN else 'below'} {LONG_RUN:,} batches"
-    is_usual = not run.resumed and run.config.hyp[:1] == (recipe_file(type(head), run.start, schedule.iterations),)
+    is_usual = not context.resumed and context.config.hyp[:1] == (
+        recipe_file(type(head), context.pretraining, schedule.iterations),
+    )
     chosen = f" ({reason})" if is_usual else ""
-    log.info(row("Recipe", _words(run) + chosen))
-    log.info(row("Schedule", schedule_summary(run, schedule)))
-    for warning in recipe_warnings(run, schedule, head):
+    log.info(row("Recipe", _words(context) + chosen))
+    log.info(row("Schedule", schedule_summary(context, schedule)))
+    for warning in recipe_warnings(context, schedule, head):
         log.warning(warning)
 
 
-def _words(run: RunContext) -> str:
-    return one_line(" ".join(run.config.hyp), 120)
+def _words(context: RunContext) -> str:
+    return one_line(" ".join(context.config.hyp), 120)
 
 
-def schedule_summary(run: RunContext, schedule: Schedule) -> str:
+def schedule_summary(context: RunContext, schedule: Schedule) -> str:
     """Return one line on the optimization in the numbers of this run."""
-    hyp, batches, steps = run.hyp, schedule.iterations, schedule.steps()
+    hyp, batches, steps = context.hyp, schedule.iterations, schedule.steps()
     horizon = 1 / (1 - ema_decay(steps, hyp.ema_fraction))
     flat = f"constant for {hyp.flat_fraction:.0%} of the epochs, then " if hyp.flat_fraction else ""
     fall = "cosine decay" if schedule.cosine_share > 0.5 else "linear decay"
-    closed = run.config.epochs - run.mosaic_epochs
-    mosaic = f"no mosaic in the last {closed} of {run.config.epochs} epochs" if closed > 0 else "mosaic in every epoch"
-    mosaic = mosaic if run.mosaic_epochs > 0 else "no mosaic"
-    by_layer = f" at the head, × {run.layer_decay:g} a layer before it" if run.layer_decay != 1 else ""
+    closed = context.config.epochs - context.mosaic_epochs
+    mosaic = (
+        f"no mosaic in the last {closed} of {context.config.epochs} epochs" if closed > 0 else "mosaic in every epoch"
+    )
+    mosaic = mosaic if context.mosaic_epochs > 0 else "no mosaic"
+    by_layer = f" at the head, × {context.layer_decay:g} a layer before it" if context.layer_decay != 1 else ""
     fixed = (
         f"; BatchNorm statistics of the first {hyp.fixed_norms:g} layers fixed"
-        if run.config.weights and hyp.fixed_norms
+        if context.config.weights and hyp.fixed_norms
         else ""
     )
-    accumulated = accumulation(hyp, run.batch_size)
-    images = f"{'up to ' if accumulated > 1 else ''}{plural(run.batch_size * accumulated, 'image')}"
+    accumulated = accumulation(hyp, context.batch_size)
+    images = f"{'up to ' if accumulated > 1 else ''}{plural(context.batch_size * accumulated, 'image')}"
     return (
         f"{plural(batches, 'batch')}, {plural(steps, 'step')} of {images}; "
-        f"{run.optimizer}, learning rate {hyp.lr0:g}{by_layer}, warm-up {schedule.warmup_iterations:,} batches, "
+        f"{context.optimizer}, learning rate {hyp.lr0:g}{by_layer}, warm-up {schedule.warmup_iterations:,} batches, "
         f"{flat}{fall} to {hyp.lr0 * hyp.lrf:g}; EMA over the last {horizon:,.1f} steps; {mosaic}{fixed}"
     )
 
 
-def recipe_warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str]:
+def recipe_warnings(context: RunContext, schedule: Schedule, head: Head) -> list[str]:
     """Return warnings about the hyperparameters in this run, each with a remedy."""
     found: list[str] = []
-    own = recipe_file(type(head), run.start, schedule.iterations)
+    own = recipe_file(type(head), context.pretraining, schedule.iterations)
     gain = load_hyp(own).box
-    if not gain / GAIN_RATIO <= run.hyp.box <= gain * GAIN_RATIO:
+    if not gain / GAIN_RATIO <= context.hyp.box <= gain * GAIN_RATIO:
         found.append(
-            f"{_words(run)}: box gain {run.hyp.box:g}, expected about {gain:g} as in {own}. It may "
+            f"{_words(context)}: box gain {context.hyp.box:g}, expected about {gain:g} as in {own}. It may "
             "be for another kind of head. Omit --hyp, or give a file for this kind."
         )
-    found += _learning_rate_warnings(run, head)
+    found += _learning_rate_warnings(context, head)
     steps = schedule.steps()
     warming = min(schedule.warmup_iterations, schedule.iterations)
-    few, mostly_warm = not run.config.weights and steps < FEW_STEPS, 2 * warming > schedule.iterations
-    if not run.resumed and (few or mostly_warm):
+    few, mostly_warm = not context.config.weights and steps < FEW_STEPS, 2 * warming > schedule.iterations
+    if not context.resumed and (few or mostly_warm):
         helps = ["more --epochs or a smaller --batch-size"] if schedule.iterations < FEW_STEPS else []
-        if accumulation(run.hyp, run.batch_size) > 1:
-            short = recipe_file(type(head), run.start, 0)
+        if accumulation(context.hyp, context.batch_size) > 1:
+            short = recipe_file(type(head), context.pretraining, 0)
             helps = [f"--hyp {short}, which makes a step of every batch (docs/recipes.md)", *helps]
         elif mostly_warm:
             helps += ["a lower warmup_epochs in --hyp"]
@@ -131,17 +135,17 @@ def recipe_warnings(run: RunContext, schedule: Schedule, head: Head) -> list[str
     return found
 
 
-def _learning_rate_warnings(run: RunContext, head: Head) -> list[str]:
+def _learning_rate_warnings(context: RunContext, head: Head) -> list[str]:
     """Warn if `--optimizer` is of another kind than the hyperparameters', and lr0 far from its usual rate."""
-    is_sgd = run.optimizer == "SGD"  # Adam and AdamW have similar rates
-    if (run.hyp.optimizer == "SGD") == is_sgd:
+    family = family_of(context.optimizer)
+    if family == family_of(context.hyp.optimizer):
         return []
     recipes = ((file, load_hyp(file)) for file in head.recipes)
-    file, other = next(((f, hyp) for f, hyp in recipes if (hyp.optimizer == "SGD") == is_sgd), ("", run.hyp))
-    if other.lr0 / RATE_RATIO < run.hyp.lr0 < other.lr0 * RATE_RATIO:
+    file, other = next(((f, hyp) for f, hyp in recipes if family_of(hyp.optimizer) == family), ("", context.hyp))
+    if other.lr0 / RATE_RATIO < context.hyp.lr0 < other.lr0 * RATE_RATIO:
         return []
     return [
-        f"--optimizer {run.optimizer}: lr0 {run.hyp.lr0:g} of {_words(run)} is for "
-        f"{run.hyp.optimizer}; {file}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {file}, or a file with a "
-        "similar rate."
+        f"--optimizer {context.optimizer}: lr0 {context.hyp.lr0:g} of {_words(context)} is for "
+        f"{context.hyp.optimizer}; {file}, for {other.optimizer}, has {other.lr0:g}. Give --hyp {file}, or a file with "
+        "a similar rate."
     ]

@@ -1,18 +1,24 @@
-"""Mutable state of a training: progress, and all that a resumed run needs."""
+"""Mutable state of a training, which a checkpoint stores: progress, EMA, early stopping, and their sum `TrainState`."""
 
 from __future__ import annotations
 
+import copy
+import math
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from tessera.utils.engine.ema import ModelEMA
+from tessera.models.detector import DetectionModel
+from tessera.models.heads.criterion import Criterion
+from tessera.utils.engine.context import RunContext, TrainingData
 from tessera.utils.engine.precision import Precision
-from tessera.utils.engine.stopping import EarlyStopping
 
 M = TypeVar("M", bound=nn.Module)
+
+DECAY, WARMUP = 0.9999, 2000.0  # of the EMA: largest decay; updates until 63 % of it
+INITIAL = -1  # in place of an epoch: the initial weights
 
 
 @dataclass
@@ -68,6 +74,101 @@ class Progress:
         self.losses = torch.zeros_like(self.losses)
 
 
+def ema_decay(updates: int, share: float = 0.0) -> float:
+    """Return the weight of the old average in update number `updates`, from 1.
+
+    The decay grows, so that the average follows early training. Without `share` it is YOLOv5's
+    0.9999 (1 − exp(−n / 2000)), which suits a hundred thousand updates. With `share`, the average covers that fraction
+    of all updates so far: d = min(0.9999, 1 − 1 / (1 + share · n)).
+    """
+    if share == 0:
+        return DECAY * (1 - math.exp(-updates / WARMUP))
+    return min(DECAY, 1 - 1 / (1 + share * updates))
+
+
+class ModelEMA(Generic[M]):
+    """EMA over all floating-point parameters and buffers of a model, in fp32; `share` as in `ema_decay`."""
+
+    def __init__(self, model: M, share: float = 0.0) -> None:
+        self.model: M = copy.deepcopy(model).eval().requires_grad_(False)  # the averaged copy
+        self.updates = 0
+        self._share = share
+        self._pairs: tuple[list[Tensor], ...] | None = None
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, taken: Tensor | bool = True) -> None:
+        """Move the average towards the state of the raw `model`, and count the update.
+
+        `model` is the same module in every call. Without `taken`, whether the optimizer took its step, the average
+        stays. As a bool () tensor on the model's device it needs no host synchronisation; the caller then calls
+        `undo_update` once it knows that a step was skipped.
+        """
+        self.updates += 1
+        if self._pairs is None:  # floating-point tensors are averaged, the others copied
+            both = self.model.state_dict(), model.state_dict()  # the tensors themselves, detached
+            names = ([k for k, v in both[0].items() if v.is_floating_point() is real] for real in (True, False))
+            self._pairs = tuple([state[name] for name in half] for half in names for state in both)
+        averages, values, others, copied = self._pairs
+        weight = 1 - ema_decay(self.updates, self._share)
+        if isinstance(taken, Tensor):
+            steps = torch._foreach_sub(values, averages)
+            torch._foreach_mul_(steps, taken * weight)
+            torch._foreach_add_(averages, steps)
+        else:
+            torch._foreach_lerp_(averages, values, weight * taken)
+        if others:
+            torch._foreach_copy_(others, copied)
+
+    def undo_update(self) -> None:
+        """Undo the count of an update whose step was skipped."""
+        self.updates -= 1
+
+
+class EarlyStopping:
+    """Record of the best epoch, and the decision to stop.
+
+    Attributes:
+        best_fitness, best_epoch: of the best epoch so far; the later of equal ones. −∞ and None while no epoch has a
+            finite fitness. `INITIAL` if the initial weights are better than every epoch.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience  # epochs without improvement after which to stop; 0 = never
+        self.best_fitness = float("-inf")
+        self.best_epoch: int | None = None
+        self.improved_epoch: int | None = None  # the first epoch with this fitness, from which patience counts
+
+    def update(self, epoch: int, fitness: float | None) -> bool:
+        """Record an epoch's fitness, None if it was not validated; return whether to stop after it."""
+        if fitness is None:
+            return False
+        if math.isfinite(fitness) and fitness >= self.best_fitness:
+            if fitness > self.best_fitness:
+                self.improved_epoch = epoch
+            self.best_fitness, self.best_epoch = fitness, epoch
+        return self.has_run_out(epoch)
+
+    def has_run_out(self, epoch: int) -> bool:
+        """Return whether patience ends with a validated epoch, from 0."""
+        return self.patience > 0 and epoch - max(self.improved_epoch or 0, 0) >= self.patience
+
+    def has_stopped(self, epochs_done: int) -> bool:
+        """Return whether a run of `epochs_done` epochs has stopped early."""
+        return self.best_epoch is not None and self.has_run_out(epochs_done - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint; patience belongs to the configuration."""
+        epochs = {"best_epoch": self.best_epoch or 0, "improved_epoch": self.improved_epoch or 0}
+        return {"best_fitness": self.best_fitness, **epochs}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the values of `state_dict`; older files lack improved_epoch."""
+        self.best_fitness = float(state["best_fitness"])
+        if math.isfinite(self.best_fitness):
+            self.best_epoch = int(state["best_epoch"])
+            self.improved_epoch = int(state.get("improved_epoch", self.best_epoch))
+
+
 @dataclass
 class TrainState(Generic[M]):
     """All that changes while training; `training_state` in utils/checkpoints saves and restores it in place."""
@@ -83,3 +184,13 @@ class TrainState(Generic[M]):
         """Return the epochs still to be trained, out of `epochs`; none after an early stop."""
         first = self.progress.epoch
         return range(first, first if self.progress.batch_in_epoch == 0 and self.stopper.has_stopped(first) else epochs)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A run that is ready to train; its observers get it."""
+
+    context: RunContext
+    data: TrainingData
+    state: TrainState[DetectionModel]
+    criterion: Criterion[Any]

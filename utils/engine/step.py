@@ -1,4 +1,7 @@
-"""Training step: forward, backward and update over accumulated batches; skipped if a gradient is not finite."""
+"""Training step, from batches to new weights: forward, assignment, loss, backward, reduction, update, EMA, flags.
+
+A step whose gradient is not finite is skipped.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.models.heads.criterion import Criterion
 from tessera.models.layers.blocks import Conv
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.multi_scale import resized
-from tessera.utils.engine.optimizer import step_where
 from tessera.utils.engine.profile import NoProfile
 from tessera.utils.engine.state import Progress, TrainState
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.ddp import average_statistics, gradients_stay_local
 from tessera.utils.ranks.sync_batchnorm import SyncBatchNorm2d
+from tessera.utils.seeding import sample_rng
 from tessera.utils.types import Batch
 
 
@@ -84,7 +87,8 @@ class TrainStep:
     Each batch of a window has its own mean loss. Four batches of 16 have the gradient of one of 64 if they have equally
     many positives; otherwise a positive in a batch with fewer of them weighs more, as in YOLOv5.
 
-    `model` is the result of `smart_DDP`; `state.model` is the raw model inside.
+    `model` is the result of `smart_DDP`; `state.model` is the raw model inside. `observe` is called with the flags of
+    each step, as soon as they are read.
     """
 
     def __init__(
@@ -94,12 +98,13 @@ class TrainStep:
         criterion: Criterion[Any],
         context: RunContext,
         profile: NoProfile | None = None,
+        observe: Callable[[StepFlags], None] | None = None,
     ) -> None:
         self._model, self._state, self._criterion = model, state, criterion
         self._context, self._world, self._accelerator = context, context.world, context.world.accelerator
         self._statistics = RunningStatistics(state.model)
         self._reader = FlagReader(self._accelerator)
-        self._stage = (profile or NoProfile()).stage
+        self._stage, self._observe = (profile or NoProfile()).stage, observe
 
     def __call__(
         self, batches: Iterable[Batch], window: int, stop_requested: Callable[[], bool] = lambda: False
@@ -132,6 +137,8 @@ class TrainStep:
         self._state.progress.skip(flags.skipped)
         if flags.skipped:
             self._state.ema.undo_update()
+        if flags.step and self._observe:
+            self._observe(flags)
         return flags
 
     def _accumulate(self, batch: Batch, number: int, stop_requested: Callable[[], bool]) -> tuple[Tensor, Tensor]:
@@ -171,7 +178,7 @@ class TrainStep:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             torch._foreach_mul_(gradients, (self._context.hyp.clip / (norm + 1e-6)).clamp(max=1))
             finite = norm < float("inf")
-            step_where(finite, state.optimizer)
+            _step_where(finite, state.optimizer)
             scaler.update()
             state.optimizer.zero_grad(set_to_none=True)
         with self._stage("EMA"):
@@ -206,3 +213,54 @@ class RunningStatistics:
             torch._foreach_copy_(self._live, list(values.split([t.numel() for t in self._live])))
         if self._counters:
             torch._foreach_add_(self._counters, [finite * batches] * len(self._counters))
+
+
+def _step_where(taken: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Step an optimizer if `taken`, bool () on its device, is true.
+
+    Fused kernels skip by a flag on the device, made for torch's GradScaler, without a host synchronisation. For others
+    the host reads the flag.
+    """
+    if not optimizer.defaults.get("fused"):
+        if taken:
+            optimizer.step()
+        return
+    optimizer.found_inf = (~taken).float()  # type: ignore[attr-defined]
+    optimizer.step()
+    del optimizer.found_inf  # type: ignore[attr-defined]
+
+
+def scaled_size(seed: int, epoch: int, batch: int, imgsz: int, stride: int) -> int:
+    """Return the image size of a global batch: uniform in [0.5, 1.5) · imgsz, rounded down to the stride."""
+    return _floored(int(sample_rng(seed, epoch, batch, "size").integers(imgsz // 2, imgsz * 3 // 2)), stride)
+
+
+def smallest_size(imgsz: int, stride: int) -> int:
+    """Return the smallest value of `scaled_size`."""
+    return _floored(imgsz // 2, stride)
+
+
+def largest_size(imgsz: int, stride: int) -> int:
+    """Return the largest value of `scaled_size`."""
+    return _floored(imgsz * 3 // 2 - 1, stride)
+
+
+def _floored(size: int, stride: int) -> int:
+    return max(size // stride, 1) * stride
+
+
+def min_images(size: int, stride: int) -> int:
+    """Return how many images of `size` pixels a normalisation needs: a single value has no variance."""
+    return 2 if size <= stride else 1
+
+
+def resized(context: RunContext, images: Tensor, targets: Tensor, epoch: int, batch: int) -> tuple[Tensor, Tensor]:
+    """Return images (B, 3, H, W) and targets (T, 6) at the size of global batch `batch`, with `--multi-scale`."""
+    config, stride = context.config, context.stride
+    if not config.multi_scale:
+        return images, targets
+    factor = scaled_size(config.seed, epoch, batch, context.imgsz, stride) / max(images.shape[2:])
+    height, width = (max(round(side * factor / stride), 1) * stride for side in images.shape[2:])
+    scale_y, scale_x = height / images.shape[2], width / images.shape[3]
+    scaled = F.interpolate(images, (height, width), mode="bilinear", align_corners=False)
+    return scaled, targets * torch.tensor((1, 1, scale_x, scale_y, scale_x, scale_y))

@@ -1,4 +1,4 @@
-"""Objective of a hyperparameter search: a formula of validation metrics that `--evolve` maximises.
+"""Metric of `--metric`: a formula of validation metrics that best.pt, early stopping and `--evolve` maximise.
 
 map                  recall@p=0.95                  map - 0.01*ms                  (map50 + recall) / 2
 """
@@ -56,12 +56,12 @@ class Objective:
 
 
 def parse_objective(text: str) -> Objective:
-    """Parse an objective; it is never evaluated as Python.
+    """Parse a metric; it is never evaluated as Python.
 
     Raises:
         ConfigError: something other than numbers, metrics and + - * /.
     """
-    where = f"--objective {shown(text)}"
+    where = f"--metric {shown(text)}"
     metrics: dict[str, Metric] = {name: Metric(name) for name in METRICS}
 
     def named(match: re.Match[str]) -> str:

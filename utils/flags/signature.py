@@ -11,13 +11,15 @@ from typing import Any, TypeVar
 from tessera.utils.flags.options import COMPATIBILITY, GROUPS, Options, flags_of, keyword_of
 
 F = TypeVar("F", bound=Callable[..., Any])
-_TEXT = ("name", "objective", "loggers", "license", "include", "require")  # not paths
+_TEXT = ("name", "metric", "loggers", "license", "include", "require")  # not paths
 _TYPES = {
     "conf_thres": "float | str",
     "device": "str | int",
     "hyp": "str | Path | Mapping[str, Any] | Sequence[str | Path]",
     "data": "str | Path | Mapping[str, Any]",
     "source": "str | Path | int | Sequence[str | Path]",
+    "optimizer": "str | Callable[..., Any]",
+    "callbacks": "str | Callable[..., Any] | Sequence[str | Callable[..., Any]]",
     "classes": "int | str | Sequence[int | str]",
 }
 

@@ -1,18 +1,26 @@
-"""results.csv: one row per epoch, written by rank 0."""
+"""results.csv: one row per epoch, written by rank 0; and opt.yaml and hyp.yaml, which a run directory begins with."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
 import pandas as pd
 
+from tessera.utils.checkpoints.run_directory import write_flags, write_yaml
+from tessera.utils.engine.state import Training
 from tessera.utils.errors import UserError
-from tessera.utils.files import atomic_write, open_plain
-from tessera.utils.text import shown
+from tessera.utils.files import atomic_write, open_plain, remove_leftovers
+from tessera.utils.report.observers import EpochResult, Observer
+from tessera.utils.text import duration, first_of, plural, shown
 
+log = logging.getLogger(__name__)
+
+ERRORS = "errors.jsonl"  # the last file of a run: if it exists, the best epoch was evaluated
 _LONGEST = 1 << 28  # bytes
 
 
@@ -52,6 +60,70 @@ class ResultsTable:
     def _write(self) -> None:
         with atomic_write(self.path) as file:
             file.write("".join(f"{','.join(cells)}\n" for cells in self._rows).encode())
+
+
+class RunFiles(Observer):
+    """opt.yaml, hyp.yaml and results.csv of a run. A resumed run keeps the rows of its finished epochs.
+
+    Raises:
+        UserError: on every rank, if the run directory is not writable or holds another results.csv.
+    """
+
+    every_rank = True  # the others fail with rank 0
+
+    def begin(self, training: Training) -> None:
+        context, progress = training.context, training.state.progress
+        self._context, self._loss_names = context, training.criterion.names
+        self._start_epoch = progress.epoch
+        context.world.run_on_main(self._open)
+
+    def epoch(self, epoch: EpochResult) -> None:
+        row = results_row(epoch, self._loss_names)
+        self._context.world.run_on_main(lambda: self._append(row))
+        left = self._context.config.epochs - epoch.number - 1
+        if epoch.number == self._start_epoch and left and epoch.images_per_s:
+            log.info(f"{plural(left, 'more epoch')} at this pace: about {duration(left * epoch.seconds)}")
+
+    def _append(self, row: Mapping[str, float]) -> None:
+        with self._writing():
+            self._table.append(row)
+
+    def _open(self) -> None:
+        context, folder = self._context, self._context.folder
+        with self._writing():
+            for place in (folder, folder / "weights"):
+                remove_leftovers(place, of_any_host=True)  # this run may have been killed on another
+            # First, as it refuses a foreign results.csv.
+            self._table = ResultsTable(folder / "results.csv", self._loss_names, self._start_epoch)
+            if lost := self._table.lost:
+                log.warning(
+                    f"{self._table.path}: the rows of {plural(len(lost), 'trained epoch')} are missing "
+                    f"({first_of(list(map(str, lost)), 5)}), also from results.png and report.html."
+                )
+            (folder / ERRORS).unlink(missing_ok=True)  # of an earlier evaluation
+            write_flags(folder / "opt.yaml", context.config)
+            write_yaml(folder / "hyp.yaml", context.hyp.as_dict())
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise errors of the file system as UserError."""
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"Run directory {self._context.folder}: not writable ({error.strerror or error}). Make room or fix its "
+                f"permissions, and continue with --resume; or choose another with --project."
+            ) from error
+
+
+def results_row(epoch: EpochResult, loss_names: Sequence[str]) -> dict[str, float]:
+    """Return the row of an epoch by column; NaN for what was not validated or not timed."""
+    nan, metrics = float("nan"), epoch.metrics
+    measured = (metrics.precision, metrics.recall, metrics.map50, metrics.map) if metrics else (nan,) * 4
+    val_losses = metrics.losses if metrics and metrics.losses else (nan,) * len(loss_names)
+    speed = (epoch.seconds, epoch.data_wait, epoch.images_per_s) if epoch.images_per_s else (nan,) * 3
+    cells = (epoch.number, *epoch.losses, *measured, *val_losses, *epoch.rates, *speed)
+    return dict(zip(result_columns(loss_names), cells, strict=True))
 
 
 def read_results(path: Path) -> pd.DataFrame:

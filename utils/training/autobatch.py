@@ -6,6 +6,8 @@ import dataclasses
 import logging
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,12 @@ from torch import Tensor
 from tessera.data.feed.image_sizes import rect_val_shapes
 from tessera.models.detector import DetectionModel
 from tessera.models.heads.criterion import Criterion
+from tessera.utils.config import Hyp, TrainConfig
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.ema import ModelEMA
-from tessera.utils.engine.multi_scale import min_images
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision
-from tessera.utils.engine.state import Progress, TrainState
-from tessera.utils.engine.step import TrainStep
-from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
+from tessera.utils.engine.step import TrainStep, min_images
 from tessera.utils.errors import UserError
 from tessera.utils.evaluation.networks import fused_copy
 from tessera.utils.evaluation.predictors import Settings, ShardEvaluation
@@ -124,48 +124,53 @@ def _within_memory(measure: Measure, images: int, accelerator: Accelerator) -> S
         return (math.inf,)
 
 
+@dataclass(frozen=True)
 class Trial:
     """Measurement of this rank's memory in real steps and a real validation on synthetic images.
 
     It includes optimizer state, EMA, gradient buckets, the prefetched batch, and a validation with twice the
-    batch. The raw model, on the device, is left unchanged. `size` is the largest image size of the training in pixels.
+    batch. The raw model, on the device, is left unchanged.
     """
 
-    def __init__(
-        self, context: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision, size: int
-    ) -> None:
-        own_world = World(accelerator=context.world.accelerator)  # only some ranks may run out of memory
-        self._ranks, self._context = context.world.size, dataclasses.replace(context, world=own_world)
-        self._model, self._criterion, self._precision, self._size = model, criterion, precision, size
+    config: TrainConfig
+    hyp: Hyp
+    world: World
+    imgsz: int
+    largest: int  # image size of the training in pixels
+    model: DetectionModel
+    criterion: Criterion[Any]
+    precision: Precision
 
     def __call__(self, images: int) -> tuple[int, int]:
         """Return the peak bytes of training on `images`, and of the validation of twice as many."""
-        accelerator = self._context.world.accelerator
-        before = {name: tensor.to("cpu", copy=True) for name, tensor in self._model.state_dict().items()}
-        training = self._model.training
+        model, accelerator = self.model, self.world.accelerator
+        before = {name: tensor.to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+        training = model.training
         accelerator.reset_peak_memory()
         held = accelerator.allocated_memory()
         try:
-            return self._peaks(max(images, min_images(self._size, self._context.stride)), held)
+            return self._peaks(max(images, min_images(self.largest, model.stride)), held)
         finally:
-            self._model.zero_grad(set_to_none=True)
-            self._model.load_state_dict(before)
-            self._model.train(training)
+            model.zero_grad(set_to_none=True)
+            model.load_state_dict(before)
+            model.train(training)
             accelerator.reset_peak_memory()
 
     def _peaks(self, images: int, held: int) -> tuple[int, int]:
-        model, context, accelerator = self._model, self._context, self._context.world.accelerator
-        buckets = [torch.empty_like(p) for p in model.parameters() if p.requires_grad and self._ranks > 1]
+        model, accelerator, ranks = self.model, self.world.accelerator, self.world.size
+        config = dataclasses.replace(self.config, batch_size=images, multi_scale=False)
+        own_world = World(accelerator=accelerator)  # only some ranks may run out of memory
+        context = RunContext(config, self.hyp, own_world, self.imgsz, model.stride, Path())
+        buckets = [torch.empty_like(p) for p in model.parameters() if p.requires_grad and ranks > 1]
         optimizer = build_optimizer(
-            model, context.optimizer, context.hyp, images * self._ranks, fused=accelerator.fused_optimizers
+            model, context.optimizer, self.hyp, images * ranks, fused=accelerator.fused_optimizers
         )
-        precision = Precision(accelerator, self._precision.dtype)
-        progress = Progress(torch.zeros(len(self._criterion.names), device=accelerator.device))
+        precision = Precision(accelerator, self.precision.dtype)
+        progress = Progress(torch.zeros(len(self.criterion.names), device=accelerator.device))
         state = TrainState(model, ModelEMA(model), optimizer, precision, EarlyStopping(0), progress)
-        config = dataclasses.replace(context.config, batch_size=images, multi_scale=False)
-        step = TrainStep(model, state, self._criterion, dataclasses.replace(context, config=config))
+        step = TrainStep(model, state, self.criterion, context)
         model.train()
-        batches = accelerator.prefetch(synthetic_batch(images, self._size) for _ in range(3))
+        batches = accelerator.prefetch(synthetic_batch(images, self.largest) for _ in range(3))
         step([next(batches)], 1)
         accelerator.reset_peak_memory()  # the first step also tried cuDNN kernels that need more memory
         step([next(batches)], 1)
@@ -174,19 +179,18 @@ class Trial:
         in_training = accelerator.peak_memory() - held
         del batches
         accelerator.reset_peak_memory()
-        self._validate(state, 2 * images)
+        self._validate(state, 2 * images, own_world)
         del buckets
         return in_training, accelerator.peak_memory() - held
 
-    def _validate(self, state: TrainState[DetectionModel], images: int) -> None:
+    def _validate(self, state: TrainState[DetectionModel], images: int, world: World) -> None:
         """Validate two batches: the second is computed while the first is matched."""
-        world, imgsz = self._context.world, self._context.imgsz
-        accelerator = world.accelerator
-        square = rect_val_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self._context.stride)
-        fused, index = fused_copy(state.ema.model, accelerator), synthetic_index(images, imgsz, self._model.names)
-        measurement = ShardEvaluation(fused, index, world, Settings(), self._criterion)
+        imgsz, accelerator = self.imgsz, world.accelerator
+        square = rect_val_shapes(np.array([[imgsz, imgsz]], np.int32), imgsz, self.model.stride)
+        fused, index = fused_copy(state.ema.model, accelerator), synthetic_index(images, imgsz, self.model.names)
+        evaluation = ShardEvaluation(fused, index, world, Settings(), self.criterion)
         with accelerator.without_kernel_benchmark():
-            measurement.add(accelerator.prefetch(synthetic_batch(images, int(square.max())) for _ in range(2)))
+            evaluation.add(accelerator.prefetch(synthetic_batch(images, int(square.max())) for _ in range(2)))
         accelerator.synchronize()
 
 

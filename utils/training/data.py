@@ -1,55 +1,51 @@
-"""Data of a training: both splits of the dataset, and their loaders."""
+"""Data of a training: both splits of the dataset, their loaders, box sizes and class weights."""
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 from contextlib import ExitStack
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from tessera.data.feed.cache import open_images
 from tessera.data.feed.image_store import Interpolation
 from tessera.data.feed.loader import TrainLoader, ValLoader, build_train_loader, build_val_loader
 from tessera.data.feed.sampler import image_weights
 from tessera.data.feed.shared_memory import ShmBudget
-from tessera.data.feed.tiles import TileIndex, build_tile_index
+from tessera.data.feed.tiles import build_tile_index
 from tessera.data.source.dataset_yaml import load_spec
 from tessera.data.source.index import build_index, index_warnings
 from tessera.data.source.messages import untrained_classes
-from tessera.models.detector import round_imgsz
-from tessera.utils.config import TrainConfig
-from tessera.utils.engine.context import RunContext
+from tessera.utils.config import AUTO, Hyp, TrainConfig
+from tessera.utils.engine.context import RunContext, TrainingData
 from tessera.utils.engine.state import Progress
-from tessera.utils.errors import UserError
+from tessera.utils.errors import ConfigError, UserError, did_you_mean
 from tessera.utils.flags.program import called
 from tessera.utils.ranks.world import World, torch_distributed_zero_first
 from tessera.utils.seeding import sample_indices, sample_rng
+from tessera.utils.text import first_of, shown
 from tessera.utils.types import DatasetIndex, DatasetSpec
 
+BETA = 0.999  # of the effective number of objects, as in Cui et al.
 MOST_SIZES = 200_000  # boxes for statistics, which then have an error of 0.1 %
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class TrainingData:
-    """Dataset of a training."""
+class Splits(NamedTuple):
+    """Splits of a dataset that a training reads."""
 
     spec: DatasetSpec
-    images: DatasetIndex  # training split
-    train: DatasetIndex  # samples: the same, or with `--tile` its tiles
+    train: DatasetIndex
     val: DatasetIndex
-    train_hash: str  # digest of `train`, to detect other data in a resumed run
-
-    @property
-    def images_per_epoch(self) -> int:
-        """Number of samples in an epoch."""
-        return self.train.images_per_epoch if isinstance(self.train, TileIndex) else len(self.train)
 
 
-def load_data(config: TrainConfig, world: World) -> TrainingData:
+def load_splits(config: TrainConfig, world: World) -> Splits:
     """Load and index the dataset of `--data`, once per node; every rank calls this.
 
     Raises:
@@ -64,27 +60,25 @@ def load_data(config: TrainConfig, world: World) -> TrainingData:
                 raise
             hint = "It is the dataset of the resumed run. If it was moved, give --data."
             raise type(error)(f"{error}\n{hint}") from error
-        images = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
+        train = build_index(spec, "train", single_cls=config.single_cls, verified=verified)
         val = build_index(spec, "val", single_cls=config.single_cls, verified=verified)
-    train = training_samples(images, config, show_progress=world.is_main)
-    return TrainingData(spec, images, train, val, train.content_hash())
+    return Splits(spec, train, val)
 
 
-def training_samples(images: DatasetIndex, config: TrainConfig, *, show_progress: bool = False) -> DatasetIndex:
-    """Return the training split, or with `--tile` the index of its tiles.
+def training_data(splits: Splits, config: TrainConfig, imgsz: int, world: World) -> TrainingData:
+    """Return the dataset of a training at `imgsz` pixels: the images, or with `--tile` their tiles.
 
     Raises:
         UserError: the tiles do not suit the objects.
     """
+    spec, images, val = splits
     if not config.tile:
-        return images
-    # The choice of the recipe needs the number of tiles before there is a model, whose stride rounds the size later.
-    imgsz = round_imgsz(config.imgsz, stride=1)
-    views = build_tile_index(images, config.tile, config.overlap, imgsz, show_progress=show_progress)
+        return TrainingData(spec, images, images, val, len(images), images.content_hash())
+    views = build_tile_index(images, config.tile, config.overlap, imgsz, show_progress=world.is_main)
     log.info(f"--tile {config.tile}: {views}.")
     if len(views) == len(images):
         log.warning(f"--tile {config.tile}: no image of {images.split} is larger; training on whole images.")
-    return views
+    return TrainingData(spec, images, views, val, views.images_per_epoch, views.content_hash())
 
 
 def warn_of_problems(data: str, train: DatasetIndex, val: DatasetIndex) -> None:
@@ -96,30 +90,32 @@ def warn_of_problems(data: str, train: DatasetIndex, val: DatasetIndex) -> None:
         log.warning(text)
 
 
-def open_loaders(run: RunContext, data: TrainingData, stack: ExitStack) -> tuple[TrainLoader, ValLoader]:
+def open_loaders(context: RunContext, data: TrainingData, stack: ExitStack) -> tuple[TrainLoader, ValLoader]:
     """Return the training loader, and the loader of this rank's part of the validation; `stack` closes them."""
-    memory = ShmBudget(run.world)
-    return open_train_loader(run, data.train, memory, stack), _open_val_loader(run, data.val, memory, stack)
+    memory = ShmBudget(context.world)
+    return open_train_loader(context, data.train, memory, stack), _open_val_loader(context, data.val, memory, stack)
 
 
-def open_train_loader(run: RunContext, index: DatasetIndex, memory: ShmBudget, stack: ExitStack) -> TrainLoader:
+def open_train_loader(context: RunContext, index: DatasetIndex, memory: ShmBudget, stack: ExitStack) -> TrainLoader:
     """Return the training loader; `stack` closes it and its images."""
-    interpolation: Interpolation = "area" if run.config.tile else "linear"  # "area" as in detection with tiles
-    store = open_images(index, run.imgsz, run.config.cache, interpolation, run.world, memory)
-    return stack.enter_context(build_train_loader(run, stack.enter_context(store), memory))
+    interpolation: Interpolation = "area" if context.config.tile else "linear"  # "area" as in detection with tiles
+    store = open_images(index, context.imgsz, context.config.cache, interpolation, context.world, memory)
+    return stack.enter_context(build_train_loader(context, stack.enter_context(store), memory))
 
 
-def _open_val_loader(run: RunContext, index: DatasetIndex, memory: ShmBudget, stack: ExitStack) -> ValLoader:
+def _open_val_loader(context: RunContext, index: DatasetIndex, memory: ShmBudget, stack: ExitStack) -> ValLoader:
     # With --tile the loader is for images of the report alone; the evaluation reads the files.
-    tile, noval = run.config.tile, run.config.noval
-    store = open_images(index, run.imgsz, "none" if noval or tile else run.config.cache, "area", run.world, memory)
+    tile, noval = context.config.tile, context.config.noval
+    store = open_images(
+        index, context.imgsz, "none" if noval or tile else context.config.cache, "area", context.world, memory
+    )
     return stack.enter_context(
         build_val_loader(
             stack.enter_context(store),
-            run.world,
-            batch_size=run.val_batch_size,
-            stride=run.stride,
-            workers=run.config.workers,
+            context.world,
+            batch_size=context.val_batch_size,
+            stride=context.stride,
+            workers=context.config.workers,
             memory=memory,
             repeats=not (noval or tile),
         )
@@ -139,3 +135,43 @@ def reweight(loader: TrainLoader, index: DatasetIndex, progress: Progress, confi
     """Sample images of weak classes more often from this epoch on, with `--image-weights`."""
     if config.image_weights:
         loader.reweight(image_weights(index, progress.class_maps or np.zeros(len(index.names))))
+
+
+def class_weights(hyp: Hyp, index: DatasetIndex) -> Tensor | None:
+    """Return `Criterion.class_weights` for a training on `index`: float32 (C,) on the CPU, or None.
+
+    Classes that `hyp` does not name weigh 1. The mean weight over the objects of the dataset is scaled to 1.
+
+    Raises:
+        ConfigError: a weight for a class that the dataset does not have.
+    """
+    if not hyp.class_weights:
+        return None
+    counts = np.bincount(index.classes, minlength=len(index.names))
+    if hyp.class_weights == AUTO:
+        weights = by_effective_number(counts)
+    else:
+        weights = np.ones(len(counts))
+        for name, weight in json.loads(hyp.class_weights).items():
+            if name not in index.names:
+                raise ConfigError(
+                    f"Hyperparameter class_weights: the dataset has no class {shown(name)}."
+                    f"{did_you_mean(name, index.names)} Its classes: {first_of(list(map(shown, index.names)), 10)}."
+                )
+            weights[index.names.index(name)] = weight
+    weights /= (weights * counts).sum() / max(counts.sum(), 1) or 1.0  # unchanged without objects
+    least, most = int(weights.argmin()), int(weights.argmax())
+    log.info(
+        f"Class weights from {weights[least]:.3g} ({shown(index.names[least])}) to {weights[most]:.3g} "
+        f"({shown(index.names[most])})"
+    )
+    return torch.from_numpy(weights).float()
+
+
+def by_effective_number(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return weights (C,) of one over the effective number of objects of each class (Cui et al., arXiv 1901.05555).
+
+    The effective number of n objects is (1 − β^n) / (1 − β): about n for few, and at most 1,000. A class without
+    objects counts as having one.
+    """
+    return (1 - BETA) / (1 - BETA ** np.maximum(counts, 1))

@@ -10,17 +10,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tessera.analysis.error_analysis import ERRORS
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
 from tessera.utils.checkpoints.resume import Difference, ResumedRun, run_of_checkpoint, saved_config
 from tessera.utils.checkpoints.run_directory import new_run, newest_last_checkpoint, run_path
 from tessera.utils.config import AUTO, Hyp, TrainConfig, given_hyp
-from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.engine.state import EarlyStopping
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.files import absolute_path, reachable_path, user_path
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.ranks.run_lock import LOCK, lock_run
 from tessera.utils.ranks.world import World
+from tessera.utils.report.results_csv import ERRORS
 from tessera.utils.text import one_line, plural, shown
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.utils.checkpoints.initial_model import build_model, freeze_bn_of_first_layers, start_kind
+from tessera.utils.checkpoints.initial_model import build_model, freeze_bn_of_first_layers, pretraining_of
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tests.models.heads.made_models import SIZE_HW, each_head, images, made
@@ -72,7 +72,7 @@ def test_how_much_is_known_decides_what_follows(weights: Weights, caplog: pytest
         partial = 2 * len(model.head.class_layers()) if start == "new" else 0
         loaded = f"Loaded {total - partial} of {total} tensors from best.pt"
         assert caplog.messages == [f"{loaded}; class layer: {report}"]
-        assert start_kind(CONFIG, names, weights) == start
+        assert pretraining_of(CONFIG, names, weights) == start
         assert freeze_bn_of_first_layers(model, CONFIG, HYP, weights).fixed_norms == layers - (start == "new")
 
 

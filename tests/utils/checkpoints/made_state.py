@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from tessera.utils.checkpoints.provenance import describe_metrics, describe_run
 from tessera.utils.checkpoints.training_state import dump_state
-from tessera.utils.engine.ema import ModelEMA
 from tessera.utils.engine.precision import Precision
-from tessera.utils.engine.state import Progress, TrainState
-from tessera.utils.engine.stopping import EarlyStopping
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, TrainState
 from tessera.utils.machine.accelerator import Accelerator
 
 

@@ -16,13 +16,13 @@ from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,
     head_class,
-    start_kind,
+    pretraining_of,
     with_frozen_layers,
 )
 from tessera.utils.checkpoints.weights import Weights
 from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.errors import ConfigError
-from tessera.utils.types import Start
+from tessera.utils.types import Pretraining
 
 HYP = load_hyp("hyp.short.yaml")
 NAMES = ("cat", "dog")
@@ -124,17 +124,19 @@ def test_only_completely_loaded_layers_keep_their_statistics(
         ("", ("item",), ("item",), "new"),
     ],
 )
-def test_kind_of_start(cfg: str, before: tuple[str, ...], now: tuple[str, ...], start: Start, tmp_path: Path) -> None:
+def test_kind_of_start(
+    cfg: str, before: tuple[str, ...], now: tuple[str, ...], start: Pretraining, tmp_path: Path
+) -> None:
     trained = DetectionModel("tessera-n.yaml", nc=len(before))
     weights = Weights({}, trained.yaml, before, "a file")
-    assert start_kind(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start
+    assert pretraining_of(TrainConfig(cfg=cfg, weights="best.pt"), now, weights) == start
     own = tmp_path / "tessera-n.yaml"  # a name is not enough
     other, same = (find_model_yaml(name).read_text() for name in ("yolov5n-free.yaml", "tessera-n.yaml"))
     for text in (other, f"activation: nn.ReLU()\n{same}"):
         own.write_text(text)
-        assert start_kind(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
+        assert pretraining_of(TrainConfig(cfg=str(own), weights="best.pt"), now, weights) == "new"
     foreign = Weights({}, {**trained.yaml, "backbone": [[-1, 1, "Foreign", [64]]]}, before, "a file")
-    assert start_kind(TrainConfig(cfg="tessera-n.yaml", weights="best.pt"), now, foreign) == "new"
+    assert pretraining_of(TrainConfig(cfg="tessera-n.yaml", weights="best.pt"), now, foreign) == "new"
 
 
 def test_freeze_overrides_the_recipe() -> None:

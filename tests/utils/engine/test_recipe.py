@@ -1,4 +1,4 @@
-"""Recipe of a run: choice, summary, warnings."""
+"""Recipe: choice of the file, its summary and warnings; epochs with mosaic."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tessera.models.heads.anchor.head import Detect
 from tessera.models.model_yaml import HEADS
 from tessera.utils.config import Hyp, TrainConfig, load_hyp
 from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.ema import ema_decay
+from tessera.utils.engine.optimizer import Schedule
 from tessera.utils.engine.recipe import (
+    choose_hyp,
+    chosen_weights,
     pretrained_hint,
     recipe_file,
     recipe_warnings,
-    resolve_auto_weights,
     schedule_summary,
-    with_recipe,
 )
-from tessera.utils.engine.schedule import Schedule
-from tessera.utils.types import Start
+from tessera.utils.engine.state import ema_decay
+from tessera.utils.types import Pretraining
 from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY
 
@@ -49,7 +49,7 @@ def made(file: str, images: int, **flags: int | str) -> tuple[RunContext, Schedu
         ("backbone", 10**9, SHORT, BACKBONE),
     ],
 )
-def test_the_recipe_depends_on_start_and_length(start: Start, batches: int, file: str, of_tessera: str) -> None:
+def test_the_recipe_depends_on_start_and_length(start: Pretraining, batches: int, file: str, of_tessera: str) -> None:
     assert recipe_file(Detect, start, batches) == file
     for head in ("DetectFree", "DetectYOLOX", "DetectYOLOv9"):
         assert recipe_file(HEADS[head], start, batches) == of_tessera
@@ -63,8 +63,7 @@ def test_the_run_is_given_the_file_of_its_length_and_autobatch_counts_as_64(
     batch_size: int, images: int, file: str
 ) -> None:
     given = TrainConfig(epochs=100, batch_size=batch_size)
-    found = with_recipe(given, Detect, "scratch", images)
-    assert found == (dataclasses.replace(given, hyp=(file,)), load_hyp(file))
+    assert choose_hyp(given, Detect, "scratch", images) == ((file,), load_hyp(file))
 
 
 def test_every_recipe_is_a_file_that_is_there() -> None:
@@ -136,7 +135,7 @@ def test_pretrained_weights_are_suggested_for_few_images() -> None:
         ({}, 300, "", ""),
         ({"weights": "a.pt"}, 160, "a.pt", ""),
     ):
-        config = resolve_auto_weights(TrainConfig(**flags), images)
+        config = TrainConfig(**{**flags, "weights": chosen_weights(TrainConfig(**flags), images)})
         hint = pretrained_hint(config, images)
         assert config.weights == weights and hint.startswith(begins) and bool(hint) == bool(begins)
         assert not hint or ("--weights yolox_nano.pth instead of --cfg (" in hint) == ("cfg" in flags)
@@ -190,3 +189,15 @@ def test_larger_models_differ_in_their_augmentation_alone() -> None:
     long, large = load_hyp("hyp.tessera-long.yaml"), load_hyp("hyp.tessera-long-large.yaml")
     assert large != long
     assert dataclasses.replace(large, scale=long.scale, mixup=long.mixup) == long
+
+
+@pytest.mark.parametrize(
+    ("epochs", "share", "flag", "with_mosaic"),
+    [(60, 0.25, -1, 45), (60, 0.25, 10, 50), (60, 0.25, 0, 60), (60, 0, -1, 60), (1, 0.25, -1, 1), (9, 1, -1, 0)],
+)
+def test_the_mosaic_is_closed_for_a_share_of_the_epochs_or_as_the_flag_says(
+    epochs: int, share: float, flag: int, with_mosaic: int
+) -> None:
+    hyp = dataclasses.replace(load_hyp(LOW), close_mosaic=share)
+    run = made_run(hyp, imgsz=64, batch_size=2, epochs=epochs, close_mosaic=flag)
+    assert run.mosaic_epochs == with_mosaic

@@ -14,16 +14,14 @@ from torch import Tensor
 
 from tessera.models.detector import DetectionModel
 from tessera.utils.config import TrainConfig, load_hyp
-from tessera.utils.engine.context import RunContext
-from tessera.utils.engine.ema import ModelEMA
+from tessera.utils.engine.context import RunContext, TrainingData
 from tessera.utils.engine.optimizer import build_optimizer
 from tessera.utils.engine.precision import Precision
-from tessera.utils.engine.state import Progress, TrainState
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, Training, TrainState
 from tessera.utils.engine.step import TrainStep
-from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.machine.accelerator import Accelerator
 from tessera.utils.ranks.world import World
-from tessera.utils.types import Batch
+from tessera.utils.types import Batch, DatasetIndex
 
 SIZE = 64
 TINY: dict[str, Any] = {  # a detector of one level that takes a millisecond
@@ -76,7 +74,7 @@ class Trainer:
         self.context = RunContext(TrainConfig(weights="", data="made", batch_size=2), hyp, world, SIZE, 32, Path("run"))
         self.model = DetectionModel(cfg, names=("a", "b"))
         self.model.to(world.device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
-        criterion = self.model.head.criterion(hyp, imgsz=SIZE)
+        criterion = self.criterion = self.model.head.criterion(hyp, imgsz=SIZE)
         self.state = TrainState(
             self.model,
             ModelEMA(self.model),
@@ -86,6 +84,11 @@ class Trainer:
             Progress(torch.zeros(len(criterion.names), device=world.device)),
         )
         self.step = TrainStep(self.model, self.state, criterion, self.context)
+
+    def training(self, index: DatasetIndex, **context: Any) -> Training:
+        """The run, with an index as both splits."""
+        data = TrainingData(None, index, index, index, len(index), "")  # type: ignore[arg-type]
+        return Training(replace(self.context, **context), data, self.state, self.criterion)
 
     def tensors(self) -> list[Tensor]:
         """All that a step changes, as copies."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tessera.utils.report.trackers.loggers import TRACKERS, Loggers
+from tessera.utils.report.trackers import TRACKERS, Loggers
 
 CONFIG = {"project": "runs/train", "epochs": 3, "hyp": {"lr0": 0.01}}
 

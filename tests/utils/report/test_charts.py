@@ -17,16 +17,16 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-from tessera.utils.engine.stopping import START
+from tessera.utils.engine.state import INITIAL
 from tessera.utils.evaluation.curves import best_step
 from tessera.utils.evaluation.matches import CONFIDENCES
-from tessera.utils.report.charts import labels
-from tessera.utils.report.charts.labels import plot_labels
-from tessera.utils.report.charts.training import plot_results
-from tessera.utils.report.charts.validation import (
+from tessera.utils.report import charts
+from tessera.utils.report.charts import (
     plot_confidence_curve,
     plot_confusion_matrix,
+    plot_labels,
     plot_pr_curve,
+    plot_results,
     plot_validation,
 )
 from tessera.utils.report.results_csv import result_columns
@@ -96,7 +96,7 @@ def test_the_raw_line_is_what_was_measured_and_the_bold_one_its_average(tmp_path
     ("best", "title"),
     [
         (2, "mAP50-95 0.300 at the best epoch, 2"),
-        (START, "No epoch is better than the initial weights"),
+        (INITIAL, "No epoch is better than the initial weights"),
         (1, "mAP"),
         (None, "mAP"),
     ],
@@ -263,7 +263,7 @@ def test_labels_of_many_objects_are_counted_in_pieces(
     tmp_path: Path, figures: list[Figure], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cells and bars hold what a count of all objects together gives, whatever the pieces."""
-    monkeypatch.setattr(labels, "_AT_ONCE", 999)
+    monkeypatch.setattr(charts, "_AT_ONCE", 999)
     data = index(names(600, "short"), 30_000)
     plot_labels(data, tmp_path / "labels.jpg")
     histogram, overlay, centres, sizes = figures[0].axes

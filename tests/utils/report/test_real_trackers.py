@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.utils.report.trackers.loggers import Loggers
+from tessera.utils.report.trackers import Loggers
 from tests.utils.report.fake_trackers import CONFIG
 
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.config import load_hyp
+from tessera.utils.config import TrainConfig, load_hyp
 from tessera.utils.engine.precision import Precision
 from tessera.utils.errors import UserError
 from tessera.utils.ranks.world import World
 from tessera.utils.training.autobatch import Trial, auto_batch_size, fit_batch, synthetic_batch
 from tessera.utils.types import Batch
-from tests.data.made_run import made_run
 from tests.utils.engine.trainer import TINY
 from tests.utils.machine.fake_cuda import FakeCuda
 from tests.utils.machine.stand_in import StandIn
@@ -86,21 +85,22 @@ def made_trial(device: StandIn | FakeCuda, size: int, **flags: object) -> Trial:
     torch.manual_seed(0)
     hyp = load_hyp("hyp.scratch-low.yaml")
     model = DetectionModel(TINY, names=("a", "b")).to(device.device)
-    run, dtype = made_run(hyp, World(accelerator=device), imgsz=64, batch_size=-1, **flags), torch.float16
-    return Trial(run, model, model.head.criterion(hyp, imgsz=64), Precision(device, dtype), size)
+    config = TrainConfig(**{"weights": "", "batch_size": -1, **flags})  # type: ignore[arg-type]
+    criterion, precision = model.head.criterion(hyp, imgsz=64), Precision(device, torch.float16)
+    return Trial(config, hyp, World(accelerator=device), 64, size, model, criterion, precision)
 
 
 def test_a_trial_of_one_image_of_one_cell_measures_two() -> None:
     """A normalisation cannot take the variance of one value."""
     with StandIn() as device:
-        trial = made_trial(device, 32)
-        assert trial._context.stride == 32 and trial(1) == trial(2)
+        trial = made_trial(device, 8)
+        assert trial.model.stride == 8 and trial(1) == trial(2)
 
 
 def test_a_trial_is_a_whole_step_and_leaves_the_model_as_it_was() -> None:
     with StandIn() as device:
         trial = made_trial(device, 64, optimizer="AdamW")
-        model = trial._model
+        model = trial.model
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         weights = sum(p.numel() * 4 for p in model.parameters())
         held = device.allocated_memory()
@@ -139,5 +139,5 @@ def test_the_validation_is_tried_at_the_shape_that_a_square_image_has_there(monk
     with FakeCuda() as device:
         trial = made_trial(device, 64)
         trial(1)
-    stride = trial._context.stride
+    stride = trial.model.stride
     assert sizes == [64, 64, 64, 64 + stride, 64 + stride]

@@ -1,33 +1,39 @@
-"""Data of a training: missing dataset, tiles, box sizes."""
+"""Data of a training: missing dataset, tiles, box sizes, class weights."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tessera.utils.config import TrainConfig
-from tessera.utils.errors import ConfigError
+from tessera.utils.config import Hyp, TrainConfig, load_hyp
+from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.world import World
 from tessera.utils.training import data
+from tessera.utils.training.data import by_effective_number, class_weights
 from tests.data.made_index import make_index
 
 
 @pytest.mark.parametrize("resume", ["", "runs/train/exp/weights/last.pt"])
 def test_a_moved_dataset(tmp_path: Path, resume: str) -> None:
     with pytest.raises(ConfigError, match="no such dataset YAML") as caught:
-        data.load_data(TrainConfig(data=str(tmp_path / "shape.yaml"), resume=resume), World())
+        data.load_splits(TrainConfig(data=str(tmp_path / "shape.yaml"), resume=resume), World())
     assert "Did you mean" not in str(caught.value), "the repository's datasets are not meant by a path"
     assert ("If it was moved, give --data" in str(caught.value)) == bool(resume)
 
 
 def test_labels_are_filtered_at_the_training_size() -> None:
-    """Boxes of 4 pixels in images of 100: 1.3 at 33 pixels, 2.6 at 64."""
+    """Boxes of 4 pixels in tiles of 64: 2 pixels at 32, 4 at 64."""
     pictures = make_index([(100, 100)], classes=[[0]])
     pictures.boxes_xyxy[:] = [10, 10, 14, 14]
-    rounded, exact = (data.training_samples(pictures, TrainConfig(tile=64, imgsz=imgsz)) for imgsz in (33, 64))
-    assert rounded.content_hash() == exact.content_hash()
+    splits = data.Splits(None, pictures, pictures)  # type: ignore[arg-type]
+    assert len(data.training_data(splits, TrainConfig(tile=64), 64, World()).train.boxes_xyxy)
+    with pytest.raises(UserError, match=r"at --imgsz 32 each is 2 pixels or less"):
+        data.training_data(splits, TrainConfig(tile=64), 32, World())
 
 
 def test_box_sizes_are_all_or_a_sample_that_is_always_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,3 +50,40 @@ def test_box_sizes_are_all_or_a_sample_that_is_always_the_same(monkeypatch: pyte
     assert sample.shape == (100, 2) and {*map(tuple, sample)} <= {*map(tuple, every)}
     np.testing.assert_array_equal(sample, data.box_sizes(index, 640))
     assert abs(sample.mean() / every.mean() - 1) < 0.2
+
+
+PLAIN = load_hyp("hyp.scratch-low.yaml")  # classes are circle, square, star
+AUTO = dataclasses.replace(PLAIN, class_weights="auto")
+NAMED = dataclasses.replace(PLAIN, class_weights='{"star": 4.0, "circle": 0.5}')
+INDEX = make_index([(10, 10)] * 3, classes=[[0, 0, 0, 0], [0, 0, 1, 1], [2, 2]])
+
+
+def test_by_hand() -> None:
+    assert class_weights(PLAIN, INDEX) is None
+    named = class_weights(NAMED, INDEX)
+    assert named is not None and named.dtype.is_floating_point
+    mean = (6 * 0.5 + 2 * 1 + 2 * 4) / 10
+    np.testing.assert_allclose(named, np.array([0.5, 1, 4]) / mean, rtol=1e-6)
+    auto = class_weights(AUTO, INDEX)
+    assert auto is not None
+    np.testing.assert_allclose(auto, np.array([1 / 6, 1 / 2, 1 / 2]) / 0.3, rtol=0.005)  # so few: one over the number
+
+
+def test_the_effective_number_is_the_number_of_a_few_and_a_thousand_of_many() -> None:
+    numbers = 1 / by_effective_number(np.array([0, 1, 2, 1000, 10**6, 10**9]))
+    np.testing.assert_allclose(numbers, [1, 1, 1.999, 1000 * (1 - 0.999**1000), 1000, 1000])
+
+
+@given(st.lists(st.lists(st.integers(0, 2), max_size=8), min_size=1, max_size=8), st.sampled_from([AUTO, NAMED]))
+def test_their_mean_over_the_objects_is_1(classes: list[list[int]], hyp: Hyp) -> None:
+    index = make_index([(10, 10)] * len(classes), classes=classes)
+    found = class_weights(hyp, index)
+    assert found is not None and (found > 0).all() and found.isfinite().all()
+    if len(index.classes):
+        assert found[index.classes].mean().item() == pytest.approx(1, rel=1e-5)
+
+
+def test_an_unknown_class() -> None:
+    hyp = dataclasses.replace(PLAIN, class_weights='{"stars": 4.0}')
+    with pytest.raises(ConfigError, match=r"no class 'stars'\. Did you mean 'star'\? Its classes: 'circle', 'squ"):
+        class_weights(hyp, INDEX)

@@ -19,7 +19,7 @@ from tessera.utils.config import TrainConfig
 from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.ranks.run_lock import RunLockedError, lock_run
 from tessera.utils.ranks.world import World
-from tessera.utils.report.run_recorder import RunRecorder
+from tessera.utils.report.trackers import Trackers
 from tessera.utils.training.resume_target import TrainTarget, resume_target
 from tests.data.feed.another_process import another_process
 from tests.system.tiny import make_data
@@ -74,7 +74,7 @@ def test_a_run_killed_in_its_last_validation_is_validated_by_the_next_start(
 
     last, more = run / "weights" / "last.pt", command(data, run.parent, epochs=3)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RunRecorder, "finish", killed)  # after the plots
+        patch.setattr(Trackers, "end", killed)  # after the plots
         train.run(**more)
     before = last.read_bytes()
     assert load_checkpoint(last)["epoch"] == 3 and not (run / "errors.jsonl").exists()

@@ -16,8 +16,8 @@ from tessera.utils.checkpoints.foreign.efficientnet_lite import _PACKAGES, _inst
 from tessera.utils.checkpoints.initial_model import (
     build_model,
     freeze_bn_of_first_layers,
+    pretraining_of,
     read_weights,
-    start_kind,
     with_frozen_layers,
 )
 from tessera.utils.config import TrainConfig, load_hyp
@@ -76,7 +76,7 @@ def test_exactly_the_backbone_is_loaded(cfg: str) -> None:
 
 def test_a_run_from_it_freezes_and_fixes_the_layers_of_the_recipe() -> None:
     weights = read_weights(CONFIG, None)
-    assert start_kind(CONFIG, NAMES, weights) == "backbone"
+    assert pretraining_of(CONFIG, NAMES, weights) == "backbone"
     config = with_frozen_layers(CONFIG, BACKBONE)
     assert config.frozen_layers == (0, 1, 2)
     model = build_model(config, BACKBONE, NAMES, weights).train()

@@ -9,23 +9,33 @@ import numpy as np
 import pytest
 
 from tessera.models.detector import DetectionModel
-from tessera.utils.engine.divergence import DivergenceGuard
-from tessera.utils.engine.learning import least_detected
 from tessera.utils.engine.step import StepFlags
-from tessera.utils.engine.stopping import EarlyStopping
 from tessera.utils.errors import Diverged
+from tessera.utils.report.observers import EpochResult
+from tessera.utils.training.divergence import DivergenceGuard, least_detected
 from tessera.utils.types import Metrics
 from tests.data.made_index import make_index
 from tests.utils.engine.trainer import SIZE, TINY, Trainer
 
 
-def made_guard(scales: list[float] | None = None, nc: int = 2) -> DivergenceGuard:
+def made_guard(
+    scales: list[float] | None = None, nc: int = 2, objects: int = 8, metric: str = "fitness"
+) -> DivergenceGuard:
     """A guard whose scaler shows `scales`, then 1."""
     shown = iter(scales or [])
-    context = Trainer(cfg=TINY).context
-    criterion = DetectionModel(TINY, nc=nc).head.criterion(context.hyp, imgsz=SIZE)
     index = make_index([(8, 8)] * 4, classes=[[0, 1]] * 4)
-    return DivergenceGuard(context, index, criterion, lambda: next(shown, 1.0))
+    training = Trainer(cfg=TINY).training(dataclasses.replace(index, classes=index.classes[:objects]))
+    criterion = DetectionModel(TINY, nc=nc).head.criterion(training.context.hyp, imgsz=SIZE)
+    config = dataclasses.replace(training.context.config, metric=metric)
+    training.state.precision.scaler.get_scale = lambda: next(shown, 1.0)  # type: ignore[method-assign]
+    guard = DivergenceGuard()
+    context = dataclasses.replace(training.context, config=config)
+    guard.begin(dataclasses.replace(training, criterion=criterion, context=context))
+    return guard
+
+
+def ended(epoch: int, losses: list[float], metrics: Metrics | None = None) -> EpochResult:
+    return EpochResult(epoch, losses, metrics, (0.1,) * 3, 1.0, 0.0, 1.0)
 
 
 def skipped(step: int) -> StepFlags:
@@ -35,24 +45,14 @@ def skipped(step: int) -> StepFlags:
 def test_ten_skipped_steps_in_a_row_are_too_many_once_the_scale_is_found() -> None:
     guard = made_guard([8.0, 4.0, 2.0])
     for step in range(1, 13):
-        guard.note(skipped(step))
-    guard.note(StepFlags(13, 0, 13))
+        guard.step(skipped(step))
+    guard.step(StepFlags(13, 0, 13))
     for step in range(14, 23):
-        guard.note(skipped(step))
+        guard.step(skipped(step))
     with pytest.raises(
         Diverged, match=r"step 23 \(epoch 0, batch 23\).*10 steps in a row.*last step's images: .*1.*3.*last\.pt"
     ):
-        guard.note(skipped(23))
-
-
-def test_flags_that_were_not_read_say_nothing() -> None:
-    """Where flags are read a step later, the first step after a checkpoint has none yet."""
-    guard = made_guard()
-    with pytest.raises(Diverged):
-        for step in range(1, 11):
-            guard.note(StepFlags())
-            guard.note(skipped(step))
-    assert step == 10
+        guard.step(skipped(23))
 
 
 def validated(fitness: float, objects: Sequence[int]) -> Metrics:
@@ -77,10 +77,11 @@ def validated(fitness: float, objects: Sequence[int]) -> Metrics:
 def test_a_collapse_is_said_once_and_what_chance_may_do_is_not(
     objects: list[int], fitnesses: list[float], said: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    guard, stopper = made_guard(), EarlyStopping(0)
+    guard, other = made_guard(), made_guard(metric="recall")  # whose values say nothing of a collapse
     for epoch, fitness in enumerate(fitnesses):
-        stopper.update(epoch, fitness)
-        guard.after_epoch(epoch, [0.1] * 3, validated(fitness, objects), stopper)
+        for each in (guard, other):
+            each._training.state.stopper.update(epoch, fitness)
+            each.epoch(ended(epoch, [0.1] * 3, validated(fitness, objects)))
     assert [text.partition(":")[0] for text in caplog.messages] == [f"Epoch {epoch}" for epoch in said]
     if said:
         assert "fitness 0.000 (0.1 mAP50 + 0.9 mAP50-95), after 0.305 of epoch 2. Lower lr0" in caplog.messages[0]
@@ -106,8 +107,7 @@ def test_the_fewest_objects_that_a_fitness_needs() -> None:
 def test_a_loss_of_exactly_0_is_said_once(
     nc: int, losses: list[float], objects: int, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    guard = made_guard(nc=nc)
-    guard.index = dataclasses.replace(guard.index, classes=guard.index.classes[:objects])
+    guard = made_guard(nc=nc, objects=objects)
     for epoch in range(2):
-        guard.after_epoch(epoch, losses, None, EarlyStopping(0))
+        guard.epoch(ended(epoch, losses))
     assert len(caplog.messages) == bool(said) and said in "".join(caplog.messages)

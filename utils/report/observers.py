@@ -1,0 +1,165 @@
+"""Observers of a training: what happens beside it at a step, a validation, an epoch and the end.
+
+results.csv, plots, trackers, the report and the trials of a search are observers, and so are a user's own:
+
+    class Losses(Observer):
+        def epoch(self, epoch: EpochResult) -> None:
+            print(epoch.number, epoch.losses)
+
+    uv run train.py --callbacks my_observers:Losses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from tessera.utils.engine.state import Training
+from tessera.utils.engine.step import StepFlags
+from tessera.utils.errors import ConfigError
+from tessera.utils.evaluation.evaluate import Evaluation
+from tessera.utils.evaluation.predictors import DetectionCollector
+from tessera.utils.types import Batch, Metrics
+from tessera.utils.user_parts import load_part
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """Result of an epoch, equal on every rank but for the times.
+
+    Attributes:
+        number: from 0.
+        losses: training losses, means over all ranks.
+        metrics: of the validation; None without one.
+        rates: learning rates of biases, weights, norm weights.
+        seconds, data_wait: of the epoch, and the fraction of training spent waiting for batches.
+        images_per_s: trained, over all ranks; 0 if a resumed run only validated the epoch.
+    """
+
+    number: int
+    losses: Sequence[float]
+    metrics: Metrics | None
+    rates: Sequence[float]
+    seconds: float
+    data_wait: float
+    images_per_s: float
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """Result of a run: the validation of its best checkpoint.
+
+    Attributes:
+        best: path of the checkpoint.
+        epoch: of the checkpoint, from 0.
+        evaluation: whole on rank 0 alone.
+    """
+
+    best: Path
+    epoch: int
+    evaluation: Evaluation
+
+
+class Observer:
+    """Observer of a training; all methods do nothing. They are called on rank 0, or on every rank if the class says so.
+
+    An exception ends the run. A class given as `--callbacks module:name` is instantiated once a run, without arguments.
+    """
+
+    every_rank: ClassVar[bool] = False
+
+    def begin(self, training: Training) -> None:
+        """Begin a new or resumed run, before the first step."""
+
+    def batch(self, batch: Batch) -> None:
+        """Observe a training batch of this rank, on the host, before its step."""
+
+    def step(self, flags: StepFlags) -> None:
+        """Observe a step, as soon as its flags are read: a step later on a device with a queue."""
+
+    def collectors(self, epoch: int | None) -> list[DetectionCollector]:
+        """Return functions of each batch of a validation and its detections; `epoch` is None for the best one."""
+        return []
+
+    def validation(self, epoch: int, evaluation: Evaluation, score: float) -> None:
+        """Observe the validation after an epoch, from 0; `score` is the value of `--metric`."""
+
+    def epoch(self, epoch: EpochResult) -> None:
+        """End an epoch, before its checkpoint is saved."""
+
+    def end(self, result: RunResult) -> None:
+        """End the run, after the validation of its best checkpoint."""
+
+    def close(self, *, failed: bool) -> None:
+        """Close what is open, also after an error or an interruption."""
+
+
+class Observers(AbstractContextManager["Observers"]):
+    """The observers of a run on this rank, in order; a context manager that closes them, the last one first."""
+
+    def __init__(self, observers: Iterable[Observer], training: Training) -> None:
+        is_main = training.context.world.is_main
+        self._all = [observer for observer in observers if is_main or observer.every_rank]
+        self._training, self._begun = training, list[Observer]()
+
+    def __enter__(self) -> Observers:
+        try:
+            for observer in self._all:
+                self._begun.append(observer)
+                observer.begin(self._training)
+        except BaseException:
+            self._close(failed=True)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._close(failed=kind is not None)
+
+    def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches, and show each to the observers before."""
+        for batch in batches:
+            for observer in self._all:
+                observer.batch(batch)
+            yield batch
+
+    def step(self, flags: StepFlags) -> None:
+        for observer in self._all:
+            observer.step(flags)
+
+    def collectors(self, epoch: int | None) -> list[DetectionCollector]:
+        return [collector for observer in self._all for collector in observer.collectors(epoch)]
+
+    def validation(self, epoch: int, evaluation: Evaluation, score: float) -> None:
+        for observer in self._all:
+            observer.validation(epoch, evaluation, score)
+
+    def epoch(self, epoch: EpochResult) -> None:
+        for observer in self._all:
+            observer.epoch(epoch)
+
+    def end(self, result: RunResult) -> None:
+        for observer in self._all:
+            observer.end(result)
+
+    def _close(self, *, failed: bool) -> None:
+        while self._begun:
+            self._begun.pop().close(failed=failed)
+
+
+def own_observers(names: Sequence[str]) -> list[Observer]:
+    """Return the observers of `--callbacks`.
+
+    Raises:
+        ConfigError: no such class, or it makes something else.
+    """
+    observers = [load_part(name, "--callbacks")() for name in names]
+    for name, observer in zip(names, observers, strict=True):
+        if not isinstance(observer, Observer):
+            raise ConfigError(
+                f"--callbacks {name}: made {type(observer).__name__}, expected an Observer of "
+                "tessera.utils.report.observers. Derive the class from it."
+            )
+    return observers

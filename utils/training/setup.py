@@ -1,0 +1,209 @@
+"""Setup of a training: from the flags to one resolved, frozen run, in one order.
+
+dataset → class names → weights or model → stride → size → samples → hyperparameters → model → loss → batch size
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from tessera.models.detector import DetectionModel, check_imgsz
+from tessera.models.heads.criterion import Criterion
+from tessera.models.heads.head import Head
+from tessera.models.summary import summary
+from tessera.utils.checkpoints.initial_model import (
+    build_model,
+    freeze_bn_of_first_layers,
+    model_source,
+    pretraining_of,
+    read_weights,
+    with_frozen_layers,
+)
+from tessera.utils.checkpoints.resume import ResumedRun
+from tessera.utils.checkpoints.weights import Weights
+from tessera.utils.config import Hyp, TrainConfig
+from tessera.utils.engine.context import RunContext, TrainingData
+from tessera.utils.engine.optimizer import build_optimizer
+from tessera.utils.engine.precision import Precision, choose_precision
+from tessera.utils.engine.recipe import choose_hyp, chosen_weights, pretrained_hint
+from tessera.utils.engine.state import EarlyStopping, ModelEMA, Progress, Training, TrainState
+from tessera.utils.engine.step import largest_size, min_images, smallest_size
+from tessera.utils.errors import ConfigError
+from tessera.utils.machine.accelerator import explain_out_of_memory
+from tessera.utils.ranks.consistency import require_agreement, run_fingerprint
+from tessera.utils.ranks.world import World
+from tessera.utils.text import plural, row
+from tessera.utils.training.autobatch import Trial, auto_batch_size
+from tessera.utils.training.data import box_sizes, class_weights, load_splits, training_data, warn_of_problems
+from tessera.utils.types import Pretraining
+
+log = logging.getLogger(__name__)
+
+OUT_OF_MEMORY_REMEDIES = (
+    "Give a smaller --batch-size (-1 chooses the largest that fits), a smaller --imgsz or a smaller model, or free "
+    "memory of other processes. A saved run resumes with --resume and a smaller --batch-size."
+)
+
+
+class Recipe(NamedTuple):
+    """What the flags of a run mean for its dataset."""
+
+    config: TrainConfig  # flags with the weights, the hyperparameter files and the frozen layers of the run
+    hyp: Hyp
+    pretraining: Pretraining
+    weights: Weights | None
+    data: TrainingData
+    head: type[Head]
+    imgsz: int
+
+
+def resolve(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun | None = None) -> Recipe:
+    """Load the dataset, and choose weights, sizes and hyperparameters for it; every rank calls this.
+
+    Args:
+        flags, hyp, world, resumed: as of `train`.
+
+    Raises:
+        UserError: invalid flags, data or weights.
+    """
+    # Weights name their errors before the dataset is read, which may take minutes.
+    offered = world.run_on_main(lambda: read_weights(flags, resumed))
+    splits = load_splits(flags, world)
+    warn_of_problems(flags.data, splits.train, splits.val)
+    names = splits.train.names
+    if resumed:
+        resumed.check_classes(names, flags)
+
+    world.set_activity("building the model")
+    images = f"{plural(len(splits.train), 'training image')}, {plural(len(splits.val), 'validation image')}"
+    log.info(row("Data", f"{flags.data}: {images}, {plural(len(names), 'class')}"))
+    weights_name = chosen_weights(flags, len(splits.train))
+    weights = offered if weights_name else None
+    pretraining = pretraining_of(flags, names, weights)
+    with torch.device("meta"):  # without memory and random numbers
+        outline = DetectionModel(model_source(flags, weights, resumed), names=names)
+    imgsz = check_imgsz(flags.imgsz, outline.stride)
+    data = training_data(splits, flags, imgsz, world)
+    if hyp is None:
+        words, chosen = choose_hyp(flags, type(outline.head), pretraining, data.images_per_epoch)
+    else:
+        words, chosen = flags.hyp, hyp
+    completed = dataclasses.replace(flags, weights=weights_name, hyp=words)
+    config = completed if resumed else with_frozen_layers(completed, chosen)
+    if not resumed and (hint := pretrained_hint(config, len(splits.train))):
+        log.info(hint)
+    return Recipe(config, chosen, pretraining, weights, data, type(outline.head), imgsz)
+
+
+def set_up(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedRun | None, folder: Path) -> Training:
+    """Return a run from the flags; every rank calls this. Its state is fresh: `resumed.restore` comes later.
+
+    Args:
+        flags, hyp, world, resumed, folder: as of `train`.
+
+    Raises:
+        UserError: invalid flags, data or weights, or not enough memory.
+    """
+    work = f"the model at {flags.imgsz} px, before its first batch"
+    with explain_out_of_memory(world.accelerator, work, OUT_OF_MEMORY_REMEDIES):
+        recipe = resolve(flags, hyp, world, resumed)
+        model, hyp_of_run = _build(recipe, world, resumed)
+        # Frees the weights' memory for AutoBatch.
+        recipe = recipe._replace(weights=None, hyp=hyp_of_run)
+        precision = _precision(recipe, model, world)
+        criterion = _criterion(recipe, model, world)
+        batch_size = _batch_size(recipe, model, criterion, precision, world)
+        config, has_run = dataclasses.replace(recipe.config, batch_size=batch_size), resumed is not None
+        context = RunContext(config, hyp_of_run, world, recipe.imgsz, model.stride, folder, recipe.pretraining, has_run)
+        return Training(context, recipe.data, _fresh_state(context, model, criterion, precision), criterion)
+
+
+def _build(recipe: Recipe, world: World, resumed: ResumedRun | None) -> tuple[DetectionModel, Hyp]:
+    """Return the raw model on the device, equal on every rank, and the hyperparameters with its fixed norms."""
+    config, data, accelerator = recipe.config, recipe.data, world.accelerator
+    model = build_model(config, recipe.hyp, data.train.names, recipe.weights, resumed)
+    hyp = freeze_bn_of_first_layers(model, config, recipe.hyp, recipe.weights)
+    require_agreement(run_fingerprint(config, hyp, {"train": data.train, "val": data.val}, model), world)
+    if not resumed and (recipe.pretraining != "known" or hyp.anchors):  # trained anchors stay
+        model.head.prepare(box_sizes(data.train, recipe.imgsz), config, hyp, world)
+    model.to(world.device).to(memory_format=accelerator.memory_format)
+    log.info(row("Model", summary(model, recipe.imgsz)))
+    return model, hyp
+
+
+def _precision(recipe: Recipe, model: DetectionModel, world: World) -> Precision:
+    images = torch.rand(1, 3, recipe.imgsz, recipe.imgsz, device=world.device)
+    return choose_precision(recipe.config.amp, world, model, images)
+
+
+def _criterion(recipe: Recipe, model: DetectionModel, world: World) -> Criterion[Any]:
+    by_class = class_weights(recipe.hyp, recipe.data.images)
+    return model.head.criterion(
+        recipe.hyp,
+        imgsz=recipe.imgsz,
+        label_smoothing=recipe.config.label_smoothing,
+        class_weights=None if by_class is None else by_class.to(world.device),
+    )
+
+
+def _batch_size(
+    recipe: Recipe, model: DetectionModel, criterion: Criterion[Any], precision: Precision, world: World
+) -> int:
+    """Return `--batch-size`, or what AutoBatch chooses."""
+    config, imgsz = recipe.config, recipe.imgsz
+    if config.batch_size > 0:
+        return config.batch_size
+    largest = largest_size(imgsz, model.stride) if config.multi_scale else imgsz
+    trial = Trial(config, recipe.hyp, world, imgsz, largest, model, criterion, precision)
+    return auto_batch_size(trial, recipe.data.images_per_epoch, world)
+
+
+def _fresh_state(
+    context: RunContext, model: DetectionModel, criterion: Criterion[Any], precision: Precision
+) -> TrainState[DetectionModel]:
+    world, hyp = context.world, context.hyp
+    check_statistics(context)
+    optimizer = build_optimizer(
+        model,
+        context.optimizer,
+        hyp,
+        context.batch_size,
+        fused=world.accelerator.fused_optimizers,
+        layer_decay=context.layer_decay,
+    )
+    progress = Progress(torch.zeros(len(criterion.names), device=world.device))
+    stopper = EarlyStopping(context.config.patience)
+    return TrainState(model, ModelEMA(model, hyp.ema_fraction), optimizer, precision, stopper, progress)
+
+
+def check_statistics(context: RunContext) -> None:
+    """Raise ConfigError if a batch leaves a normalisation a single value per channel."""
+    config, imgsz, stride, ranks = context.config, context.imgsz, context.stride, context.world.size
+    size = smallest_size(imgsz, stride) if config.multi_scale else imgsz
+    images = context.batch_size if config.sync_bn else context.rank_batch_size
+    if images >= min_images(size, stride):
+        return
+    scaled, enough = (f" --multi-scale, down to {size} px", 4 * stride) if config.multi_scale else ("", 2 * stride)
+    each, shared = (" on each rank", ", --sync-bn") if ranks > 1 else ("", "")
+    raise ConfigError(
+        f"--batch-size {context.batch_size} --imgsz {imgsz}{scaled}: the deepest layers get one value per channel"
+        f"{each}, which has no variance to normalise by. Give --batch-size {2 * ranks} or more{shared}, or --imgsz "
+        f"{enough} or more."
+    )
+
+
+def explain_batch_memory(context: RunContext) -> AbstractContextManager[None]:
+    """Return a context that turns exhausted memory in a step into a UserError."""
+    scale, hint, accelerator = "", "", context.world.accelerator
+    if context.config.multi_scale:
+        scale = f" (up to {largest_size(context.imgsz, context.stride)} px)"
+    if context.varies_sizes and not accelerator.is_host:
+        hint = " PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True wastes less on varying sizes."
+    work = f"a batch of {plural(context.rank_batch_size, 'image')} a rank at {context.imgsz} px{scale}"
+    return explain_out_of_memory(accelerator, work, OUT_OF_MEMORY_REMEDIES + hint)
