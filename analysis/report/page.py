@@ -42,6 +42,12 @@ from tessera.utils.training.divergence import idle_losses
 from tessera.utils.types import DatasetIndex, fitness
 
 NAME = "report.html"
+WORST = 60  # errors that are shown for their cost alone
+OF_A_KIND = 15  # that are shown beside them
+OF_A_CELL = 2  # of the confusion matrix that is shown
+MOST = 140
+_SIZES = ((32, "small"), (96, "medium"), (np.inf, "large"))  # COCO's, in the image as the model sees it
+Pair = tuple[int, int]
 
 
 def page(facts: ReportData) -> str:
@@ -173,15 +179,6 @@ def _versions(facts: ReportData) -> dict[str, str]:
         "image size": f"{facts.origin.imgsz} pixels",
         "folder": one_line(str(facts.run), 200),
     }
-
-
-WORST = 60  # errors that are shown for their cost alone
-OF_A_KIND = 15  # that are shown beside them
-OF_A_CELL = 2  # of the confusion matrix that is shown
-MOST = 140
-_SIZES = ((32, "small"), (96, "medium"), (np.inf, "large"))  # COCO's, in the image as the model sees it
-
-Pair = tuple[int, int]
 
 
 def chosen(kinds: Sequence[int], cells: Sequence[Pair] = (), classes: Collection[int] = ()) -> list[int]:

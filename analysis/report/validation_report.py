@@ -52,6 +52,8 @@ from tessera.utils.types import DatasetIndex, DatasetSpec
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without
 
+PAGE = "label_errors.html"
+
 
 class TrainingReport(Observer):
     """Console tables, charts, report.html and error files of the best epoch of a training."""
@@ -173,9 +175,6 @@ def report_label_errors(
             result["page"] = str(run / PAGE)
             print_lines(f"Page: {run / PAGE}")
     return result
-
-
-PAGE = "label_errors.html"
 
 
 def label_errors_page(
