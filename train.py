@@ -41,7 +41,7 @@ from tessera.utils.engine.optimizer import Schedule
 from tessera.utils.engine.profile import open_profile
 from tessera.utils.engine.recipe import report_recipe
 from tessera.utils.engine.step import TrainStep
-from tessera.utils.errors import ConfigError
+from tessera.utils.errors import ConfigError, UserError
 from tessera.utils.extensions import extension
 from tessera.utils.ranks.consistency import require_same_command
 from tessera.utils.ranks.ddp import smart_DDP
@@ -51,13 +51,15 @@ from tessera.utils.ranks.preflight import preflight
 from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.ranks.world import World
 from tessera.utils.report.console import EpochBar, setup_logging
-from tessera.utils.report.observers import EpochResult, Observer, Observers
+from tessera.utils.report.observers import EpochResult, Observer, Observers, own_observers
+from tessera.utils.report.plots import Plots
+from tessera.utils.report.results_csv import RunFiles
+from tessera.utils.report.trackers import Trackers, import_tracker
 from tessera.utils.seeding import init_seeds
 from tessera.utils.text import plural, row
 from tessera.utils.training.data import open_loaders, reweight
-from tessera.utils.training.observers import observers_of
-from tessera.utils.training.result import TrainingResult, recall_result, remember_result
-from tessera.utils.training.resume_target import resume_target
+from tessera.utils.training.divergence import DivergenceGuard
+from tessera.utils.training.resume_target import TrainingResult, recall_result, remember_result, resume_target
 from tessera.utils.training.setup import explain_batch_memory, set_up
 from tessera.utils.training.validation import Validation
 from tessera.utils.types import Metrics
@@ -91,9 +93,9 @@ def train(
         if not world.accelerator.is_host:
             gc.collect()  # the cycles of an earlier model in this process hold memory of the device
 
-        members = observers_of(flags, world, trial)
+        observers = Observers(observers_of(flags, world, trial), world)
         training = set_up(flags, hyp, world, resumed, folder or stack.enter_context(new_run(flags, world)))
-        context, data, state, criterion = training.context, training.data, training.state, training.criterion
+        context, data, state = training.context, training.data, training.state
         stack.enter_context(explain_batch_memory(context))
         loader, val_loader = open_loaders(context, data, stack)
         if resumed:
@@ -104,12 +106,11 @@ def train(
         schedule = Schedule(context.hyp, context.config.epochs, batches, context.batch_size, context.config.cos_lr)
         report_recipe(context, schedule, state.model.head)
 
-        observers = stack.enter_context(Observers(members, training))
+        stack.enter_context(observers.of(training))
         profile = stack.enter_context(open_profile(context.config.profile, context.folder, world))
         world.barrier()  # rank 0 has opened trackers: the device's collectives must not wait for that
-        config, varies = context.config, context.varies_sizes
-        model = smart_DDP(state.model, config.sync_bn, config.compile, dynamic=varies, world=world)
-        step = TrainStep(model, state, criterion, context, profile, observers.step)
+        model = smart_DDP(state.model, flags.sync_bn, flags.compile, dynamic=context.varies_sizes, world=world)
+        step = TrainStep(model, state, training.criterion, context, profile, observers.step)
         saver = Saver(context, state, data.train_hash, data.spec.pixels, stop_signals, step.flush)
         stack.enter_context(world.advising(str if trial else saver.resume_line))
         stack.enter_context(saver)
@@ -118,14 +119,13 @@ def train(
         log.info(row("Output", f"{context.folder} ({state.precision.name}, batch size {context.batch_size})"))
 
         validation.before_training()
-        for epoch in state.epochs_left(config.epochs):
+        for epoch in state.epochs_left(context.config.epochs):
             began = time.perf_counter()
             world.set_activity(f"training epoch {epoch}")
-            reweight(loader, data.train, progress, config)
+            reweight(loader, data.train, progress, context.config)
             state.model.train()
-            title, done = f"{epoch}/{config.epochs - 1}", progress.batch_in_epoch
-            with EpochBar(title, batches, world, criterion.names, done) as bar:
-                stream = bar.timed(profile.waited(loader.batches(epoch, done)))
+            with EpochBar(epoch, batches, training) as bar:
+                stream = bar.timed(profile.waited(loader.batches(epoch, progress.batch_in_epoch)))
                 stream = world.accelerator.prefetch(observers.batches(stream))
                 while progress.batch_in_epoch < batches:
                     iteration = epoch * batches + progress.batch_in_epoch
@@ -139,15 +139,15 @@ def train(
                 stop_signals.defer()  # also if the resumed run had finished the epoch's steps
                 saver.flush()
             losses = world.sum(progress.mean_losses().to(world.device)).tolist()
-            metrics, score = validation.after_epoch(epoch)
-            stop = world.broadcast(state.stopper.update(epoch, score))
+            found = validation.after_epoch(epoch)
+            stop = world.broadcast(state.stopper.update(epoch, found.score))
             progress.finish_epoch()
             rates = schedule.learning_rates((epoch + 1) * batches - 1)
             times = time.perf_counter() - began, bar.data_wait, bar.batches_per_s * context.batch_size
             with profile.stage("plots"):
-                observers.epoch(EpochResult(epoch, losses, metrics, rates, *times))
+                observers.epoch(EpochResult(epoch, losses, found.metrics, rates, *times))
             with profile.stage("saving"):
-                saver.after_epoch(epoch, metrics, is_best=state.stopper.best_epoch == epoch, stop=stop)
+                saver.after_epoch(epoch, found.metrics, is_best=state.stopper.best_epoch == epoch, stop=stop)
             profile.epoch(epoch, time.perf_counter() - began)
             if stop:
                 log.info(f"Stopped early: no improvement in the last {plural(state.stopper.patience, 'epoch')}.")
@@ -156,6 +156,24 @@ def train(
             f"after the last epoch, whose checkpoint is saved; validate {saver.best} with {called('val.py')}"
         )
         return validation.of_trial() if trial else validation.validate_best()
+
+
+def observers_of(flags: TrainConfig, world: World, trial: Observer | None) -> list[Observer]:
+    """Return the observers of a training, in order; `trial` as of `train`.
+
+    Raises:
+        ConfigError: a tracker or a part of the user's own cannot be used; on every rank.
+    """
+    world.run_on_main(lambda: all(map(import_tracker, flags.logger_names)))  # modules cannot be sent
+    # The report first: trackers take its charts, and it closes last, which marks the run as evaluated.
+    first = [] if trial is None else [trial]
+    if world.is_main and trial is None:
+        try:
+            first = [extension("validation report").TrainingReport()]
+        except UserError as error:
+            log.warning(f"{error} The run ends without error analysis and report.html.")
+    plots = [] if flags.noplots else [Plots()]
+    return [*first, DivergenceGuard(), RunFiles(), *plots, Trackers(), *own_observers(flags.callbacks)]
 
 
 # ------------------------------------------------------------------------------------------------- the command

@@ -37,7 +37,7 @@ from tessera.utils.ranks.world import World
 from tessera.utils.report.observers import Observer
 from tessera.utils.seeding import sample_rng
 from tessera.utils.text import one_line, plural, shown
-from tessera.utils.training.result import TrainingResult
+from tessera.utils.training.resume_target import TrainingResult
 from tessera.utils.training.setup import resolve
 from tessera.utils.types import DatasetIndex, Metrics
 from tessera.utils.yaml_file import read_yaml

@@ -1,6 +1,6 @@
 """Types of the Python API. `python -m tests.api_stub` writes this file from the flags of the commands."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,14 +32,15 @@ def train(
     report: str | Path | bool = "",
     epochs: int = 100,
     hyp: str | Path | Mapping[str, Any] | Sequence[str | Path] = (),
-    optimizer: Literal["", "SGD", "Adam", "AdamW"] = "",
+    optimizer: str | Callable[..., Any] = "",
     cos_lr: bool = False,
     label_smoothing: float = 0.0,
     patience: int = 100,
+    metric: str = "fitness",
+    objective: str = "fitness",
     noval: bool = False,
     seed: int = 0,
     evolve: int | bool = 0,
-    objective: str = "fitness",
     close_mosaic: int = -1,
     multi_scale: bool = False,
     sampling: Literal["shuffled", "balanced"] = "shuffled",
@@ -62,6 +63,7 @@ def train(
     noreport: bool = False,
     loggers: str = "tensorboard",
     log: str = "tensorboard",
+    callbacks: str | Callable[..., Any] | Sequence[str | Callable[..., Any]] = (),
 ) -> Metrics | None: ...
 def val(
     *,

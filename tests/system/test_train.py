@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from tessera.analysis.search import start_of_search
 
+from tessera.analysis.search import start_of_search
 from tessera.commands import detect, train, val
 from tessera.utils.bit_depth import PixelRule
 from tessera.utils.checkpoints.weights import load_weights

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 from tqdm import tqdm
 
+from tessera.utils.engine.state import Training
 from tessera.utils.ranks.run_lock import LOCK
-from tessera.utils.ranks.world import World
 from tessera.utils.text import escape_control, table_row
 from tessera.utils.types import Metrics
 
@@ -106,14 +106,16 @@ def validation_line(metrics: Metrics) -> str:
 
 
 class EpochBar:
-    """Header and progress bar of an epoch, labelled such as "3/99"; a context manager.
+    """Header and progress bar of an epoch; a context manager.
 
     On a terminal the bar moves. Elsewhere, as in a log file, a plain line is printed at the end of the epoch and once a
-    minute before. Ranks other than 0 only measure. After a resume in the middle of the epoch, `start` batches are done.
+    minute before. Ranks other than 0 only measure. A run may be resumed in the middle of the epoch.
     """
 
-    def __init__(self, label: str, batches: int, world: World, loss_names: Sequence[str], start: int = 0) -> None:
-        losses = (f"{name}_loss" for name in loss_names)
+    def __init__(self, epoch: int, batches: int, training: Training) -> None:
+        world, start = training.context.world, training.state.progress.batch_in_epoch
+        label = f"{epoch}/{training.context.config.epochs - 1}"
+        losses = (f"{name}_loss" for name in training.criterion.names)
         self.columns = ("Epoch", "GPU_mem", *losses, "Instances", "Size", "Data_wait")
         self.label, self.batches = label, batches
         self.done = self._start = start

@@ -12,8 +12,9 @@ results.csv, plots, trackers, the report and the trials of a search are observer
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from tessera.utils.engine.step import StepFlags
 from tessera.utils.errors import ConfigError
 from tessera.utils.evaluation.evaluate import Evaluation
 from tessera.utils.evaluation.predictors import DetectionCollector
+from tessera.utils.ranks.world import World
 from tessera.utils.types import Batch, Metrics
 from tessera.utils.user_parts import load_part
 
@@ -97,26 +99,20 @@ class Observer:
         """Close what is open, also after an error or an interruption."""
 
 
-class Observers(AbstractContextManager["Observers"]):
-    """The observers of a run on this rank, in order; a context manager that closes them, the last one first."""
+class Observers:
+    """The observers of a run on this rank, in order."""
 
-    def __init__(self, observers: Iterable[Observer], training: Training) -> None:
-        is_main = training.context.world.is_main
-        self._all = [observer for observer in observers if is_main or observer.every_rank]
-        self._training, self._begun = training, list[Observer]()
+    def __init__(self, observers: Iterable[Observer], world: World) -> None:
+        self._all = [observer for observer in observers if world.is_main or observer.every_rank]
 
-    def __enter__(self) -> Observers:
-        try:
+    @contextmanager
+    def of(self, training: Training) -> Iterator[Observers]:
+        """Begin a run; at its end close the observers, the last one first."""
+        with ExitStack() as stack:
             for observer in self._all:
-                self._begun.append(observer)
-                observer.begin(self._training)
-        except BaseException:
-            self._close(failed=True)
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._close(failed=kind is not None)
+                stack.push(partial(_close, observer))
+                observer.begin(training)
+            yield self
 
     def batches(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Yield the batches, and show each to the observers before."""
@@ -144,9 +140,9 @@ class Observers(AbstractContextManager["Observers"]):
         for observer in self._all:
             observer.end(result)
 
-    def _close(self, *, failed: bool) -> None:
-        while self._begun:
-            self._begun.pop().close(failed=failed)
+
+def _close(observer: Observer, kind: type[BaseException] | None, *error: object) -> None:
+    observer.close(failed=kind is not None)
 
 
 def own_observers(names: Sequence[str]) -> list[Observer]:

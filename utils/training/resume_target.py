@@ -1,14 +1,17 @@
-"""Choice of the run to train: a new one, the target of `--resume`, or the one that the launcher restarted."""
+"""Choice of the run to train: a new one, that of `--resume`, or the one the launcher restarted; and its result."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from tessera.utils.checkpoints.format import load_any_checkpoint, load_checkpoint
 from tessera.utils.checkpoints.resume import Difference, ResumedRun, run_of_checkpoint, saved_config
@@ -20,12 +23,18 @@ from tessera.utils.files import absolute_path, reachable_path, user_path
 from tessera.utils.ranks.launch import check_batch_size
 from tessera.utils.ranks.run_lock import LOCK, lock_run
 from tessera.utils.ranks.world import World
+from tessera.utils.report.console import plain_folder, plain_metrics
 from tessera.utils.report.results_csv import ERRORS
 from tessera.utils.text import one_line, plural, shown
+from tessera.utils.types import Metrics
 
 log = logging.getLogger(__name__)
 
 NEWEST = "newest"
+_ARRAYS = {
+    **dict.fromkeys(("class_ids", "images_per_class", "objects_per_class"), np.int64),
+    **dict.fromkeys(("per_class", "class_confidences"), np.float64),
+}
 _NUMBERED = re.compile(r"epoch([0-9]{1,9})\.pt")
 
 
@@ -249,3 +258,58 @@ def _has_ended(checkpoint: Mapping[str, Any], config: TrainConfig) -> bool:
     stopper.load_state_dict(checkpoint["stopper"])
     stopped = checkpoint["step_in_epoch"] == 0 and stopper.has_stopped(checkpoint["epoch"])
     return checkpoint["epoch"] >= config.epochs or stopped
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingResult:
+    """Result of a training; of a search, of its last training here. Values that do not apply are None."""
+
+    metrics: Metrics | None = None  # of the best epoch
+    run: Path | None = None  # run directory, or the directory of a search
+    data: str | None = None  # `--data`
+    epochs: int | None = None  # finished
+    best_epoch: int | None = None  # from 0; None if none is better than the initial weights
+    stopped_early: bool | None = None  # by `--patience`
+    checked: dict[str, Any] | None = None  # result of `--check-data`
+    exit_code: int = 0
+
+    def as_search_result(self) -> TrainingResult:
+        """Return the result with the directory of the search instead of the run."""
+        return dataclasses.replace(self, run=self.run.parent if self.run else None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for `--json`."""
+        saved = sorted((self.run / "weights").glob("*.pt")) if self.run else []
+        return {
+            "data": self.data,
+            "epochs": self.epochs,
+            "best_epoch": self.best_epoch,
+            "stopped_early": self.stopped_early,
+            "metrics": self.metrics and plain_metrics(self.metrics),
+            "checkpoints": [str(path) for path in saved],
+            "checked": self.checked,
+            **plain_folder(self.run),
+        }
+
+
+def remember_result(ended: TrainingResult, world: World) -> None:
+    """Store the result of this call with the launcher: a restarted call must not train again."""
+    plain = {**vars(ended), "metrics": ended.metrics and vars(ended.metrics), "run": ended.run and str(ended.run)}
+    world.remember("ended", json.dumps(plain, default=np.ndarray.tolist))
+
+
+def recall_result(world: World) -> TrainingResult | None:
+    """Return the result that this call had before the launcher restarted the ranks, or None. Every rank calls this."""
+    stored = world.recall("ended")
+    if stored is None:
+        return None
+    log.info("Restarted by the launcher: this training had ended; returning its result.")
+    plain = json.loads(stored)
+    run = plain["run"] and Path(plain["run"])
+    return TrainingResult(**{**plain, "run": run, "metrics": plain["metrics"] and _metrics(plain["metrics"])})
+
+
+def _metrics(values: dict[str, Any]) -> Metrics:
+    values |= {name: np.array(values[name], dtype) for name, dtype in _ARRAYS.items()}
+    values |= {name: tuple(values[name]) for name in ("losses", "speed_ms", "names")}
+    return Metrics(**{**values, "per_class": values["per_class"].reshape(-1, 4)})

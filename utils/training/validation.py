@@ -28,7 +28,7 @@ from tessera.utils.ranks.signals import StopSignals
 from tessera.utils.report.console import table_header, validation_line
 from tessera.utils.report.observers import Observers, RunResult
 from tessera.utils.text import plural
-from tessera.utils.training.result import TrainingResult
+from tessera.utils.training.resume_target import TrainingResult
 from tessera.utils.training.setup import OUT_OF_MEMORY_REMEDIES
 from tessera.utils.types import Metrics
 

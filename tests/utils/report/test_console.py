@@ -11,7 +11,8 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import redirect_stderr
-from typing import TextIO
+from types import SimpleNamespace
+from typing import Any, TextIO
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -121,14 +122,20 @@ class Terminal(io.StringIO):
         return True
 
 
-def world(rank: int = 0) -> World:
-    made = World()
-    made.rank = rank
-    return made
+def training(rank: int = 0) -> Any:
+    """A run of ten epochs."""
+    world = World()
+    world.rank = rank
+    config, progress = SimpleNamespace(epochs=10), SimpleNamespace(batch_in_epoch=0)
+    return SimpleNamespace(
+        context=SimpleNamespace(world=world, config=config),
+        state=SimpleNamespace(progress=progress),
+        criterion=SimpleNamespace(names=NAMES),
+    )
 
 
 def run_epoch(stream: TextIO, rank: int = 0, steps: int = 50) -> EpochBar:
-    with redirect_stderr(stream), EpochBar("3/9", steps, world(rank), NAMES) as bar:
+    with redirect_stderr(stream), EpochBar(3, steps, training(rank)) as bar:
         for step in bar.timed(range(steps)):
             bar.update(1, torch.tensor([0.1, 0.02, 0.003]) * (step + 1), 17, 640)
     return bar
@@ -168,7 +175,7 @@ def test_other_ranks_print_nothing_but_measure() -> None:
 
 def test_losses_are_not_read_at_every_step() -> None:
     losses = MagicMock(**{"__iter__.side_effect": lambda: iter((1.0, 2.0, 3.0))})
-    with redirect_stderr(Terminal()), EpochBar("0/0", 1000, world(), NAMES) as bar:
+    with redirect_stderr(Terminal()), EpochBar(0, 1000, training()) as bar:
         for _ in range(1000):
             bar.update(1, losses, 1, 64)
     assert 1 <= losses.__iter__.call_count <= 20
@@ -180,7 +187,7 @@ def test_data_wait_is_the_share_of_time_spent_on_batches() -> None:
             time.sleep(0.03)
             yield i
 
-    with EpochBar("0/0", 5, world(), NAMES) as bar:
+    with EpochBar(0, 5, training()) as bar:
         for _ in bar.timed(slow()):
             time.sleep(0.01)
             bar.update(1, [0.0, 0.0, 0.0], 0, 64)
@@ -194,8 +201,9 @@ def test_data_wait_is_the_share_of_time_spent_on_batches() -> None:
 
 def test_an_epoch_that_fails_prints_no_figures_and_does_not_wait_for_the_device() -> None:
     stream, accelerator = io.StringIO(), MagicMock(memory_gib=lambda: 0)
-    made = World(accelerator=accelerator)
-    with pytest.raises(RuntimeError), redirect_stderr(stream), EpochBar("0/0", 5, made, NAMES) as bar:
+    made = training()
+    made.context.world = World(accelerator=accelerator)
+    with pytest.raises(RuntimeError), redirect_stderr(stream), EpochBar(0, 5, made) as bar:
         bar.update(1, [1.0, 1.0, 1.0], 0, 64)
         raise RuntimeError
     assert len(stream.getvalue().splitlines()) == 1 and not accelerator.synchronize.called

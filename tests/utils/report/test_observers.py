@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -43,8 +44,8 @@ def made_training(run: Path, first: int = 0, hyp: Hyp = HYP, world: World | None
     return dataclasses.replace(training, context=context)
 
 
-def opened(run: Path, first: int = 0, **flags: Any) -> Observers:
-    return Observers([RunFiles(), Trackers()], made_training(run, first, **flags))
+def opened(run: Path, first: int = 0, **flags: Any) -> AbstractContextManager[Observers]:
+    return Observers([RunFiles(), Trackers()], World()).of(made_training(run, first, **flags))
 
 
 def epoch(number: int, **values: Any) -> EpochResult:
@@ -170,7 +171,7 @@ def test_trackers_get_the_images_of_the_start_once_and_the_predictions_of_each_e
     (tmp_path / "train_batch0.jpg").touch()
     for first, start in ((0, ["labels.jpg", "train_batch0.jpg"]), (1, [])):
         handed.clear()
-        with Observers([Plots(), Trackers()], made_training(tmp_path, first, epochs=2)) as observers:
+        with Observers([Plots(), Trackers()], World()).of(made_training(tmp_path, first, epochs=2)) as observers:
             assert [path.name for path in handed] == start[:1]
             for number in range(first, 2):
                 assert observers.collectors(number)
@@ -202,7 +203,7 @@ def test_observers_are_closed_also_where_one_fails_to_begin(tmp_path: Path) -> N
             raise ValueError
 
     first, failing, last = Noted(), Failing(), Noted()
-    with pytest.raises(ValueError), Observers([first, failing, last], made_training(tmp_path)):
+    with pytest.raises(ValueError), Observers([first, failing, last], World()).of(made_training(tmp_path)):
         pass
     assert (first.calls, failing.calls, last.calls) == (["begin", "close True"], ["close True"], [])
 
@@ -210,7 +211,7 @@ def test_observers_are_closed_also_where_one_fails_to_begin(tmp_path: Path) -> N
 def test_other_ranks_have_the_observers_of_every_rank_alone(tmp_path: Path) -> None:
     world, main, every = World(), Noted(), OfEveryRank()
     world.rank = 1
-    with Observers([main, every], made_training(tmp_path, world=world)):
+    with Observers([main, every], world).of(made_training(tmp_path, world=world)):
         pass
     assert (main.calls, every.calls) == ([], ["begin", "close False"])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from tessera.utils.ranks.world import World
-from tessera.utils.training.result import TrainingResult, recall_result, remember_result
+from tessera.utils.training.resume_target import TrainingResult, recall_result, remember_result
 from tests.utils.checkpoints.made_saver import METRICS
 
 ARRAYS = ("class_ids", "per_class", "images_per_class", "objects_per_class", "class_confidences")
