@@ -33,6 +33,17 @@ from tessera.utils.thresholds import DEFAULT_CONF, LOWEST_CONF
 from tessera.utils.types import DatasetIndex
 
 ERROR_KINDS = (*FALSE_KINDS, Kind.MISSED)
+NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}
+_COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
+EXPLAINED = {
+    Kind.WRONG_CLASS: "on an object of another class",
+    Kind.LOCALIZATION: "near an object of its class, IoU below 0.5",
+    Kind.BOTH: "near an object of another class",
+    Kind.DUPLICATE: "of an object that is detected already",
+    Kind.BACKGROUND: "where nothing is labelled",
+    Kind.MISSED: "objects without a detection on or near them",
+}
+Box = tuple[float, float, float, float]
 
 
 def error_gains(ranking: Ranking) -> dict[Kind, float]:
@@ -64,19 +75,6 @@ def _class_gains(
     counts = [*[objects] * 4, len(candidates)]  # an object that is not missed has a candidate
     as_is, *others = ap(Kind.CORRECT, [None, *FALSE_KINDS[2:], None], counts)
     return np.array([*fixed, *others]) - as_is
-
-
-NAMES = {kind: kind.name.lower().replace("_", " ") for kind in Kind}
-_COLUMNS = ("image", "objects", "detections", "correct", *(NAMES[kind] for kind in ERROR_KINDS), "precision", "recall")
-EXPLAINED = {
-    Kind.WRONG_CLASS: "on an object of another class",
-    Kind.LOCALIZATION: "near an object of its class, IoU below 0.5",
-    Kind.BOTH: "near an object of another class",
-    Kind.DUPLICATE: "of an object that is detected already",
-    Kind.BACKGROUND: "where nothing is labelled",
-    Kind.MISSED: "objects without a detection on or near them",
-}
-Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)

@@ -37,18 +37,6 @@ SUPPORTS: NDArray[np.float32] = np.array(
     [1e-6, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, *np.arange(0.2, 0.95, 0.1)], np.float32
 )  # edges of bins
 SIZES = (0.05, 0.15)  # edges of three sizes: side of a label as a fraction of the image's
-
-
-class LabelErrorKind(IntEnum):
-    """Kind of a label error."""
-
-    MISSING = 0  # a detection that no label covers
-    SPURIOUS = 1  # a label that no detection supports
-    SHIFTED = 2  # a label beside the detection of its class
-    WRONG_CLASS = 3  # a label below a detection of another class
-    DUPLICATE = 4  # a second label of an object
-
-
 Rows = NDArray[np.void]  # (R,) of ROW: candidate label errors
 ROW = np.dtype(
     [
@@ -65,6 +53,27 @@ ROW = np.dtype(
         ("box_xyxy", np.float32, 4),  # of the detection, or of the label; pixels of the original image
     ]
 )
+MIN_CONFIDENCE = 0.05  # of a detection that says anything about a label
+SUPPORTED = 0.25  # support from which on a label is not spurious
+WELL_PLACED_IOU = 0.85
+DUPLICATE_IOU = 0.6  # of two labels of a class that may be of one object
+MIN_SCORE = 0.1  # of a listed error
+_WEIGHT = 10.0  # of the prior from all classes, in objects
+_DOUBT = 4.0  # exponent of the fraction of better labels
+_FAR, _CLOSE = 0.3, 0.1  # IoU from which on a label surely is about a detection, and up to which it is not
+FILE = "label_errors.jsonl"
+LIKELY = 0.5  # score of the errors that the table counts separately
+WEAK = 0.5  # mAP50 of a detector whose suspicions are few and doubtful
+
+
+class LabelErrorKind(IntEnum):
+    """Kind of a label error."""
+
+    MISSING = 0  # a detection that no label covers
+    SPURIOUS = 1  # a label that no detection supports
+    SHIFTED = 2  # a label beside the detection of its class
+    WRONG_CLASS = 3  # a label below a detection of another class
+    DUPLICATE = 4  # a second label of an object
 
 
 def most_likely(rows: Rows) -> Rows:
@@ -119,12 +128,6 @@ def sizes_of(boxes_xyxy: NDArray[np.float32], sizes_hw: NDArray[np.int32] | tupl
     """Return 0, 1 or 2 for small, medium or large, by the root of the area relative to the image."""
     area = (boxes_xyxy[:, 2:] - boxes_xyxy[:, :2]).clip(0).prod(1)
     return np.searchsorted(SIZES, np.sqrt(area / np.prod(np.asarray(sizes_hw, np.float64), -1)), side="right")
-
-
-MIN_CONFIDENCE = 0.05  # of a detection that says anything about a label
-SUPPORTED = 0.25  # support from which on a label is not spurious
-WELL_PLACED_IOU = 0.85
-DUPLICATE_IOU = 0.6  # of two labels of a class that may be of one object
 
 
 class Labels(NamedTuple):
@@ -279,12 +282,6 @@ class EvidenceCollector:
         return Evidence(self._rows[0], self._counts)
 
 
-MIN_SCORE = 0.1  # of a listed error
-_WEIGHT = 10.0  # of the prior from all classes, in objects
-_DOUBT = 4.0  # exponent of the fraction of better labels
-_FAR, _CLOSE = 0.3, 0.1  # IoU from which on a label surely is about a detection, and up to which it is not
-
-
 @dataclass(frozen=True)
 class LabelError:
     """A label that is likely wrong; boxes are xyxy pixels of the original image."""
@@ -387,9 +384,6 @@ def _better(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return better
 
 
-FILE = "label_errors.jsonl"
-LIKELY = 0.5  # score of the errors that the table counts separately
-WEAK = 0.5  # mAP50 of a detector whose suspicions are few and doubtful
 NAMES = {kind: kind.name.lower().replace("_", " ") for kind in LabelErrorKind}
 EXPLAINED = {
     LabelErrorKind.MISSING: "a detection where nothing is labelled",

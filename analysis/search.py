@@ -105,7 +105,12 @@ class TrialObserver(Observer):
 
 
 def evolve(flags: TrainConfig, world: World, train: Callable[..., TrainingResult]) -> TrainingResult:
-    """Run `--evolve N`, as `run_search` does, from the start that the flags mean; every rank calls this."""
+    """Run `--evolve N`: N trainings, some pruned, then repetitions of the best; every rank calls this.
+
+    The ranks of a job are one worker; other jobs may work on the same search. hyp_evolved.yaml has the best
+    hyperparameters so far, and at the end those that are significantly better than the start, or the start.
+    `train` runs one training of flags, hyperparameters, world, folder and trial; its last result here is returned.
+    """
     return run_search(*start_of_search(flags, world), world, train) or TrainingResult()
 
 
@@ -120,13 +125,7 @@ def start_of_search(flags: TrainConfig, world: World) -> tuple[TrainConfig, Hyp,
 def run_search(
     config: TrainConfig, start: Hyp, unread: frozenset[str], world: World, train: Callable[..., T]
 ) -> T | None:
-    """Run N trainings, some pruned, then repetitions of the best; every rank calls this.
-
-    The ranks of a job are one worker; other jobs may work on the same search. hyp_evolved.yaml has the best
-    hyperparameters so far, and at the end those that are significantly better than `start`, or `start`.
-    A new search does not vary the hyperparameters `unread`.
-    `train` runs one training of flags, hyperparameters, world, folder and trial; its last result here is returned.
-    """
+    """Run the trainings; a new search does not vary the hyperparameters `unread`."""
     folder = open_directory(config, world)
     search, result = Search(folder, config), None
     try:

@@ -46,6 +46,14 @@ KINDS = {
     GREY: "three equal channels",
     TINY: f"long side below {_TINY} pixels",
 }
+# Most different bits of near-duplicates. Recompressed copies and images of a burst differ in up to 10, images of one
+# scene in 20 and more, any two of coco128 in at least 35.
+_ALIKE = 14
+_CROWD = 20  # images of a bucket and a split to compare with; more are frames of a still camera
+_CORRELATION = 0.99  # minimum correlation of thumbnails
+_FAR = 40.0  # maximum difference of levels in thumbnails
+_CONTRAST = 2.0  # minimum standard deviation of levels; plain images are not compared
+_SEEN = "metrics on training images are too good"
 
 
 class Fingerprint(NamedTuple):
@@ -185,15 +193,6 @@ def _kinds_of(fingerprint: Fingerprint) -> list[tuple[str, str]]:
     }
     return [(kind, detail) for kind, (is_so, detail) in found.items() if is_so]
 
-
-# Most different bits of near-duplicates. Recompressed copies and images of a burst differ in up to 10, images of one
-# scene in 20 and more, any two of coco128 in at least 35.
-_ALIKE = 14
-_CROWD = 20  # images of a bucket and a split to compare with; more are frames of a still camera
-_CORRELATION = 0.99  # minimum correlation of thumbnails
-_FAR = 40.0  # maximum difference of levels in thumbnails
-_CONTRAST = 2.0  # minimum standard deviation of levels; plain images are not compared
-_SEEN = "metrics on training images are too good"
 
 Fingerprints = Mapping[SplitData, Sequence[Fingerprint | None]]  # split → fingerprints of its usable images
 

@@ -38,6 +38,9 @@ LEVEL = 0.05  # of significance
 _COUNTED = 10  # extreme rounds from which on their fraction is the p-value
 _POINTS = 1001  # of an integral
 _TWO_SIDED, _FOUR_OF_FIVE = 1.959964, 0.841621  # quantiles of the normal distribution: 97.5 %, 80 %
+ROUNDS = 1000  # of the bootstrap
+PERMUTATIONS = 999  # with the observed one, a thousand
+Floats = NDArray[np.float64]
 
 
 def permutation_p_value(observed: float, swapped: NDArray[np.float64], images: int) -> float:
@@ -107,12 +110,6 @@ def images_needed(difference: float, images: int, image_variance: float, seed_va
     """
     allowed = (difference / (_TWO_SIDED + _FOUR_OF_FIVE)) ** 2 - seed_variance
     return math.ceil(images * image_variance / allowed) if allowed > 0 else None
-
-
-ROUNDS = 1000  # of the bootstrap
-PERMUTATIONS = 999  # with the observed one, a thousand
-
-Floats = NDArray[np.float64]
 
 
 class MetricDifference(NamedTuple):

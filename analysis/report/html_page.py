@@ -34,6 +34,12 @@ _ENVIRONMENT = jinja2.Environment(
 )
 _COMMAND = re.compile(r"`([^`]+)`")
 _FLAG = re.compile(r"(?<!\S)(--[a-z][a-z0-9-]*)")
+SIDE = 220  # pixels of the longer side of a copy
+BYTES = 3_000_000  # of all copies, as text
+DECODED = 300_000_000  # pixels of their files; where a decoder reduces them, it takes about that much less time
+_AROUND = 0.6  # of the boxes, that is shown on each side of them
+_LEAST = 48  # pixels of the image that a crop shows at least
+_QUALITY = 78
 
 
 def render_page(template: str, **values: Any) -> str:
@@ -66,13 +72,6 @@ def _digest(text: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------ image crops
-
-SIDE = 220  # pixels of the longer side of a copy
-BYTES = 3_000_000  # of all copies, as text
-DECODED = 300_000_000  # pixels of their files; where a decoder reduces them, it takes about that much less time
-_AROUND = 0.6  # of the boxes, that is shown on each side of them
-_LEAST = 48  # pixels of the image that a crop shows at least
-_QUALITY = 78
 
 
 class Subject(NamedTuple):

@@ -34,12 +34,18 @@ from tessera.data.source.scan import ImageLabels
 from tessera.utils.evaluation.error_counts import Errors
 from tessera.utils.evaluation.matching import CONFIDENCES, FALSE_KINDS, Kind
 from tessera.utils.flags.program import called, program_version
-from tessera.utils.report.charts import most_confused
+from tessera.utils.report.charts import loss_names, most_confused
 from tessera.utils.text import one_line
 from tessera.utils.training.divergence import idle_losses
 from tessera.utils.types import DatasetIndex, fitness
 
 NAME = "report.html"
+WORST = 60  # errors that are shown for their cost alone
+OF_A_KIND = 15  # that are shown beside them
+OF_A_CELL = 2  # of the confusion matrix that is shown
+MOST = 140
+_SIZES = ((32, "small"), (96, "medium"), (np.inf, "large"))  # COCO's, in the image as the model sees it
+Pair = tuple[int, int]
 
 
 def page(facts: ReportData) -> str:
@@ -133,8 +139,7 @@ def _faults(facts: ReportData) -> list[str]:
     metrics, origin, results = facts.found.metrics, facts.origin, facts.results
     found = [""]
     if results is not None and origin.trained_on is not None:
-        losses = results.filter(regex="^train/.*_loss$").tail(1)
-        last = {str(name)[len("train/") : -len("_loss")]: value for name in losses for value in losses[name]}
+        last = {name: value for name in loss_names(results) for value in results[f"train/{name}_loss"].tail(1)}
         fitnesses = fitness(results["metrics/mAP_0.5"], results["metrics/mAP_0.5:0.95"]).to_numpy(float)
         found = [
             advice.idle(idle_losses(last, origin.unused_losses, len(origin.trained_on.classes))),
@@ -172,15 +177,6 @@ def _versions(facts: ReportData) -> dict[str, str]:
         "image size": f"{facts.origin.imgsz} pixels",
         "folder": one_line(str(facts.run), 200),
     }
-
-
-WORST = 60  # errors that are shown for their cost alone
-OF_A_KIND = 15  # that are shown beside them
-OF_A_CELL = 2  # of the confusion matrix that is shown
-MOST = 140
-_SIZES = ((32, "small"), (96, "medium"), (np.inf, "large"))  # COCO's, in the image as the model sees it
-
-Pair = tuple[int, int]
 
 
 def chosen(kinds: Sequence[int], cells: Sequence[Pair] = (), classes: Collection[int] = ()) -> list[int]:

@@ -28,6 +28,23 @@ from tessera.utils.types import DatasetIndex
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without
 
+MOST_ROWS = 1500  # of the table of classes: the lowest mAP50-95
+MOST_CLASSES = 24  # of the confusion matrix: the most confused
+SHADES = 8
+# Lower edges of bins, and their names: pixels, width over height, objects.
+_SIDES = (0, 8, 16, 32, 64, 128, 256)
+_SIDE_NAMES = ("below 8", "8 to 15", "16 to 31", "32 to 63", "64 to 127", "128 to 255", "256 and more")
+_ASPECTS = (0, 1 / 3, 2 / 3, 3 / 2, 3)
+_ASPECT_NAMES = ("tall, below 1:3", "1:3 to 2:3", "2:3 to 3:2", "3:2 to 3:1", "wide, above 3:1")
+_CROWDS = (1, 2, 5, 10, 20)
+_CROWD_NAMES = ("1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
+_OUTCOMES = (Kind.CORRECT, Kind.WRONG_CLASS, Kind.LOCALIZATION, Kind.MISSED)
+Values = dict[str, Any]
+POINTS = 250  # of a line: a pixel or two has one
+STEPS = 200  # confidences of the slider, and beside them the best one of all classes and of each
+MOST_CURVES = 80  # that have curves of their own: those with most objects
+_PARTS = 1000  # of 1, that a ratio is sent in
+
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -72,21 +89,6 @@ class ReportData:
     def name(self, class_id: int) -> str:
         """Return a class name for the page."""
         return one_line(self.index.names[class_id])
-
-
-MOST_ROWS = 1500  # of the table of classes: the lowest mAP50-95
-MOST_CLASSES = 24  # of the confusion matrix: the most confused
-SHADES = 8
-# Lower edges of bins, and their names: pixels, width over height, objects.
-_SIDES = (0, 8, 16, 32, 64, 128, 256)
-_SIDE_NAMES = ("below 8", "8 to 15", "16 to 31", "32 to 63", "64 to 127", "128 to 255", "256 and more")
-_ASPECTS = (0, 1 / 3, 2 / 3, 3 / 2, 3)
-_ASPECT_NAMES = ("tall, below 1:3", "1:3 to 2:3", "2:3 to 3:2", "3:2 to 3:1", "wide, above 3:1")
-_CROWDS = (1, 2, 5, 10, 20)
-_CROWD_NAMES = ("1", "2 to 4", "5 to 9", "10 to 19", "20 and more")
-_OUTCOMES = (Kind.CORRECT, Kind.WRONG_CLASS, Kind.LOCALIZATION, Kind.MISSED)
-
-Values = dict[str, Any]
 
 
 def class_rows(facts: ReportData) -> list[Values]:
@@ -208,12 +210,6 @@ def dataset(facts: ReportData) -> Values:
         splits.append({"name": index.split, "counts": counts, "sizes": f"{width:.0f} × {height:.0f}"})
     excluded = [one_line(index.excluded_summary, 1000) for index in splits_of(facts) if index.excluded_summary]
     return {"splits": splits, "excluded": excluded}
-
-
-POINTS = 250  # of a line: a pixel or two has one
-STEPS = 200  # confidences of the slider, and beside them the best one of all classes and of each
-MOST_CURVES = 80  # that have curves of their own: those with most objects
-_PARTS = 1000  # of 1, that a ratio is sent in
 
 
 def line_chart(axis: str, x: NDArray[Any], series: Mapping[str, NDArray[Any]], *, mark: float | None = None) -> Values:

@@ -52,6 +52,8 @@ from tessera.utils.types import DatasetIndex, DatasetSpec
 if TYPE_CHECKING:
     import pandas as pd  # a validation does without
 
+PAGE = "label_errors.html"
+
 
 class TrainingReport(Observer):
     """Console tables, charts, report.html and error files of the best epoch of a training."""
@@ -68,11 +70,11 @@ class TrainingReport(Observer):
             context.imgsz,
             context.world.accelerator.name,
             context.world.size,
-            data.images,
-            state.progress.epoch,
-            state.stopper.best_epoch,
-            state.progress.skipped_steps,
-            self._training.criterion.unused,
+            trained_on=data.images,
+            epochs=state.progress.epoch,
+            best_epoch=state.stopper.best_epoch,
+            skipped=state.progress.skipped_steps,
+            unused_losses=self._training.criterion.unused,
         )
         self._facts = report_validation(
             result.evaluation,
@@ -173,9 +175,6 @@ def report_label_errors(
             result["page"] = str(run / PAGE)
             print_lines(f"Page: {run / PAGE}")
     return result
-
-
-PAGE = "label_errors.html"
 
 
 def label_errors_page(
