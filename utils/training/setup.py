@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tessera.data.augment.transforms import load_transforms
 from tessera.models.detector import DetectionModel, check_imgsz, summary
 from tessera.models.heads.criterion import Criterion, LossSettings
 from tessera.models.heads.head import Head
@@ -73,8 +74,9 @@ def resolve(flags: TrainConfig, hyp: Hyp | None, world: World, resumed: ResumedR
     Raises:
         UserError: invalid flags, data or weights.
     """
-    # Head and weights name their errors before the dataset is read, which may take minutes.
+    # Own parts and weights name their errors before the dataset is read, which may take minutes.
     own_head(flags)
+    load_transforms(flags.transforms)
     offered = world.run_on_main(lambda: read_weights(flags, resumed))
     splits = load_splits(flags, world)
     warn_of_problems(flags.data, splits.train, splits.val)
